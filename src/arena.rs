@@ -1,4 +1,9 @@
-//! The arena: one set of physical pages, the spaces over it, and the order of their replays.
+//! Arena: one set of physical pages, the spaces that map these pages, and the order of their
+//! replays.
+//!
+//! [`SharedVmmAllocator`] is the handle of an arena. The state shared with spaces is `Common`, kept
+//! alive by the handle and by each space. The mutex of the current space (`serial`) is taken before
+//! all other locks. The mutex of `eager` is held only to find or create the eager space.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,57 +34,66 @@ mod order;
 
 const MIB: u64 = 1 << 20;
 
-/// What an arena is made like. The defaults are measured (docs/performance.md).
+/// Options of an arena. The defaults are measured (docs/performance.md).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes of a small page; 0: 2 MiB or the device's granularity, whichever is larger.
+    /// Bytes of a small page. 0: 2 MiB or the device's granularity, whichever is larger.
     pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small page's; 0: as `expected_bytes` says. 32 MiB took 40 to 51 % fewer maps than 16,
-    /// and held 1.002 to 1.029 of the floor on three models whose hungriest graph has 900 MiB and more, but up to 1.11 on eight of 390 to 722 MiB, and
-    /// more below (docs/performance.md, Page sizes).
+    /// Bytes of a large page, a multiple of the small page size. 0: derived from `expected_bytes`.
+    /// Compared with 16 MiB, pages of 32 MiB took 40 to 51 % fewer maps. They held 1.002 to 1.029
+    /// of the lower bound on three models with a peak graph of 900 MiB or more. On eight models of
+    /// 390 to 722 MiB they held up to 1.11, and more below (docs/performance.md, Page sizes).
     pub large_page_bytes: u64,
-    /// What becomes of blocks that are live at the seal.
+    /// Policy for blocks live at the seal.
     pub retain: RetainPolicy,
-    /// Fills the shared pages of a space before each of its replays, so that a graph which relies on what is left there shows. Also
-    /// on with `VMMGRAPH_POISON=1` in the environment. For finding bugs: it costs time.
+    /// Fills the shared pages of a space before each replay, which exposes graphs relying on
+    /// leftover contents. Also enabled by `VMMGRAPH_POISON=1` in the environment. For debugging, as
+    /// the fills cost time.
     pub poison: bool,
-    /// Blocks remember when and by which call stack they were allocated, for the lists of what is live. Also on with
-    /// `VMMGRAPH_TRACE_BLOCKS=1`. Costs microseconds a block.
+    /// Records time and call stack of each allocation, for lists of live blocks. Also enabled by
+    /// `VMMGRAPH_TRACE_BLOCKS=1`. Costs microseconds per block.
     pub trace_blocks: bool,
-    /// The most bytes of physical memory the arena may hold; `None`: no limit but the device's. See
+    /// Limit of the arena's physical memory in bytes. `None`: only the device's limit. See
     /// [`SharedVmmAllocator::set_budget`].
     pub budget_bytes: Option<u64>,
-    /// Bytes that it is sure to get, among accounts with a limit above them: so much of what it has is never
-    /// [lent](SharedVmmAllocator::lend) either.
+    /// Guaranteed bytes, among accounts below one with a limit. Guaranteed memory is never
+    /// [lent](SharedVmmAllocator::lend).
     pub least_bytes: u64,
-    /// Bytes of addresses that the current space of the published design has from its beginning on; 0: addresses are reserved as they
-    /// are needed. Rounded up to what the device reserves in; more is reserved when those are used up.
+    /// Bytes of addresses reserved at once for the current space of the published design, rounded
+    /// up to the device's granularity. 0: reserved as needed. More is reserved when these are used
+    /// up.
     pub reserve_bytes: u64,
-    /// About how many bytes the hungriest graph has live at once, which says how large the large pages are: the largest power of two
-    /// that is at most a forty-eighth of it, but no less than a small page and no more than 16 MiB; 32 MiB from 8 GiB on. 0: not known,
-    /// 16 MiB or the small page's bytes, whichever is larger. Larger pages take fewer driver calls, smaller ones waste less where they end.
+    /// Approximate peak of live bytes of the largest graph, which determines the large page size.
+    /// The size is the largest power of two up to a forty-eighth of this peak, at least a small
+    /// page and at most 16 MiB. From 8 GiB on, the size is 32 MiB. 0: unknown, so 16 MiB or the
+    /// small page size, whichever is larger. Larger pages need fewer driver calls; smaller pages
+    /// waste less at their ends.
     pub expected_bytes: u64,
-    /// Replays and eager scopes on another stream or another thread than the first one's are refused ([`Error::WrongState`]) before
-    /// anything of them is prepared or recorded, so that the order is that of one thread's program; until
-    /// [`SharedVmmAllocator::lift_serial`], and not by the end of that thread or by a pause. For ranks that work together: the waits between streams that order
-    /// an arena's replays can deadlock ranks that replay in different orders.
+    /// Refuses replays and eager scopes on a different stream or thread than the first one's
+    /// ([`Error::WrongState`]), before any preparation. So the replay order is the program order of
+    /// one thread. Ends with [`SharedVmmAllocator::lift_serial`], not with the thread or a pause.
+    /// For cooperating ranks: waits between streams of an arena can deadlock ranks with different
+    /// replay orders.
     pub serial: bool,
-    /// Each replay is noted, for ranks to [compare](SharedVmmAllocator::compare_order) what they launched. Also on with `VMMGRAPH_CHECK_ORDER=1` in the
-    /// environment. For finding bugs, and for ranks that must not launch before they [agree](SharedVmmAllocator::agree_on).
+    /// Records each replay, so ranks can [compare](SharedVmmAllocator::compare_order) their
+    /// launches. Also enabled by `VMMGRAPH_CHECK_ORDER=1` in the environment. For debugging, and
+    /// for ranks that must [agree](SharedVmmAllocator::agree_on) before a launch.
     pub check_order: bool,
-    /// Other devices of the platform that may read and write the arena's pages; the arena's own counts for nothing. Every map costs
-    /// more for each, so only on request: for programs that use several devices in one process.
+    /// Other devices of the platform with access to the arena's pages; the arena's own device is
+    /// ignored. For programs with several devices in one process. Each peer adds cost to every map.
     pub peers: Peers,
-    /// As [`peers`](Self::peers), for the pages of [remote](crate::Space::allocate_remote) and [exclusive](SharedVmmAllocator::allocate_exclusive) blocks
-    /// only: all that other devices read of a collective. What else the arena maps costs no more then.
+    /// As [`peers`](Self::peers), only for pages of [peer-visible](crate::Space::allocate_remote)
+    /// and [private](SharedVmmAllocator::allocate_exclusive) blocks: the memory that other devices
+    /// read in collectives. Other maps cost no more.
     pub remote_peers: Peers,
-    /// What [`Device::pause`](crate::Device::pause) and [`Device::resume`](crate::Device::resume) find the arena by, as regions; several may have
-    /// one. Empty: only when they are asked for everything, and by [`SharedVmmAllocator::pause`].
+    /// Tag for [`Device::pause`](crate::Device::pause) and
+    /// [`Device::resume`](crate::Device::resume), as for regions; need not be unique. With an empty
+    /// tag, the arena is paused only by a pause of everything or by [`SharedVmmAllocator::pause`].
     pub tag: String,
 }
 
 impl Default for Options {
-    /// 2 MiB and 16 MiB pages, live blocks retained, no budget.
+    /// 2 MiB and 16 MiB pages, live-out blocks retained, no budget.
     fn default() -> Self {
         Self {
             small_page_bytes: 0,
@@ -101,15 +115,16 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The page sizes on a device of this granularity.
+    /// Returns the page sizes for a device of this granularity.
     fn geometry(&self, granularity: u64) -> Result<Geometry> {
         let or = |given: u64, default: u64| if given == 0 { default } else { given };
         let small = or(self.small_page_bytes, granularity.max(2 * MIB));
         let fitting = match self.expected_bytes {
             0 => 16 * MIB,
-            // A larger page than without a hint must not cost memory: 32 MiB are half a percent of what one holds from here on.
+            // A larger page than without a hint must not cost memory: from 8 GiB on, 32 MiB is at
+            // most half a percent of the held memory.
             expected if expected >= 8192 * MIB => 32 * MIB,
-            // Forty-eight: tests/trace.rs and tests/packing.rs.
+            // 48: from tests/trace.rs and tests/packing.rs.
             expected => 1 << (expected / 48).clamp(1, 16 * MIB).ilog2(),
         };
         let large = or(self.large_page_bytes, small.max(fitting));
@@ -117,28 +132,30 @@ impl Options {
     }
 }
 
-/// Whether an environment variable turns something on.
+/// Returns true if an environment variable is "1".
 fn asked_for(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| value == "1")
 }
 
-/// A set of pages shared by graphs that never run at the same time, on one device.
+/// A set of pages on one device, shared by graphs that never run at the same time.
 ///
 /// New code opens a [`Space`] for each capture. The methods of the published design
-/// ([`switch_to_new_virtual_space`](Self::switch_to_new_virtual_space), [`allocate`](Self::allocate), …) work on one current
-/// space and suit engines whose captures are strictly serial.
+/// ([`switch_to_new_virtual_space`](Self::switch_to_new_virtual_space),
+/// [`allocate`](Self::allocate), …) work on one current space, for engines with strictly serial
+/// captures.
 ///
-/// Thread-safe. Spaces may outlive the arena: its pages go when nothing needs them.
+/// Thread-safe. Spaces may outlive the arena: a page is freed when unused.
 pub struct SharedVmmAllocator {
     common: Arc<Common>,
     reserve_bytes: u64,
-    /// The current space of the published design, and the ones before it.
+    /// Current space of the published design, and its predecessors.
     serial: Mutex<Serial>,
     eager: Eager,
     leases: Arc<Leases>,
 }
 
-/// The addresses of the arena's eager work, from the first scope on. When the arena goes they go too, but for those of live blocks.
+/// Addresses of eager work, from the first scope on. Dropped with the arena, except those of live
+/// blocks.
 #[derive(Default)]
 struct Eager(Mutex<Option<Arc<EagerSpace>>>);
 
@@ -157,18 +174,21 @@ struct Serial {
 }
 
 impl SharedVmmAllocator {
-    /// An arena without pages.
+    /// Creates an arena without pages.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] for sizes that do not fit the device; [`Error::InvalidArgument`] for a peer that cannot be one; what the driver says of reserving `reserve_bytes`.
+    /// [`Error::InvalidPageSize`] for sizes that do not fit the device; [`Error::InvalidArgument`]
+    /// for an impossible peer; driver errors while reserving `reserve_bytes`.
     pub fn new(device: &Arc<Device>, options: &Options) -> Result<Self> {
         Self::in_account(device, options, None)
     }
 
-    /// As [`new`](Self::new), with the arena's account below one of the device's: a tenant's, a model's.
+    /// As [`new`](Self::new), with the arena's account below an account of the device, for example
+    /// a tenant's or a model's.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::OverBudget`] if the accounts above have no room for its least, [`Error::InvalidArgument`] for one of another device.
+    /// As [`new`](Self::new); [`Error::OverBudget`] if an ancestor has no room for the guarantee;
+    /// [`Error::InvalidArgument`] for an account of a different device.
     pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
         let id = next_number();
         let own = Peers::one(device.driver().info().ordinal);
@@ -228,72 +248,77 @@ impl SharedVmmAllocator {
         Ok(arena)
     }
 
-    /// The arena's number, unique in the process.
+    /// Returns the arena's number, unique in the process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.common.shared.arena()
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.common.device
     }
 
-    /// Opens a space for a capture. No driver call, unless replays came since the last [`mark`](Self::mark): then the arena marks
-    /// them, so that the stream of the last replay may be captured, if it is not being captured already.
+    /// Opens a space for a capture. Makes no driver call, except to [`mark`](Self::mark) replays
+    /// since the last mark. So the stream of the last replay may be captured, unless already under
+    /// capture.
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::WrongState`] inside a launch of this arena, and while it is paused.
+    /// [`Error::Closed`]; [`Error::WrongState`] inside a launch of this arena, or while paused.
     pub fn open_space(&self) -> Result<Arc<Space>> {
         self.prepare()?;
         Space::open(&self.common)
     }
 
-    /// Opens a bump space for a capture: its blocks lie behind one another and none of their addresses serves twice. For the
-    /// segments of a torch `MemPool`, which all stay until the graph goes: the arena then holds what the longest bump space
-    /// takes, and no more beyond that than a sixteenth of it or half a large page, whichever is less.
+    /// Opens a bump space for a capture: blocks lie one after the other, and no address is reused.
+    /// For the segments of a torch `MemPool`, which live as long as the graph. The arena then holds
+    /// the memory of the longest bump space, plus at most a sixteenth or half a large page,
+    /// whichever is less.
     ///
     /// # Errors
-    /// Those of [`open_space`](Self::open_space).
+    /// As [`open_space`](Self::open_space).
     pub fn open_bump_space(&self) -> Result<Arc<Space>> {
         self.prepare()?;
         Space::open_bump(&self.common, 0)
     }
 
-    /// Begins eager work on `stream`, whose blocks lie on the arena's shared pages: see [`EagerScope`]. Waits for the end of a replay or
-    /// scope that another thread is at. No driver call but those of a replay and an event, once the arena has the pages.
+    /// Begins eager work on `stream`, with blocks on the arena's shared pages: see [`EagerScope`].
+    /// Waits for the end of a replay or scope of a different thread. Once the arena has the pages,
+    /// makes only the driver calls of a replay and an event.
     ///
     /// # Errors
-    /// [`Error::WrongState`] inside a launch or a scope of this arena, and while it is paused; otherwise those of a replay
-    /// ([`Space::replay`]). Nothing has changed then, and the call can be repeated.
+    /// Nothing changed, and the call can be repeated: [`Error::WrongState`] inside a launch or
+    /// scope of this arena, or while paused; otherwise as [`Space::replay`].
     pub fn eager_scope(&self, stream: Stream) -> Result<EagerScope> {
         self.usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         space.begin(stream, None)
     }
 
-    /// As [`eager_scope`](Self::eager_scope), for work whose blocks come to at most `bytes` bytes at once, each rounded up to 512, and a little
-    /// more for the ends of pages. That one asks for every page that the arena's eager work ever used; this one goes without those on lease that
-    /// so much does not need: they stay on lease, and no block is placed on them. If the others are too few, leases that hold the difference are refused or
-    /// [recalled](Self::set_recall), as it begins, and later if it comes to need more.
+    /// As [`eager_scope`](Self::eager_scope), for work with at most `bytes` of live blocks, each
+    /// rounded up to 512 bytes. Allow a little more for the ends of pages.
+    /// [`eager_scope`](Self::eager_scope) needs every page ever used by the arena's eager work.
+    /// This scope avoids pages on lease that are not needed for `bytes`: they stay on lease, and no
+    /// block is placed on them. If too few other pages exist, enough leases are refused or
+    /// [recalled](Self::set_recall), at the start and whenever the scope needs more.
     ///
     /// # Errors
-    /// As [`eager_scope`](Self::eager_scope); [`Error::Lent`] with leases that are enough for `bytes`.
+    /// As [`eager_scope`](Self::eager_scope); [`Error::Lent`] with enough leases for `bytes`.
     pub fn eager_scope_of(&self, stream: Stream, bytes: u64) -> Result<EagerScope> {
         self.usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         space.begin(stream, Some(bytes))
     }
 
-    /// What frees the blocks of the arena's eager work, after their scope.
+    /// Returns the handle that frees blocks of eager work after their scope.
     #[must_use]
     pub fn eager_blocks(&self) -> EagerBlocks {
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         EagerBlocks::new(space)
     }
 
-    /// What its eager work uses and did.
+    /// Returns the statistics of eager work.
     #[must_use]
     pub fn eager_stats(&self) -> EagerStats {
         let space = self.eager.0.lock().clone();
@@ -302,20 +327,22 @@ impl SharedVmmAllocator {
 
     fn prepare(&self) -> Result<()> {
         self.usable()?;
-        // Pages that the device is done with serve this capture, before new ones are created for it.
+        // Reaped pages serve this capture before new pages are created.
         self.common.pool().finish_done();
         match self.common.order.mark() {
-            // That stream needs no mark to be captured: it is, or never can be. Whoever replays next is told what stands in the way.
+            // The stream needs no mark: it is under capture, or cannot be captured. The next replay
+            // reports the obstacle.
             Err(Error::StreamCapturing { .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Orders everything replayed so far for good: the stream of the last replay may be captured or destroyed afterwards, and so may
-    /// streams noted for blocks that are freed: what could not be recorded of them during a capture is now.
+    /// Marks all replays so far. Afterwards the stream of the last replay may be captured or
+    /// destroyed, and so may streams recorded for freed blocks. Records events deferred during a
+    /// capture.
     ///
     /// # Errors
-    /// Those of [`ReplayOrder::mark`].
+    /// As [`ReplayOrder::mark`].
     pub fn mark(&self) -> Result<()> {
         self.common.order.mark()?;
         let pool = self.common.pool();
@@ -326,12 +353,12 @@ impl SharedVmmAllocator {
         Ok(())
     }
 
-    /// Gives back to the driver what nobody uses: waits for the arena's replays so far and for what was unmapped behind others, gives
-    /// back the device's free pages, this arena's among them, and tries again what the driver refused to take back earlier; the
-    /// bytes of the pages.
+    /// Releases unused memory to the driver, and returns the bytes of the released pages. Waits for
+    /// the arena's replays and for pending unmaps, releases all free pages of the device, and
+    /// retries calls refused earlier.
     ///
     /// # Errors
-    /// Those of [`ReplayOrder::mark`], and what the driver refuses again.
+    /// As [`ReplayOrder::mark`]; driver errors of the retry.
     pub fn trim(&self) -> Result<u64> {
         let pool = self.common.pool();
         self.common.order.mark()?;
@@ -348,65 +375,77 @@ impl SharedVmmAllocator {
         released
     }
 
-    /// Replaces large pages of which the arena's graphs use little by small ones, where that saves a thirty-second of their shared pages
-    /// at least; how many bytes fewer the arena holds. For arenas whose page size nobody chose ([`Options::expected_bytes`]): call it
-    /// once when all captures are made. Addresses stay, and graphs over them stay instantiated; what shared pages hold is lost, as it is
-    /// between replays. The large pages are the device's then: [`trim`](Self::trim) gives them to the driver.
+    /// Replaces little-used large pages by small pages, if this saves at least a thirty-second of
+    /// the shared pages. Returns the saved bytes. For arenas without a chosen page size
+    /// ([`Options::expected_bytes`]); call once after all captures. Addresses and instantiated
+    /// graphs stay valid. Contents of shared pages are lost, as between replays. The large pages
+    /// become free pages of the device: [`trim`](Self::trim) releases free pages to the driver.
     ///
-    /// Waits for the fence, the arena's replays and what the streams noted for blocks were given; other work that uses the arena's blocks
-    /// the caller puts in the fence. Meanwhile replays and new spaces are [`Error::WrongState`], as while the arena is paused. It needs
-    /// memory for the small pages before the large ones are free. Spaces opened later get large pages again.
+    /// Waits for `fence`, the arena's replays and the streams recorded for blocks. The caller adds
+    /// other work that uses the arena's blocks to `fence`. Meanwhile replays and new spaces return
+    /// [`Error::WrongState`], as during a pause. The small pages are taken before the large pages
+    /// are free. Later spaces use large pages.
     ///
     /// # Errors
-    /// Those of [`pause`](Self::pause), and [`Error::WrongState`] if the arena is paused; nothing has changed then. Out of memory or
-    /// budget, or what the driver says: some spaces show small pages, and the call can be repeated.
+    /// Nothing changed: as [`pause`](Self::pause); [`Error::WrongState`] if paused. Out of memory
+    /// or budget, driver errors: some spaces have small pages, and the call can be repeated.
     pub fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
         self.usable()?;
         self.common.shrink_to_fit(fence)
     }
 
-    /// Gives the arena's memory back to the driver, all but [exclusive](Self::allocate_exclusive) blocks; its addresses stay, and graphs over them stay instantiated. Bytes of retained
-    /// and kept blocks go to the host and come back with [`resume`](Self::resume); what shared pages hold is undefined between replays
-    /// and is lost, as is that of blocks which [`RetainPolicy::Share`] and bump spaces leave on such pages. Behind the fence, the
-    /// arena's replays and what the streams [noted](Space::record_stream) for blocks were given, which the caller waits for here;
-    /// other work that uses the arena's blocks the caller puts in the fence.
+    /// Releases the arena's memory to the driver, except [private](Self::allocate_exclusive)
+    /// blocks. Addresses and instantiated graphs stay valid. Contents of live-out and persistent
+    /// blocks are copied to the host and restored by [`resume`](Self::resume). Contents of shared
+    /// pages are lost, including blocks left on shared pages by [`RetainPolicy::Share`] or by bump
+    /// spaces.
     ///
-    /// While it is paused, replays and new spaces are [`Error::WrongState`]; blocks may be freed, spaces and the arena dropped. Goes on past
-    /// failures and reports them all: what failed keeps its memory, and the next pause tries it again. Paused already: nothing.
+    /// Waits for `fence`, the arena's replays and the streams [recorded](Space::record_stream) for
+    /// blocks. The caller adds other work that uses the arena's blocks to `fence`.
+    ///
+    /// While paused, replays and new spaces return [`Error::WrongState`]. Blocks may be freed, and
+    /// spaces and the arena dropped. Continues after failures and reports all of them: failed pages
+    /// keep their memory, and the next pause retries. No effect if paused.
     ///
     /// # Errors
-    /// [`Error::WrongState`] as long as a space is open (the current one of the published design is, until it is sealed), inside a
-    /// launch of this arena and in a hook of it; [`Error::StreamCapturing`] if a stream it waits for is being captured; [`Error::Closed`];
-    /// [`Error::NotOffered`] where graphs may not bear it ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)); what the
-    /// driver says of the fence. Nothing has changed then.
+    /// Nothing changed: [`Error::WrongState`] while a space is open (also the unsealed current
+    /// space of the published design), inside a launch of this arena, or in one of its hooks;
+    /// [`Error::StreamCapturing`] if a stream to wait for is under capture; [`Error::Closed`];
+    /// [`Error::NotOffered`] if the platform cannot replace memory under a graph
+    /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph));
+    /// driver errors of the fence.
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         self.usable()?;
         self.common.step_aside(fence)
     }
 
-    /// Brings the memory back, to the same addresses; returns when the contents are there. While there is no memory it asks again, at
-    /// least once, until the deadline; the pool's reclaimers are asked as for any allocation. Resident: nothing.
+    /// Restores the memory at the same addresses, and returns when the contents are complete. If
+    /// memory is short, retries until the deadline, at least once, and asks reclaimers as an
+    /// allocation does. No effect if resident.
     ///
     /// # Errors
-    /// Out of memory or budget, or what the driver says: the arena is paused as before, the host has the contents, and the call can be
-    /// repeated. [`Error::WrongState`] in a hook; [`Error::Closed`].
+    /// The arena stays paused with its contents on the host, and the call can be repeated: out of
+    /// memory or budget; driver errors. [`Error::WrongState`] in a hook; [`Error::Closed`].
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
         self.usable()?;
         let device = self.device();
         resume(device.pool(), device.host_pool(), &[&*self.common as &dyn Pausable], deadline)
     }
 
-    /// Limits the bytes of physical memory that the arena's pages take: shared ones, those of its spaces, and those of kept and exclusive blocks;
-    /// `None`: no limit but those above. Nothing is taken away: with less than is held, every page that is missing is refused with
-    /// [`Error::OverBudget`] until enough spaces went; blocks that need no new page are served as ever.
+    /// Limits the physical bytes of the arena: shared pages, pages of its spaces, and persistent
+    /// and private blocks. `None`: only the limits of ancestors. No memory is released: if the
+    /// arena exceeds a lower limit, new pages are refused with [`Error::OverBudget`] until enough
+    /// spaces are dropped. Blocks that need no new page are still served.
     ///
-    /// Exact, whatever other threads do: what is being created counts. Pages that nobody maps do not: they are the device's.
+    /// Exact under concurrency: pages in creation count. Unmapped pages belong to the device and do
+    /// not count.
     pub fn set_budget(&self, bytes: Option<u64>) {
         let account = self.common.shared.account();
         account.set_limits(Limits { most: bytes, least: account.stats().least_bytes });
     }
 
-    /// Closes the arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
+    /// Closes the arena after a caught bug: later calls return [`Error::Closed`], except
+    /// destruction.
     pub fn close(&self) {
         self.common.closed.store(true, Ordering::Relaxed);
     }
@@ -419,12 +458,12 @@ impl SharedVmmAllocator {
         }
     }
 
-    /// The spaces that are still there.
+    /// Returns the live spaces.
     fn living(&self) -> Vec<Arc<Space>> {
         self.common.spaces.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// The arena, its spaces and the device under it, as they are now. Asks every space.
+    /// Returns a snapshot of the arena, its spaces and the device. Queries every space.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let info = self.device().driver().info();
@@ -441,25 +480,28 @@ impl SharedVmmAllocator {
         }
     }
 
-    /// Which space shows which page, what blocks covered at each one's peak, and what dropping one gives back, as it is now. Asks every
-    /// space and walks the device's pages; nothing is stopped for it.
+    /// Returns the current page map: mapped pages by space, blocks at each space's peak, and bytes
+    /// freed by dropping a space. Queries every space and walks the device's pages, without
+    /// stopping other threads.
     #[must_use]
     pub fn map(&self) -> ArenaMap {
         map::take(&self.common, self.high_water_mark())
     }
 
-    /// Whether spaces that are opened from now on note every block that comes and goes, for the map's view of one capture; also on from
-    /// the beginning with `VMMGRAPH_TRACE_EVENTS=1` in the environment. Costs host memory for every block, as long as the space is
-    /// there. Kept blocks are not noted.
+    /// Turns the recording of allocations and frees on or off for spaces opened from now on, for
+    /// the map's view of one capture. Also enabled from the start by `VMMGRAPH_TRACE_EVENTS=1` in
+    /// the environment. Uses host memory per block as long as the space lives. Persistent blocks
+    /// are not recorded.
     pub fn trace_events(&self, on: bool) {
         self.common.trace_events.store(on, Ordering::Relaxed);
     }
 
-    /// Whether every live block of the arena's spaces has bytes of its own ([`Space::audit`]), also against other spaces' kept
-    /// blocks and exclusive ones, and the device's books balance. Walks everything: for tests.
+    /// Checks that all live blocks of the arena are disjoint ([`Space::audit`]), also against
+    /// persistent and private blocks of other spaces, and audits the device's pool. Walks all
+    /// tables: for tests.
     ///
     /// # Errors
-    /// [`Error::Internal`] names the first thing that is wrong.
+    /// [`Error::Internal`] names the first violation.
     pub fn audit(&self) -> Result<()> {
         let spaces = self.living();
         spaces.iter().try_for_each(|space| space.audit())?;
@@ -472,7 +514,7 @@ impl SharedVmmAllocator {
         self.device().pool().audit()
     }
 
-    /// What the arena holds now.
+    /// Returns the current statistics.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         let (common, pool) = (&self.common, self.common.pool());
@@ -504,13 +546,14 @@ impl SharedVmmAllocator {
     }
 }
 
-/// The names of the published design, in the senses they have there: one current space at a time, which is a bump space.
+/// Methods of the published design, with the meaning defined by the paper: one current space at a
+/// time, a bump space.
 impl SharedVmmAllocator {
-    /// Seals the current space, if there is one, and opens the next, whose offset is 0. Blocks of earlier spaces stay valid until the
-    /// arena goes.
+    /// Seals the current space, if any, and opens the next one at offset 0. Blocks of earlier
+    /// spaces stay valid until the arena is dropped.
     ///
     /// # Errors
-    /// Those of [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
+    /// As [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
     pub fn switch_to_new_virtual_space(&self) -> Result<()> {
         let mut serial = self.serial.lock();
         if let Some(current) = &serial.current
@@ -530,12 +573,12 @@ impl SharedVmmAllocator {
         Space::open_bump(&self.common, self.reserve_bytes)
     }
 
-    /// Allocates in the current space, which is opened if there is none. See [`Space::allocate`].
+    /// Allocates in the current space, opened if there is none. See [`Space::allocate`].
     ///
     /// # Errors
-    /// Those of [`Space::allocate`] and [`open_space`](Self::open_space).
+    /// As [`Space::allocate`] and [`open_space`](Self::open_space).
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
-        // Before a space is opened for it.
+        // An invalid size is refused before a space is opened.
         BlockBytes::round_up(size)?;
         let current = {
             let mut serial = self.serial.lock();
@@ -547,10 +590,10 @@ impl SharedVmmAllocator {
         current.allocate(size, stream)
     }
 
-    /// Frees a block of the current space or of one before it. See [`Space::free`].
+    /// Frees a block of the current space or an earlier one. See [`Space::free`].
     ///
     /// # Errors
-    /// Those of [`Space::free`].
+    /// As [`Space::free`].
     pub fn deallocate(&self, address: Address) -> Result<()> {
         let foreign = Error::ForeignPointer { address };
         let (_, space) = self.common.pool().range_at(address).ok_or(foreign.clone())?;
@@ -562,39 +605,40 @@ impl SharedVmmAllocator {
         found.ok_or(foreign)?.free(address)
     }
 
-    /// The current space, if one was opened.
+    /// Returns the current space, if one was opened.
     #[must_use]
     pub fn current_space(&self) -> Option<Arc<Space>> {
         self.serial.lock().current.clone()
     }
 
-    /// The most bytes that any one space has needed: handed out in one of these, live at once in one opened by
-    /// [`open_space`](Self::open_space).
+    /// Returns the largest need of any space in bytes: allocated bytes of a bump space, peak of
+    /// live bytes of a space of [`open_space`](Self::open_space).
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
         self.common.totals.high_water.load(Ordering::Relaxed)
     }
 
-    /// Where the next block of the current space goes, in bytes from its beginning: what was allocated there so far, freed or not; 0
-    /// behind a switch.
+    /// Returns the offset of the next block in the current space: all bytes allocated so far, freed
+    /// or not. 0 after a switch.
     #[must_use]
     pub fn current_offset(&self) -> u64 {
         self.current_space().map_or(0, |space| space.offset())
     }
 
-    /// Physical bytes the arena holds: shared, retained, kept and exclusive pages.
+    /// Returns the arena's physical bytes: shared, live-out, persistent and private pages.
     #[must_use]
     pub fn mapped_size(&self) -> u64 {
         self.common.pool().account_bytes(self.common.shared.account())
     }
 
-    /// Bytes of addresses reserved in all spaces; `reserve_bytes` at least, if that was asked for.
+    /// Returns the bytes of addresses reserved by all spaces, at least `reserve_bytes` if
+    /// requested.
     #[must_use]
     pub fn reserved_size(&self) -> u64 {
         self.common.totals.reserved.load(Ordering::Relaxed)
     }
 
-    /// Whether the arena can be used: always, unless a caught bug closed it.
+    /// Returns true unless a caught bug closed the arena.
     #[must_use]
     pub fn is_initialized(&self) -> bool {
         self.usable().is_ok()

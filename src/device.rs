@@ -1,4 +1,4 @@
-//! A device: the root that everything alive holds.
+//! Device: root object of the library, kept open by all objects on the device.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,36 +20,38 @@ pub use exports::{ExportedPage, PagePin};
 pub use peers::{PeerExtent, PeerMap, PeerPage};
 pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 
-/// One device of this process: its driver, and the one pool that all its physical pages come from.
+/// A device of this process: its driver, and the page pool of all its physical memory.
 ///
-/// Arenas, spaces and blocks hold it. When the last of them is gone it closes, and what the driver would not take back then, or what
-/// the device may still use, is tried again when it is opened again. No other device's opening waits for its driver.
+/// Arenas, spaces and blocks keep the device open, and the last one closes it. Memory then refused
+/// by the driver or in use by the device is retried at the next opening of the same device. Opening
+/// a device never waits for the driver of a different device.
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
     gate: CaptureGate,
     host: HostPool,
     pausables: Pausables,
-    /// Rings with units that stream.
+    /// Number of rings with streamed units.
     streaming: AtomicU64,
 }
 
 type Opened = HashMap<(&'static str, i32), (Weak<Device>, HostOptions)>;
 
-/// The process-wide devices, by platform and number.
+/// Process-wide devices, by platform and number.
 fn opened() -> &'static Mutex<Opened> {
     static OPENED: OnceLock<Mutex<Opened>> = OnceLock::new();
     OPENED.get_or_init(Mutex::default)
 }
 
-/// Who was admitted to the process-wide devices, open or not.
+/// Peers admitted to process-wide devices, open or not.
 fn admitted() -> &'static Mutex<HashMap<(&'static str, i32), Peers>> {
     static ADMITTED: OnceLock<Mutex<HashMap<(&'static str, i32), Peers>>> = OnceLock::new();
     ADMITTED.get_or_init(Mutex::default)
 }
 
 impl Device {
-    /// A device over a driver of the caller's own, apart from the process-wide ones: for tests and other platforms.
+    /// Creates a device over the caller's driver, apart from process-wide devices. For tests and
+    /// other platforms.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
         retry_orphans(&driver);
@@ -59,11 +61,12 @@ impl Device {
         Arc::new(Self { pool, gate, host, pausables, streaming: AtomicU64::new(0) })
     }
 
-    /// The process-wide device `ordinal`, opened if it is not open. It closes when nothing of it is alive any more.
+    /// Returns the process-wide device `ordinal`, opened if necessary.
     ///
     /// # Errors
-    /// Those of [`open`]; [`Error::DeviceInUse`] if the host device is open with other options, or any without the [sharing](Self::sharing) or the
-    /// [reach for network cards](Self::rdma) that is asked for now, which are its pages' for good. (Asking for none takes it as it is.)
+    /// As [`open`]. [`Error::DeviceInUse`] if the device is open with other host options, or
+    /// without the requested [sharing](Self::sharing) or [RDMA access](Self::rdma). These are fixed
+    /// at the first opening; a request for none accepts the device as opened.
     pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<Arc<Self>> {
         let options @ DeviceOptions { host, sharing, rdma, peers } = options.into();
         let asked = peers.without(Peers::one(ordinal));
@@ -71,18 +74,18 @@ impl Device {
         let platform = driver.info().platform;
         let granted = Handles::of(&*driver);
         let device = Self::with_driver(driver);
-        // Nobody could say then whether they can be peers.
+        // Requested before the device was open, so peer access was not checked then.
         let peers = admitted().lock().get(&(platform, ordinal)).copied().unwrap_or_default();
         device.admit(peers.among(device.driver().capabilities().peers).and(asked))?;
         let mut opened = opened().lock();
         if let Some((known, options)) = opened.get(&(platform, ordinal))
             && let Some(known) = known.upgrade()
         {
-            // Where a platform takes options.
+            // Only platforms with options compare options.
             let same = (*options == host || known.driver().info().options.is_none())
                 && (sharing == Handles::None || known.sharing() >= granted)
                 && (known.rdma() || !rdma);
-            // Neither goes under the lock.
+            // Devices are dropped without the lock.
             drop(opened);
             if !same {
                 return Err(Error::DeviceInUse { driver: platform, ordinal });
@@ -93,23 +96,23 @@ impl Device {
         Ok(device)
     }
 
-    /// The process-wide device of a platform if it is open.
     #[cfg(feature = "bridge")]
     pub(crate) fn opened(platform: &'static str, ordinal: i32) -> Option<Arc<Self>> {
         opened().lock().get(&(platform, ordinal)).and_then(|(device, _)| device.upgrade())
     }
 
-    /// Lets other devices of the platform read and write all pages of this one, those that are mapped already and all that will be. An
-    /// arena's own option ([`Options::peers`](crate::Options::peers)) costs the maps of that arena only.
+    /// Grants other devices of the platform access to all current and future mappings of this
+    /// device. An arena's own option ([`Options::peers`](crate::Options::peers)) adds cost only to
+    /// maps of the arena.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a device that cannot, with nothing changed; what the driver says of a page that is mapped already:
-    /// then what is mapped later has them all the same.
+    /// [`Error::InvalidArgument`] for a device without peer access: nothing changed. Driver errors
+    /// for current mappings: future mappings still grant access.
     pub fn admit(&self, peers: Peers) -> Result<()> {
         if peers.is_empty() { Ok(()) } else { self.pool.admit(peers) }
     }
 
-    /// As [`admit`](Self::admit), for the process-wide device of a platform: at once if it is open, else when it is opened.
+    /// As [`admit`](Self::admit), for a process-wide device: now if open, else at its opening.
     #[cfg(feature = "bridge")]
     pub(crate) fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
         let device = Self::opened(platform, ordinal);
@@ -121,81 +124,86 @@ impl Device {
             let known = admitted.entry((platform, ordinal)).or_default();
             *known = known.and(peers);
         }
-        // Also one that was opened meanwhile.
+        // Includes a device opened meanwhile.
         Self::opened(platform, ordinal).map_or(Ok(()), |device| device.admit(peers))
     }
 
-    /// The page pool.
+    /// Returns the page pool.
     #[must_use]
     pub fn pool(&self) -> &Arc<PagePool> {
         &self.pool
     }
 
-    /// The driver.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &SharedDriver {
         self.pool.driver()
     }
 
-    /// What other processes can be given its pages by, as was asked for when it was opened.
+    /// Returns the kind of handles for sharing pages with other processes, as requested at the
+    /// opening.
     #[must_use]
     pub fn sharing(&self) -> Handles {
         Handles::of(&**self.driver())
     }
 
-    /// Whether network cards may read and write its pages, as was asked for when it was opened.
+    /// Returns true if network cards may access the pages, as requested at the opening.
     #[must_use]
     pub fn rdma(&self) -> bool {
         self.driver().rdma()
     }
 
-    /// The other devices that may read and write all its pages.
+    /// Returns the devices with access to all pages.
     #[must_use]
     pub fn peers(&self) -> Peers {
         self.pool.peers()
     }
 
-    /// The host memory that contents wait in while their pages are gone: prepare it ahead, bound it, give it back.
+    /// Returns the host pool, for contents of paused pages. Can be prepared ahead, limited and
+    /// trimmed.
     #[must_use]
     pub fn host_pool(&self) -> &HostPool {
         &self.host
     }
 
-    /// What of this device can step aside, and who wants to know.
     pub(crate) fn pausables(&self) -> &Pausables {
         &self.pausables
     }
 
-    /// Keeps captures and replays of this device apart, if an engine wants that: see [`CaptureGate`].
+    /// Returns the gate that keeps captures and replays apart, if an engine needs this: see
+    /// [`CaptureGate`].
     #[must_use]
     pub fn gate(&self) -> &CaptureGate {
         &self.gate
     }
 
-    /// Limits the bytes of physical memory the device's pool may hold; `None`: no limit. Nothing is taken away.
+    /// Limits the physical bytes of the device's pool. `None`: no limit. No memory is released.
     pub fn set_budget(&self, bytes: Option<u64>) {
         self.pool.set_budget(bytes);
     }
 
-    /// A new account below another one of this device, or below the device: a budget for a tenant, a model, a kind of memory.
+    /// Creates an account below a second account or below the device: a budget for a tenant, a
+    /// model or a kind of memory.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] if the accounts above have no room for its least; [`Error::InvalidArgument`] for one of another device.
+    /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
+    /// [`Error::InvalidArgument`] for a parent on a different device.
     pub fn account(&self, label: &str, below: Option<&Account>, limits: Limits) -> Result<Account> {
         Account::new(&self.pool, below, label.to_owned(), limits)
     }
 
-    /// Asks `reclaimer` for memory when the device is short, its budget, or that of the [account](Reclaimer::account) that it names, before any allocation
-    /// fails; as long as it lives.
+    /// Registers a reclaimer, until dropped by its owner. Before an allocation fails, the reclaimer
+    /// is asked if the device, its budget, or the budget of the reclaimer's
+    /// [account](Reclaimer::account) is short.
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
         self.pool.add_reclaimer(reclaimer);
     }
 
-    /// Gives the free pages back to the driver, after waiting for what the device still uses of what is gone; their bytes. Tries again
-    /// what the driver refused to take back earlier.
+    /// Releases free pages to the driver, and returns their bytes. Waits for freed memory still in
+    /// use by the device, and retries calls refused earlier.
     ///
     /// # Errors
-    /// What the driver refuses again.
+    /// Driver errors of the retry.
     pub fn trim(&self) -> Result<u64> {
         for known in self.pausables().tagged(&[]) {
             known.give_up(Duration::ZERO);
@@ -203,25 +211,27 @@ impl Device {
         self.pool.trim()
     }
 
-    /// Before a stream is captured or destroyed, by whomever: arenas whose last replay was there are marked behind it, so that other threads may replay
-    /// in them meanwhile. As [`Space::mark`](crate::Space::mark) in each of those; nothing for the others.
+    /// Marks all arenas with a last replay on this stream, as [`Space::mark`](crate::Space::mark).
+    /// Call before the stream is captured or destroyed, so other threads may replay in these arenas
+    /// meanwhile.
     ///
     /// # Errors
-    /// Those of [`ReplayOrder::mark`](crate::ReplayOrder::mark), the first one; all were tried.
+    /// First error of [`ReplayOrder::mark`](crate::ReplayOrder::mark). All arenas are tried.
     pub fn mark(&self, stream: Stream) -> Result<()> {
         let all = self.pausables().tagged(&[]);
         all.iter().map(|known| known.mark_on(stream)).fold(Ok(()), Result::and)
     }
 
-    /// A capture begins on this device for which no space was opened, by whomever: its graph may read blocks of spaces that are sealed already. What is
-    /// freed from now on is there for it as for the graphs of spaces captured meanwhile: neither graphs captured before, nor eager work, nor leases come to lie
-    /// there as long as the graph lives that writes it.
+    /// Announces a capture without a space on this device. Its graph may read blocks of sealed
+    /// spaces. So blocks freed from now on are treated as for spaces captured meanwhile. As long as
+    /// the graph that writes the block lives, earlier graphs, eager work and leases do not use its
+    /// memory.
     pub fn note_capture(&self) {
         self.pool.note_capture();
     }
 
-    /// Gives the free pages back to the driver, and what is gone once the device is done with it, which is waited for no longer than
-    /// `limit`; their bytes. Asks nothing of the driver if there is neither.
+    /// Releases free pages to the driver, and returns their bytes. Waits at most `limit` for freed
+    /// memory still in use by the device. Without either, makes no driver call.
     pub fn give_back(&self, limit: Duration) -> u64 {
         let start = Instant::now();
         for known in self.pausables().tagged(&[]) {
@@ -235,20 +245,22 @@ impl Device {
         self.pool.release_free(u64::MAX)
     }
 
-    /// Gives the free pages back to the driver if they come to more than `bytes` bytes; their bytes. Blocks
-    /// that were freed while a stream could still read them are looked at again before. Waits for nothing.
+    /// Releases free pages to the driver if they exceed `bytes`, and returns their bytes. First
+    /// polls blocks freed while in use by a stream. Does not wait.
     pub fn give_back_above(&self, bytes: u64) -> u64 {
         self.pausables().tagged(&[]).iter().for_each(|known| known.look_again());
         self.pool.finish_done();
         if self.pool.stats().free_bytes > bytes { self.pool.release_free(u64::MAX) } else { 0 }
     }
 
-    /// Room for `bytes` of somebody who takes memory from the driver himself and found none; whether it is worth trying again. As
-    /// [`give_back`](Self::give_back), and where the device is short of it still, the reclaimers are asked, with what is missing. The caller holds no lock.
+    /// Makes room for `bytes` of a caller whose own driver allocation failed. Returns true if a
+    /// retry is useful. As [`give_back`](Self::give_back). If the device is still short, asks
+    /// reclaimers for the missing bytes. The caller has no lock.
     pub fn make_room(&self, bytes: u64, limit: Duration) -> bool {
         let given = self.give_back(limit);
         let free = self.pool.driver().free_bytes().unwrap_or(u64::MAX);
-        // A limit of his own, or more than there is: nobody could help.
+        // The caller has its own limit, or asks for more than the device has: no reclaimer can
+        // help.
         if free >= bytes || self.pool.refuse_hopeless(bytes).is_err() {
             return given > 0;
         }
@@ -256,19 +268,19 @@ impl Device {
         self.pool.release_free(u64::MAX) > 0 || relieved || given > 0
     }
 
-    /// The pool's counts as they are now.
+    /// Returns the current counts of the pool.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         self.pool.stats()
     }
 
-    /// Rings with units that stream, those that only captured steps keep included. A small copy to the device may have to wait for all that they copy.
+    /// Returns the number of rings with streamed units, including rings kept alive by captured
+    /// steps. A small copy to the device may wait for all copies of these rings.
     #[must_use]
     pub fn streaming_rings(&self) -> u64 {
         self.streaming.load(Ordering::Relaxed)
     }
 
-    /// The count of them.
     pub(crate) fn streaming(&self) -> &AtomicU64 {
         &self.streaming
     }

@@ -1,13 +1,20 @@
-//! Pages that only some graphs of an arena need, on lease to elastic memory while those are not replayed.
+//! Leases: arena pages needed only by some graphs, lent to elastic memory while these graphs are
+//! not replayed.
 //!
 //! ```text
-//!   lend      the arena's turn -> pages that the fewest spaces show -> mapped at the borrower's addresses too, one change; unmapped nowhere
-//!   replay    of a graph that shows one: Error::Lent with the leases; nothing is launched (space/refresh.rs), or a recall first (space/recall.rs)
-//!   recall    the borrower vacates, without locks -> its fence -> unmapped from its addresses -> the graph may be replayed
+//! lend     arena's replay slot -> pages mapped by the fewest spaces -> mapped at the borrower too,
+//!          in one transaction; no unmap
+//! replay   of a graph with a lent page: Error::Lent with the leases, no launch (space/refresh.rs),
+//!          or a recall first (space/recall.rs)
+//! recall   borrower vacates, without locks -> its fence -> unmap at the borrower -> graph may run
 //! ```
 //!
-//! A page is on lease as long as it shows at the place where it was lent: that is what the pool's books say (`pages/lent.rs`), so a lease
-//! ends whoever unmapped it, a recall, a decommit of the borrower's own, or the end of his memory.
+//! A page is on lease while mapped at the place of its lease: the pool's tables decide
+//! (`pages/lent.rs`). So any unmap ends the lease: a recall, a decommit, or the end of the
+//! borrower's memory.
+//!
+//! The list of an arena's leases has its own mutex, also held while ended leases are dropped from
+//! the list.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +35,7 @@ pub(crate) use borrower::To;
 use borrower::bytes_of_lease;
 pub use borrower::{BlockBorrower, Borrower, Vacate, VacateBlocks, Vacated};
 
-/// How long a recall sleeps between two looks at the borrower's fence.
+/// Sleep between two polls of the borrower's fence.
 const PAUSE: Duration = Duration::from_micros(50);
 
 struct Inner {
@@ -36,17 +43,18 @@ struct Inner {
     part: Range<u64>,
     to: To,
     common: Arc<Common>,
-    /// The thread that recalls it; 0: nobody.
+    /// Thread that recalls the lease; 0: none.
     recalling: Mutex<u64>,
 }
 
-/// Pages of an arena that show in elastic memory as well. Clones are the same lease. Holds that memory and not the graphs.
+/// Lease: pages of an arena also mapped in elastic memory. Clones are the same lease. Keeps the
+/// elastic memory alive, not the graphs.
 ///
-/// Dropping it changes nothing: the pages are on lease until the borrower has them no more.
+/// Drop has no effect: the pages stay on lease until unmapped at the borrower.
 #[derive(Clone)]
 pub struct Lease(Arc<Inner>);
 
-/// Nobody recalls it any more.
+/// Ends the recall at drop.
 struct Recalling<'a>(&'a Inner);
 
 impl Drop for Recalling<'_> {
@@ -56,52 +64,56 @@ impl Drop for Recalling<'_> {
 }
 
 impl Lease {
-    /// Its number, unique in the process.
+    /// Returns the lease number, unique in the process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Bytes of the buffer, from its base, where the pages were lent; empty for a cache.
+    /// Returns the lent part of the buffer, in bytes from its base. Empty for a cache.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         if matches!(self.0.to, To::Buffer(..)) { self.0.part.clone() } else { 0..0 }
     }
 
-    /// The blocks of the cache that pages were lent for; empty for a buffer.
+    /// Returns the lent blocks of the cache. Empty for a buffer.
     #[must_use]
     pub fn blocks(&self) -> Range<u64> {
         if matches!(self.0.to, To::Cache(..)) { self.0.part.clone() } else { 0..0 }
     }
 
-    /// Bytes that are still on lease; 0: it is over.
+    /// Returns the bytes still on lease. 0: the lease has ended.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let common = &self.0.common;
         common.pool().lent_bytes(Some(self.0.id), common.shared.account())
     }
 
-    /// Makes later work of a stream, the borrower's first on these pages, wait for the graphs that used them before.
+    /// Makes later work of a stream wait for the graphs that used the pages. Required before the
+    /// borrower's first work on the pages.
     ///
     /// # Errors
-    /// Those of [`ElasticBuffer::before`](crate::ElasticBuffer::before).
+    /// As [`ElasticBuffer::before`](crate::ElasticBuffer::before).
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.0.to.before(stream)
     }
 
-    /// Has the pages given back: asks the borrower, waits for its fence, and unmaps them from its memory. Over already: nothing. One
-    /// thread recalls at a time; others wait for it, until their deadline, and go on with what is left. Until the pages are back, nothing is
-    /// committed in their places.
+    /// Recalls all pages: asks the borrower, waits for its fence, and unmaps the pages from its
+    /// memory. No effect on an ended lease. One thread recalls at a time; other threads wait until
+    /// their deadline, and then recall the rest. Until the pages are back, no page is committed at
+    /// their places.
     ///
     /// # Errors
-    /// What the borrower says; [`Error::WrongState`] if it gave up too little, if its fence is not over at the deadline (then the pages are no
-    /// longer the borrower's and come back when somebody looks again), and in the borrower's own callback. What the driver says of
-    /// unmapping is logged and tried again.
+    /// Errors of the borrower. [`Error::WrongState`] in the borrower's own callback, if the
+    /// borrower vacated too little, or if its fence is not done at the deadline. In the last case
+    /// the pages return at a later poll, as the borrower has already given up the pages. Driver
+    /// errors of the unmap are logged and retried.
     pub fn recall(&self, deadline: Duration) -> Result<()> {
         self.recall_bytes(u64::MAX, deadline)
     }
 
-    /// As [`recall`](Self::recall), so many bytes at least, or all there are. The lease goes on with the rest.
+    /// As [`recall`](Self::recall), for at least `bytes`, or all. The lease continues with the
+    /// rest.
     ///
     /// # Errors
     /// As [`recall`](Self::recall).
@@ -109,7 +121,7 @@ impl Lease {
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         let wait = || {
-            // Another thread may be unmapping them just now.
+            // Another thread may be unmapping the pages.
             yield_now();
             std::thread::sleep(PAUSE.min(left()));
         };
@@ -151,7 +163,8 @@ impl Lease {
                 wait();
             }
             if self.bytes() > stay {
-                // A borrower that gave up all it was asked for is asked again: another thread has backed something there since.
+                // A borrower that vacated all requested blocks is asked again: another thread has
+                // backed a block since.
                 if !given.all || left().is_zero() {
                     return Err(late("needed by its borrower"));
                 }
@@ -171,7 +184,6 @@ fn late(reason: &'static str) -> Error {
     ))
 }
 
-/// The leases of an arena.
 #[derive(Default)]
 pub(crate) struct Leases(Mutex<VecDeque<Lease>>);
 
@@ -197,7 +209,7 @@ impl Leases {
             pool.lend(id, (account, to.account()), large, &placed)?;
             Ok(pages)
         };
-        // Between two replays: none is launched that does not see it.
+        // Between two replays, so each later launch sees the lease.
         let lent = common.order.between(|| {
             common.require_resident()?;
             let fence = common.order.fence();
@@ -211,14 +223,14 @@ impl Leases {
         let (common, recalling) = (Arc::clone(common), Mutex::default());
         let lease = Lease(Arc::new(Inner { id, part, to, common, recalling }));
         let mut known = self.0.lock();
-        // Two that are known are looked at for one that comes: those that are over do not gather, and a
-        // lease costs the same among many.
+        // Checks two known leases per new lease. So ended leases do not accumulate, and the cost
+        // does not depend on the number of leases.
         for _ in 0..2 {
             let oldest = known.pop_front().filter(|known| known.bytes() > 0);
             known.extend(oldest);
         }
         if lease.bytes() > 0 {
-            // Also where the driver would neither map them all nor undo that: they go at a recall.
+            // Also after a failed map with a failed undo: a recall returns these pages.
             known.push_back(lease.clone());
         }
         drop(known);
@@ -227,7 +239,7 @@ impl Leases {
         Ok(lease)
     }
 
-    /// Those that are not over, by number.
+    /// Returns the active leases, by number.
     pub(crate) fn current(&self) -> Vec<Lease> {
         let mut known = self.0.lock();
         known.retain(|lease| lease.bytes() > 0);
@@ -236,7 +248,7 @@ impl Leases {
         leases
     }
 
-    /// Recalls some; they share the time. All are tried; the first failure.
+    /// Recalls some leases within one common deadline. Tries all, and returns the first error.
     pub(crate) fn recall(&self, which: impl Fn(&Lease) -> bool, deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let mut result = Ok(());

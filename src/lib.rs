@@ -1,8 +1,9 @@
 //! GPU memory for graph-mode LLM engines.
 //!
-//! An engine captures one CUDA graph for each batch shape. Replay needs fixed addresses, so each captured shape keeps its
-//! activations for ever, and memory grows with the number of shapes. Here every capture has **its own addresses over one shared
-//! set of physical pages**: N shapes cost what the hungriest moment of the hungriest shape costs.
+//! An engine captures one CUDA graph for each batch shape. A replay needs fixed addresses, so each
+//! captured shape keeps its activations, and memory grows with the number of shapes. With this
+//! library every capture has **its own addresses over one shared set of physical pages**: N shapes
+//! cost the peak memory of the largest shape.
 //!
 //! ```
 //! use vmmgraph::{Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
@@ -24,7 +25,7 @@
 //! }
 //! shapes[1].replay(stream, || { /* launch the graph on the stream */ })?;
 //!
-//! // 64 MiB + 64 MiB were live at the hungriest moment: that is what is held, for all three.
+//! // Peak: 64 MiB + 64 MiB live. The arena holds this memory once, for all three graphs.
 //! assert!(arena.mapped_size() < 140 << 20);
 //! # Ok(())
 //! # }
@@ -33,25 +34,26 @@
 //! # Layers
 //!
 //! ```text
-//!   bridge              cxx seam to cpp/torch (feature `bridge`)
-//!   capi                C ABI: include/vmmgraph/vmmgraph.h           knows C, knows everything below
-//!   arena   torch       SharedVmmAllocator; what torch's allocator asks for
-//!   dispatch            beside them: which graph runs a step, budgets, inputs (no driver)
-//!   map                 which graph shows which page, to look at
+//!   bridge              cxx bridge to cpp/torch (feature `bridge`)
+//!   capi                C ABI: include/vmmgraph/vmmgraph.h
+//!   arena   torch       SharedVmmAllocator; the allocator for torch
+//!   dispatch            choice of the graph of a step, budgets, inputs (no driver)
+//!   map                 page map: pages of each graph
 //!   stats               snapshots
-//!   space   region      blocks, slabs, kept blocks, seal, life; memory that steps aside
-//!   elastic             beside them: memory that grows and shrinks, KV caches, which blocks to use
-//!   ring                beside them: many addresses over few slots, filled from the host
-//!   executables         beside them: which captured graphs have an executable
-//!   workspace           beside them: what kernels use in passing
-//!   order   device      replay order; the root that everything alive holds
-//!   pages               page pool, accounts, changes, fences, numbered pages
-//!   driver              the one platform door: CUDA, HIP, host
-//!   gate                captures alone, replays together, for engines that want that
-//!   units error sync    numbers with invariants; failures; locks
+//!   space   region      blocks, slabs, persistent blocks, seal, retire; pausable memory
+//!   elastic             memory that grows and shrinks, KV caches, choice of blocks
+//!   ring                many addresses over few slots, filled from the host
+//!   executables         residency of graph executables
+//!   workspace           transient memory of kernels
+//!   order   device      replay order; root object
+//!   pages               page pool, accounts, transactions, fences, numbered pages
+//!   driver              driver interface: CUDA, HIP, Ascend, MLU, host
+//!   gate                keeps captures and replays apart, for engines that need this
+//!   units error sync    checked numbers; errors; locks
 //! ```
 //!
-//! A layer names only layers below its own (`tests/layers.rs` checks this).
+//! A layer names only layers below (`tests/layers.rs` checks this). `dispatch`, `elastic`, `ring`,
+//! `executables` and `workspace` stand beside their neighbours.
 
 mod arena;
 #[cfg(feature = "bridge")]

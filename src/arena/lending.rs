@@ -1,4 +1,4 @@
-//! An arena lends pages, and has them back.
+//! Lending pages of an arena, and recalling leases.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,19 +11,26 @@ use crate::lending::{BlockBorrower, Borrower, Lease, To};
 use crate::space::Space;
 
 impl SharedVmmAllocator {
-    /// Lends large pages to a part of a buffer, in whole pages, where nothing is committed: they show there too and are usable, with
-    /// undefined contents. They stay mapped for the graphs; those that show one are not replayed until a [recall](Lease::recall), nor are
-    /// they given to captures and eager work ([`Error::Lent`](crate::Error::Lent)). Of the pages that are not on lease those go that the fewest spaces show. They count
-    /// for the arena; what its account is sure to get is not lent.
+    /// Lends large pages to an uncommitted part of a buffer, in whole pages. The pages are also
+    /// mapped in the buffer and usable, with undefined contents. They stay mapped for the graphs.
+    /// Until a [recall](Lease::recall), graphs with a lent page are not replayed, and captures and
+    /// eager work do not get lent pages ([`Error::Lent`](crate::Error::Lent)). Pages mapped by the
+    /// fewest spaces are lent first. Lent pages stay charged to the arena. Guaranteed bytes are not
+    /// lent.
     ///
-    /// Work on them waits for [`Lease::before`] first. Waits for the end of a replay or scope that another thread is at, not for the device. Another thread
-    /// may have them recalled before this returns: whoever keeps account of what he has notes them before, and looks again afterwards.
+    /// The first work on lent pages must wait by [`Lease::before`]. The call waits for a replay or
+    /// scope of a different thread, not for the device. A different thread may recall the lease
+    /// before the return: a caller with its own records adds the lease before the call, and checks
+    /// again afterwards.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) with both sizes if the buffer's pages are not as long as the arena's large ones; [`Error::WrongState`](crate::Error::WrongState) while
-    /// the arena is paused, inside a launch or scope of it, or if something of the range is there; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a range
-    /// that is empty, of no whole pages, beyond the buffer's end or of more pages than there are to lend, and for another device's buffer;
-    /// what the driver says of mapping. Nothing has changed then.
+    /// Nothing changed: [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) with both sizes
+    /// if the buffer's pages differ from the arena's large pages;
+    /// [`Error::WrongState`](crate::Error::WrongState) while paused, inside a launch or scope of
+    /// the arena, or if a part of the range is committed;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an empty range, partial pages,
+    /// a range beyond the buffer's end, more pages than can be lent, or a buffer of a different
+    /// device; driver errors of the map.
     pub fn lend(
         &self,
         buffer: &Arc<ElasticBuffer>,
@@ -35,12 +42,14 @@ impl SharedVmmAllocator {
         self.leases.lend(&self.common, to, range)
     }
 
-    /// As [`lend`](Self::lend), for blocks of a KV cache of which none is backed: in all planes, or in none. Wherever a page of theirs is
-    /// missing, one is lent; where neighbours have brought a page already, that stays. They count for the arena, not for the cache.
+    /// As [`lend`](Self::lend), for unbacked blocks of a KV cache, in all planes or in none. Each
+    /// missing page of these blocks is lent; pages already present for neighbour blocks stay. Lent
+    /// pages stay charged to the arena, not to the cache.
     ///
     /// # Errors
-    /// As [`lend`](Self::lend), with [`Error::WrongState`](crate::Error::WrongState) if a block of these is backed; [`Error::OverBudget`](crate::Error::OverBudget) beyond the cache's limit.
-    /// Nothing has changed then.
+    /// Nothing changed: as [`lend`](Self::lend); [`Error::WrongState`](crate::Error::WrongState) if
+    /// one of the blocks is backed; [`Error::OverBudget`](crate::Error::OverBudget) above the
+    /// cache's limit.
     pub fn lend_blocks(
         &self,
         cache: &Arc<KvCache>,
@@ -52,8 +61,9 @@ impl SharedVmmAllocator {
         self.leases.lend(&self.common, to, blocks)
     }
 
-    /// Bytes that could be lent now, to somebody who shares none of the arena's accounts: of its large pages that are not on lease,
-    /// as much as its account, and those above it, have beyond what they are sure to get.
+    /// Returns the bytes that could be lent now to a borrower without common accounts: large pages
+    /// not on lease, up to the bytes of the arena's account and its ancestors above their
+    /// guarantees.
     #[must_use]
     pub fn lendable_bytes(&self) -> u64 {
         let shared = &self.common.shared;
@@ -61,35 +71,36 @@ impl SharedVmmAllocator {
         pages.min(self.common.pool().lendable(shared.account(), None))
     }
 
-    /// Bytes on lease.
+    /// Returns the bytes on lease.
     #[must_use]
     pub fn lent_bytes(&self) -> u64 {
         self.common.pool().lent_bytes(None, self.common.shared.account())
     }
 
-    /// What becomes of replays, eager scopes and captures that need pages on lease, from now on: with a time, they recall those leases
-    /// themselves and wait so long at most; `None`, as at first: they are [`Error::Lent`](crate::Error::Lent). Either way nothing runs over such pages. What waits
-    /// may wait with the arena's turn (in a scope or a launch), so that other replays wait too.
+    /// Sets the behaviour of replays, eager scopes and captures that need pages on lease. With a
+    /// time, they recall these leases and wait at most so long. `None` (default): they return
+    /// [`Error::Lent`](crate::Error::Lent). In no case does work run over lent pages. A wait may
+    /// occupy the arena's replay slot (in a scope or a launch), so other replays wait too.
     pub fn set_recall(&self, wait: Option<Duration>) {
         self.common.recalls.set(wait);
     }
 
-    /// The leases that are not over.
+    /// Returns the active leases.
     #[must_use]
     pub fn leases(&self) -> Vec<Lease> {
         self.leases.current()
     }
 
-    /// Recalls every lease that stands in the way of a space's replay; they share the time.
+    /// Recalls every lease that blocks a replay of `space`, within one common deadline.
     ///
     /// # Errors
-    /// The first failure of a [recall](Lease::recall); the others were tried too.
+    /// First error of a [recall](Lease::recall). All leases are tried.
     pub fn recall_for(&self, space: &Space, deadline: Duration) -> Result<()> {
         let needed = space.leases();
         self.leases.recall(|lease| needed.contains(&lease.id()), deadline)
     }
 
-    /// Recalls every lease; they share the time.
+    /// Recalls every lease, within one common deadline.
     ///
     /// # Errors
     /// As [`recall_for`](Self::recall_for).

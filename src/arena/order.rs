@@ -1,48 +1,56 @@
-//! The order of an arena's replays, as ranks that work together see it.
+//! Replay order of an arena, as seen by cooperating ranks.
 
 use super::SharedVmmAllocator;
 use crate::error::Result;
 use crate::order::{Agreement, DIGEST_BYTES};
 
 impl SharedVmmAllocator {
-    /// Bytes that [`compare_order`](Self::compare_order) gathers from each rank. (No constant: cbindgen would take it for one of C's.)
+    /// Returns the bytes gathered from each rank by [`compare_order`](Self::compare_order). (A
+    /// function, as cbindgen would export a constant to C.)
     #[must_use]
     pub const fn digest_bytes() -> usize {
         DIGEST_BYTES
     }
 
-    /// How many replays of the arena were launched, eager scopes among them: the same on ranks that replay alike. Inside a launch it is the
-    /// number of that replay.
+    /// Returns the number of launched replays, eager scopes included: equal on ranks with equal
+    /// launches. Inside a launch, the number of the current replay.
     #[must_use]
     pub fn replay_seq(&self) -> u64 {
         self.common.order.replays()
     }
 
-    /// Lets the next replay of a [serial](super::Options::serial) arena say anew where all later ones have to be: when a warm-up is over, or
-    /// the thread that launches hands over to another. Waits for the end of a replay or scope that another thread is at. The replays of the
-    /// new place wait for those before, as in any arena. Without effect in one that is not serial.
+    /// Unbinds a [serial](super::Options::serial) arena: its next replay binds stream and thread
+    /// again. For the end of a warm-up, or a new launching thread. Waits for a replay or scope of a
+    /// different thread. Later replays are ordered after earlier ones, as in any arena. No effect
+    /// if not serial.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) inside a launch or a scope of this arena.
+    /// [`Error::WrongState`](crate::Error::WrongState) inside a launch or scope of this arena.
     pub fn lift_serial(&self) -> Result<()> {
         self.usable()?;
         self.common.order.lift_serial()
     }
 
-    /// Compares with the other ranks what was launched so far ([`Options::check_order`](super::Options::check_order)): each replay's key
-    /// ([`Space::set_order_key`](crate::Space::set_order_key); eager scopes have one of their own), in order. Any time, on any thread; all ranks call it, each with its own number
-    /// below `ranks`. `gather` is the engine's all-gather of [`digest_bytes`](Self::digest_bytes), by any process group: it is given
-    /// this rank's bytes, and writes those of all ranks in the order of their numbers. No lock is held meanwhile, so it may call
-    /// anything; what hangs in there is the engine's to end, by a deadline of its process group.
+    /// Compares the launches so far with all other ranks
+    /// ([`Options::check_order`](super::Options::check_order)): the keys of all replays
+    /// ([`Space::set_order_key`](crate::Space::set_order_key); eager scopes have their own key), in
+    /// order. May be called at any time, on any thread. All ranks call with their own number below
+    /// `ranks`. `gather` is the engine's all-gather of [`digest_bytes`](Self::digest_bytes), over
+    /// any process group. It receives this rank's bytes, and writes the bytes of all ranks in
+    /// order. No lock is held meanwhile, so `gather` may call anything. The engine ends a hang in
+    /// `gather` by a deadline of its process group.
     ///
-    /// A rank that is merely behind is no difference: the ranks need not be at one point of their programs. How far they agree is what it
-    /// returns. The last 256 replays are known by key; ranks that compare no less often learn which replay was the first that differs.
+    /// A rank merely behind is no difference: ranks need not be at the same point. Returns how far
+    /// the ranks agree. The last 256 replays are known by key, so ranks that compare at least as
+    /// often learn the first different replay.
     ///
     /// # Errors
-    /// [`Error::RanksDiffer`](crate::Error::RanksDiffer) names the first replay that is not the same, on every rank the same one. From then on replays and eager scopes
-    /// of the arena are refused with it, rather than launched to wait for each other for ever, until [`restart_order`](Self::restart_order).
-    /// [`Error::WrongState`](crate::Error::WrongState) if the check is off; [`Error::InvalidArgument`](crate::Error::InvalidArgument) for numbers of ranks that cannot be, and where `gather` wrote
-    /// something else; what `gather` says.
+    /// [`Error::RanksDiffer`](crate::Error::RanksDiffer) names the first different replay, the same
+    /// one on every rank. Later replays and eager scopes are then refused with this error instead
+    /// of a hang, until [`restart_order`](Self::restart_order).
+    /// [`Error::WrongState`](crate::Error::WrongState) if the check is off;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for impossible rank numbers, or if
+    /// `gather` wrote something else; errors of `gather`.
     pub fn compare_order(
         &self,
         rank: u32,
@@ -53,12 +61,15 @@ impl SharedVmmAllocator {
         self.common.order.compare((rank, ranks), None, gather)
     }
 
-    /// As [`compare_order`](Self::compare_order), before a launch, or before anything else that all ranks must do alike: also `next` must
-    /// be the same, and no rank may be behind. It may be any number: the key of the space that is to be replayed, a hash of a step's mode and
-    /// bucket, the [`layout_hash`](crate::SealReport::layout_hash) of what was just captured. It is not noted: the replay is.
+    /// As [`compare_order`](Self::compare_order), before a launch or any other step equal on all
+    /// ranks. Also `next` must be equal, and no rank may be behind. `next` is any number: the key
+    /// of the next space, a hash of a step's mode and bucket, or the
+    /// [`layout_hash`](crate::SealReport::layout_hash) of a capture. `next` is not recorded; the
+    /// replay is.
     ///
     /// # Errors
-    /// As [`compare_order`](Self::compare_order). Where nobody has launched what differs yet, nothing is refused afterwards: the ranks may decide anew.
+    /// As [`compare_order`](Self::compare_order). If only `next` differs, nothing was launched:
+    /// later replays are not refused, and the ranks may decide again.
     pub fn agree_on(
         &self,
         next: u64,
@@ -70,7 +81,8 @@ impl SharedVmmAllocator {
         self.common.order.compare((rank, ranks), Some(next), gather)
     }
 
-    /// Forgets what was launched and what differed: the check counts from 1 again. For all ranks at one point of their programs.
+    /// Forgets all launches and differences: the check counts from 1 again. For all ranks at the
+    /// same point.
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) if the check is off.

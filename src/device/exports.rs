@@ -1,4 +1,4 @@
-//! Pages of the device that other processes have.
+//! Export of pages to other processes.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -9,10 +9,12 @@ use crate::driver::FabricHandle;
 use crate::error::{Error, Result};
 use crate::pages::{PageId, Pausable};
 
-/// That others have a page: as long as this or a clone of it lives, the page is not given back, lent, paused, or exchanged for another at
-/// an address that [`Space::export`](crate::Space::export) named before its seal. It keeps the device.
+/// Export pin of a page. While a clone lives, the page is not released, lent or paused, nor
+/// replaced at an address named by [`Space::export`](crate::Space::export) before the seal. Keeps
+/// the device open.
 ///
-/// Ends when every process that has the page has closed it. What others do with the page afterwards is not seen here.
+/// Drop after every other process closed the page. Later use by other processes is unknown to the
+/// library.
 #[derive(Clone)]
 pub struct PagePin(Arc<Pinned>);
 
@@ -22,7 +24,7 @@ struct Pinned {
 }
 
 impl PagePin {
-    /// The page.
+    /// Returns the page.
     #[must_use]
     pub fn page(&self) -> PageId {
         self.0.page
@@ -43,50 +45,53 @@ impl fmt::Debug for PagePin {
     }
 }
 
-/// A page for another process: what it is imported by, and the pin that keeps it what it is.
+/// Exported page: a descriptor for the import, and the export pin.
 #[derive(Debug)]
 pub struct ExportedPage {
-    /// To be sent to the other process, and closed here when it was.
+    /// Send to the other process, then close.
     pub fd: OwnedFd,
-    /// Ends when the other process has closed the page, or is gone.
+    /// Drop after the other process closed the page or ended.
     pub pin: PagePin,
 }
 
 impl Device {
-    /// A page of an arena for other processes, by a name that [`Space::export`](crate::Space::export) gave: once a page, however many graphs show
-    /// it. The arena may not be paused and no [eager](crate::EagerScope) work of it be under way.
+    /// Exports a page of an arena, by a key from [`Space::export`](crate::Space::export). A page is
+    /// exported once, for any number of graphs. The arena must be neither paused nor in an [eager
+    /// scope](crate::EagerScope).
     ///
-    /// What other processes see of it is its memory, now and later: of a page that graphs share what each of them writes, and what lies beside.
+    /// Other processes see all memory of the page, now and later: the writes of each graph that
+    /// shares the page, and neighbouring blocks.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the device was opened [without](Self::sharing), or the arena is in another state; [`Error::InvalidArgument`]
-    /// for what is no page of an arena, or the page of an eager block; [`Error::Lent`]; what the driver says. Then nothing is pinned.
+    /// Nothing is pinned: [`Error::WrongState`] if the device was opened [without
+    /// sharing](Self::sharing) or the arena is in a different state; [`Error::InvalidArgument`] for
+    /// a page of no arena or of an eager block; [`Error::Lent`]; driver errors.
     pub fn export_page(self: &Arc<Self>, page: PageId) -> Result<ExportedPage> {
         let pin = self.pin_page(page)?;
         Ok(ExportedPage { fd: self.pool.export_descriptor(page)?, pin })
     }
 
-    /// As [`export_page`](Self::export_page), for processes of other hosts too, on a device that was granted [`Handles::Fabric`](crate::Handles::Fabric).
-    /// The handle is good as long as the pin is.
+    /// As [`export_page`](Self::export_page), also for processes of other hosts. Needs a device
+    /// with [`Handles::Fabric`](crate::Handles::Fabric). The handle is valid as long as the pin.
     ///
     /// # Errors
-    /// As [`export_page`](Self::export_page); [`Error::WrongState`] without the fabric.
+    /// As [`export_page`](Self::export_page); [`Error::WrongState`] without fabric handles.
     pub fn export_fabric(self: &Arc<Self>, page: PageId) -> Result<(FabricHandle, PagePin)> {
         let pin = self.pin_page(page)?;
         Ok((self.pool.export_fabric(page)?, pin))
     }
 
-    /// As [`export_fabric`](Self::export_fabric), for whoever counts its pins itself.
+    /// As [`export_fabric`](Self::export_fabric), for callers with their own pin counts.
     pub(crate) fn export_fabric_unguarded(&self, page: PageId) -> Result<FabricHandle> {
         self.counted(page, || self.pool.export_fabric(page))
     }
 
-    /// As [`export_page`](Self::export_page), for whoever counts its pins itself.
+    /// As [`export_page`](Self::export_page), for callers with their own pin counts.
     pub(crate) fn export_page_unguarded(&self, page: PageId) -> Result<OwnedFd> {
         self.counted(page, || self.pool.export_descriptor(page))
     }
 
-    /// Pins a page for what is exported of it; not if that fails.
+    /// Pins a page for an export; removes the pin if the export fails.
     fn counted<T>(&self, page: PageId, export: impl FnOnce() -> Result<T>) -> Result<T> {
         self.page_exported(page, 1)?;
         let exported = export();
@@ -96,19 +101,20 @@ impl Device {
         exported
     }
 
-    /// Pins a page without exporting it: before its memory is used by others in another way.
+    /// Pins a page without an export, before other processes use its memory in a different way.
     ///
     /// # Errors
-    /// As [`export_page`](Self::export_page), without the driver's.
+    /// As [`export_page`](Self::export_page), without driver errors.
     pub fn pin_page(self: &Arc<Self>, page: PageId) -> Result<PagePin> {
         self.page_exported(page, 1)?;
         Ok(PagePin(Arc::new(Pinned { device: Arc::clone(self), page })))
     }
 
-    /// Pins a page so many times more, or less.
+    /// Adds export pins, or removes them if `delta` is negative.
     ///
     /// # Errors
-    /// As [`pin_page`](Self::pin_page); [`Error::InvalidArgument`] if it is not pinned so often. Then nothing has changed.
+    /// Nothing changed: as [`pin_page`](Self::pin_page); [`Error::InvalidArgument`] for more
+    /// removals than pins.
     pub(crate) fn page_exported(&self, page: PageId, delta: i32) -> Result<()> {
         let (pool, times) = (&self.pool, delta.unsigned_abs());
         if delta == 0 {
@@ -119,7 +125,7 @@ impl Device {
         }
         let Ok(arena) = pool.arena_of(page) else { return pool.pin_abandoned(page, times) };
         let owner = self.pausables.tagged(&[]).into_iter().find(|owner| owner.id() == arena);
-        // First, so that whoever would move it sees the pin or is seen.
+        // Pinned first: a concurrent move of the page sees the pin, or `stay` sees the move.
         pool.pin_export(page, arena, times)?;
         let gone =
             Error::wrong_state("cannot export the page: its arena is gone; export it while the arena lives");

@@ -1,4 +1,4 @@
-//! Pages of other processes on this device.
+//! Import of pages of other processes.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -11,8 +11,8 @@ use crate::pages::{Fence, NamedStream, PeerId, PeerSpan};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// A page of another process, imported once, however many ranges show it. Its memory stays as long as this, or a [`PeerMap`] of it, does, whatever its
-/// owner does; what it holds then is the owner's to say.
+/// An imported page, for any number of ranges. Its memory lives as long as this object or a
+/// [`PeerMap`], even if the exporter is gone. The exporter determines the contents.
 pub struct PeerPage {
     device: Arc<Device>,
     id: PeerId,
@@ -20,7 +20,7 @@ pub struct PeerPage {
 }
 
 impl PeerPage {
-    /// Its bytes.
+    /// Returns the bytes of the page.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -39,22 +39,22 @@ impl fmt::Debug for PeerPage {
     }
 }
 
-/// A part of another process's page, as its owner's [`Extent`](crate::pages::Extent) says it.
+/// A part of an imported page, as in the exporter's [`Extent`](crate::pages::Extent).
 #[derive(Clone, Copy, Debug)]
 pub struct PeerExtent<'a> {
     /// The page.
     pub page: &'a PeerPage,
-    /// Where in the page the part begins, in bytes.
+    /// Bytes from the page's start.
     pub offset: u64,
-    /// Its bytes.
+    /// Bytes of the part.
     pub bytes: u64,
 }
 
-/// A range of another process at addresses of this one's own, in one piece. Dropping it unmaps the pages once what was given to the
-/// [noted](Self::used_by) streams by then is done, and does not block.
+/// Contiguous mapping of a range of a different process. Drop unmaps after the work submitted so
+/// far to the [recorded](Self::used_by) streams, without blocking.
 pub struct PeerMap {
     device: Arc<Device>,
-    /// `None`: it is being dropped.
+    /// `None` during drop.
     span: Option<PeerSpan>,
     at: Address,
     bytes: u64,
@@ -62,19 +62,20 @@ pub struct PeerMap {
 }
 
 impl PeerMap {
-    /// Where the range begins.
+    /// Returns the start of the range.
     #[must_use]
     pub fn address(&self) -> Address {
         self.at
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the range.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Notes that work of a stream uses the range. The stream exists until this is dropped. Work on streams that are not noted is done by then.
+    /// Records a stream that uses the range. The stream must exist until this object is dropped.
+    /// Work on other streams must be done by then.
     pub fn used_by(&self, stream: Stream) {
         let stream = self.device.pool.events().keep(stream);
         let mut users = self.users.lock();
@@ -102,20 +103,22 @@ impl fmt::Debug for PeerMap {
 }
 
 impl Device {
-    /// Imports a page that another process exported, `bytes` long, which its owner says. The descriptor is not needed afterwards.
+    /// Imports an exported page of `bytes`, as given by the exporter. The descriptor may be closed
+    /// afterwards.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this device was opened [without](Self::sharing); [`Error::InvalidSize`]; what the driver says of a descriptor that is
-    /// no page, and of one of another length, if it can tell: else mapping it fails.
+    /// [`Error::WrongState`] if this device was opened [without sharing](Self::sharing);
+    /// [`Error::InvalidSize`]; driver errors for a wrong descriptor. A wrong length may be detected
+    /// only when the page is mapped.
     pub fn import(self: &Arc<Self>, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerPage> {
         self.imported(bytes, || self.pool.import(fd, bytes))
     }
 
-    /// As [`import`](Self::import), by a handle of the fabric, from this host or another, on a device that was granted
+    /// As [`import`](Self::import), from a fabric handle of any host. Needs a device with
     /// [`Handles::Fabric`](crate::Handles::Fabric).
     ///
     /// # Errors
-    /// As [`import`](Self::import); [`Error::WrongState`] without the fabric.
+    /// As [`import`](Self::import); [`Error::WrongState`] without fabric handles.
     pub fn import_fabric(self: &Arc<Self>, handle: &FabricHandle, bytes: u64) -> Result<PeerPage> {
         self.imported(bytes, || self.pool.import_fabric(handle, bytes))
     }
@@ -128,11 +131,12 @@ impl Device {
         Ok(PeerPage { device: Arc::clone(self), id: import()?, bytes })
     }
 
-    /// Maps the parts of another process's range, one behind the other, at addresses of this process's own.
+    /// Maps the parts of a range of a different process one after the other.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for parts that do not make one range (pages are mapped whole: all but the first begin where their page does, and all
-    /// but the last end there), and for pages of another device; no addresses, or what the driver says. Nothing is mapped then.
+    /// Nothing is mapped: [`Error::InvalidArgument`] for parts that are not one range, or for pages
+    /// of a different device. As pages are mapped whole, all parts but the first start with their
+    /// page, and all but the last end with their page. Out of addresses; driver errors.
     pub fn map_peer(self: &Arc<Self>, extents: &[PeerExtent<'_>]) -> Result<PeerMap> {
         let refuse =
             |value: u64, what, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });

@@ -1,4 +1,4 @@
-//! File descriptors from process to process, over a unix socket: exported pages on their way.
+//! File descriptors sent between processes over a Unix socket, for exported pages.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,19 +12,20 @@ use rustix::net::{
 
 use crate::error::{Error, Result};
 
-/// The most descriptors that one message can have (`SCM_MAX_FD` of Linux).
+/// Maximum descriptors in one message (`SCM_MAX_FD` of Linux).
 pub const MOST_DESCRIPTORS: usize = 253;
 
 fn failed(call: &'static str, error: Errno) -> Error {
     Error::Driver { call, code: error.raw_os_error(), name: error.to_string() }
 }
 
-/// Sends descriptors and some bytes, at least one, as one message over a connected unix socket (`SCM_RIGHTS`): the receiver has descriptors of its own
-/// for the same things. Those given here stay the caller's. How many bytes went; the descriptors went with the first.
+/// Sends descriptors and at least one byte as one message over a connected Unix socket
+/// (`SCM_RIGHTS`). The receiver gets its own descriptors; the caller keeps the given ones. Returns
+/// the number of bytes sent; the descriptors go with the first byte.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for more than [`MOST_DESCRIPTORS`], and without a byte; [`Error::Driver`] with the number of the operating system's
-/// error, also where the other side is gone.
+/// [`Error::InvalidArgument`] for more than [`MOST_DESCRIPTORS`] or no byte; [`Error::Driver`] with
+/// the operating system's error number, also for a closed connection.
 pub fn send_descriptors(
     socket: BorrowedFd<'_>,
     descriptors: &[BorrowedFd<'_>],
@@ -51,11 +52,12 @@ pub fn send_descriptors(
     }
 }
 
-/// Receives what [`send_descriptors`] sent: how many bytes came into `bytes`, and the descriptors, in order, the caller's. Nothing: the other side has
-/// closed.
+/// Receives a message of [`send_descriptors`]. Returns the number of bytes and the descriptors, in
+/// order, owned by the caller. Zero bytes: the other side closed the connection.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] without room for a byte; [`Error::Driver`] with the number of the operating system's error; `EMFILE` if some of the descriptors could not be had: those that came are closed.
+/// [`Error::InvalidArgument`] for an empty buffer; [`Error::Driver`] with the operating system's
+/// error number. `EMFILE`: some descriptors could not be opened, and the received ones are closed.
 pub fn receive_descriptors(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
     if bytes.is_empty() {
         let expected = "at least one, or nothing is received";

@@ -1,4 +1,4 @@
-//! Who uses pages on lease: a buffer's user, or that of a KV cache.
+//! Borrowers: users of a buffer or a KV cache with pages on lease.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,74 +10,75 @@ use crate::error::{Error, Result};
 use crate::pages::{Account, Fence, HookGuard, LentPlace};
 use crate::units::Stream;
 
-/// What the user of a buffer is asked for.
+/// Request to the user of a buffer.
 #[derive(Clone, Debug)]
 pub struct Vacate {
-    /// The lease.
+    /// Lease number.
     pub lease: u64,
-    /// Bytes of the buffer, from its base, that are to be given back.
+    /// Bytes to vacate, from the buffer's base.
     pub range: Range<u64>,
-    /// What else is committed there, and is not on lease.
+    /// Other committed parts of the buffer, not on lease.
     pub instead: Vec<Range<u64>>,
-    /// How much time is left. Afterwards the recall fails, and the pages go all the same once they are given back.
+    /// Remaining time. Afterwards the recall fails, but pages vacated later still return.
     pub deadline: Duration,
 }
 
-/// Who uses pages on lease, and can do without.
+/// User of a buffer with pages on lease.
 pub trait Borrower: Send + Sync {
-    /// Stops using a range: no work on it is given to the device from now on; behind the fence there is none left. Called on the thread that
-    /// recalls, with no lock held. It may commit other parts of the buffer, and not wait for this lease.
+    /// Stops using a range: submits no more work on the range. Returns a fence after its last work.
+    /// Called on the recalling thread, without a lock. May commit other parts of the buffer. Must
+    /// not wait for this lease.
     ///
     /// # Errors
-    /// The borrower needs them still; the recall returns this, and the lease goes on.
+    /// The borrower still needs the range. The recall returns this error, and the lease continues.
     fn vacate(&self, asked: &Vacate) -> Result<Fence>;
 }
 
-/// What the user of a KV cache is asked for: which of these blocks, so many bytes of pages, by then.
+/// Request to the user of a KV cache: vacate some of these blocks.
 #[derive(Clone, Debug)]
 pub struct VacateBlocks {
-    /// The lease.
+    /// Lease number.
     pub lease: u64,
-    /// The blocks that lie on its pages, as far as they have memory. A page comes back once none of its blocks has:
-    /// [`BlockPool::ask_of`](crate::BlockPool::ask_of) finds those that cost least.
+    /// Backed blocks on the lease's pages. A page returns once none of its blocks is backed:
+    /// [`BlockPool::ask_of`](crate::BlockPool::ask_of) finds the cheapest blocks.
     pub blocks: Vec<Range<u64>>,
-    /// Bytes of pages that are wanted; all that these blocks lie on, if the lease is to end.
+    /// Requested bytes of pages; all pages of these blocks, if the lease is to end.
     pub bytes: u64,
-    /// Blocks that have memory and lie on none of its pages.
+    /// Backed blocks outside the lease's pages.
     pub instead: Vec<Range<u64>>,
-    /// How much time is left. Afterwards the recall fails, and the pages go all the same once they are given back.
+    /// Remaining time. Afterwards the recall fails, but pages vacated later still return.
     pub deadline: Duration,
 }
 
-/// What the user of a KV cache gave up.
+/// Answer of the user of a KV cache.
 #[derive(Debug, Default)]
 pub struct Vacated {
-    /// Blocks that it does not use any more: the library releases those that were asked for.
+    /// Vacated blocks. The library releases the requested ones.
     pub blocks: Vec<Range<u64>>,
-    /// Behind this, no work of the device uses them.
+    /// After this fence no work of the device uses the blocks.
     pub fence: Fence,
 }
 
-/// Who uses blocks on pages on lease, and can do without.
+/// User of a KV cache with pages on lease.
 pub trait BlockBorrower: Send + Sync {
-    /// Stops using blocks, and says which: no work on them is given to the device from now on. Called on the thread that recalls, with no
-    /// lock held. It may back other blocks of the cache, and not wait for this lease. Until their pages are back, blocks that were
-    /// vacated cannot be backed again.
+    /// Stops using blocks and names them: submits no more work on the blocks. Called on the
+    /// recalling thread, without a lock. May back other blocks of the cache. Must not wait for this
+    /// lease. Vacated blocks cannot be backed again until their pages are back.
     ///
     /// # Errors
-    /// The borrower needs them all; the recall returns this, and the lease goes on.
+    /// The borrower still needs all blocks. The recall returns this error, and the lease continues.
     fn vacate(&self, asked: &VacateBlocks) -> Result<Vacated>;
 }
 
-/// What a borrower gave up.
+/// Result of a borrower's `vacate`.
 pub(super) struct Given {
-    /// Bytes of pages that go back.
+    /// Bytes of pages to return.
     pub(super) bytes: u64,
-    /// All blocks that it was asked for.
+    /// True if all requested blocks were vacated.
     pub(super) all: bool,
 }
 
-/// Whether every block of a range is in one of others.
+/// Returns true if every block of a range is in one of `by`.
 fn covered(range: &Range<u64>, by: &[Range<u64>]) -> bool {
     let mut at = range.start;
     while at < range.end {
@@ -89,7 +90,7 @@ fn covered(range: &Range<u64>, by: &[Range<u64>]) -> bool {
     true
 }
 
-/// Where the pages of a lease show.
+/// Borrower of a lease: memory and its user.
 pub(crate) enum To {
     Buffer(Arc<ElasticBuffer>, Arc<dyn Borrower>),
     Cache(Arc<KvCache>, Arc<dyn BlockBorrower>),
@@ -117,7 +118,7 @@ impl To {
         }
     }
 
-    /// That pages of this size, of that device, can show in this part.
+    /// Checks the device, the page size and the part.
     pub(super) fn check(&self, large: u64, device: &Arc<Device>, part: &Range<u64>) -> Result<()> {
         let (what, page) = self.page();
         if page != large {
@@ -139,7 +140,7 @@ impl To {
         Ok(())
     }
 
-    /// Shows a lender's pages in a part of it.
+    /// Maps the lender's pages in a part.
     pub(super) fn borrow(&self, part: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         match self {
             Self::Buffer(buffer, _) => buffer.borrow_pages(part.clone(), lender),
@@ -147,7 +148,8 @@ impl To {
         }
     }
 
-    /// Has its user vacate `bytes` of these pages, which go behind the fence that he gives. Holds no lock.
+    /// Makes the user vacate `bytes` of these pages, unmapped after the user's fence. The caller
+    /// has no lock.
     pub(super) fn vacate(
         &self,
         lease: u64,
@@ -157,7 +159,7 @@ impl To {
     ) -> Result<Given> {
         match self {
             Self::Buffer(buffer, borrower) => {
-                // A part of a buffer is given back from its end.
+                // A buffer is vacated from the end of the part.
                 let keep = lent.len().saturating_sub(bytes.div_ceil(buffer.page_bytes()) as usize);
                 let lent = lent.get(keep..).unwrap_or(lent);
                 let fence = match buffer.in_use(lent) {
@@ -186,7 +188,7 @@ impl To {
         }
     }
 
-    /// Unmaps what was given back and is no longer in use.
+    /// Unmaps vacated pages after their fences.
     pub(super) fn settle(&self) {
         match self {
             Self::Buffer(buffer, _) => buffer.settle(),

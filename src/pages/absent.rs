@@ -1,16 +1,18 @@
-//! Absent pages: they keep their key, holder, account and every address they show at, and have no memory. So whoever placed them need
-//! not know.
+//! Non-resident pages: pages of a paused arena. They keep key, owner, account and addresses, but
+//! have no memory. So spaces, seals and the shared set need not know about pauses.
 //!
 //! ```text
-//!   there ── step aside ──> half ──> absent ── come back (the memory of a page that was taken for it) ──> half ──> there
-//!                            '── the driver refused: it stays so far, and the next step aside or come back goes on from here
+//!  resident ─ pause ─> partial ─> non-resident ─ resume, new memory ─> partial ─> resident
+//!                         └─ the driver refused a call: the next pause or resume continues here
 //! ```
 //!
-//! They count for nothing: no bytes, no budget, no mapping of the driver's. What is torn down at an address of an absent page makes no
-//! driver call; one that shows nowhere any more is forgotten.
+//! A non-resident page counts zero bytes, and its mappings do not exist in the driver. Teardown of
+//! its addresses makes no driver call. A non-resident page without mappings is removed.
 //!
-//! Whoever moves pages *holds* the ranges they show in: nothing there is torn down meanwhile, not even behind a fence that is done. It
-//! waits on the pool's list until the hold ends.
+//! While pages are paused or resumed, the thread *holds* their ranges: no part is torn down, even
+//! after its fence. Such requests stay pending until the hold ends.
+//!
+//! The mutex of [`PagePool`] guards all of this; driver calls are made without the mutex.
 
 use super::pool::State;
 use super::{Holder, PageId, PagePool, RangeId};
@@ -19,21 +21,21 @@ use crate::error::{Error, Result};
 use crate::sync::yield_now;
 use crate::units::Address;
 
-/// A page of an arena that steps aside with it, as it stands.
+/// State of a page that a pause of its arena releases.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
     pub(crate) page: PageId,
     pub(crate) bytes: u64,
     pub(crate) holder: Holder,
-    /// Its memory is there.
+    /// The page has memory.
     pub(crate) present: bool,
-    /// It shows somewhere without memory behind.
+    /// Some of its mappings do not exist in the driver.
     pub(crate) away: bool,
-    /// Where it shows with memory, if it does anywhere: where its holder has it, since there it stays, or else first.
+    /// A mapping with memory, if one exists: preferably the owner's, which stays; else the first.
     pub(crate) at: (RangeId, u64),
 }
 
-/// Keeps an arena's ranges from being torn down as long as it lives.
+/// Keeps an arena's ranges from teardown, until dropped.
 #[derive(Debug)]
 pub(crate) struct Hold<'a> {
     pool: &'a PagePool,
@@ -50,20 +52,21 @@ impl Drop for Hold<'_> {
                 }
             }
         }
-        // What came meanwhile.
+        // Reaps requests that arrived during the hold.
         self.pool.finish_done();
     }
 }
 
 impl State {
-    /// Whether a page is away at an address where it shows.
+    /// Returns true if the mapping at this address does not exist in the driver.
     pub(super) fn is_away(&self, page: PageId, range: RangeId, at: u64) -> bool {
         self.pages.get(page).is_some_and(|page| !page.away.is_empty() && page.away.contains(&(range, at)))
     }
 }
 
 impl PagePool {
-    /// Holds every range in which pages show that step aside with an arena. No change is under way there, and nobody else holds them.
+    /// Holds all ranges with pages that this arena's pause releases. No transaction may run on
+    /// these ranges, and no second hold may exist.
     pub(crate) fn hold(&self, arena: u64) -> Hold<'_> {
         loop {
             {
@@ -82,12 +85,12 @@ impl PagePool {
                     return Hold { pool: self, ranges };
                 }
             }
-            // A teardown is a few driver calls long.
+            // A teardown takes a few driver calls.
             yield_now();
         }
     }
 
-    /// The pages that step aside with an arena, by where they show.
+    /// Returns the pages that this arena's pause releases, by address.
     pub(crate) fn standing(&self, arena: u64) -> Vec<Standing> {
         let state = self.lock();
         let ours = state.pages.iter().filter(|(_, page)| page.holder.movable_arena() == Some(arena));
@@ -113,7 +116,8 @@ impl PagePool {
         found
     }
 
-    /// The addresses at which pages show that step aside with an arena, in order; neighbours are one.
+    /// Returns the address ranges of all pages that this arena's pause releases, in order. Adjacent
+    /// ranges are merged.
     pub(crate) fn addresses(&self, arena: u64) -> Vec<(Address, u64)> {
         let state = self.lock();
         let ours = state.pages.values().filter(|page| page.holder.movable_arena() == Some(arena));
@@ -132,12 +136,13 @@ impl PagePool {
         all
     }
 
-    /// Unmaps a page wherever it shows and gives its memory to the driver: the calls made, and whether the driver took it; what it
-    /// refuses to take is kept for another try. Whoever asks [holds](Self::hold) its ranges and has waited for the device.
+    /// Makes a page non-resident: unmaps all its addresses and releases its memory. Returns the
+    /// number of driver calls, and false if the driver refused the release (retried later). The
+    /// caller [holds](Self::hold) its ranges and has waited for the device.
     ///
     /// # Errors
-    /// [`Error::Exported`] if others have it; what the driver says of unmapping. What is unmapped then stays so; its memory and contents stay
-    /// too.
+    /// [`Error::Exported`] for an exported page. Driver errors of an unmap: completed unmaps stay,
+    /// and the page keeps memory and contents.
     pub(crate) fn step_aside(&self, id: PageId) -> Result<(u64, bool)> {
         let mut calls = 0;
         loop {
@@ -154,7 +159,8 @@ impl PagePool {
                 let Some(found) = state.ranges.get(range) else { break };
                 (range, at, found.base.plus(at), page.bytes)
             };
-            // SAFETY: one whole mapping, which nobody else takes away, as its range is held; whoever asks has waited for the device.
+            // SAFETY: one whole mapping. Its range is held, so no other thread unmaps. The caller
+            // has waited for the device.
             unsafe { self.driver().unmap(address, bytes) }?;
             calls += 1;
             let state = &mut *self.lock();
@@ -168,14 +174,14 @@ impl PagePool {
         }
         let (handle, bytes) = {
             let state = &mut *self.lock();
-            // It may have been exported meanwhile; then it keeps its memory.
+            // An export since the first check keeps the memory.
             state.require_unexported(id)?;
             let Some(page) = state.pages.get_mut(id) else { return Ok((calls, true)) };
             let Some(handle) = page.handle.take() else { return Ok((calls, true)) };
             let (bytes, holder, account) = (page.bytes, page.holder, page.account);
             state.count(holder, -1, -(bytes as i64), 0);
             if let Some(account) = account {
-                // It stays in its account and counts for nothing there.
+                // The page stays in its account, with zero bytes.
                 state.accounts.change(account, -(bytes as i64), 0);
             }
             state.stats.physical_bytes -= bytes;
@@ -186,8 +192,9 @@ impl PagePool {
         Ok((calls + 1, self.release_handle(handle, bytes)))
     }
 
-    /// Gives an absent page the memory of another, which is off the books then, and maps it wherever it is away; and how many mappings
-    /// were made, and their bytes. For [`Change::come_back`](super::Change::come_back).
+    /// Makes a page resident: moves the memory of `memory`, which leaves the tables, into the page,
+    /// and maps all its addresses. Returns the number of mappings and their bytes. Called by
+    /// [`Change::come_back`](super::Change::come_back).
     pub(super) fn come_back(&self, id: PageId, memory: Option<PageId>) -> (Result<()>, (u64, u64)) {
         if let Some(memory) = memory {
             self.lock().adopt(id, memory);
@@ -204,7 +211,8 @@ impl PagePool {
                 let whole = Whole { page: handle, bytes: page.bytes };
                 (range, at, found.base.plus(at), whole, found.peers.and(state.peers))
             };
-            // SAFETY: the place is this page's and nothing is mapped there; its range is held, so that nobody takes it away.
+            // SAFETY: the page's own addresses, not mapped in the driver. The range is held, so no
+            // other thread frees the addresses.
             let mapped = unsafe { self.driver().map(address, &[whole], peers) };
             let is_there = mapped.as_ref().map_or_else(|not| not.mapped > 0, |()| true);
             let late = {
@@ -223,7 +231,7 @@ impl PagePool {
             };
             let mut result = mapped.map_err(|not| not.error);
             if result.is_ok() && !late.is_empty() {
-                // SAFETY: mapped just now.
+                // SAFETY: mapped above.
                 result = unsafe { self.driver().grant(address, whole.bytes, late) };
             }
             if result.is_err() {
@@ -234,12 +242,13 @@ impl PagePool {
 }
 
 impl State {
-    /// Moves the memory of one page to an absent one of the same size, and takes the first off the books.
+    /// Moves the memory of one page to a non-resident page of the same size, and removes the first
+    /// page.
     fn adopt(&mut self, id: PageId, memory: PageId) {
         let fits = |page: &super::pool::Page, bytes: u64| page.handle.is_none() && page.bytes == bytes;
         let bytes = self.pages.get(memory).map_or(0, |page| page.bytes);
         if !self.pages.get(id).is_some_and(|page| fits(page, bytes)) {
-            // It was forgotten meanwhile; what was taken is free at the commit.
+            // The page was removed since. The taken memory becomes free at the commit.
             return;
         }
         let Some(given) = self.pages.remove(memory) else { return };

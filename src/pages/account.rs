@@ -1,4 +1,9 @@
-//! Accounts: a tree of budgets, apart from who holds a page. Device, then tenants or models, then what each has memory for.
+//! Accounts: a tree of budgets, independent of page owners. Levels: device, tenant or model, then
+//! arena, region or buffer.
+//!
+//! The parent of an account is charged max(used, guaranteed + lent): see [`Limits`]. So guaranteed
+//! bytes are reserved in all ancestors even while unused or on lease. The mutex of [`PagePool`]
+//! guards the tree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,31 +15,33 @@ use super::{AccountId, PagePool};
 use crate::error::{Error, Result};
 use crate::units::MAX_BYTES;
 
-/// What an account may and is sure to have, in bytes.
+/// Limit and guaranteed bytes of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// The most that its pages may take, those of the accounts below it included; `None`: no limit but those above.
+    /// Limit in bytes on pages of the account and its descendants. `None`: only the limits of the
+    /// ancestors.
     pub most: Option<u64>,
-    /// What it is sure to get: counts toward the accounts above it, whether it is used or not. Guaranteed only below an account
-    /// that has a `most`, as nobody else's use is bounded otherwise.
+    /// Guaranteed bytes, charged to the ancestors even while unused. A guarantee needs an ancestor
+    /// with a limit, since otherwise the use by other accounts is unbounded.
     pub least: u64,
 }
 
 impl Limits {
-    /// More than there are addresses for is as much as that, so that no sum of leasts overflows.
+    /// Clamps the guarantee to the address space, so sums cannot overflow.
     fn bounded(self) -> Self {
         Self { least: self.least.min(MAX_BYTES), ..self }
     }
 }
 
-/// What counts toward an account now.
+/// Current charge of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AccountStats {
-    /// Bytes of its pages and of the accounts below it, each with its least at least, and of what the driver is being asked for.
+    /// Bytes of its own pages, of pages in creation, and of the charges of its child accounts. A
+    /// child is charged at least its guarantee.
     pub charged_bytes: u64,
-    /// The most it may have; `None`: no limit.
+    /// Limit in bytes. `None`: no limit.
     pub most_bytes: Option<u64>,
-    /// What it is sure to get.
+    /// Guaranteed bytes.
     pub least_bytes: u64,
 }
 
@@ -43,18 +50,19 @@ struct Entry {
     label: String,
     parent: Option<AccountId>,
     limits: Limits,
-    /// Bytes of pages, and what the accounts below are charged.
+    /// Bytes of own pages, plus the charges of child accounts.
     used: u64,
-    /// Bytes that the driver is being asked for.
+    /// Bytes in creation by the driver.
     moving: u64,
-    /// Bytes of its pages, and of those below it, that are on lease to somebody who is not below it.
+    /// Bytes of own and descendant pages on lease to borrowers outside this subtree.
     lent: u64,
-    /// Handles to it, pages in it, and accounts below it.
+    /// Number of handles, pages and child accounts.
     users: u64,
 }
 
 impl Entry {
-    /// What it counts for in the account above: its least beside what it has lent, so that it gets that also if what it used goes.
+    /// Bytes charged to the parent account: max(used, guaranteed + lent). So the guarantee still
+    /// fits if used memory is freed during a loan.
     fn charge(&self) -> u64 {
         self.charge_of(self.used + self.moving)
     }
@@ -64,7 +72,7 @@ impl Entry {
     }
 }
 
-/// All accounts of a device. The first one is the device's.
+/// All accounts of a device. The root is the device's account.
 #[derive(Debug)]
 pub(super) struct Accounts {
     entries: SlotMap<AccountId, Entry>,
@@ -96,8 +104,8 @@ impl Accounts {
         })
     }
 
-    /// The account that leaves too little room for `bytes` more, the tightest if there are several, the one above of two; `held`: bytes of the device that
-    /// count toward no account but the device's.
+    /// Returns an error for the tightest account without room for `bytes` more; of two equal ones,
+    /// the ancestor. `held`: bytes charged to the device only.
     pub(super) fn refusal(&self, id: AccountId, bytes: u64, held: u64, device: i32) -> Option<Error> {
         let (mut tightest, mut lowest, mut more): (Option<(u64, Error)>, _, _) = (None, None, bytes);
         for id in self.up_from(id) {
@@ -128,7 +136,7 @@ impl Accounts {
         tightest.map(|(_, error)| error)
     }
 
-    /// Changes what counts toward an account and those above it.
+    /// Adds to the charge of an account and its ancestors.
     pub(super) fn change(&mut self, id: AccountId, used: i64, moving: i64) {
         let (mut next, mut used, mut moving) = (Some(id), used, moving);
         while let Some(entry) = next.and_then(|id| self.entries.get_mut(id)) {
@@ -140,31 +148,33 @@ impl Accounts {
         }
     }
 
-    /// An account and those above it, up to the device's; nothing for one that is gone.
+    /// Iterates over an account and its ancestors. Empty for a removed account.
     fn up_from(&self, id: AccountId) -> impl Iterator<Item = AccountId> + '_ {
         let first = self.entries.contains_key(id).then_some(id);
         std::iter::successors(first, |id| self.entries.get(*id).and_then(|entry| entry.parent))
     }
 
-    /// Whether what counts toward an account counts toward that of this key as well.
+    /// Returns true if `key` names the account or one of its ancestors.
     pub(super) fn is_within(&self, id: AccountId, key: u64) -> bool {
         self.up_from(id).any(|id| id.data().as_ffi() == key)
     }
 
-    /// Those from an account up to the device's, that one left out, which are not above another account as well.
+    /// Returns `from` and its ancestors, up to the first ancestor shared with `to` or the device,
+    /// which is excluded.
     fn apart(&self, from: AccountId, to: AccountId) -> Vec<AccountId> {
         let both: Vec<AccountId> = self.up_from(to).chain([self.root]).collect();
         self.up_from(from).take_while(|id| !both.contains(id)).collect()
     }
 
-    /// How many bytes an account can lend to another one: what all that are [apart](Self::apart) have above their least.
+    /// Returns the bytes that `from` can lend to `to`: the minimum, over the accounts
+    /// [apart](Self::apart), of used bytes above the guarantee.
     pub(super) fn lendable(&self, from: AccountId, to: AccountId) -> u64 {
         let entries = self.apart(from, to).into_iter().filter_map(|id| self.entries.get(id));
         let beyond = entries.map(|entry| entry.used.saturating_sub(entry.limits.least + entry.lent));
         beyond.min().unwrap_or(u64::MAX)
     }
 
-    /// So many bytes more are on lease, or fewer.
+    /// Adds to the bytes on lease; negative at the end of a lease.
     pub(super) fn lend(&mut self, from: AccountId, to: AccountId, bytes: i64) {
         for id in self.apart(from, to) {
             let Some(entry) = self.entries.get_mut(id) else { return };
@@ -187,14 +197,13 @@ impl Accounts {
         }
     }
 
-    /// One more user.
     pub(super) fn join(&mut self, id: AccountId) {
         if let Some(entry) = self.entries.get_mut(id) {
             entry.users += 1;
         }
     }
 
-    /// One user less; an account without any goes.
+    /// Removes a user. An account without users is removed.
     pub(super) fn leave(&mut self, id: AccountId) {
         let mut next = Some(id);
         while let Some(id) = next {
@@ -208,7 +217,8 @@ impl Accounts {
         }
     }
 
-    /// What each account has, less what the accounts below it are charged; for the audit.
+    /// For the audit: returns each account's used bytes without the charges of its children, and
+    /// its bytes in creation.
     pub(super) fn own(&self) -> impl Iterator<Item = (AccountId, &str, u64, u64)> {
         self.entries.iter().map(|(id, entry)| {
             let below = self.entries.values().filter(|other| other.parent == Some(id));
@@ -218,17 +228,18 @@ impl Accounts {
     }
 }
 
-/// A budget in the tree. It stays while a handle to it, a page in it or an account below it is there.
+/// A budget in the tree. Lives as long as a handle, a charged page or a child account.
 pub struct Account {
     pool: Arc<PagePool>,
     id: AccountId,
 }
 
 impl Account {
-    /// A new account below another one; `None`: below the device.
+    /// Creates an account below `parent`. `None`: below the device.
     ///
     /// # Errors
-    /// [`Error::OverBudget`] if the accounts above have no room for its least; [`Error::InvalidArgument`] for a parent of another pool.
+    /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
+    /// [`Error::InvalidArgument`] for a parent of a different pool.
     pub fn new(pool: &Arc<PagePool>, parent: Option<&Self>, label: String, limits: Limits) -> Result<Self> {
         if let Some(parent) = parent
             && !Arc::ptr_eq(&parent.pool, pool)
@@ -260,19 +271,19 @@ impl Account {
         Ok(Self { pool: Arc::clone(pool), id })
     }
 
-    /// Its key in the pool.
+    /// Returns the key in the pool.
     #[must_use]
     pub fn id(&self) -> AccountId {
         self.id
     }
 
-    /// Sets its limits. Nothing is taken away: with less than is held, every page that is missing is refused until enough is given
-    /// back.
+    /// Sets the limits. No memory is released: if the account exceeds a lower limit, new pages are
+    /// refused until enough is freed.
     pub fn set_limits(&self, limits: Limits) {
         self.pool.lock().accounts.limit(self.id, limits.bounded());
     }
 
-    /// What counts toward it now.
+    /// Returns the current charge.
     #[must_use]
     pub fn stats(&self) -> AccountStats {
         self.pool.lock().accounts.stats(self.id)
@@ -292,14 +303,14 @@ impl fmt::Debug for Account {
 }
 
 impl PagePool {
-    /// Bytes of the pages in an account and below it, without what the driver is being asked for.
+    /// Returns the bytes of pages in an account and its descendants, without pages in creation.
     #[must_use]
     pub fn account_bytes(&self, account: &Account) -> u64 {
         self.lock().accounts.entries.get(account.id).map_or(0, |entry| entry.used)
     }
 
-    /// Limits the bytes of the device that this pool may hold from now on, free pages included; `None` lifts the limit. Nothing is
-    /// taken away.
+    /// Limits the bytes held by this pool, free pages included. `None` removes the limit. No memory
+    /// is released.
     pub fn set_budget(&self, bytes: Option<u64>) {
         let mut state = self.lock();
         let root = state.accounts.root();

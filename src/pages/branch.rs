@@ -1,4 +1,5 @@
-//! A branch of somebody's capture: a stream of the library's own that takes part in it, with copies from the host on it.
+//! Branch of a capture: a stream of the library in the caller's capture, with copies from the host
+//! as graph nodes.
 
 use std::fmt;
 
@@ -7,14 +8,15 @@ use crate::driver::{CopyNode, Event, Executable, GraphCopy, Graphs, SharedDriver
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// A stream, and events to order it and the captured stream by. It stays until the capture is over.
+/// A stream, with events for its order relative to the captured stream. Lives until the end of the
+/// capture.
 pub(crate) struct Branch {
     driver: SharedDriver,
     stream: Stream,
     points: Vec<Event>,
 }
 
-/// What a copy of a graph is to copy: a part of registered host memory.
+/// Source of a graph's copy: a part of registered host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) piece: &'a HostPiece,
@@ -39,10 +41,10 @@ fn graphs(driver: &SharedDriver) -> Result<&dyn Graphs> {
 }
 
 impl Branch {
-    /// A stream that is in no capture yet, and so many points.
+    /// Creates a stream outside any capture, with `points` events.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] on a platform without graphs; what the driver says.
+    /// [`Error::InvalidArgument`] on a platform without graphs; driver errors.
     pub(crate) fn new(driver: &SharedDriver, points: usize) -> Result<Self> {
         graphs(driver)?;
         let stream = driver.stream_create()?;
@@ -61,9 +63,8 @@ impl Branch {
         self.points.len()
     }
 
-    /// Whether it is in no capture any more.
     pub(crate) fn free(&self) -> bool {
-        // SAFETY: a stream of ours, which is there.
+        // SAFETY: a live stream of this object.
         let state = unsafe { self.driver.stream_state(self.stream) };
         state == Ok(StreamState::Ready)
     }
@@ -73,47 +74,51 @@ impl Branch {
         self.points.get(point).copied().ok_or_else(none)
     }
 
-    /// Moves a point behind what a stream of the capture was given.
+    /// Records a point after the work of a captured stream.
     pub(crate) fn mark(&self, point: usize, stream: Stream) -> Result<()> {
-        // SAFETY: an event of ours; the stream is ours or that of a caller who captures it and named it to be added to.
+        // SAFETY: an event of this object. The stream is this object's, or one that its owner
+        // captures and passed for this purpose.
         unsafe { self.driver.event_record(self.point(point)?, stream) }
     }
 
-    /// A stream of the capture goes on behind a point, which brings it into the capture.
+    /// Makes a stream wait for a point, which adds the stream to the capture.
     pub(crate) fn wait(&self, point: usize, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.driver.event_wait(self.point(point)?, stream) }
     }
 
-    /// As [`wait`](Self::wait), of a stream that is in the capture already: the point comes first among what its next node is behind.
+    /// As [`wait`](Self::wait), for a stream already in the capture. The point becomes the first
+    /// dependency of its next node.
     pub(crate) fn join(&self, point: usize, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { graphs(&self.driver)?.capture_wait(self.point(point)?, stream) }
     }
 
-    /// Captures a copy on the branch. Nothing is copied before the graph is launched: whoever does that has seen to it that the destination is
-    /// mapped and the part is there, or has told the executable another copy.
+    /// Captures a copy on the branch. Before a launch of the graph, the destination is mapped and
+    /// the source is valid, or the executable has a different copy.
     pub(crate) fn copy(&self, to: Address, part: Part<'_>) -> Result<CopyNode> {
         let copy = part.copy(to)?;
-        // SAFETY: our own stream, which is in the capture; to launch the graph is another's unsafe act.
+        // SAFETY: this object's stream, in the capture. A launch of the graph is a separate unsafe
+        // call.
         unsafe { graphs(&self.driver)?.capture_copy(copy, self.stream) }
     }
 }
 
-/// What an executable was told of one of its copies, so that it is told no more than has changed: each call costs the host about as much as a
-/// launch costs it a node.
+/// Last parameters of a copy node in an executable. Only changes are sent: each update costs the
+/// host about as much as one node in a launch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ToldCopy {
-    /// Where to, from which address, and how many bytes; `None`: nobody knows.
+    /// Destination, source and bytes. `None`: unknown.
     copy: Option<(Address, usize, usize)>,
     enabled: Option<bool>,
 }
 
-/// Tells an executable that one of its copies is another one, or none.
+/// Updates or disables a copy node of an executable.
 ///
 /// # Safety
-/// An executable of the graph that the node is in, both there, which no other thread uses; the part as for [`Branch::copy`]. `told` is what
-/// this executable was told of the node, of registrations that are still those.
+/// The executable belongs to the node's graph, both live, without use by other threads. The part is
+/// as for [`Branch::copy`]. `told` describes this node of this executable, with still valid
+/// registrations.
 pub(crate) unsafe fn tell(
     driver: &SharedDriver,
     executable: Executable,
@@ -126,7 +131,7 @@ pub(crate) unsafe fn tell(
         let copy = part.copy(to)?;
         let now = Some((copy.to, copy.from as usize, copy.bytes));
         if told.copy != now {
-            // Unknown if it fails.
+            // Unknown after a failure.
             told.copy = None;
             // SAFETY: the caller's promise.
             unsafe { graphs.executable_set_copy(executable, node, copy) }?;
@@ -150,10 +155,11 @@ impl Drop for Branch {
             }
         };
         for event in self.points.drain(..) {
-            // SAFETY: an event of ours, destroyed once. What was captured behind it has its edges.
+            // SAFETY: an event of this object, destroyed once. Captured work already has its
+            // dependencies.
             warn(unsafe { self.driver.event_destroy(event) });
         }
-        // SAFETY: a stream of ours, destroyed once.
+        // SAFETY: a stream of this object, destroyed once.
         warn(unsafe { self.driver.stream_destroy(self.stream) });
     }
 }

@@ -1,17 +1,21 @@
-//! Changes of several steps: a journal that either commits or is undone in reverse, exactly what succeeded.
+//! Transactions: a journal of steps that commits, or is undone in reverse order.
 //!
-//! | step | its inverse |
+//! | step | undo |
 //! |---|---|
 //! | reserve | close |
-//! | take | unpin; what was created goes back |
-//! | rely on | unpin |
+//! | take | unpin; a created page is released |
+//! | pin (`rely_on`) | unpin |
 //! | map | unmap |
-//! | unmap | map again what was there, which stays pinned until the commit |
-//! | hand over | hand back, if it is still there |
-//! | come back | step aside |
+//! | unmap | map the previous pages, pinned until the commit |
+//! | hand over | hand back, unless the owner changed since |
+//! | resume a page (`come_back`) | make the page non-resident again |
 //!
-//! Nothing is given away before the commit, so undoing never meets a stranger. An inverse that the driver refuses leaves the pool's
-//! books true; the object it belonged to is broken, and its teardown tries again.
+//! No page becomes free before the commit, so an undo never finds a page of a new owner. If the
+//! driver refuses an undo step, the tables stay true. The affected object is then unusable, and its
+//! teardown retries.
+//!
+//! A transaction belongs to one thread and has no lock. Each step locks the pool's tables for a
+//! short time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,10 +35,10 @@ enum Step {
     CameBack(PageId),
 }
 
-/// Calls to the driver that a change made, undone ones left out.
+/// Driver calls of a transaction, without undone calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// All of them.
+    /// All driver calls.
     pub all: u64,
     /// Pages mapped.
     pub maps: u64,
@@ -44,46 +48,45 @@ pub struct Calls {
     pub unmapped_bytes: u64,
 }
 
-/// A change of several steps (the design's `MapTransaction`). Dropped without [`commit`](Self::commit), it is undone.
+/// Transaction over several steps (`MapTransaction` in the published design). Undone at drop unless
+/// [committed](Self::commit).
 pub struct Change<'a> {
     pool: &'a Arc<PagePool>,
     journal: Vec<Step>,
     calls: Calls,
-    /// Bytes of the pages that are still to come.
+    /// Bytes of pages still to be taken.
     announced: u64,
 }
 
 impl<'a> Change<'a> {
-    /// Nothing is changed yet.
+    /// Begins an empty transaction.
     #[must_use]
     pub fn on(pool: &'a Arc<PagePool>) -> Self {
         Self { pool, journal: Vec::new(), calls: Calls::default(), announced: 0 }
     }
 
-    /// Says that pages of so many bytes more will be taken or relied on, so that an error says how much is missing for all of them and not for one:
-    /// whoever is asked to give memory back may give no more than that.
+    /// Announces the total bytes of pages that will be taken or pinned. An error then reports all
+    /// missing bytes, and reclaimers free enough for the whole transaction.
     pub(crate) fn announce(&mut self, bytes: u64) {
         self.announced = self.announced.saturating_add(bytes);
     }
 
-    /// The pool.
+    /// Returns the pool.
     #[must_use]
     pub fn pool(&self) -> &'a Arc<PagePool> {
         self.pool
     }
 
-    /// Reserves addresses, under a tag of the caller's own; [`commit`](Self::commit) returns the reservations.
+    /// Reserves addresses under the caller's tag. [`commit`](Self::commit) returns the
+    /// reservations.
     ///
     /// # Errors
-    /// [`Error::OutOfAddresses`](crate::Error::OutOfAddresses) or what the driver says.
+    /// [`Error::OutOfAddresses`](crate::Error::OutOfAddresses); driver errors.
     pub fn reserve(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<RangeId> {
         self.reserve_at(bytes, tag, peers).map(|(id, _)| id)
     }
 
-    /// As [`reserve`](Self::reserve); and where they begin.
-    ///
-    /// # Errors
-    /// As [`reserve`](Self::reserve).
+    /// As [`reserve`](Self::reserve). Also returns the base address.
     pub(crate) fn reserve_at(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<(RangeId, Address)> {
         let (id, base) = self.pool.reserve(bytes, tag, peers)?;
         self.journal.push(Step::Reserved(id, base, bytes));
@@ -91,10 +94,11 @@ impl<'a> Change<'a> {
         Ok((id, base))
     }
 
-    /// Takes a page of `bytes` for a holder: a free one, or a new one.
+    /// Takes a free or a new page of `bytes` for an owner.
     ///
     /// # Errors
-    /// [`Error::OverBudget`](crate::Error::OverBudget), of the account or of one above it, or what the driver says.
+    /// [`Error::OverBudget`](crate::Error::OverBudget) of the account or an ancestor; driver
+    /// errors.
     pub fn take(&mut self, bytes: u64, holder: Holder, account: AccountId) -> Result<PageId> {
         let taken = self.pool.take(bytes, holder, account);
         let (page, created) = taken.map_err(|error| error.of_at_least(self.announced))?;
@@ -104,7 +108,8 @@ impl<'a> Change<'a> {
         Ok(page)
     }
 
-    /// Makes sure that a holder's page stays until the commit; its bytes. `None`: the holder does not have it any more.
+    /// Pins an owner's page until the commit and returns its bytes. `None`: the page has a
+    /// different owner or key.
     pub fn rely_on(&mut self, page: PageId, holder: Holder) -> Option<u64> {
         let bytes = self.pool.pin(page, holder)?;
         self.announced = self.announced.saturating_sub(bytes);
@@ -112,10 +117,10 @@ impl<'a> Change<'a> {
         Some(bytes)
     }
 
-    /// Maps pages that were taken or relied on at a free place, one behind the other, readable and writable.
+    /// Maps taken or pinned pages one after the other at unmapped addresses, readable and writable.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn map(&mut self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<()> {
         let (result, bytes) = self.pool.map(range, offset, pages);
         if bytes > 0 {
@@ -129,13 +134,14 @@ impl<'a> Change<'a> {
         result
     }
 
-    /// Takes away every mapping that begins in a part of a range. The device does not use them.
+    /// Unmaps every mapping that begins in a part of a range. The device must not use these
+    /// addresses.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn unmap(&mut self, range: RangeId, offset: u64, bytes: u64) -> Result<()> {
         let before = self.pool.mapped_in(range, offset, bytes);
-        // They must not go to anybody as long as this may be undone.
+        // Pinned while an undo is possible, so no other owner takes these pages.
         before.iter().for_each(|mapped| self.pool.pin_any(mapped.page));
         let (count, length) = (before.len() as u64, before.iter().map(|mapped| mapped.bytes).sum::<u64>());
         self.journal.push(Step::Unmapped(range, before.into_iter().map(|at| (at.offset, at.page)).collect()));
@@ -145,8 +151,8 @@ impl<'a> Change<'a> {
         Ok(())
     }
 
-    /// Gives a page another holder, if it has this one and, with `sole`, shows at one address and nobody else relies on it; whether
-    /// it did.
+    /// Changes the owner of a page from `from` to `to`. With `sole`, only if the page has one
+    /// mapping and no pin. Returns true if the owner changed.
     pub fn hand_over(&mut self, page: PageId, from: Holder, to: Holder, sole: bool) -> bool {
         let done = self.pool.hand_over(page, from, to, sole).is_some();
         if done {
@@ -155,13 +161,11 @@ impl<'a> Change<'a> {
         done
     }
 
-    /// Gives an absent page the memory of another one that was taken for it, and maps it wherever it shows. `None`: it went or came
-    /// half-way, and has its memory. Its ranges are [held](PagePool::hold).
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Makes a page resident: moves the memory of `memory` into the page and maps all its
+    /// addresses. `None`: the page still has memory, as its last pause or resume was incomplete.
+    /// The caller [holds](PagePool::hold) its ranges.
     pub(crate) fn come_back(&mut self, page: PageId, memory: Option<PageId>) -> Result<()> {
-        // Also if it fails half-way.
+        // Logged first, so a partial failure is undone too.
         self.journal.push(Step::CameBack(page));
         let (result, (maps, bytes)) = self.pool.come_back(page, memory);
         self.calls.all += 2 * maps;
@@ -170,7 +174,7 @@ impl<'a> Change<'a> {
         result
     }
 
-    /// It is done: returns the calls it made, and the ranges it reserved, in order.
+    /// Commits. Returns the driver calls and the reservations, in order.
     pub fn commit(mut self) -> (Calls, Vec<Reservation>) {
         let mut reserved = Vec::new();
         for step in std::mem::take(&mut self.journal) {
@@ -186,8 +190,8 @@ impl<'a> Change<'a> {
         (self.calls, reserved)
     }
 
-    /// It is done, and the pages that were unmapped go back to the driver unless somebody else needs them, not to the device's free
-    /// ones; whether the driver took them. What it refuses is kept for another try.
+    /// Commits, and releases unmapped pages without other users to the driver instead of the free
+    /// lists. Returns false if the driver refused a release; the pool retries.
     pub(crate) fn commit_to_driver(mut self) -> bool {
         let mut taken = true;
         let steps = std::mem::take(&mut self.journal);
@@ -203,7 +207,7 @@ impl<'a> Change<'a> {
         taken
     }
 
-    /// Undoes it, last step first; whether everything is as it was before.
+    /// Undoes all steps, last step first. Returns true if the previous state is restored.
     #[must_use]
     pub fn undo(mut self) -> bool {
         self.roll_back()
@@ -231,7 +235,7 @@ impl<'a> Change<'a> {
             Step::Unmapped(range, before) => {
                 let mut result = Ok(());
                 for (offset, page) in &before {
-                    // What the driver had not unmapped yet is still there.
+                    // After a partial unmap, some mappings still exist.
                     if result.is_ok() && !self.pool.shows(range, *offset, *page) {
                         result = self.pool.map(range, *offset, &[*page]).0;
                     }
@@ -239,7 +243,7 @@ impl<'a> Change<'a> {
                 before.iter().for_each(|(_, page)| self.pool.unpin(*page));
                 result?;
             }
-            // What the driver does not take back then waits with the pool.
+            // Memory refused by the driver stays with the pool.
             Step::CameBack(page) => drop(self.pool.step_aside(page)?),
             Step::HandedOver { page, from, to } => {
                 self.pool.hand_over(page, to, from, false);

@@ -1,4 +1,8 @@
-//! Copies between device and host: one stream a direction, and a ring of registered buffers where the host memory itself is not.
+//! Copies between device and host: one stream for each direction, and a ring of registered buffers
+//! for unregistered host memory.
+//!
+//! Each of the two has its own mutex. The ring's mutex is held for a whole copy, so one thread
+//! copies through the ring at a time.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,20 +18,20 @@ use crate::error::Result;
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// Bytes of a buffer of the ring: long beside the cost of starting a copy, short beside the caches' patience.
+/// Bytes of a ring buffer: long compared to the cost of starting a copy, short enough for the CPU
+/// caches.
 const BUFFER: usize = 16 << 20;
-/// Buffers of the ring.
 const BUFFERS: usize = 4;
-/// How often the driver is asked whether copies are over before its refusal is believed, and to destroy a stream.
+/// Attempts of a wait for copies and of the destruction of a stream, before a driver error is
+/// final.
 const TRIES: u32 = 8;
 
-/// Copies for one device.
 pub(super) struct Copier {
     driver: SharedDriver,
     events: Arc<Events>,
-    /// Out of the device, and in.
+    /// Streams from the device and to the device.
     streams: Mutex<[Option<Stream>; 2]>,
-    /// Whoever copies over the ring has it to himself.
+    /// Locked for a whole copy through the ring.
     ring: Mutex<Ring>,
 }
 
@@ -39,7 +43,7 @@ enum Ring {
     Made(Vec<HostMemory>),
 }
 
-/// A part of a copy that is in a buffer of the ring.
+/// Part of a copy in a ring buffer.
 struct Part {
     done: Fence,
     buffer: usize,
@@ -81,14 +85,15 @@ impl Copier {
         }
     }
 
-    /// Copies device bytes into pieces. The caller has seen that they are mapped. Refused where nobody could wait for the end of it.
+    /// Copies device bytes into pieces. The caller has checked the mapping. Refused if the platform
+    /// forbids waits now, as a copy needs a later wait.
     pub(super) fn copy_out(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(0)?;
         let mut from = from;
         let copied = pieces.iter().try_fold(CopyPath::None, |worst, piece| {
             let path = if piece.registered {
-                // SAFETY: mapped, as the caller has seen; the piece is whoever's gave it, until `done`.
+                // SAFETY: mapped, checked by the caller. The caller owns the piece until `done`.
                 unsafe { self.driver.copy_to_host(from, piece.at as *mut u8, piece.bytes, stream) }?;
                 CopyPath::Registered
             } else {
@@ -101,8 +106,8 @@ impl Copier {
         copied
     }
 
-    /// Copies pieces to device bytes, behind which the next [mark](Self::mark_in) is: one serves many copies, and whoever waits asks for each.
-    /// Refused as [`copy_out`](Self::copy_out) is.
+    /// Copies pieces to device bytes. The next [`mark_in`](Self::mark_in) includes the copies: one
+    /// mark serves many copies. Refused as [`copy_out`](Self::copy_out).
     pub(super) fn copy_in(&self, to: Address, pieces: &[HostPiece]) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(1)?;
@@ -121,14 +126,14 @@ impl Copier {
     }
 
     pub(super) fn mark_in(&self, done: &mut Fence) {
-        // Without a stream nothing was given to it.
+        // No stream: no copies.
         let stream = self.streams.lock()[1];
         if let Some(stream) = stream {
             done.add(&self.events, stream);
         }
     }
 
-    /// Copies a piece that is not registered; it is done when this returns.
+    /// Copies an unregistered piece, and waits for the copy.
     fn through_ring(
         &self,
         device: Address,
@@ -142,7 +147,7 @@ impl Copier {
         }
         let Ring::Made(buffers) = &mut *ring else {
             let mut done = Fence::default();
-            // SAFETY: mapped, as the caller has seen; the piece is whoever's gave it, and waited for below.
+            // SAFETY: mapped, checked by the caller. The caller owns the piece; waited for below.
             let copied = unsafe {
                 if out {
                     self.driver.copy_to_host(device, piece.at as *mut u8, piece.bytes, stream)
@@ -166,7 +171,7 @@ impl Copier {
             }
             let (buffer, bytes) = (buffers[number % buffers.len()].base(), BUFFER.min(piece.bytes - start));
             let (host, at) = (piece.at + start, device.plus(start as u64));
-            // SAFETY: mapped, as the caller has seen; the buffer's last part is over.
+            // SAFETY: mapped, checked by the caller. The previous part in the buffer is done.
             result = unsafe {
                 if out {
                     self.driver.copy_to_host(at, buffer as *mut u8, bytes, stream)
@@ -179,7 +184,7 @@ impl Copier {
             done.add(&self.events, stream);
             under_way.push_back(Part { done, buffer, host, bytes });
         }
-        // Also after a failure: the buffers are used again.
+        // Also after a failure, since the buffers are reused.
         for part in under_way {
             result = self.finish(part, out).and(result);
         }
@@ -189,7 +194,7 @@ impl Copier {
     fn finish(&self, mut part: Part, out: bool) -> Result<()> {
         self.wait(&mut part.done)?;
         if out {
-            // SAFETY: the device has written the buffer; the piece is whoever's gave it.
+            // SAFETY: the device has written the buffer. The caller owns the piece.
             unsafe { copy_bytes(part.buffer, part.host, part.bytes) };
         }
         Ok(())
@@ -215,7 +220,7 @@ impl Copier {
 impl Drop for Copier {
     fn drop(&mut self) {
         for stream in self.streams.get_mut().iter_mut().filter_map(Option::take) {
-            // SAFETY: made by this object, which nobody uses any more.
+            // SAFETY: a stream of this object, without users.
             let destroyed = (0..TRIES).any(|_| unsafe { self.driver.stream_destroy(stream) }.is_ok());
             if !destroyed {
                 tracing::warn!("the driver would not destroy a stream");
@@ -230,13 +235,14 @@ impl fmt::Debug for Copier {
     }
 }
 
-/// The bytes of pieces, one slice a piece.
+/// Returns the bytes of each piece.
 fn slices(pieces: &[HostPiece]) -> impl Iterator<Item = &[u8]> {
-    // SAFETY: memory of the pool, which stays while a piece of it is out; whoever asks has waited for what is copied to it.
+    // SAFETY: pool memory, which stays while a piece exists. The caller has waited for copies to
+    // the piece.
     pieces.iter().map(|piece| unsafe { std::slice::from_raw_parts(piece.at as *const u8, piece.bytes) })
 }
 
-/// Copies bytes out of pieces, from `skip` on.
+/// Reads bytes from pieces, from `skip` on.
 pub(super) fn read(pieces: &[HostPiece], mut skip: usize, mut into: &mut [u8]) {
     for bytes in slices(pieces) {
         let from = skip.min(bytes.len());
@@ -250,12 +256,12 @@ pub(super) fn read(pieces: &[HostPiece], mut skip: usize, mut into: &mut [u8]) {
 /// Writes bytes to a piece of the same length.
 pub(super) fn write(piece: &HostPiece, from: &[u8]) {
     let bytes = piece.bytes.min(from.len());
-    // SAFETY: memory of the pool, which stays while a piece of it is out; whoever asks has waited for what is copied from it, and a slice
-    // of the caller's does not overlap it unless it is the same bytes, which `copy` allows.
+    // SAFETY: pool memory, which stays while a piece exists. The caller has waited for copies from
+    // the piece. The source may overlap the piece only as the same bytes, allowed by `copy`.
     unsafe { std::ptr::copy(from.as_ptr(), piece.at as *mut u8, bytes) };
 }
 
-/// A sum that changes with every byte and its place, eight bytes at a time.
+/// Returns a sum of eight-byte words, which depends on every byte and its position.
 pub(super) fn checksum(pieces: &[HostPiece]) -> u64 {
     const PRIME: u64 = 0x517c_c1b7_2722_0a95;
     let mut sum = 0_u64;

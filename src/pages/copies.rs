@@ -1,5 +1,5 @@
-//! Contents of pages on the host, and the way there: copies are given to one stream a page at a time, and a second thread does what is
-//! to be done behind each.
+//! Host copies of pages. The calling thread submits copies page by page to one stream. A second
+//! thread processes each page after its copy.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -7,25 +7,25 @@ use std::sync::mpsc::channel;
 use super::{Fence, HostPiece, HostPool, PagePool, PauseReport, RangeId, ResumeReport};
 use crate::error::Result;
 
-/// Bytes of a page and where they wait on the host.
+/// Bytes of a page and their host memory.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// From the page's beginning.
+    /// Bytes from the page's start.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     pub(crate) pieces: Vec<HostPiece>,
 }
 
-/// What the host has of a page.
+/// Host copy of a page.
 #[derive(Debug, Default)]
 pub(crate) struct HostCopy {
-    /// By offset; none lies over another.
+    /// By offset, without overlap.
     pub(crate) runs: Vec<Run>,
-    /// Of all runs, where that is wanted.
+    /// Checksum of all runs, if requested.
     pub(crate) sum: u64,
 }
 
-/// A page's contents on the way to the host.
+/// Running copy of a page to the host.
 #[derive(Debug)]
 pub(crate) struct Copied {
     pub(crate) copy: HostCopy,
@@ -37,12 +37,12 @@ impl HostCopy {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
-    /// Whether it is of these bytes of the page, and of no others.
+    /// Returns true if the copy has exactly these runs of the page.
     pub(crate) fn is_of(&self, runs: &[(u64, u64)]) -> bool {
         self.runs.iter().map(|run| (run.offset, run.bytes)).eq(runs.iter().copied())
     }
 
-    /// The run that has a byte of the page, and where in it.
+    /// Returns the run with a byte of the page, and the offset in the run.
     pub(crate) fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
         let behind = self.runs.partition_point(|run| run.offset <= offset);
         let run = self.runs.get(behind.checked_sub(1)?)?;
@@ -50,23 +50,23 @@ impl HostCopy {
         (from < run.bytes).then_some((run, from))
     }
 
-    /// Adds what the host has of the bytes behind this page's, which has `page` of them.
+    /// Appends the copy of the adjacent next page. `page`: bytes of this page.
     pub(crate) fn append(&mut self, next: HostCopy, page: u64) {
         self.runs.extend(next.runs.into_iter().map(|run| Run { offset: page + run.offset, ..run }));
     }
 }
 
 impl HostPool {
-    /// Takes the memory of copies back, to be used again behind a fence.
+    /// Returns the host memory of copies to the pool, for reuse after a fence.
     pub(crate) fn give_copies(&self, copies: impl IntoIterator<Item = HostCopy>, fence: &Fence) {
         let runs = copies.into_iter().flat_map(|copy| copy.runs);
         self.give(runs.flat_map(|run| run.pieces).collect(), fence.clone());
     }
 
-    /// Gives the copies of a mapped page to the stream, of these runs of its bytes.
+    /// Submits copies of these runs of a mapped page to the host.
     ///
     /// # Errors
-    /// No host memory, or what the driver says; nothing is kept then.
+    /// Out of host memory; driver errors. No host memory stays in use.
     pub(crate) fn save(
         &self,
         pool: &PagePool,
@@ -95,7 +95,7 @@ impl HostPool {
     /// Waits for a copy.
     ///
     /// # Errors
-    /// What the driver says, again and again; the host memory is used again when nobody writes there any more.
+    /// Driver errors after several attempts. The host memory is reused after the copy.
     pub(crate) fn saved(&self, Copied { copy, mut done }: Copied) -> Result<HostCopy> {
         match self.wait(&mut done) {
             Ok(()) => Ok(copy),
@@ -106,10 +106,8 @@ impl HostPool {
         }
     }
 
-    /// Gives the copies back to a mapped page to the stream; they are [marked](Self::mark_in) by the caller, those of many pages at once.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Submits copies of a page's contents to the device. The caller [marks](Self::mark_in) the
+    /// copies of many pages at once.
     pub(crate) fn load(
         &self,
         pool: &PagePool,
@@ -127,7 +125,8 @@ impl HostPool {
     }
 }
 
-/// Calls `copy` for each page here and `finish` for it and what came of that on a second thread, in order.
+/// Calls `copy` for each page on this thread, and `finish` with the result on a second thread, in
+/// order.
 pub(crate) fn behind_copies<P: Send, L: Send>(
     all: Vec<P>,
     mut copy: impl FnMut(&P) -> Option<Result<Copied>>,
@@ -137,7 +136,7 @@ pub(crate) fn behind_copies<P: Send, L: Send>(
         let copied = copy(&page);
         (page, copied)
     });
-    // Shuttle knows its own threads only.
+    // Shuttle supports only its own threads.
     if cfg!(feature = "shuttle") {
         let copied: Vec<_> = copied.collect();
         return copied.into_iter().map(|(page, copied)| finish(page, copied)).collect();
@@ -149,7 +148,7 @@ pub(crate) fn behind_copies<P: Send, L: Send>(
         let second = move || pages.into_iter().map(|(page, copied)| behind(page, copied)).collect();
         match std::thread::Builder::new().spawn_scoped::<_, Vec<L>>(scope, second) {
             Ok(second) => {
-                // The second thread takes everything until this end is dropped.
+                // The second thread receives until the sender is dropped.
                 copied.for_each(|page| drop(to_second.send(page)));
                 drop(to_second);
                 second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

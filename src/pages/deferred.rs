@@ -1,6 +1,7 @@
-//! What cannot go yet: because the device may still use it (a fence), or because the driver would not take it back.
+//! Pending unmaps: memory still in use by the device (a fence), and memory refused by the driver.
 //!
-//! Both are plain data, keys of this pool and marks of its events, so that nothing here keeps the pool alive.
+//! Both lists have only keys and marks, so neither keeps the pool alive. The mutex of [`PagePool`]
+//! guards the lists.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use crate::error::Result;
 use crate::sync::ProcessMutex;
 
 slotmap::new_key_type! {
-    /// One thing that waits for its fence.
+    /// Key of a pending unmap.
     pub(super) struct DeferredId;
-    /// The contents of one arena on their way.
+    /// Key of a resumed arena with running copies.
     pub(super) struct ArrivingId;
 }
 
@@ -25,7 +26,7 @@ pub(super) struct Deferred {
     pub(super) remains: Remains,
 }
 
-/// An arena that came back, and what its contents are copied by.
+/// A resumed arena and the fence of the copies of its contents.
 #[derive(Clone, Debug)]
 pub(super) struct Arriving {
     arena: u64,
@@ -33,7 +34,8 @@ pub(super) struct Arriving {
 }
 
 impl State {
-    /// What has to be over before something is torn down, whatever else: copies to pages that show there.
+    /// Returns the fence of all running copies to pages mapped in these parts. Teardown waits for
+    /// this fence too.
     fn arriving(&self, remains: &Remains) -> Fence {
         let mut fence = Fence::default();
         let arenas = self.arriving.values().filter(|arriving| remains.show(self, arriving.arena));
@@ -41,20 +43,20 @@ impl State {
         fence
     }
 
-    /// Behind which one thing goes.
+    /// Returns the complete fence of a pending unmap.
     fn behind(&self, item: &Deferred) -> Fence {
         let mut fence = self.arriving(&item.remains);
         fence.join(item.fence.clone());
         fence
     }
 
-    /// Ranges that go as a whole as soon as they can.
+    /// Iterates over the ranges in pending unmaps and refused teardowns.
     pub(super) fn leaving_ranges(&self) -> impl Iterator<Item = RangeId> {
         let waiting = self.deferred.values().flat_map(|item| item.remains.ranges.iter());
         waiting.chain(&self.stuck).copied()
     }
 
-    /// Parts of other ranges whose mappings go: the range, where from, and how many bytes.
+    /// Iterates over the parts of other ranges in pending unmaps: range, offset and bytes.
     pub(super) fn leaving_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
         self.deferred.values().flat_map(|item| item.remains.parts.iter().copied())
     }
@@ -67,8 +69,9 @@ fn warn_of(torn: &TornDown) {
 }
 
 impl PagePool {
-    /// Tears something down behind a fence: at once if that is done, else as soon as somebody comes by who finds it done
-    /// ([`take`](super::Change::take) when memory is short, [`trim`](Self::trim), the end of something else). Does not block.
+    /// Tears down after a fence: at once if the fence is done, else in a later call.
+    /// [`take`](super::Change::take) without memory, [`trim`](Self::trim), and most teardowns reap
+    /// pending unmaps. Does not block.
     pub fn finish(&self, mut fence: Fence, remains: Remains) {
         if remains.is_empty() {
             return;
@@ -92,7 +95,7 @@ impl PagePool {
         }
     }
 
-    /// Behind what the device may still do with an arena's pages at addresses that are on their way out.
+    /// Returns the fence of all pending unmaps with pages that this arena's pause releases.
     pub(crate) fn leaving(&self, arena: u64) -> Fence {
         let (state, mut fence) = (self.lock(), Fence::default());
         let items = state.deferred.values().filter(|item| item.remains.show(&state, arena));
@@ -100,20 +103,20 @@ impl PagePool {
         fence
     }
 
-    /// The contents of an arena come behind its pages: nothing that shows those is torn down before. The caller holds its ranges.
+    /// Records running copies to the pages of a resumed arena. No mapping of these pages is torn
+    /// down before `contents`. The caller holds the ranges.
     pub(crate) fn arrives(&self, arena: u64, mut contents: Fence) {
         if !contents.done(self.events()).unwrap_or(false) {
             self.lock().arriving.insert(Arriving { arena, contents });
         }
     }
 
-    /// Whether no contents are on their way to pages that show there.
+    /// Returns true if no running copy writes pages mapped in these parts.
     pub(super) fn arrived(&self, remains: &Remains) -> bool {
         let mut arriving = self.lock().arriving(remains);
         arriving.done(self.events()).unwrap_or(false)
     }
 
-    /// Forgets contents that are there.
     fn forget_arrived(&self) {
         let (arriving, mut look) = (self.lock().arriving.clone(), Look::new(self.events()));
         for (id, Arriving { mut contents, .. }) in arriving {
@@ -123,7 +126,7 @@ impl PagePool {
         }
     }
 
-    /// Tears down what waits for a fence that is done; whether there was any.
+    /// Reaps pending unmaps with a finished fence. Returns true if there was one.
     pub(crate) fn finish_done(&self) -> bool {
         let mut any = false;
         loop {
@@ -135,11 +138,12 @@ impl PagePool {
         }
     }
 
-    /// The same; and whether others came meanwhile, so that something may be on the list again.
+    /// As [`finish_done`](Self::finish_done), once. Also returns whether requests arrived
+    /// meanwhile.
     fn look_once(&self) -> (bool, bool) {
         self.finish_peers_done();
         self.forget_arrived();
-        // They stay in the list while the driver is asked, for whoever has to know what is waited for.
+        // The items stay in the list during the driver calls, so `leaving` sees all fences.
         let waiting: Vec<_> = {
             let state = self.lock();
             state.deferred.iter().map(|(id, item)| (id, state.behind(item))).collect()
@@ -164,8 +168,8 @@ impl PagePool {
         (any, awaited)
     }
 
-    /// Blocks until what waits for fences may go, at most for so long, and tears it down; whether there was any. What waits for the
-    /// end of a capture is not waited for.
+    /// Waits for the fences of pending unmaps, at most for `limit`, and reaps. Returns true if
+    /// there was one. Does not wait for fences that depend on the end of a capture.
     pub(crate) fn finish_waiting(&self, limit: Duration) -> bool {
         let fences: Vec<Fence> = {
             let state = self.lock();
@@ -177,16 +181,16 @@ impl PagePool {
         let start = Instant::now();
         for mut fence in fences {
             let left = if limit == Duration::MAX { limit } else { limit.saturating_sub(start.elapsed()) };
-            // What cannot be waited for stays.
+            // A failed wait leaves the item pending.
             let _ = fence.block(self.events(), left);
         }
         self.finish_done()
     }
 
-    /// Tries again to give back everything the driver refused earlier.
+    /// Retries everything the driver refused earlier.
     ///
     /// # Errors
-    /// A refusal; what is refused again is kept.
+    /// Driver errors; the memory stays pending.
     pub fn retry(&self) -> Result<()> {
         self.finish_done();
         let mut first = Ok(());
@@ -199,14 +203,14 @@ impl PagePool {
         first.and(pages)
     }
 
-    /// Gives back to the driver what nobody uses: waits for the fences, retries what was refused, releases the free pages. Returns
-    /// their bytes.
+    /// Releases unused memory to the driver: waits for fences, retries refused calls and releases
+    /// free pages. Returns the released bytes.
     ///
     /// # Errors
-    /// What the driver refuses again.
+    /// Driver errors of the last retry.
     pub fn trim(&self) -> Result<u64> {
         self.finish_waiting(Duration::MAX);
-        // What this try leaves, the last one reports.
+        // Errors of the first retry are repeated by the last one.
         let _ = self.retry();
         let released = self.release_free(u64::MAX);
         self.retry()?;
@@ -214,14 +218,14 @@ impl PagePool {
     }
 }
 
-/// Pools whose last user is gone while the driver still refuses to take something back, or the device may still use it: the next
-/// opening of the device tries again.
+/// Pools without users but with memory in use or refused by the driver. Retried at the next opening
+/// of their device.
 fn orphans() -> &'static ProcessMutex<Vec<Arc<PagePool>>> {
     static ORPHANS: OnceLock<ProcessMutex<Vec<Arc<PagePool>>>> = OnceLock::new();
     ORPHANS.get_or_init(ProcessMutex::default)
 }
 
-/// Tries again what pools without users have left on the device of a driver.
+/// Retries the orphaned pools of a driver's device.
 pub(crate) fn retry_orphans(driver: &SharedDriver) {
     let left: Vec<_> = orphans().lock().extract_if(.., |pool| same_device(pool.driver(), driver)).collect();
     left.into_iter().for_each(PagePool::retire);
@@ -229,7 +233,8 @@ pub(crate) fn retry_orphans(driver: &SharedDriver) {
 }
 
 impl PagePool {
-    /// The last user of the device leaves: everything that can go back does; a pool with something left is kept, as an orphan.
+    /// Called when the last user of the device is gone: releases all possible memory. A pool with
+    /// remaining memory becomes an orphan.
     pub(crate) fn retire(self: Arc<Self>) {
         self.finish_done();
         self.events().forget_kept();

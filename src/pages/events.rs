@@ -1,4 +1,6 @@
-//! The events of a device, used again and again, and marks in streams' work that are made of them.
+//! Recycled events of a device, and marks recorded with these events.
+//!
+//! The lists of unused events and of kept marks have one mutex each.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,22 +13,22 @@ use crate::error::{Error, Result};
 use crate::sync::{Mutex, ProcessMutex};
 use crate::units::Stream;
 
-/// Events beyond this many go back to the driver when they are no longer needed.
+/// Unused events above this number are destroyed.
 const SPARE: usize = 64;
 
-/// The events of one device, used again and again. Apart from the page pool, so that what waits in the pool may hold some.
+/// Recycled events of one device. Separate from the page pool, so pending unmaps can have marks.
 pub struct Events {
     driver: SharedDriver,
     spare: Mutex<Vec<Event>>,
-    /// Marks that were made so far.
     marks: AtomicU64,
-    /// Behind what default streams of threads and contexts had been given when somebody [kept](Self::keep) them last; `None`: nobody knows. Which is
-    /// not here is done with that. Marks hold this, so whoever made it [forgets](Self::forget_kept) them in the end.
+    /// Last [kept](Self::keep) mark of default streams of threads and contexts. `None`: no mark
+    /// could be recorded. A missing stream has no running work. Marks refer to this object, so the
+    /// owner calls [`forget_kept`](Self::forget_kept) to break the cycle.
     pub(super) kept: Mutex<HashMap<NamedStream, Option<Mark>>>,
 }
 
 impl Events {
-    /// No events yet.
+    /// Creates an object without events.
     #[must_use]
     pub fn new(driver: &SharedDriver) -> Arc<Self> {
         Arc::new(Self::with_spare(Arc::clone(driver), Mutex::default()))
@@ -40,19 +42,19 @@ impl Events {
         &self.driver
     }
 
-    /// Whether a stream may be used without breaking a capture.
+    /// Returns true if an event may be recorded in the stream without breaking a capture.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn ready(&self, stream: Stream) -> Result<bool> {
-        // SAFETY: whoever made the stream promised that it exists.
+        // SAFETY: the stream's creator promised a valid stream.
         unsafe { self.driver.stream_state(stream) }.map(|state| state == StreamState::Ready)
     }
 
-    /// A mark behind everything given to the stream so far.
+    /// Records a mark after all work submitted to the stream.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], with the stream untouched, or what the driver says.
+    /// [`Error::StreamCapturing`], with the stream unchanged; driver errors.
     pub fn record(self: &Arc<Self>, stream: Stream) -> Result<Mark> {
         if !self.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
@@ -61,10 +63,12 @@ impl Events {
         let event = spare.map_or_else(|| self.driver.event_create(), Ok)?;
         let (named, number) = (self.name(stream), self.marks.fetch_add(1, Ordering::Relaxed));
         let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event, stream: named, number }));
-        // SAFETY: an event of ours that nobody else has; the stream exists and is ready, as was just seen.
+        // SAFETY: an unused event of this object. The stream is valid and not under capture,
+        // checked above.
         let recorded = unsafe { self.driver.event_record(event, stream) };
-        // Another thread may have begun to capture it since. Then the event is one of that capture's: who asks for it breaks the capture, and
-        // who waits for it becomes part of it (CUDA programming guide, cross-stream dependencies). To be recorded again it serves.
+        // If a thread began a capture of the stream since, the event belongs to the capture. A
+        // query breaks the capture, and a wait joins the capture (CUDA programming guide,
+        // cross-stream dependencies). The event can still be recorded again.
         if !self.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }
@@ -72,29 +76,30 @@ impl Events {
         Ok(mark)
     }
 
-    /// A mark behind an event of the caller's, which need not stay; `None`: that is over.
+    /// Returns a mark after the caller's event, which may then be destroyed. `None`: the event is
+    /// reached.
     ///
     /// # Errors
-    /// What the driver says, of an event of a capture among others.
+    /// Driver errors, for example for an event of a capture.
     ///
     /// # Safety
-    /// An event of the device, recorded before, that is there during the call.
+    /// A recorded event of the device, valid during the call.
     pub unsafe fn follow(self: &Arc<Self>, event: Event) -> Result<Option<Mark>> {
         // SAFETY: the caller's contract.
         if unsafe { self.driver.event_query(event) }? {
             return Ok(None);
         }
         let stream = self.driver.stream_create()?;
-        // SAFETY: the caller's event; a stream of ours, which nobody captures.
+        // SAFETY: the caller's event; a stream of this object, in no capture.
         let mark = unsafe { self.driver.event_wait(event, stream) }.and_then(|()| self.record(stream));
-        // SAFETY: nobody else has it. What was given to it is still done.
+        // SAFETY: no other user. Submitted work still runs.
         if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
             tracing::warn!(%error, "the driver would not destroy a stream");
         }
         mark.map(Some)
     }
 
-    /// Destroys the events that are not in use.
+    /// Destroys unused events, except `keep` events.
     fn destroy(&self, keep: usize) -> Result<()> {
         let surplus = {
             let mut spare = self.spare.lock();
@@ -103,7 +108,7 @@ impl Events {
         };
         let mut first = Ok(());
         for event in surplus {
-            // SAFETY: an event of ours; whoever took it off the list is the only one who has it.
+            // SAFETY: an event of this object, removed from the list, so without other users.
             let destroyed = unsafe { self.driver.event_destroy(event) };
             if let Err(error) = destroyed {
                 self.spare.lock().push(event);
@@ -124,7 +129,7 @@ impl Drop for Events {
     }
 }
 
-/// Events of devices that are closed, which their drivers would not destroy.
+/// Events of closed devices, refused by their driver at destruction.
 type Orphans = Vec<(SharedDriver, Vec<Event>)>;
 
 fn orphans() -> &'static ProcessMutex<Orphans> {
@@ -132,11 +137,11 @@ fn orphans() -> &'static ProcessMutex<Orphans> {
     ORPHANS.get_or_init(ProcessMutex::default)
 }
 
-/// Tries again to destroy the events that are left on the device of a driver.
+/// Retries the destruction of events left on a driver's device.
 pub(super) fn retry_events(opened: &SharedDriver) {
     let left: Vec<_> = orphans().lock().extract_if(.., |(driver, _)| same_device(driver, opened)).collect();
     for (driver, spare) in left {
-        // What is refused again goes back on the list.
+        // Refused events return to the list.
         drop(Events::with_spare(driver, Mutex::new(spare)));
     }
 }
@@ -147,7 +152,8 @@ impl fmt::Debug for Events {
     }
 }
 
-/// A point in a stream's work. Clones are the same point; its event is used again when the last one is gone.
+/// A point in a stream's work. Clones are the same point. The event is recycled after the last
+/// clone.
 #[derive(Clone, Debug)]
 pub struct Mark(Arc<Recorded>);
 
@@ -156,7 +162,7 @@ struct Recorded {
     events: Arc<Events>,
     event: Event,
     stream: NamedStream,
-    /// Later marks have higher ones.
+    /// Increases with each mark.
     number: u64,
 }
 
@@ -168,54 +174,56 @@ impl Drop for Recorded {
             spare.len() > SPARE
         };
         if full {
-            // What is refused stays on the list.
+            // Refused events stay in the list.
             let _ = self.events.destroy(SPARE);
         }
     }
 }
 
 impl Mark {
-    /// Whether the work before it is over.
+    /// Returns true if the work before the mark is done.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn done(&self) -> Result<bool> {
-        // SAFETY: the event lives as long as a mark of it.
+        // SAFETY: the event lives as long as its marks.
         unsafe { self.0.events.driver.event_query(self.0.event) }
     }
 
-    /// Makes later work of a stream wait for it. Does not block.
+    /// Makes later work of a stream wait for the mark. Does not block.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
-        // SAFETY: as above; whoever made the stream promised that it exists.
+        // SAFETY: as above. The stream's creator promised a valid stream.
         unsafe { self.0.events.driver.event_wait(self.0.event, stream) }
     }
 
-    /// Blocks the caller until the work before it is over.
+    /// Blocks the caller until the work before the mark is done.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn block(&self) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.0.events.driver.event_synchronize(self.0.event) }
     }
 }
 
-/// One look at many fences: what was seen to be under way is not asked for again, nor what the same stream was given behind it, so that a look costs
-/// the driver a question a stream and one for each point that is over.
+/// One poll of many fences. After a running mark of a stream, later marks of the stream count as
+/// running without a query. So a poll costs one driver query per running stream, plus one per
+/// reached point.
 ///
-/// A handle may have come back for another stream: what that was given counts as under way as long as what the old one was given is.
+/// If a destroyed stream's handle is reused, marks of the new stream count as running while a mark
+/// of the old stream is.
 #[derive(Debug)]
 pub struct Look<'a> {
     pub(super) events: &'a Arc<Events>,
-    /// The first mark of each stream that is under way.
+    /// First running mark of each stream.
     under_way: Vec<(NamedStream, u64)>,
 }
 
 impl<'a> Look<'a> {
-    /// Nothing seen yet.
+    /// Begins a poll.
     #[must_use]
     pub fn new(events: &'a Arc<Events>) -> Self {
         Self { events, under_way: Vec::new() }

@@ -1,8 +1,12 @@
-//! Pages that other processes have too, as long as that is said: they stay what they are here.
+//! Export pins: pages mapped by other processes too.
 //!
-//! A page is *pinned* before anybody else gets it, and until nobody else has it. Meanwhile it is neither free nor given back, lent, moved nor made
-//! another's: what would do that refuses or takes another page. One that shows nowhere any more is nobody's here until then: its memory is there and
-//! counts toward the same account.
+//! A page is pinned before its export, and unpinned after the last process closed the page. A
+//! pinned page is not freed, released, lent, replaced or given to a different owner: such
+//! operations refuse, or take a different page. A pinned page without mappings in this process gets
+//! the owner [`Holder::Exported`], in its old account, until the last unpin.
+//!
+//! The mutex of [`PagePool`] guards the pins; an atomic counter answers "no exports" without the
+//! mutex.
 
 use std::os::fd::OwnedFd;
 
@@ -16,37 +20,37 @@ use crate::sync::atomic::Ordering;
 use crate::units::Address;
 
 impl PageId {
-    /// It as a number: no other page of the device has or had it.
+    /// Returns the key as a number, never reused in the device.
     #[must_use]
     pub fn number(self) -> u64 {
         self.data().as_ffi()
     }
 
-    /// The page with a number, if there is one; else none has this name.
+    /// Returns the key with this number. A number of no page gives an unused key.
     #[must_use]
     pub fn of_number(number: u64) -> Self {
         let data = KeyData::from_ffi(number);
-        // What no name looks like is rounded to one.
+        // `from_ffi` rounds an invalid number to a valid key.
         if data.as_ffi() == number { data.into() } else { Self::null() }
     }
 }
 
-/// A part of a page, and where it shows.
+/// A part of a page and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The page.
     pub page: PageId,
-    /// Where in the page the part begins, in bytes.
+    /// Bytes from the page's start.
     pub offset: u64,
-    /// Its bytes.
+    /// Bytes of the part.
     pub bytes: u64,
-    /// Where it shows.
+    /// Address of the part.
     pub address: Address,
-    /// Bytes of the page, as whom it is exported to has to know.
+    /// Bytes of the whole page, needed by the importer.
     pub page_bytes: u64,
 }
 
-/// What a page is that cannot be had by others.
+/// Error for a page that cannot be exported.
 fn unknown(id: PageId) -> Error {
     let expected = "that of a page of an arena, as an export names it";
     Error::InvalidArgument { what: "a page's number", value: id.number().into(), expected }
@@ -62,7 +66,7 @@ fn too_many() -> Error {
 }
 
 impl State {
-    /// Nobody here needs a page any more that others have.
+    /// Gives an exported page without local mappings to [`Holder::Exported`].
     pub(super) fn abandon(&mut self, id: PageId) {
         let Some(page) = self.pages.get_mut(id) else { return };
         let (from, to) = (page.holder, Holder::Exported);
@@ -75,7 +79,7 @@ impl State {
         self.count(to, pages, bytes, mappings);
     }
 
-    /// Refuses what others must not see happen to a page.
+    /// Refuses an operation forbidden for exported pages.
     ///
     /// # Errors
     /// [`Error::Exported`].
@@ -88,18 +92,19 @@ impl State {
 }
 
 impl PagePool {
-    /// The arena that a page belongs to.
+    /// Returns the arena of a page.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is none.
+    /// [`Error::InvalidArgument`] for a page without an arena.
     pub(crate) fn arena_of(&self, id: PageId) -> Result<u64> {
         self.holder(id).and_then(Holder::arena).ok_or_else(|| unknown(id))
     }
 
-    /// Pins a page of an arena so many times more.
+    /// Adds export pins to a page of an arena.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the arena does not have it any more; [`Error::Lent`]; [`Error::WrongState`] if it has no memory.
+    /// [`Error::InvalidArgument`] if the arena does not own the page; [`Error::Lent`];
+    /// [`Error::WrongState`] for a non-resident page.
     pub(crate) fn pin_export(&self, id: PageId, arena: u64, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let leases: Vec<u64> = state.lent.get(&id).map(super::lent::Lent::lease).into_iter().collect();
@@ -120,10 +125,10 @@ impl PagePool {
         Ok(())
     }
 
-    /// Pins a page so many times more that only others have.
+    /// Adds export pins to a page used only by other processes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it is not such a page.
+    /// [`Error::InvalidArgument`] for any other page.
     pub(crate) fn pin_abandoned(&self, id: PageId, times: u32) -> Result<()> {
         let mut state = self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.holder == Holder::Exported);
@@ -132,10 +137,10 @@ impl PagePool {
         Ok(())
     }
 
-    /// Takes so many pins away; behind the last, what nobody here needs is free.
+    /// Removes export pins. After the last one, a page without local users is free.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are not so many; none is taken then.
+    /// [`Error::InvalidArgument`] for too many; nothing changed.
     pub(crate) fn unpin_export(&self, id: PageId, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.exported > 0).ok_or_else(|| nobodys(id))?;
@@ -155,50 +160,50 @@ impl PagePool {
         self.exported.store(state.exported.0, Ordering::SeqCst);
     }
 
-    /// The driver's part for pages of several processes.
+    /// Returns the driver's functions for sharing pages.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the device was opened without.
+    /// [`Error::WrongState`] if the device was opened without sharing.
     pub(super) fn sharing(&self) -> Result<&dyn Sharing> {
         let sentence = "cannot share pages: the device was opened without sharing; open it with sharing by descriptors or fabric";
         self.driver().sharing().ok_or_else(|| Error::wrong_state(sentence))
     }
 
-    /// A descriptor of a page that is pinned.
+    /// Returns a file descriptor of an export-pinned page.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the device was opened without; what the driver says.
+    /// [`Error::WrongState`] if the device was opened without sharing; driver errors.
     pub(crate) fn export_descriptor(&self, id: PageId) -> Result<OwnedFd> {
         let (sharing, handle) = (self.sharing()?, self.exported_handle(id)?);
-        // SAFETY: a page that the pool created; pinned, it is not given back.
+        // SAFETY: a page created by the pool. Pinned, so not released.
         unsafe { sharing.export(handle) }
     }
 
-    /// As [`export_descriptor`](Self::export_descriptor), by a handle of the fabric.
+    /// As [`export_descriptor`](Self::export_descriptor), as a fabric handle.
     ///
     /// # Errors
-    /// As [`export_descriptor`](Self::export_descriptor), and without the fabric.
+    /// As [`export_descriptor`](Self::export_descriptor), and without fabric handles.
     pub(crate) fn export_fabric(&self, id: PageId) -> Result<FabricHandle> {
         let (sharing, handle) = (self.sharing()?, self.exported_handle(id)?);
         // SAFETY: as above.
         unsafe { sharing.export_fabric(handle) }
     }
 
-    /// What the driver knows a pinned page by.
+    /// Returns the driver handle of an export-pinned page.
     fn exported_handle(&self, id: PageId) -> Result<PageHandle> {
         let state = self.lock();
         let page = state.pages.get(id).filter(|page| page.exported > 0);
         page.and_then(|page| page.handle).ok_or_else(|| nobodys(id))
     }
 
-    /// Whether others have a page. Without any such page on the device, one look at a number.
+    /// Returns true if the page is exported. Without exports on the device, reads one counter.
     #[must_use]
     pub fn is_exported(&self, id: PageId) -> bool {
         self.exported.load(Ordering::SeqCst) > 0
             && self.lock().pages.get(id).is_some_and(|page| page.exported > 0)
     }
 
-    /// The pages that would step aside with an arena and that others have, by their numbers, in order.
+    /// Returns the numbers of exported pages that this arena's pause would release, in order.
     pub(crate) fn exported_of(&self, arena: u64) -> Vec<u64> {
         if self.exported.load(Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -213,7 +218,7 @@ impl PagePool {
         pages
     }
 
-    /// Nobody can say any more what others have: their memory stays theirs, and ours goes.
+    /// Removes all pins when the device closes. Importers keep the memory.
     pub(super) fn forget_exports(&self) {
         let state = &mut *self.lock();
         let theirs = state.pages.iter().filter(|(_, page)| page.exported > 0);
@@ -227,10 +232,11 @@ impl PagePool {
         self.exported.store(0, Ordering::SeqCst);
     }
 
-    /// The parts of pages behind a range of addresses, in order.
+    /// Returns the parts of pages in an address range, in order.
     ///
     /// # Errors
-    /// [`Error::ForeignPointer`] if it is not of this device; [`Error::InvalidArgument`] if not all of it has pages.
+    /// [`Error::ForeignPointer`] for an address outside the device's ranges;
+    /// [`Error::InvalidArgument`] if not all bytes are mapped.
     pub(crate) fn extents(&self, address: Address, bytes: u64) -> Result<Vec<Extent>> {
         let state = self.lock();
         let foreign = Error::ForeignPointer { address };

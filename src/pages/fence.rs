@@ -1,4 +1,7 @@
-//! Points in streams' work: what has to be over before something is used again.
+//! Fences: points in stream work after which memory may be reused.
+//!
+//! A fence is plain data without a lock: the mutex of the object that stores a fence guards its
+//! points. Queries take only the locks of [`Events`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -9,20 +12,21 @@ use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::units::Stream;
 
-/// How long to sleep between two looks at an event.
+/// Sleep between two polls of an event.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A mark that could not be recorded yet. Whoever records it, keeps it for all: then the stream is not needed any more.
+/// Deferred event: a mark to be recorded later, shared by fences. After the first recording no
+/// fence needs the stream.
 #[derive(Clone, Debug, Default)]
 pub struct Promise(Arc<OnceLock<Mark>>);
 
 impl Promise {
-    /// Keeps it. The first mark counts; a later one would be good as well.
+    /// Stores the recorded mark. Only the first mark is used; each later mark would be correct too.
     pub fn keep(&self, mark: Mark) {
         let _ = self.0.set(mark);
     }
 
-    /// Whether a fence waits for it still.
+    /// Returns true if a fence still needs the mark.
     pub fn is_open(&self) -> bool {
         Arc::strong_count(&self.0) > 1 && self.0.get().is_none()
     }
@@ -31,29 +35,29 @@ impl Promise {
 #[derive(Clone, Debug)]
 enum Point {
     At(Mark),
-    /// The end of the stream's work as soon as it may be recorded, which was not yet possible: it is being captured, or its handle means
-    /// another one where somebody asked.
+    /// End of a stream's work, not yet recordable: the stream is under capture, or this thread
+    /// cannot name the stream.
     Later(NamedStream, Promise),
-    /// An event of somebody else's.
+    /// An event of the caller.
     Of(Arc<Events>, Event),
 }
 
-/// What has to be over before something may be used again: points in any number of streams. Waits for nothing else, and can be
-/// asked by anybody, also when whoever made it is gone.
+/// Points in any number of streams, to be reached before memory is reused. Any thread may query a
+/// fence, also after its creator is gone.
 #[derive(Clone, Debug, Default)]
 pub struct Fence {
     points: Vec<Point>,
 }
 
 impl Fence {
-    /// Behind everything given so far to the stream that the calling thread means. Where that cannot be recorded now, it is as soon as
-    /// somebody asks and it can.
+    /// Adds all work submitted so far to the calling thread's stream of this handle. If the point
+    /// cannot be recorded now, a later query records the point.
     pub fn add(&mut self, events: &Arc<Events>, stream: Stream) {
         self.add_kept(events, events.name(stream));
     }
 
-    /// As [`add`](Self::add), for a stream that was [kept](Events::keep) before, perhaps elsewhere: where it cannot be named, it stands for what it had
-    /// been given when it was kept last.
+    /// As [`add`](Self::add), for a stream [kept](Events::keep) earlier, possibly by a different
+    /// thread. If the calling thread cannot name the stream, its last kept mark is used.
     pub fn add_kept(&mut self, events: &Arc<Events>, stream: NamedStream) {
         let recorded = if events.can_name(stream) {
             events.record_named(stream)
@@ -73,8 +77,9 @@ impl Fence {
         });
     }
 
-    /// As [`add_kept`](Self::add_kept), for a stream that uses what it was given without saying so again: a thread's default one is waited for until
-    /// that thread asks, since what it had been given when it was kept is not all.
+    /// As [`add_kept`](Self::add_kept), for a stream that may use the memory again without notice.
+    /// For a per-thread default stream the kept mark may be too early. So the fence stays open
+    /// until that thread queries or ends.
     pub fn add_user(&mut self, events: &Arc<Events>, stream: NamedStream) {
         if stream.is_never_anothers() && !events.can_name(stream) {
             self.add_promise(stream, &Promise::default());
@@ -83,44 +88,45 @@ impl Fence {
         }
     }
 
-    /// Behind a mark.
+    /// Adds a mark.
     pub fn add_mark(&mut self, mark: Mark) {
         self.points.push(Point::At(mark));
     }
 
-    /// Behind an event of the caller's, recorded before. It is asked for until it has happened.
+    /// Adds a recorded event of the caller. Queries the event until the event is reached.
     ///
     /// # Safety
-    /// An event of the device that stays until this fence is over.
+    /// An event of the device, valid until this fence is done.
     pub unsafe fn add_event(&mut self, events: &Arc<Events>, event: Event) {
         self.points.push(Point::Of(Arc::clone(events), event));
     }
 
-    /// Behind what a stream will have been given when it is recorded next, for this promise or here.
+    /// Adds all work submitted to a stream before its next recording, by `promise` or by this
+    /// fence.
     pub fn add_promise(&mut self, stream: NamedStream, promise: &Promise) {
         self.points.push(Point::Later(stream, promise.clone()));
     }
 
-    /// Whether there is nothing to wait for, as far as is known without asking.
+    /// Returns true if no point is left, without a driver call.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.points.is_empty()
     }
 
-    /// Behind what another fence is behind of.
+    /// Adds the points of `other`.
     pub fn join(&mut self, other: Self) {
         self.points.extend(other.points);
     }
 
-    /// Whether all of it is over. Forgets what is.
+    /// Returns true if all points are reached. Forgets reached points.
     ///
     /// # Errors
-    /// What the driver says; then it is not over.
+    /// Driver errors; the fence is not done.
     pub fn done(&mut self, events: &Arc<Events>) -> Result<bool> {
         self.done_at(&mut Look::new(events))
     }
 
-    /// As [`done`](Self::done), as one of many.
+    /// As [`done`](Self::done), in one poll of many fences.
     ///
     /// # Errors
     /// As [`done`](Self::done).
@@ -128,7 +134,7 @@ impl Fence {
         let mut first = Ok(());
         self.points.retain_mut(|point| {
             let over = match point {
-                // SAFETY: whoever added it promised that it is there.
+                // SAFETY: the caller of `add_event` promised a valid event.
                 Point::Of(events, event) => unsafe { events.driver().event_query(*event) },
                 point => match point.record(look.events) {
                     Ok(Some(mark)) => look.done(mark),
@@ -147,10 +153,11 @@ impl Fence {
         first.map(|()| self.points.is_empty())
     }
 
-    /// Makes later work of a stream wait for all of it. Does not block.
+    /// Makes later work of a stream wait for all points. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if a stream's end cannot be recorded yet, or if `stream` is being captured, or what the driver says.
+    /// [`Error::StreamCapturing`] if a point cannot be recorded yet or `stream` is under capture;
+    /// driver errors.
     pub fn before(&mut self, events: &Arc<Events>, stream: Stream) -> Result<()> {
         if self.done(events)? {
             return Ok(());
@@ -160,13 +167,15 @@ impl Fence {
         }
         self.points.iter().try_for_each(|point| match point {
             Point::At(mark) => mark.before(stream),
-            // SAFETY: whoever added it promised that it is there; whoever made the stream, that it exists.
+            // SAFETY: the caller of `add_event` promised a valid event; the stream's creator, a
+            // valid stream.
             Point::Of(events, event) => unsafe { events.driver().event_wait(*event, stream) },
             Point::Later(later, _) => Err(Error::StreamCapturing { stream: later.stream().raw() }),
         })
     }
 
-    /// As [`before`](Self::before); blocks the caller for a stream that is being captured, whose work then finds all of it over.
+    /// As [`before`](Self::before), but blocks the caller if `stream` is under capture. So captured
+    /// work needs no wait.
     ///
     /// # Errors
     /// As [`block`](Self::block).
@@ -177,11 +186,12 @@ impl Fence {
         }
     }
 
-    /// Blocks the caller until all of it is over, at most for this long; whether it is.
+    /// Blocks the caller until all points are reached, at most for `limit`. Returns true if all are
+    /// reached.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if a stream's end cannot be recorded yet; [`Error::DeviceCapturing`] where the platform forbids to wait while
-    /// something is captured; or what the driver says.
+    /// [`Error::StreamCapturing`] if a point cannot be recorded yet; [`Error::DeviceCapturing`] if
+    /// the platform forbids waits during a capture; driver errors.
     pub fn block(&mut self, events: &Arc<Events>, limit: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {

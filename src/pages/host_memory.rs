@@ -1,4 +1,4 @@
-//! Host memory of the library's own: mapped, faulted in by threads, registered with the device where it may be.
+//! Host memory: mapped, faulted in by several threads, and registered with the device if possible.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,18 +11,20 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 
-/// Threads that fault memory in or copy it. On a machine of 16 cores huge pages came at 6.1 to 7.2 GiB/s by 8 and at 10.1 to 11.9 by 16.
+/// Most threads that fault in or copy memory. On a 16-core machine, huge pages were faulted in at
+/// 6.1 to 7.2 GiB/s by 8 threads and at 10.1 to 11.9 by 16.
 const THREADS: usize = 16;
-/// What is worth a thread of its own, in bytes.
+/// Smallest share of a thread in bytes.
 const SHARE: usize = 4 << 20;
-/// How often a registration is ended before the memory is left to the process.
+/// Attempts to end a registration before the memory is leaked.
 const TRIES: u32 = 3;
-/// The smallest page of the machine.
+/// Smallest page of the machine in bytes.
 const FRAME: usize = 4096;
-/// A huge page of the machine: a five-hundredth of the faults, and of the pages that a registration pins.
+/// Huge page of the machine in bytes: a five-hundredth of the faults and of the pages pinned by a
+/// registration.
 const HUGE: usize = 2 << 20;
 
-/// Mapped host memory. Dropping it ends its registration and gives it back; the device does not use it then.
+/// Mapped host memory. Drop unregisters and unmaps; the device must not use the memory then.
 pub(super) struct HostMemory {
     driver: SharedDriver,
     base: usize,
@@ -31,25 +33,25 @@ pub(super) struct HostMemory {
 }
 
 impl HostMemory {
-    /// Maps memory and faults it in. Not registered yet.
+    /// Maps memory and faults the memory in, without registration.
     ///
     /// # Errors
-    /// [`Error::OutOfHostMemory`], with nothing left mapped.
+    /// [`Error::OutOfHostMemory`], with nothing mapped.
     pub(super) fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // Where huge pages can lie: what is too much goes back at once.
+        // Aligned to a huge page: the surplus is unmapped below.
         let all = bytes + if bytes >= HUGE { HUGE } else { 0 };
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nobody else's memory.
+        // SAFETY: a new anonymous mapping, at an address chosen by the kernel.
         let found =
             unsafe { mmap_anonymous(ptr::null_mut(), all, prot, flags) }.map_err(|_| short(bytes))? as usize;
         let base = if bytes >= HUGE { found.next_multiple_of(HUGE) } else { found };
         for (at, bytes) in [(found, base - found), (base + bytes, found + all - base - bytes)] {
-            // SAFETY: a part of the mapping that nobody knows yet. If it stays it is addresses only.
+            // SAFETY: a part of the mapping without users. A failure leaks addresses only.
             if bytes > 0 && unsafe { munmap(at as *mut c_void, bytes) }.is_err() {
                 tracing::debug!(bytes, "addresses stay with the process");
             }
         }
-        // SAFETY: as above. Where the machine has no huge pages to give, small ones do.
+        // SAFETY: as above. Without huge pages the kernel uses small pages.
         let _ = unsafe { madvise(base as *mut c_void, bytes, Advice::LinuxHugepage) };
         let memory = Self { driver: SharedDriver::clone(driver), base, bytes, registered: false };
         let failed = AtomicBool::new(false);
@@ -73,20 +75,19 @@ impl HostMemory {
         self.registered
     }
 
-    /// Registers it, unless it is.
     pub(super) fn register(&mut self) -> Result<()> {
         if !self.registered {
-            // SAFETY: mapped until this object is dropped, which ends the registration first.
+            // SAFETY: mapped until the drop, which unregisters first.
             unsafe { self.driver.host_register(self.base as *mut u8, self.bytes) }?;
             self.registered = true;
         }
         Ok(())
     }
 
-    /// Ends the registration, if there is one. No copy is under way.
+    /// Ends the registration, if any. No copy may use the memory.
     pub(super) fn unregister(&mut self) -> Result<()> {
         if self.registered {
-            // SAFETY: registered by this object, once; its user says that no copy is under way.
+            // SAFETY: registered once, by this object. The caller has no running copies.
             unsafe { self.driver.host_unregister(self.base as *mut u8) }?;
             self.registered = false;
         }
@@ -103,11 +104,11 @@ impl Drop for HostMemory {
             }
         }
         if let Err(error) = ended {
-            // What the driver believes to be there must stay there.
+            // Registered memory must stay mapped.
             tracing::error!(%error, bytes = self.bytes, "the driver does not end a registration; the memory stays with the process");
             return;
         }
-        // SAFETY: mapped by this object, which nobody uses any more.
+        // SAFETY: mapped by this object, which has no users.
         if unsafe { munmap(self.base as *mut c_void, self.bytes) }.is_err() {
             tracing::error!(bytes = self.bytes, "host memory could not be unmapped");
         }
@@ -124,12 +125,12 @@ fn short(bytes: usize) -> Error {
     Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0, available: None }
 }
 
-/// Makes the kernel put memory behind a part of a fresh mapping; whether it had that much.
+/// Faults in a part of a new mapping. Returns false if the machine lacks memory.
 fn fault_in(at: usize, bytes: usize) -> bool {
-    // SAFETY: inside a private mapping of ours that nobody knows yet.
+    // SAFETY: a part of this object's mapping, without users.
     match unsafe { madvise(at as *mut c_void, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) => true,
-        // Kernels before 5.14 do not know the advice: a write to every frame.
+        // Kernels before 5.14 lack `MADV_POPULATE_WRITE`: write to every page.
         Err(Errno::INVAL) => {
             for frame in (at..at + bytes).step_by(FRAME) {
                 // SAFETY: as above.
@@ -141,11 +142,12 @@ fn fault_in(at: usize, bytes: usize) -> bool {
     }
 }
 
-/// Calls `work` for parts of `bytes`, by several threads if that is worth it; parts are multiples of a huge page but for the last.
+/// Calls `work` for parts of `bytes`, on several threads for long ranges. All parts but the last
+/// are multiples of a huge page.
 pub(super) fn in_shares(bytes: usize, work: impl Fn(usize, usize) + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let shares = (bytes / SHARE).clamp(1, threads);
-    // No two threads fault in one huge page.
+    // A huge page is faulted in by one thread.
     let share = bytes.div_ceil(shares).next_multiple_of(HUGE);
     let work = &work;
     std::thread::scope(|scope| {
@@ -160,13 +162,13 @@ pub(super) fn in_shares(bytes: usize, work: impl Fn(usize, usize) + Sync) {
     });
 }
 
-/// Copies host bytes, by several threads if that is worth it.
+/// Copies host bytes, on several threads for long ranges.
 ///
 /// # Safety
-/// Both ranges are memory of this process that nobody else writes meanwhile, and do not overlap.
+/// Both ranges are memory of this process, do not overlap, and are not written meanwhile.
 pub(super) unsafe fn copy_bytes(from: usize, to: usize, bytes: usize) {
     in_shares(bytes, |start, len| {
-        // SAFETY: the caller's contract; the parts of two threads do not overlap.
+        // SAFETY: the caller's contract; parts of two threads do not overlap.
         unsafe { ptr::copy_nonoverlapping((from + start) as *const u8, (to + start) as *mut u8, len) };
     });
 }

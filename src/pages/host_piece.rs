@@ -1,4 +1,5 @@
-//! Pieces of the host pool's memory: those that contents wait in, and whole ones that are written once and copied from again and again.
+//! Pieces of the host pool: short-lived ones for contents of pages, and whole pieces written once
+//! and copied many times.
 
 use super::host_memory::HostMemory;
 use super::host_pool::{CHUNK, CopyPath, HostPool, HostStats, PIECE, State, TRIES};
@@ -6,7 +7,7 @@ use super::{Fence, PagePool, RangeId};
 use crate::error::{Error, Result};
 use crate::units::Address;
 
-/// A piece of the pool's memory. Whoever has it gives it back.
+/// A piece of the pool's memory. Its owner must return the piece to the pool.
 #[derive(Debug)]
 pub struct HostPiece {
     pub(super) at: usize,
@@ -15,7 +16,6 @@ pub struct HostPiece {
 }
 
 impl HostPiece {
-    /// Where it begins in this process.
     pub(crate) fn base(&self) -> *mut u8 {
         self.at as *mut u8
     }
@@ -24,12 +24,11 @@ impl HostPiece {
         self.bytes as u64
     }
 
-    /// Whether it is registered with the device.
     pub(crate) fn registered(&self) -> bool {
         self.registered
     }
 
-    /// A part of it, which is not given back.
+    /// Returns a part of the piece. A part is not returned to the pool.
     fn part(&self, skip: u64, bytes: u64) -> Result<Self> {
         if skip.checked_add(bytes).is_none_or(|end| end > self.bytes as u64) {
             let limit = (self.bytes as u64).saturating_sub(skip);
@@ -40,12 +39,12 @@ impl HostPiece {
 }
 
 impl HostPool {
-    /// One piece of `bytes`, registered with the device. Where only memory that is not registered is left, that is tried again; more is asked
-    /// of the operating system only where nothing is long enough.
+    /// Takes one registered piece of `bytes`. If only unregistered memory is left, retries its
+    /// registration. Grows the pool only if no free part is long enough.
     ///
     /// # Errors
-    /// As [`prepare`](Self::prepare); [`Error::InvalidSize`] for nothing and for more than is registered with one call;
-    /// [`Error::HostNotRegistered`], unless `any` memory will do.
+    /// As [`prepare`](Self::prepare); [`Error::InvalidSize`] for zero bytes, or more than one
+    /// registration call allows; [`Error::HostNotRegistered`], unless `any` memory is accepted.
     pub(crate) fn take_whole(&self, bytes: u64, any: bool) -> Result<HostPiece> {
         if bytes == 0 || bytes > CHUNK {
             return Err(Error::InvalidSize { what: "a host buffer", bytes, limit: CHUNK });
@@ -81,7 +80,8 @@ impl HostPool {
         Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
-    /// Gives the copy of a part of a piece to the stream of copies to the device; `done` is behind that, also if it fails half-way.
+    /// Submits the copy of a part of a piece to the device. Adds the copy to `done`, also after a
+    /// partial failure.
     ///
     /// # Errors
     /// As [`copy_in`](Self::copy_in); [`Error::InvalidSize`] beyond the piece's end.
@@ -98,14 +98,14 @@ impl HostPool {
         copied
     }
 
-    /// Gives the copy of device bytes to a part of a registered piece to the stream of copies from the device. Otherwise as
+    /// Submits the copy of device bytes to a part of a registered piece. Otherwise as
     /// [`copy_out`](Self::copy_out).
     ///
     /// # Errors
     /// As [`copy_out`](Self::copy_out); [`Error::InvalidSize`] beyond the piece's end.
     ///
     /// # Safety
-    /// So many bytes of the device are mapped there, until `done` is over.
+    /// The bytes are mapped at `from` until `done`.
     pub(crate) unsafe fn store_part(
         &self,
         from: Address,
@@ -121,7 +121,7 @@ impl HostPool {
         self.store(from, &[part], done)
     }
 
-    /// Writes host bytes to a piece, from `skip` on. Nobody copies from there.
+    /// Writes host bytes to a piece from `skip` on. No copy reads the piece.
     ///
     /// # Errors
     /// [`Error::InvalidSize`] beyond the piece's end.
@@ -132,7 +132,7 @@ impl HostPool {
 }
 
 impl State {
-    /// The smallest stretch that all of it fits in, of such chunks.
+    /// Takes `bytes` from the smallest fitting free part, in chunks accepted by `which`.
     fn take_whole(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<HostPiece> {
         let at = self.take_in(bytes.next_multiple_of(PIECE), which)?;
         let registered = self.chunk_of(at).is_some_and(HostMemory::registered);

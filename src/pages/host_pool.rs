@@ -1,4 +1,9 @@
-//! The host memory of a device that pages' contents wait in: kept between uses, bounded, and given out in pieces.
+//! Host pool of a device: host memory for the contents of paused pages. Memory is kept between
+//! uses, bounded, and handed out in pieces.
+//!
+//! The pool consists of chunks, each registered with the device if the driver allows. `State` has
+//! the chunks and the free parts, guarded by one mutex. The mutex is never held while memory is
+//! mapped, registered or copied.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,59 +19,61 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream, checked_bytes};
 
-/// Bytes that are registered with one call: more at a time would keep others of the machine waiting.
+/// Largest bytes registered with one call. Longer registrations would block other users of the
+/// machine.
 pub(super) const CHUNK: u64 = 1 << 30;
-/// What chunks are multiples of, in bytes.
+/// Chunk sizes are multiples of this, in bytes.
 const GRAIN: u64 = 2 << 20;
-/// What a piece is a multiple of, in bytes.
+/// Piece sizes are multiples of this, in bytes.
 pub(super) const PIECE: u64 = 4096;
-/// How often memory is asked for again when others took what came.
+/// Attempts of one allocation while other threads take new memory.
 pub(super) const TRIES: u32 = 8;
-/// How long the end of the device waits for copies.
+/// Longest wait for copies when the device closes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How bytes went between host and device. The worst of what a report covers counts.
+/// Path of copies between host and device. A report has the slowest path used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyPath {
-    /// Nothing was copied.
+    /// No copies.
     #[default]
     None,
-    /// From and to registered memory: at the link's speed, beside the caller.
+    /// Registered host memory: at link speed, asynchronous to the caller.
     Registered,
-    /// Registration was refused: over a ring of small registered buffers, which threads empty and fill.
+    /// Registration was refused: copies through a ring of small registered buffers, filled and
+    /// emptied by threads.
     Ring,
-    /// Not even those: as the driver copies pageable memory.
+    /// No registered buffers either: the driver's copies of pageable memory.
     Pageable,
 }
 
-/// What the host pool holds.
+/// Memory of the host pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostStats {
-    /// Bytes held from the operating system.
+    /// Bytes allocated from the operating system.
     pub held_bytes: u64,
-    /// Those of them that are registered with the device.
+    /// Part of `held_bytes` registered with the device.
     pub registered_bytes: u64,
-    /// Bytes that no contents are in.
+    /// Bytes without contents.
     pub free_bytes: u64,
-    /// The most it may hold; `None`: no limit.
+    /// Limit in bytes. `None`: no limit.
     pub limit_bytes: Option<u64>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// By base.
     chunks: BTreeMap<usize, HostMemory>,
-    /// What nobody has; each chunk begins at a wall.
+    /// Free parts. Each chunk begins at a wall, so no free part spans two chunks.
     free: Stretches,
-    /// Given back, and perhaps still copied from or to.
+    /// Returned pieces, possibly still in use by copies.
     waiting: Vec<(Fence, Vec<HostPiece>)>,
     held: u64,
-    /// Bytes that the operating system is being asked for.
+    /// Bytes in allocation from the operating system.
     growing: u64,
     limit: Option<u64>,
 }
 
-/// The host memory of one device for the contents of pages. Thread-safe; no lock is held while memory is mapped or registered.
+/// Host memory of one device for contents of pages. Thread-safe. No lock is held while memory is
+/// mapped or registered.
 pub struct HostPool {
     driver: SharedDriver,
     pub(super) events: Arc<Events>,
@@ -75,19 +82,19 @@ pub struct HostPool {
 }
 
 impl HostPool {
-    /// No memory yet.
+    /// Creates a pool without memory.
     #[must_use]
     pub fn new(pool: &PagePool) -> Self {
         let (driver, events) = (SharedDriver::clone(pool.driver()), Arc::clone(pool.events()));
         Self { copier: Copier::new(&driver, &events), driver, events, state: Mutex::default() }
     }
 
-    /// Limits the bytes it may hold; `None`: no limit. Nothing is taken away.
+    /// Limits the bytes of the pool. `None`: no limit. No memory is freed.
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.state.lock().limit = bytes;
     }
 
-    /// What it holds now.
+    /// Returns the current counts.
     #[must_use]
     pub fn stats(&self) -> HostStats {
         let state = self.state.lock();
@@ -100,13 +107,13 @@ impl HostPool {
         }
     }
 
-    /// Makes sure that it holds `bytes` at least, in use or not: mapped, faulted in, and registered where that is granted. Tries
-    /// again to register what was refused.
+    /// Grows the pool to at least `bytes`, used or free: mapped, faulted in, and registered if
+    /// possible. Also retries refused registrations.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond [`MAX_BYTES`](crate::units::MAX_BYTES); [`Error::OutOfHostMemory`]
-    /// beyond the limit, or if the machine has less available, with nothing taken. That registration is
-    /// refused is no error: the [stats](Self::stats) say how much is registered.
+    /// Nothing changed: [`Error::InvalidSize`] above [`MAX_BYTES`](crate::units::MAX_BYTES);
+    /// [`Error::OutOfHostMemory`] above the limit or the machine's available memory. A refused
+    /// registration is no error: see [`stats`](Self::stats).
     pub fn prepare(&self, bytes: u64) -> Result<()> {
         checked_bytes("host memory", bytes)?;
         let held = {
@@ -118,10 +125,10 @@ impl HostPool {
         self.grow(bytes.saturating_sub(held))
     }
 
-    /// Gives back to the operating system what no contents are in; the bytes.
+    /// Returns chunks without contents to the operating system, and the number of bytes.
     ///
     /// # Errors
-    /// What the driver says of ending a registration; that memory is kept for another try.
+    /// Driver errors at the end of a registration; this memory is kept for a retry.
     pub fn trim(&self) -> Result<u64> {
         let mut unused = {
             let mut state = self.state.lock();
@@ -144,23 +151,20 @@ impl HostPool {
         result.map(|()| given)
     }
 
-    /// Tries again to register chunks that nothing is in.
+    /// Retries the registration of empty chunks.
     pub(super) fn register_again(&self) {
         if !self.driver.capabilities().register_host {
             return;
         }
         let again = self.state.lock().take_unused(|chunk| !chunk.registered());
         for mut chunk in again {
-            // What is refused again serves as it is.
+            // Unregistered memory is usable too.
             let _ = chunk.register();
             self.state.lock().add(chunk);
         }
     }
 
-    /// Maps, faults in and registers `bytes` more: all of them, or none.
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// Maps, faults in and registers all `bytes` or none.
     pub(super) fn grow(&self, bytes: u64) -> Result<()> {
         let more = bytes.next_multiple_of(GRAIN);
         if more == 0 {
@@ -180,7 +184,7 @@ impl HostPool {
         let made = self.make_chunks(more, held);
         let mut state = self.state.lock();
         state.growing -= more;
-        // The chunks that were made before one failed go back to the operating system.
+        // After a failure, the chunks already made return to the operating system.
         for chunk in made? {
             state.held += chunk.bytes() as u64;
             state.add(chunk);
@@ -188,11 +192,11 @@ impl HostPool {
         Ok(())
     }
 
-    /// Chunks of `bytes` together, beside `held` that there are. No lock is held.
+    /// Makes chunks of `bytes` in total, in addition to `held` bytes. The caller has no lock.
     fn make_chunks(&self, bytes: u64, held: u64) -> Result<Vec<HostMemory>> {
         let (mut chunks, mut left) = (Vec::new(), bytes);
         while left > 0 {
-            // The rest as well, so that a request that cannot be met ends before it takes memory.
+            // Checks all remaining bytes, so an impossible request fails before taking memory.
             check_host_room(left, held + (bytes - left))?;
             let more = left.min(CHUNK);
             let mut made = HostMemory::new(&self.driver, more as usize)?;
@@ -207,10 +211,7 @@ impl HostPool {
         Ok(chunks)
     }
 
-    /// Makes sure that so many bytes are free, for as long as nobody else takes them.
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// Makes `bytes` free. Other threads may take this memory.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         let free = {
             let mut state = self.state.lock();
@@ -220,10 +221,7 @@ impl HostPool {
         self.grow(bytes.saturating_sub(free))
     }
 
-    /// Pieces of `bytes` together, one after the other.
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
+    /// Takes pieces of `bytes` in total.
     pub(crate) fn take(&self, bytes: u64) -> Result<Vec<HostPiece>> {
         for _ in 0..TRIES {
             {
@@ -239,7 +237,7 @@ impl HostPool {
         Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
-    /// Takes pieces back, to be used again behind a fence.
+    /// Returns pieces, for reuse after a fence.
     pub(crate) fn give(&self, pieces: Vec<HostPiece>, mut fence: Fence) {
         if pieces.is_empty() {
             return;
@@ -253,10 +251,11 @@ impl HostPool {
         }
     }
 
-    /// Copies mapped bytes of a range into pieces of the same length; `done` is behind that, also if it fails half-way.
+    /// Copies mapped bytes of a range into pieces of the same length. Adds the copies to `done`,
+    /// also after a partial failure.
     ///
     /// # Errors
-    /// What the driver says; [`Error::Internal`] if something is not mapped.
+    /// Driver errors; [`Error::Internal`] if a byte is unmapped.
     pub(crate) fn copy_out(
         &self,
         pool: &PagePool,
@@ -269,10 +268,8 @@ impl HostPool {
         self.copier.copy_out(from, pieces, done)
     }
 
-    /// Copies pieces to mapped bytes of a range, behind which the next [mark](Self::mark_in) is.
-    ///
-    /// # Errors
-    /// As [`copy_out`](Self::copy_out).
+    /// Copies pieces to mapped bytes of a range. The next [`mark_in`](Self::mark_in) includes these
+    /// copies.
     pub(crate) fn copy_in(
         &self,
         pool: &PagePool,
@@ -284,57 +281,49 @@ impl HostPool {
         self.copier.copy_in(to, pieces)
     }
 
-    /// Puts `done` behind all that was given to the stream of copies to the device.
+    /// Adds all submitted copies to the device to `done`.
     pub(crate) fn mark_in(&self, done: &mut Fence) {
         self.copier.mark_in(done);
     }
 
-    /// Copies bytes of the device to the host; returns when they are there. On a stream of its own: a synchronous copy is one of the legacy default
-    /// stream, which breaks the capture of any stream that this waits for (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an H200).
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Copies bytes of the device to the host and waits. Runs on its own stream. A synchronous copy
+    /// would run on the legacy default stream, and break the capture of any stream ordered with it
+    /// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an H200).
     ///
     /// # Safety
-    /// They are mapped until this returns.
+    /// The bytes are mapped until the return.
     pub(crate) unsafe fn fetch(&self, from: Address, into: &mut [u8]) -> Result<()> {
         let piece = HostPiece { at: into.as_mut_ptr() as usize, bytes: into.len(), registered: false };
         self.copier.copy_out(from, &[piece], &mut Fence::default()).map(drop)
     }
 
-    /// Copies bytes of the device into pieces; the caller knows that they are mapped.
+    /// Copies bytes of the device into pieces. The caller has checked the mapping.
     pub(super) fn store(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<()> {
         self.copier.copy_out(from, pieces, done).map(drop)
     }
 
-    /// The stream that copies from the device are on.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Returns the stream of copies from the device.
     pub(crate) fn stream_out(&self) -> Result<Stream> {
         self.copier.stream_out()
     }
 
-    /// The stream that copies to the device are on.
-    ///
-    /// # Errors
-    /// What the driver says.
+    /// Returns the stream of copies to the device.
     pub(crate) fn stream_in(&self) -> Result<Stream> {
         self.copier.stream_in()
     }
 
-    /// Blocks until a fence of copies is over, whatever single calls of the driver say.
+    /// Waits for a fence of copies. Repeats waits refused by the driver.
     ///
     /// # Errors
-    /// What the driver says, again and again.
+    /// Driver errors after several attempts.
     pub(crate) fn wait(&self, fence: &mut Fence) -> Result<()> {
         self.copier.wait(fence)
     }
 
-    /// Copies bytes out of pieces, from `skip` bytes behind their beginning on. Nobody copies to them.
+    /// Reads bytes from pieces, `skip` bytes after their start. No copy writes the pieces.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond the end of the last piece; nothing is copied then.
+    /// [`Error::InvalidSize`] beyond the end of the last piece; nothing is read.
     pub(crate) fn read(&self, pieces: &[HostPiece], skip: u64, into: &mut [u8]) -> Result<()> {
         let (bytes, all) = (into.len() as u64, pieces.iter().map(HostPiece::bytes).sum::<u64>());
         if skip.checked_add(bytes).is_none_or(|end| end > all) {
@@ -345,7 +334,7 @@ impl HostPool {
         Ok(())
     }
 
-    /// A checksum of pieces that nobody copies to.
+    /// Returns a checksum of pieces. No copy writes the pieces.
     pub(crate) fn checksum(&self, pieces: &[HostPiece]) -> u64 {
         super::copier::checksum(pieces)
     }
@@ -358,7 +347,7 @@ impl State {
         self.chunks.insert(chunk.base(), chunk);
     }
 
-    /// Takes chunks away that nothing is in; they still count as held.
+    /// Removes empty chunks. They still count as held.
     fn take_unused(&mut self, which: impl Fn(&HostMemory) -> bool) -> Vec<HostMemory> {
         let is_free = |chunk: &&HostMemory| self.free.covers(chunk.base() as u64, chunk.bytes() as u64);
         let unused = self.chunks.values().filter(is_free);
@@ -377,14 +366,15 @@ impl State {
         self.chunks.range(..=at).next_back().map(|(_, chunk)| chunk)
     }
 
-    /// The beginning of the smallest stretch that all of it fits in, of such chunks.
+    /// Takes `bytes` from the smallest fitting free part, in chunks accepted by `which`. Returns
+    /// the address.
     pub(super) fn take_in(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<usize> {
         let Self { chunks, free, .. } = self;
         let chunk_of = |at: u64| chunks.range(..=at as usize).next_back();
         free.take_where(bytes, |at| chunk_of(at).is_some_and(|(_, chunk)| which(chunk))).map(|at| at as usize)
     }
 
-    /// The smallest stretch that all of it fits in, else the longest ones.
+    /// Takes `bytes` from the smallest fitting free part, else from the longest parts.
     fn take(&mut self, bytes: u64) -> Option<Vec<HostPiece>> {
         let mut left = usize::try_from(bytes).ok()?;
         let mut pieces = Vec::new();
@@ -428,7 +418,7 @@ impl Drop for HostPool {
         let mut over = true;
         for (fence, _) in &mut state.waiting {
             let left = PATIENCE.saturating_sub(start.elapsed());
-            // Once more, since a single refusal says nothing of the copies.
+            // Tried twice, since one refusal says nothing about the copies.
             let done = fence.block(&self.events, left).or_else(|_| fence.block(&self.events, left));
             over &= done.unwrap_or(false);
         }

@@ -1,17 +1,17 @@
-//! Memory that this machine can still give to the process, so that a request for more is refused
-//! before the kernel ends the process.
+//! Available memory of the machine: a request for more is refused before the kernel kills the
+//! process.
 
 use std::fs;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Bytes that are left to the rest of the machine, at most; a sixteenth of what is available is
-/// left on small machines.
+/// Most bytes left to the rest of the machine. On small machines, a sixteenth of the available
+/// memory.
 const RESERVE: u64 = 1 << 30;
 
-/// Refuses a request for more bytes of host memory than the machine has available. `held` is what
-/// the caller holds already, for the message.
+/// Refuses a request for more host memory than the machine has available. `held`: bytes already
+/// held by the caller, for the message.
 ///
 /// # Errors
 /// [`Error::OutOfHostMemory`].
@@ -24,8 +24,8 @@ pub(crate) fn check_host_room(requested: u64, held: u64) -> Result<()> {
     }
 }
 
-/// Bytes that the process may still use: of the machine and of the control groups (v2) that it is
-/// in, less the reserve. `None`: the kernel does not say.
+/// Returns the bytes available to the process: the minimum of the machine and its control groups
+/// (v2), less the reserve. `None`: unknown to the kernel.
 fn available() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kib_of(&text, "MemAvailable:"))?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -36,14 +36,14 @@ fn available() -> Option<u64> {
     Some(left - (left / 16).min(RESERVE))
 }
 
-/// A value of `/proc/meminfo`, in bytes.
+/// Returns a value of `/proc/meminfo` in bytes.
 fn kib_of(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes below a control group's limit, counting cached file pages as free, since the kernel drops
-/// those first. `None`: the group has no limit.
+/// Returns the bytes below a control group's limit. Inactive file cache counts as free, as the
+/// kernel drops file pages first. `None`: no limit.
 fn left_in_group(group: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;

@@ -1,4 +1,4 @@
-//! The pool's books: who holds what, and whether the counts agree with each other.
+//! Owners of pages, and the audit of the pool's tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,62 +8,63 @@ use super::PagePool;
 use super::pool::State;
 use crate::error::{Error, Result};
 
-/// Whoever a page belongs to. Whose budget it counts toward is another matter: see [`Account`](super::Account).
+/// Owner of a page. The account charged for the page is independent: see
+/// [`Account`](super::Account).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Holder {
-    /// An arena: every space of it may map the page.
+    /// An arena. Each of its spaces may map the page.
     Shared {
-        /// The arena's number.
+        /// Arena number.
         arena: u64,
     },
-    /// One space: the page holds retained blocks, and no other space maps it.
+    /// One space. The page has live-out (retained) blocks and is mapped by no other space.
     Retained {
-        /// The arena's number.
+        /// Arena number.
         arena: u64,
-        /// The space's number.
+        /// Space number.
         space: u64,
     },
-    /// An arena, for its kept blocks: each is on bytes of its own.
+    /// An arena, for persistent (kept) blocks. No two of these blocks overlap.
     Kept {
-        /// The arena's number.
+        /// Arena number.
         arena: u64,
     },
-    /// An arena, for an exclusive block: the page is that block's, and stays where it is.
+    /// An arena, for one private (exclusive) block. The page is never replaced.
     Exclusive {
-        /// The arena's number.
+        /// Arena number.
         arena: u64,
     },
-    /// A region: its blocks are on bytes of their own.
+    /// A region. Its blocks do not overlap.
     Region {
-        /// The region's number.
+        /// Region number.
         region: u64,
     },
-    /// An elastic buffer or cache: it alone maps the page.
+    /// An elastic buffer or cache. No other object maps the page.
     Elastic {
-        /// The buffer's number.
+        /// Buffer number.
         buffer: u64,
     },
-    /// A ring: the units of a slot, which are used one after the other, show the page.
+    /// A ring. The units of one slot, used one after the other, map the page.
     Ring {
-        /// The ring's number.
+        /// Ring number.
         ring: u64,
     },
-    /// Workspaces that one stream uses, one after the other.
+    /// Workspaces of one stream, used one after the other.
     Workspace {
-        /// The group's number.
+        /// Number of the workspace group.
         group: u64,
     },
-    /// Nobody here: only other processes have it, and when they have not, it is free.
+    /// No owner in this process: only other processes map the page. Free after the last export pin.
     Exported,
-    /// The device: whoever asks next gets it.
+    /// The device. The next allocation may take the page.
     Free,
-    /// Nobody: the driver would not take it back, and is asked again.
+    /// No owner: the driver refused to release the page. Retried later.
     Leaving,
 }
 
 impl Holder {
-    /// The arena whose it is, directly or as one of its spaces'.
+    /// Returns the arena that owns the page, directly or by one of its spaces.
     pub(super) fn arena(self) -> Option<u64> {
         match self {
             Self::Exclusive { arena } => Some(arena),
@@ -71,7 +72,7 @@ impl Holder {
         }
     }
 
-    /// The arena whose it is, if its pages step aside with that.
+    /// Returns the arena that owns the page, if a pause of the arena releases the page.
     pub(super) fn movable_arena(self) -> Option<u64> {
         match self {
             Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
@@ -80,13 +81,13 @@ impl Holder {
         }
     }
 
-    /// Whether its pages are for blocks that outlive replays, each on bytes of its own.
+    /// Returns true if the owner's blocks outlive replays and do not overlap.
     pub(super) fn retains(self) -> bool {
         matches!(self, Self::Retained { .. } | Self::Kept { .. } | Self::Exclusive { .. })
     }
 }
 
-/// What one holder has.
+/// Totals of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) pages: u64,
@@ -94,16 +95,16 @@ pub(super) struct Tally {
     pub(super) mappings: u64,
 }
 
-/// What one holder has.
+/// Pages of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Holding {
-    /// Who.
+    /// The owner.
     pub holder: Holder,
-    /// How many pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
-    /// How often they are mapped, all together.
+    /// Number of mappings of these pages.
     pub mappings: u64,
 }
 
@@ -112,7 +113,7 @@ fn wrong(what: String) -> Result<()> {
 }
 
 impl PagePool {
-    /// Every holder and what it has, in the order of [`Holder`].
+    /// Returns the pages of every owner, in the order of [`Holder`].
     #[must_use]
     pub fn holdings(&self) -> Vec<Holding> {
         let mut all: Vec<_> = self.lock().tallies.iter().map(|(holder, tally)| (*holder, *tally)).collect();
@@ -121,13 +122,11 @@ impl PagePool {
         all.into_iter().map(holding).collect()
     }
 
-    /// Whether the books balance, whatever other threads are doing: every count is the sum of what it counts, every page has one
-    /// holder and is in its account, every mapping is listed at its page and at its range and overlaps no other, and every free
-    /// page is mapped nowhere, not relied on, and on the list of its size. Absent pages count for nothing but themselves. Walks
-    /// everything.
+    /// Checks the invariants of the tables (see the module documentation). May run while other
+    /// threads use the pool. Walks all pages and mappings.
     ///
     /// # Errors
-    /// [`Error::Internal`] names the first thing that disagrees, and with what.
+    /// [`Error::Internal`] names the first violation.
     pub fn audit(&self) -> Result<()> {
         let state = self.lock();
         state.audit_counts()?;
@@ -135,7 +134,8 @@ impl PagePool {
         state.audit_mappings()
     }
 
-    /// As [`audit`](Self::audit), while no other call is under way: then nothing is pinned or on its way either.
+    /// Checks the invariants, and the absence of pins and unfinished driver calls. No other call
+    /// may run.
     ///
     /// # Errors
     /// As [`audit`](Self::audit).
@@ -156,7 +156,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// The audit of debug builds; among many mappings not every time, as it walks them all.
+    /// Audits in debug builds and logs a violation. Skips most calls if the pool has many mappings.
     pub(crate) fn check(&self) {
         const FEW: u64 = 1000;
         if !cfg!(debug_assertions) {

@@ -1,6 +1,11 @@
-//! Pages that show at another holder's place as well, on lease, as long as they show there; and what of an account is never lent.
+//! Pages on lease: arena pages also mapped at a borrower's addresses.
 //!
-//! The pool's books say what is on lease: it is noted before a page is mapped there, and goes when it is unmapped, whoever does that.
+//! A lease is recorded before the page is mapped at the borrower, and removed at the unmap, by any
+//! caller. The mutex of [`PagePool`] guards the records; an atomic counter answers "no leases"
+//! without the mutex.
+//!
+//! An account lends only bytes above its guarantee: see
+//! [`Accounts::lendable`](super::account::Accounts::lendable).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -9,11 +14,11 @@ use super::{Account, AccountId, PageId, PagePool, RangeId};
 use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
 
-/// A page on lease.
+/// Record of a page on lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lent {
     lease: u64,
-    /// Where it shows.
+    /// Range and offset at the borrower.
     range: RangeId,
     offset: u64,
     bytes: u64,
@@ -22,42 +27,42 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// The number of its lease.
     pub(super) fn lease(&self) -> u64 {
         self.lease
     }
 }
 
-/// Where a page is shown that is lent.
+/// Range and offset of a lent page at the borrower.
 pub(crate) type LentPlace = (RangeId, u64);
 
-/// What is on lease on a device. Whatever asks about one lease, or about one account, walks nothing else.
+/// All leases of a device, indexed by page, lease and lending account. So the cost of a query does
+/// not grow with the number of leases.
 #[derive(Debug, Default)]
 pub(super) struct LentPages {
     pages: HashMap<PageId, Lent>,
     leases: HashMap<u64, Leased>,
-    /// Bytes on lease by the account that lends them.
+    /// Bytes on lease, by lending account.
     lenders: HashMap<AccountId, u64>,
     candidates: HashMap<AccountId, Candidates>,
 }
 
-/// The pages of one lease.
 #[derive(Debug, Default)]
 struct Leased {
     bytes: u64,
     places: BTreeMap<LentPlace, PageId>,
 }
 
-/// Order in which pages are lent: how many spaces show a page, its number from the highest down, the page.
+/// Lending order: number of spaces that map the page, page number in descending order, page.
 pub(crate) type Rank = (usize, u32, PageId);
 
-/// The pages that an arena may lend, kept in order while they come and go by leases only.
+/// Pages that an arena may lend, in lending order. Leases update the order; other changes require a
+/// new ranking.
 #[derive(Debug, Default)]
 struct Candidates {
-    /// Those that are not on lease.
+    /// Pages without a lease.
     ready: BTreeSet<Rank>,
     ranks: HashMap<PageId, Rank>,
-    /// `State::shared_changes` when they were ranked.
+    /// `State::shared_changes` at the ranking.
     ranked_at: u64,
 }
 
@@ -70,7 +75,7 @@ impl LentPages {
         self.pages.len() as u64
     }
 
-    /// Whether a mapping of a page is that of its lease.
+    /// Returns true if a mapping of a page belongs to its lease.
     pub(super) fn is_at(&self, page: PageId, place: LentPlace) -> bool {
         self.pages.get(&page).is_some_and(|lent| (lent.range, lent.offset) == place)
     }
@@ -115,11 +120,13 @@ impl LentPages {
 }
 
 impl PagePool {
-    /// Pages of an account are on lease from now on, each at its place, to somebody with another account. They count for the first one;
-    /// of that, and of those above it that are not above the second one too, only what is beyond their [least](super::Limits) is lent.
+    /// Records pages of account `from` as on lease to account `to`, each at its place. The pages
+    /// stay charged to `from`. Each account from `from` up to the first ancestor shared with `to`
+    /// lends at most its bytes above the [guarantee](super::Limits).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if that is not so much, [`Error::Exported`] if others have one of them, with nothing changed.
+    /// Nothing changed: [`Error::InvalidArgument`] for more bytes; [`Error::Exported`] for an
+    /// exported page.
     pub(crate) fn lend(
         &self,
         lease: u64,
@@ -137,7 +144,7 @@ impl PagePool {
         state.accounts.lend(from.id(), to.id(), bytes as i64);
         for (page, (range, offset)) in pages {
             let (range, offset, from, to) = (*range, *offset, from.id(), to.id());
-            // It stays as long as something is on lease to it.
+            // The borrower's account lives as long as its leases.
             state.accounts.join(to);
             state.lent.insert(*page, Lent { lease, range, offset, bytes: page_bytes, from, to });
         }
@@ -145,7 +152,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Takes back what was noted of a lease's pages that do not show at their places: they could not be mapped there.
+    /// Removes the records of a lease whose pages could not be mapped.
     pub(crate) fn unlend(&self, lease: u64) {
         let state = &mut *self.lock();
         let shows = |page: &PageId| {
@@ -163,13 +170,14 @@ impl PagePool {
         self.lent.store(state.lent.len(), Ordering::SeqCst);
     }
 
-    /// How many bytes an account could lend to another one.
+    /// Returns the bytes that an account could lend to a second account. `None`: an account without
+    /// common ancestors.
     pub(crate) fn lendable(&self, from: &Account, to: Option<&Account>) -> u64 {
         let state = self.lock();
         state.accounts.lendable(from.id(), to.map_or(state.accounts.root(), Account::id))
     }
 
-    /// The leases on any of these pages. Without any lease on the device, one look at a number.
+    /// Returns the leases on these pages. Without leases on the device, reads one counter.
     pub(crate) fn leases<'a>(&self, pages: impl Iterator<Item = &'a PageId>) -> Vec<u64> {
         if self.lent.load(Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -182,18 +190,18 @@ impl PagePool {
         leases
     }
 
-    /// Whether anything on the device is on lease. One look at a number.
+    /// Returns true if a page of the device is on lease. Reads one counter.
     pub(crate) fn any_lent(&self) -> bool {
         self.lent.load(Ordering::SeqCst) > 0
     }
 
-    /// Where the pages of a lease show.
+    /// Returns the places of a lease's pages.
     pub(crate) fn lent_places(&self, lease: u64) -> Vec<LentPlace> {
         let state = self.lock();
         state.lent.leases.get(&lease).map_or(Vec::new(), |leased| leased.places.keys().copied().collect())
     }
 
-    /// Bytes on lease, of one lease or of an account's own pages.
+    /// Returns the bytes on lease, of one lease, or of an account's own pages.
     pub(crate) fn lent_bytes(&self, lease: Option<u64>, from: &Account) -> u64 {
         if !self.any_lent() {
             return 0;
@@ -205,8 +213,8 @@ impl PagePool {
         }
     }
 
-    /// Whether the pages that an account may lend are [ranked](Self::rank_candidates), and no page of an
-    /// arena has come, gone or changed its places since, but by leases.
+    /// Returns true if the account's pages are [ranked](Self::rank_candidates), and no page of an
+    /// arena has changed since, other than by leases.
     pub(crate) fn is_ranked(&self, from: &Account) -> bool {
         let state = self.lock();
         let candidates = state.lent.candidates.get(&from.id());
@@ -224,7 +232,7 @@ impl PagePool {
         state.lent.candidates.insert(from.id(), Candidates { ready, ranks, ranked_at });
     }
 
-    /// The next page to lend behind `after` in the order of ranks, or the first.
+    /// Returns the next page to lend after `after` in lending order, or the first.
     pub(crate) fn next_candidate(&self, from: &Account, after: Option<Rank>) -> Option<Rank> {
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
         let state = self.lock();
@@ -232,12 +240,12 @@ impl PagePool {
         candidates.ready.range((behind, Bound::Unbounded)).next().copied()
     }
 
-    /// The account lends no more.
     pub(crate) fn forget_candidates(&self, from: &Account) {
         self.lock().lent.candidates.remove(&from.id());
     }
 
-    /// A page does not show there any more: if it was on lease there, that is over. Whether it was.
+    /// Called at every unmap: ends the lease of the page at this place. Returns true if there was
+    /// one.
     pub(super) fn unmapped_from(
         &self,
         state: &mut super::pool::State,

@@ -1,4 +1,7 @@
-//! Where pages show: ranges of addresses and the mappings in them, listed at the range and at the page.
+//! Ranges of addresses and their mappings.
+//!
+//! A mapping is recorded twice: in the range, by offset, and in the page. The mutex of [`PagePool`]
+//! guards both. A range has one user; its lock serializes map and unmap calls on the range.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +10,28 @@ use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
 
-/// A range of addresses.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) base: Address,
     pub(super) len: u64,
-    /// Whose it is, in the words of whoever reserved it.
+    /// The user's own number for the range, for example its space number.
     pub(super) tag: u64,
-    /// Who may use what is mapped there besides the device.
+    /// Other devices with access to mappings of the range.
     pub(super) peers: Peers,
-    /// Offset to the page mapped there and its bytes.
+    /// Mapped page and its bytes, by offset.
     pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
-    /// Pages that show in it go or come: nothing of it is torn down meanwhile.
+    /// Set while pages of the range are paused or resumed. No part is torn down in this time.
     pub(super) held: bool,
 }
 
-/// A mapping: where in its range, which page, and its bytes.
+/// A page mapped in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Bytes from the range's base.
+    /// Bytes from the base of the range.
     pub offset: u64,
     /// The page.
     pub page: PageId,
-    /// The page's bytes.
+    /// Bytes of the page.
     pub bytes: u64,
 }
 
@@ -38,7 +40,6 @@ fn gone(what: &'static str) -> Error {
 }
 
 impl PagePool {
-    /// Reserves addresses.
     pub(super) fn reserve(&self, len: u64, tag: u64, peers: Peers) -> Result<(RangeId, Address)> {
         let base = self.driver().reserve(len)?;
         let mut state = self.lock();
@@ -49,14 +50,15 @@ impl PagePool {
         Ok((id, base))
     }
 
-    /// Maps pages one behind the other, readable and writable; and how many bytes from `offset` on are mapped now, which after a
-    /// failure may be some.
+    /// Maps pages one after the other, readable and writable. Also returns the bytes mapped from
+    /// `offset` on, which may be non-zero after a failure.
     pub(super) fn map(&self, range: RangeId, offset: u64, pages: &[PageId]) -> (Result<()>, u64) {
         let (at, wholes, peers) = match self.place(range, offset, pages) {
             Ok(found) => found,
             Err(error) => return (Err(error), 0),
         };
-        // SAFETY: the place is reserved and free, as was just seen, and its one user has its lock; the pages are pinned.
+        // SAFETY: the addresses are reserved and unmapped, checked above. The range's only user
+        // calls under its own lock. The pages are pinned.
         let (mut result, mapped) = match unsafe { self.driver().map(at, &wholes, peers) } {
             Ok(()) => (Ok(()), pages.len()),
             Err(not) => (Err(not.error), not.mapped),
@@ -78,22 +80,22 @@ impl PagePool {
         let late = state.peers.without(peers);
         drop(guard);
         if result.is_ok() && !late.is_empty() {
-            // SAFETY: mapped just now.
+            // SAFETY: mapped above.
             result = unsafe { self.driver().grant(at, end - offset, late) };
         }
         (result, end - offset)
     }
 
-    /// The other devices that may use all that is mapped.
+    /// Returns the devices with access to all mappings.
     pub(crate) fn peers(&self) -> Peers {
         self.lock().peers
     }
 
-    /// Lets other devices use all that is mapped on this one, now and from now on.
+    /// Grants other devices access to all current and future mappings.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a device that cannot, with nothing changed. What the driver says of what is mapped already: what is
-    /// mapped from now on has them all the same.
+    /// [`Error::InvalidArgument`] for a device without peer access: nothing changed. Driver errors
+    /// for current mappings: future mappings still grant access.
     pub(crate) fn admit(&self, peers: Peers) -> Result<()> {
         let driver = self.driver();
         driver.capabilities().require_peers(peers)?;
@@ -111,7 +113,8 @@ impl PagePool {
         };
         let mut result = Ok(());
         for (range, base, offset, page, bytes) in there {
-            // SAFETY: it was one whole mapping; another thread may have taken it away since, which is an error and no matter.
+            // SAFETY: was one whole mapping. If another thread unmapped it since, the driver
+            // returns an error, ignored below.
             let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
             let there = || self.shows(range, offset, page) && !self.lock().is_away(page, range, offset);
             if granted.is_err() && there() {
@@ -121,7 +124,8 @@ impl PagePool {
         result
     }
 
-    /// Where pages are to be mapped, as what the driver knows them, and who may use them; refused unless that place is free.
+    /// Returns the address, driver handles and peers for a map call. Fails unless the addresses are
+    /// unmapped.
     fn place(&self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<(Address, Vec<Whole>, Peers)> {
         let state = self.lock();
         let found = state.ranges.get(range).ok_or(gone("a range"))?;
@@ -139,11 +143,12 @@ impl PagePool {
         Ok((found.base.plus(offset), wholes, found.peers.and(state.peers)))
     }
 
-    /// Takes away every mapping that begins in a part of a range, a run without gaps at a time. Pages that nobody maps or has pinned
-    /// then are free. Where a page is away there is nothing to ask of the driver.
+    /// Unmaps every mapping that begins in a part of a range, one contiguous run per driver call.
+    /// Pages without remaining mappings and pins become free. Non-resident pages need no driver
+    /// call.
     ///
     /// # Errors
-    /// What the driver says; the runs before that are unmapped.
+    /// Driver errors; earlier runs stay unmapped.
     pub(super) fn unmap(&self, range: RangeId, offset: u64, len: u64) -> Result<()> {
         loop {
             let (at, from, to, away) = {
@@ -163,7 +168,7 @@ impl PagePool {
                 (found.base.plus(from), from, to, away)
             };
             if !away {
-                // SAFETY: whole mappings without a gap; whoever asks has waited for the device.
+                // SAFETY: whole mappings without a gap. The caller has waited for the device.
                 unsafe { self.driver().unmap(at, to - from) }?;
             }
             let state = &mut *self.lock();
@@ -187,12 +192,12 @@ impl PagePool {
         }
     }
 
-    /// The mappings of a range, by offset.
+    /// Returns the mappings of a range, by offset.
     pub(super) fn mapped(&self, range: RangeId) -> Vec<Mapping> {
         self.mapped_in(range, 0, u64::MAX)
     }
 
-    /// Those that begin in a part of it.
+    /// Returns the mappings that begin in a part of a range.
     pub(crate) fn mapped_in(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
         let state = self.lock();
         let part = offset..offset.saturating_add(len);
@@ -202,7 +207,7 @@ impl PagePool {
             .collect()
     }
 
-    /// Those that a part of it lies on.
+    /// Returns the mappings that overlap a part of a range.
     pub(super) fn mapped_under(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
         let first = {
             let state = self.lock();
@@ -212,22 +217,22 @@ impl PagePool {
         self.mapped_in(range, first, offset.saturating_add(len) - first)
     }
 
-    /// Whether a page is mapped at an offset of a range.
+    /// Returns true if the page is mapped at this offset of the range.
     pub(super) fn shows(&self, range: RangeId, offset: u64, page: PageId) -> bool {
         let state = self.lock();
         let found = state.ranges.get(range).and_then(|range| range.mapped.get(&offset));
         found.is_some_and(|(there, _)| *there == page)
     }
 
-    /// A range is another's from now on, by its tag; whether it is one for these peers.
+    /// Gives a range a new tag. Returns false if its peers differ or its pages are being moved.
     pub(crate) fn hand_range(&self, range: RangeId, peers: Peers, tag: u64) -> bool {
         let mut state = self.lock();
         let found = state.ranges.get_mut(range).filter(|range| range.peers == peers && !range.held);
         found.map(|range| range.tag = tag).is_some()
     }
 
-    /// Whether a holder's page of so many bytes shows in no range whose tag is this one or a higher one,
-    /// and nobody else relies on it: no change under way, no lease, no other process.
+    /// Returns true if a page has this owner and size, is resident, and has no pin, lease or export
+    /// pin. All its mappings must be in ranges with a tag below `tag`.
     pub(super) fn is_unseen(&self, page: PageId, (holder, bytes): (Holder, u64), tag: u64) -> bool {
         let state = self.lock();
         let Some(found) = state.pages.get(page) else { return false };
@@ -240,7 +245,7 @@ impl PagePool {
                 .all(|(range, _)| state.ranges.get(*range).is_some_and(|range| range.tag < tag))
     }
 
-    /// The first part of `[from, to)` of a range that nothing is mapped at.
+    /// Returns the first unmapped part of `[from, to)`.
     pub(super) fn gap(&self, range: RangeId, from: u64, to: u64) -> Option<(u64, u64)> {
         let state = self.lock();
         let found = state.ranges.get(range)?;
@@ -255,10 +260,10 @@ impl PagePool {
         (start < to).then_some((start, to))
     }
 
-    /// Fills mapped bytes of a range with a repeated 32-bit value, in the stream's order.
+    /// Fills mapped bytes of a range with a repeated 32-bit value, in stream order.
     ///
     /// # Errors
-    /// What the driver says; [`Error::Internal`] if something is not mapped.
+    /// Driver errors; [`Error::Internal`] if a byte is unmapped.
     pub(crate) fn fill(
         &self,
         range: RangeId,
@@ -268,14 +273,14 @@ impl PagePool {
         stream: Stream,
     ) -> Result<()> {
         let at = self.mapped_at(range, offset, len)?;
-        // SAFETY: mapped, as was just seen, by the range's one user, who asks.
+        // SAFETY: mapped, checked above. The caller is the range's only user.
         unsafe { self.driver().fill(at, len, value, stream) }
     }
 
-    /// The address of an offset of a range, all of whose next `len` bytes are mapped.
+    /// Returns the address of an offset, if the next `len` bytes are mapped.
     ///
     /// # Errors
-    /// [`Error::Internal`] if something is not mapped, or a page is away.
+    /// [`Error::Internal`] if a byte is unmapped or non-resident.
     pub(super) fn mapped_at(&self, range: RangeId, offset: u64, len: u64) -> Result<Address> {
         let gap = self.gap(range, offset, offset + len);
         let state = self.lock();

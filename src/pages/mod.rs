@@ -1,32 +1,91 @@
-//! Physical pages: every one of a device, who holds it, where it is mapped, whose budget it counts toward.
+//! Page pool of a device: owns every physical page, and records its owner, mappings and account.
+//!
+//! # Terms
+//!
+//! * **Page**: one physical allocation of the driver, small or large. A page is mapped as a whole.
+//! * **Range**: reserved addresses. A [`Reservation`] is the handle of a range.
+//! * **Mapping**: a page at an offset of a range, recorded in the page and in the range.
+//! * **Owner** ([`Holder`]): the user of a page: an arena, space, region, elastic buffer, ring or
+//!   group of workspaces, or the device for a free page.
+//! * **Account** ([`Account`]): the budget charged for a page. Accounts form a tree and are
+//!   independent of owners.
+//! * **Pin**: a running transaction needs the page (`Page::pins`). An **export pin**
+//!   (`Page::exported`) means: other processes map the page.
+//! * **Transaction** ([`Change`]): driver calls and table updates that commit together or are
+//!   undone in reverse order.
+//! * **Fence** ([`Fence`]): points in stream work. Memory is reused or unmapped after its fence.
+//! * **Pending unmap** ([`Remains`]): ranges or parts of ranges to unmap after a fence.
+//! * **Non-resident page**: a page of a paused arena. Owner, account and addresses stay, the memory
+//!   is released.
+//!
+//! # Life of a page
 //!
 //! ```text
-//!   SharedSet (one an arena)      numbered pages                                                 shared.rs
-//!   Change                        a journal of steps that commits or is undone in reverse        change.rs
-//!   Reservation                   a range of addresses                                           reservation.rs
-//!   PagePool (one a device)       pages, mappings, free lists, accounts                          pool.rs  mappings.rs
-//!      accounts                   a tree of budgets                                              account.rs
-//!      ledger                     who holds what; the audit                                      ledger.rs
-//!      lent                       pages on lease, and what of an account is never lent               lent.rs
-//!      exports                    pages that other processes have too                           exports.rs
-//!      peer                       pages of other processes, which are not of the pool           peer.rs
-//!      absent                     pages that keep their place and have no memory                 absent.rs
-//!      teardown                   what is left of something goes, a part by one thread at a time    teardown.rs
-//!      deferred                   what waits for a fence, and what the driver refused            deferred.rs
-//!      reclaimers                 who is asked when memory is short                              reclaim.rs
-//!   HostPool                      host memory for contents, and copies of it                     host_pool.rs  host_piece.rs  copier.rs  copies.rs
-//!   Pausable                      what can step aside, found by tag; the way back                pausable.rs  resume.rs
-//!   Fence, Mark                   points in streams' work                                        fence.rs
-//!   Stretches                     free stretches of addresses, by address and by length          stretches.rs
-//!   NamedStream                   a stream, and where its handle means it                        stream.rs
-//!   Capturing                     captures, which forbid to wait for them on some platforms       waits.rs
+//!  driver.create ─> taken (pinned by a transaction) ─> mapped 1..n times ─> unmapped and unpinned
+//!                     ^                                                        │
+//!                     └─────── next allocation, new PageId ────── free <───────┘
+//!                                                                  └─> driver.release
 //! ```
 //!
-//! A page that nobody maps and nobody has pinned is *free*: it belongs to the device, lies on the list of its size, and goes to
-//! whoever asks next, without a call to the driver. Free pages go back to the driver when another size is needed, at a trim, and
+//! The last unmap or unpin of a page makes the page *free*: a page is reference-counted by its
+//! mappings and pins. A free page serves the next allocation of its size without a driver call.
+//! Free pages are released to the driver when memory for a different size is short, at a trim, and
 //! at the end of an arena.
 //!
-//! The pool's lock is a leaf: it is never held across the driver, a reclaimer or a log line.
+//! # Invariants
+//!
+//! [`PagePool::audit`] checks:
+//!
+//! * A page has exactly one owner. A page is charged to exactly one account, except free pages and
+//!   pages refused by the driver (`Holder::Leaving`).
+//! * An owned page is mapped or pinned. The exception is a page used only by other processes
+//!   (`Holder::Exported`).
+//! * A free page has no mapping and no pin, and is in the free list of its size. Its old `PageId`
+//!   finds nothing.
+//! * Each mapping is recorded in its page and its range. Mappings of a range do not overlap.
+//! * All counters equal the sums over the tables.
+//!
+//! The code also guarantees:
+//!
+//! * A pending unmap runs after its fence, and after running copies to its pages. One thread at a
+//!   time tears down a part of a range.
+//! * A transaction pins the pages it unmaps until its end. So an undo maps the same pages again.
+//! * Memory refused by the driver stays in the tables and is released by a later retry.
+//!
+//! # Locks
+//!
+//! One mutex guards all tables of a pool (`State` in `pool.rs`). Nothing else is locked, called or
+//! waited for under this mutex: no driver call, reclaimer or log line. An operation reads the
+//! tables under the lock, calls the driver without the lock, and records the result under the lock.
+//! In between, the objects of the operation are protected by pins, held ranges, the table of
+//! running teardowns, and the counters of bytes in creation and release.
+//!
+//! [`SharedSet`], [`HostPool`], [`Events`] and the reclaimers have their own locks. [`SharedSet`]
+//! keeps its lock across calls into the pool, never the reverse.
+//!
+//! # Files
+//!
+//! | file | contents |
+//! |---|---|
+//! | `pool.rs` | [`PagePool`]: tables, free lists, creation and release of pages |
+//! | `ledger.rs` | owners and the audit |
+//! | `mappings.rs`, `reservation.rs` | ranges and mappings |
+//! | `account.rs` | tree of budgets |
+//! | `change.rs` | transactions |
+//! | `events.rs`, `fence.rs`, `stream.rs` | recycled events, fences, names of streams |
+//! | `teardown.rs`, `deferred.rs` | unmapping after a fence, pending unmaps, retries |
+//! | `reclaim.rs` | out-of-memory retry |
+//! | `waits.rs` | captures, and platforms on which a capture forbids waits |
+//! | `shared.rs` | numbered pages of one arena |
+//! | `lent.rs` | pages on lease |
+//! | `exports.rs`, `peer.rs` | pages exported to and imported from other processes |
+//! | `absent.rs`, `pausable.rs`, `resume.rs` | non-resident pages, pause and resume |
+//! | `host_pool.rs`, `host_piece.rs` | host memory for contents of pages |
+//! | `host_memory.rs`, `host_room.rs` | mapped host memory, limits of the machine |
+//! | `copier.rs`, `copies.rs` | copies between device and host |
+//! | `branch.rs` | copies as nodes of a captured graph |
+//! | `stretches.rs` | free address ranges |
+//! | `survey.rs` | snapshot of all pages |
 
 mod absent;
 mod account;
@@ -90,31 +149,32 @@ pub use teardown::Remains;
 pub(crate) use waits::Capturing;
 
 slotmap::new_key_type! {
-    /// A page of the pool. Never used for another page; a page that was free has another one afterwards.
+    /// Key of a page in the pool, never reused. A page gets a new key when it becomes free and when
+    /// it is taken.
     pub struct PageId;
-    /// A range of addresses.
+    /// Key of a range of addresses in the pool.
     pub struct RangeId;
-    /// A budget.
+    /// Key of an account.
     pub struct AccountId;
 }
 
-/// The size class of a numbered page.
+/// Size class of a numbered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Slabs, retained blocks, and what fills the addresses between those.
+    /// Slabs, live-out blocks, and fillers of addresses between live-out blocks.
     Small,
-    /// All other blocks: few driver calls.
+    /// All other blocks. Large pages need fewer driver calls.
     Large,
 }
 
-/// A numbered page of an arena's shared set.
+/// Number of a page in the shared set of an arena.
 ///
-/// Numbers, not handles, are what placement deals in: a space that behaves the same uses the same numbers, whatever was captured
-/// before it.
+/// Placement works with numbers instead of handles. So a space with the same requests uses the same
+/// numbers, whatever was captured before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNo {
-    /// The size class.
+    /// Size class.
     pub class: Class,
-    /// The number within the class, from 0.
+    /// Number within the class, from 0.
     pub index: u32,
 }

@@ -1,7 +1,11 @@
-//! What can step aside: memory with a tag that gives its pages back and comes back at the same addresses.
+//! Pausable memory: regions and arenas, which release their pages at a pause and get memory at the
+//! same addresses at a resume.
 //!
-//! Whoever holds such memory is found here by its tag, and those who want to know hear of it. What is common to all of them is the
-//! reports and the two phases of coming back, so that several come back together or not at all.
+//! [`Pausables`] is the registry of a device: finds pausable memory by tag, and calls the hooks.
+//! The traits split a resume into steps, so several objects resume together or not at all.
+//!
+//! [`Pausables`] has one lock per list, not held during calls. [`MoveTurn`] is the exclusive
+//! section of a pause or resume of one object.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,62 +19,62 @@ use crate::error::{Error, Result};
 use crate::sync::{ExclusiveSection, Mutex, thread_token};
 use crate::units::{Address, Stream};
 
-/// Bytes of a GiB.
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// What a pause did.
+/// Result of a pause.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PauseReport {
-    /// Regions and arenas that were paused by this call; those that were before are not counted.
+    /// Regions and arenas paused by this call, without those paused before.
     pub regions: u64,
-    /// Pages that went.
+    /// Pages released.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
     /// Bytes copied to the host.
     pub copied_bytes: u64,
-    /// Bytes that were not copied, because the host has them from an earlier pause.
+    /// Bytes already on the host from an earlier pause, not copied again.
     pub clean_bytes: u64,
-    /// Bytes that stay by their policy, keep, and as exclusive blocks of an arena.
+    /// Bytes kept resident by policy `keep`, and as private blocks of an arena.
     pub kept_bytes: u64,
-    /// Bytes that stay because something failed.
+    /// Bytes kept resident because of a failure.
     pub left_bytes: u64,
-    /// Pages that were said to be unwritten and were not. They were copied.
+    /// Pages declared unwritten, but found written, and copied.
     pub stale_pages: u64,
-    /// Calls to the driver: copies, fills, unmaps, releases.
+    /// Driver calls: copies, fills, unmaps, releases.
     pub calls: u64,
-    /// All of it, in microseconds.
+    /// Duration of the call in microseconds.
     pub micros: u64,
-    /// From the first copy to the end of the last, in microseconds.
+    /// Time from the first copy to the end of the last, in microseconds.
     pub copy_micros: u64,
-    /// How the bytes went.
+    /// Slowest copy path used.
     pub path: CopyPath,
-    /// Everything that failed, in order. What failed stays as it was and is tried again by the next pause.
+    /// All failures, in order. Failed pages keep their state and are retried by the next pause.
     pub failures: Vec<Error>,
 }
 
-/// What a resume did.
+/// Result of a resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ResumeReport {
-    /// Regions and arenas that came back by this call; those that were there are not counted.
+    /// Regions and arenas resumed by this call, without resident ones.
     pub regions: u64,
-    /// Pages that came.
+    /// Pages made resident.
     pub pages: u64,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
     /// Bytes copied from the host.
     pub copied_bytes: u64,
     /// Bytes set to zero.
     pub zeroed_bytes: u64,
-    /// Calls to the driver: creates, maps, accesses, copies, fills.
+    /// Driver calls: creates, maps, accesses, copies, fills.
     pub calls: u64,
-    /// All of it, in microseconds.
+    /// Duration of the call in microseconds.
     pub micros: u64,
-    /// Of these, spent waiting for memory, in microseconds.
+    /// Part of `micros` spent waiting for memory.
     pub waited_micros: u64,
-    /// From the first copy to the end of the last, in microseconds; 0 if nobody waited for that.
+    /// Time from the first copy to the end of the last, in microseconds. 0 for a resume that does
+    /// not wait for copies.
     pub copy_micros: u64,
-    /// How the bytes went.
+    /// Slowest copy path used.
     pub path: CopyPath,
 }
 
@@ -79,21 +83,21 @@ fn rate(bytes: u64, micros: u64) -> f64 {
 }
 
 impl PauseReport {
-    /// Copied bytes in GiB a second of the copies' time; 0: nothing was copied.
+    /// Returns the copy speed in GiB/s, or 0 without copies.
     #[must_use]
     pub fn copy_gib_per_second(&self) -> f64 {
         rate(self.copied_bytes, self.copy_micros)
     }
 
-    /// The first failure, if there was one.
+    /// Returns the first failure, if any.
     ///
     /// # Errors
-    /// That failure.
+    /// The first failure.
     pub fn complete(&self) -> Result<()> {
         self.failures.first().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Adds what another one did.
+    /// Adds a second report.
     pub fn join(&mut self, other: Self) {
         self.regions += other.regions;
         self.pages += other.pages;
@@ -112,132 +116,134 @@ impl PauseReport {
 }
 
 impl ResumeReport {
-    /// Copied bytes in GiB a second of the copies' time; 0: nothing was copied, or nobody waited.
+    /// Returns the copy speed in GiB/s, or 0 without copies or without a wait.
     #[must_use]
     pub fn copy_gib_per_second(&self) -> f64 {
         rate(self.copied_bytes, self.copy_micros)
     }
 }
 
-/// A number that nothing else in the process has that can step aside: a region or an arena.
+/// Returns a number for a region, an arena or a lease, unique in the process.
 pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Memory that can step aside.
+/// Memory with pause and resume.
 pub trait Pausable: Send + Sync + fmt::Debug {
-    /// What it is found by; empty: by nothing but being all.
+    /// Tag for lookup. An object with an empty tag is found only by a lookup of all.
     fn tag(&self) -> &str;
 
-    /// Its number, unique in the process: several are taken in the order of these.
+    /// Number, unique in the process. Several objects are locked in this order.
     fn id(&self) -> u64;
 
-    /// Gives its pages back behind a fence; see [`PauseReport`].
+    /// Releases its pages after a fence. See [`PauseReport`].
     ///
     /// # Errors
-    /// Nothing has changed: the fence cannot be waited for, or the call comes from a hook.
+    /// Nothing changed: the fence cannot be waited for, or the caller is a hook.
     fn pause(&self, fence: Fence) -> Result<PauseReport>;
 
-    /// Begins to come back; `None`: it is there.
+    /// Begins a resume. `None`: already resident.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the call comes from a hook and would wait for itself.
+    /// [`Error::WrongState`] if the caller is a hook and would wait for itself.
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>>;
 
-    /// What is behind the contents that the last resume copies.
+    /// Returns the fence of the copies of the last resume.
     fn contents(&self) -> Fence;
 
-    /// Others are about to have one of its pages, which is pinned: it stays what it is from now on.
+    /// Called before a pinned page is exported: from now on the page keeps addresses and contents.
     ///
     /// # Errors
-    /// Why it cannot; then the pin is taken away.
+    /// The reason of a refusal. The caller then removes the pin.
     fn stay(&self, page: PageId) -> Result<()> {
         let (value, expected) = (page.number().into(), "that of a page of an arena");
         Err(Error::InvalidArgument { what: "a page's number", value, expected })
     }
 
-    /// A mark behind its last replay, if that was on this stream.
+    /// Marks the last replay, if the replay ran on this stream.
     ///
     /// # Errors
-    /// What the driver says; that the stream is captured.
+    /// Driver errors; the stream is under capture.
     fn mark_on(&self, stream: Stream) -> Result<()> {
-        // Nothing, for what is not replayed.
+        // Default: no replays.
         let _ = stream;
         Ok(())
     }
 
-    /// Looks again at memory that was freed while a stream could still use it. Waits for nothing.
+    /// Polls memory freed while in use by a stream. Does not wait.
     fn look_again(&self) {
-        // Nothing, for what keeps nothing so.
+        // Default: no such memory.
     }
 
-    /// Gives up what it has and nobody uses, after waiting for streams no longer than `limit`; its bytes.
+    /// Frees unused memory, after waiting for streams for at most `limit`. Returns the bytes.
     fn give_up(&self, limit: Duration) -> u64 {
-        // Nothing, for what keeps nothing so.
+        // Default: no such memory.
         let _ = limit;
         0
     }
 }
 
-/// Memory on its way back. Dropped before it is [finished](Self::finish), it stays paused.
+/// A resume in progress. If dropped before [`finish`](Self::finish), the memory stays paused.
 pub trait Resuming {
-    /// Bytes of the pages that it takes.
+    /// Returns the bytes of pages to be taken.
     fn missing(&self) -> u64;
 
-    /// Takes its pages; may be called again after the change was undone.
+    /// Takes the pages. May be called again after an undo of the transaction.
     ///
     /// # Errors
-    /// No memory, or what the driver says.
+    /// Out of memory; driver errors.
     fn take(&mut self, change: &mut Change<'_>) -> Result<()>;
 
-    /// Maps them.
+    /// Maps the pages.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()>;
 
-    /// Begins to bring the contents back.
+    /// Submits the copies and fills of the contents.
     ///
     /// # Errors
-    /// What the driver says; [`contents`](Self::contents) is behind what was begun all the same.
+    /// Driver errors; [`contents`](Self::contents) includes already submitted work.
     fn fill(&mut self, report: &mut ResumeReport) -> Result<()>;
 
-    /// What is behind the contents.
+    /// Returns the fence of the contents.
     fn contents(&self) -> Fence;
 
-    /// The change is committed: it is there, its contents behind that fence.
+    /// Called after the commit: the memory is resident, and its contents are complete after the
+    /// fence.
     fn finish(self: Box<Self>);
 }
 
-/// Memory that goes or has come.
+/// Memory paused or resumed, as told to hooks.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved<'a> {
-    /// Its tag.
+    /// Tag of the memory.
     pub tag: &'a str,
-    /// The region's number, or the arena's.
+    /// Number of the region or arena.
     pub region: u64,
-    /// Counts the mappings of the region or arena from 1 on: what was registered under one generation is not there under another.
+    /// Counts the residencies of the region or arena, from 1. Registrations of one generation are
+    /// invalid in the next.
     pub generation: u64,
-    /// The addresses and their bytes, in order.
+    /// Addresses and bytes, in order.
     pub ranges: &'a [(Address, u64)],
 }
 
-/// Who wants to know that memory goes and comes: registrations of NCCL or RDMA end before and are made again after.
+/// Callbacks at pause and resume, for example to renew NCCL or RDMA registrations.
 pub trait PauseHooks: Send + Sync {
-    /// The device is done with the memory, which is unmapped next. No lock is held; pausing or resuming the same region here is an
-    /// error.
+    /// Called before the unmap, after the device's last use. No lock is held. Must not pause or
+    /// resume the same region (returns an error).
     fn before_unmap(&self, moved: &Moved<'_>);
 
-    /// The memory is there again, on other pages, and usable by the device's own access. Its contents are there, but after an
-    /// asynchronous resume, where they are behind its event. May be called more than once for a generation.
+    /// Called after the memory is mapped on new pages and accessible by the device itself. Contents
+    /// are complete, except after an asynchronous resume: then after its event. May be called more
+    /// than once per generation.
     fn after_map(&self, moved: &Moved<'_>);
 }
 
-/// A tag, and who wants to know of it.
 type Hooked = (String, Weak<dyn PauseHooks>);
 
-/// What can step aside on one device, and who wants to know.
+/// Registry of pausable memory and hooks of one device.
 #[derive(Default)]
 pub(crate) struct Pausables {
     all: Mutex<Vec<Weak<dyn Pausable>>>,
@@ -251,7 +257,7 @@ impl Pausables {
         all.push(pausable);
     }
 
-    /// Those with one of these tags, in the order of their numbers; no tags: all.
+    /// Returns the objects with one of these tags, by number. Without tags: all objects.
     pub(crate) fn tagged(&self, tags: &[&str]) -> Vec<Arc<dyn Pausable>> {
         let all: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
         let mut found: Vec<_> =
@@ -275,7 +281,7 @@ impl Pausables {
             .collect()
     }
 
-    /// Tells those who want to know. The caller holds no lock.
+    /// Calls the hooks. The caller has no lock.
     pub(crate) fn tell(&self, moved: &Moved<'_>, gone: bool) {
         let hooks = self.hooks(moved.tag);
         let _inside = HookGuard::enter();
@@ -292,11 +298,11 @@ impl fmt::Debug for Pausables {
 }
 
 thread_local! {
-    /// How many hooks this thread is inside of.
+    /// Number of nested hooks on this thread.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it lives, this thread is inside a hook.
+/// Marks this thread as inside a hook, until dropped.
 pub(crate) struct HookGuard(());
 
 impl HookGuard {
@@ -305,7 +311,7 @@ impl HookGuard {
         Self(())
     }
 
-    /// Refuses what would wait, inside a hook: whoever is waited for may wait for this one.
+    /// Refuses a wait inside a hook, since the other thread may wait for this hook.
     pub(crate) fn refuse(what: &'static str) -> Result<()> {
         if INSIDE.with(Cell::get) == 0 {
             return Ok(());
@@ -316,16 +322,16 @@ impl HookGuard {
     }
 }
 
-/// The exclusive section of the thread that moves the pages of something that can step aside.
+/// Exclusive section of one object's pause or resume.
 #[derive(Debug, Default)]
 pub(crate) struct MoveTurn(ExclusiveSection);
 
 impl MoveTurn {
-    /// Waits until nobody moves the pages of `what`, and keeps others from it until [`give`](Self::give).
+    /// Enters the section, after waiting for its current thread. Ends with [`give`](Self::give).
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this thread moves them, if the thread that does waits for this one in
-    /// the end, or if it would wait inside a hook.
+    /// [`Error::WrongState`] if this thread is in the section, if the wait would be a deadlock, or
+    /// for a wait inside a hook.
     pub(crate) fn take(&self, what: &'static str) -> Result<()> {
         if self.try_take(what)? {
             return Ok(());
@@ -338,10 +344,10 @@ impl MoveTurn {
         })
     }
 
-    /// As [`take`](Self::take), but `false` where it would wait.
+    /// As [`take`](Self::take), but returns `false` instead of waiting.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this thread moves them.
+    /// [`Error::WrongState`] if this thread is in the section.
     pub(crate) fn try_take(&self, what: &'static str) -> Result<bool> {
         if self.0.is_of(thread_token()) {
             return Err(Error::wrong_state(format!(
@@ -351,7 +357,7 @@ impl MoveTurn {
         Ok(self.0.try_enter())
     }
 
-    /// Waits until nobody moves the pages of `what`.
+    /// Waits until no thread is in the section.
     ///
     /// # Errors
     /// As [`take`](Self::take).

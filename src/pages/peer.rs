@@ -1,8 +1,8 @@
-//! Pages of other processes: imported, mapped as one span of addresses, and closed again. They are no pages of the pool: they take nothing of the
-//! device's memory here, count toward no budget, and are given to nobody.
+//! Imported pages of other processes, mapped in spans of addresses. Imported pages are not pages of
+//! the pool: they use no budget, and have no owner.
 //!
-//! What cannot go yet, because the device may still use it or the driver would not take it back, is plain data on the pool's list, as everything else
-//! that waits (`deferred.rs`).
+//! Spans in use by the device and pages refused by the driver are plain data in the pool, retried
+//! as in `deferred.rs`. The mutex of [`PagePool`] guards the tables.
 
 use std::os::fd::BorrowedFd;
 
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::units::{Address, Peers};
 
 slotmap::new_key_type! {
-    /// A page of another process.
+    /// Key of an imported page.
     pub(crate) struct PeerId;
 }
 
@@ -22,27 +22,26 @@ slotmap::new_key_type! {
 struct PeerPage {
     handle: PageHandle,
     bytes: u64,
-    /// Whoever has it here: its importer and every span. 0: the driver would not take it back.
+    /// Number of users: the importer and each span. 0: the driver refused the release.
     users: u32,
 }
 
-/// Addresses at which pages of other processes show.
+/// Addresses with imported pages.
 #[derive(Debug)]
 pub(crate) struct PeerSpan {
     base: Address,
     bytes: u64,
-    /// Where which page is mapped; from the end on those that are still to be unmapped.
+    /// Offset, page and bytes of each mapping. Unmapping removes entries from the end.
     mapped: Vec<(u64, PeerId, u64)>,
 }
 
 impl PeerSpan {
-    /// Its first address.
     pub(crate) fn base(&self) -> Address {
         self.base
     }
 }
 
-/// What a device has of other processes.
+/// Imported pages and pending spans of a device.
 #[derive(Debug, Default)]
 pub(super) struct PeerPages {
     pages: SlotMap<PeerId, PeerPage>,
@@ -50,17 +49,15 @@ pub(super) struct PeerPages {
 }
 
 impl PeerPages {
-    /// Whether nothing is left.
     pub(super) fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.waiting.is_empty()
     }
 
-    /// What is waited for.
     pub(super) fn fences(&self) -> impl Iterator<Item = Fence> {
         self.waiting.iter().map(|(fence, _)| fence.clone())
     }
 
-    /// What waits for a fence, or was refused.
+    /// Returns the number of pending spans and refused pages.
     pub(super) fn pending(&self) -> usize {
         self.waiting.len() + self.pages.values().filter(|page| page.users == 0).count()
     }
@@ -71,25 +68,25 @@ fn closed() -> Error {
 }
 
 impl PagePool {
-    /// Imports a page of another process, for one user.
+    /// Imports a page of a different process, with one user.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the device was opened without; what the driver says.
+    /// [`Error::WrongState`] if the device was opened without sharing; driver errors.
     pub(crate) fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import(fd, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
     }
 
-    /// As [`import`](Self::import), by a handle of the fabric.
+    /// As [`import`](Self::import), from a fabric handle.
     ///
     /// # Errors
-    /// As [`import`](Self::import), and without the fabric.
+    /// As [`import`](Self::import), and without fabric handles.
     pub(crate) fn import_fabric(&self, handle: &FabricHandle, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import_fabric(handle, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
     }
 
-    /// One user of a page of another process goes; behind the last it is closed.
+    /// Removes a user of an imported page. After the last one, the page is released.
     pub(crate) fn close_peer(&self, id: PeerId) {
         let page = {
             let pages = &mut self.lock().foreign.pages;
@@ -101,17 +98,18 @@ impl PagePool {
             let Some(page) = pages.remove(id) else { return };
             page
         };
-        // SAFETY: nobody has it any more; it is off the list, so nobody else releases it.
+        // SAFETY: no user is left. Already removed from the table, so no other thread releases the
+        // page.
         if let Err(error) = unsafe { self.driver().release(page.handle) } {
             tracing::warn!(%error, "the driver did not take a peer's page back; kept for another try");
             self.lock().foreign.pages.insert(page);
         }
     }
 
-    /// Maps pages of other processes, one behind the other, whole.
+    /// Maps whole imported pages one after the other at new addresses.
     ///
     /// # Errors
-    /// What the driver says; nothing is mapped then.
+    /// Driver errors; nothing is mapped.
     pub(crate) fn map_peers(&self, pages: &[PeerId]) -> Result<PeerSpan> {
         let mut wholes = Vec::with_capacity(pages.len());
         {
@@ -134,7 +132,7 @@ impl PagePool {
                 return Err(error);
             }
         };
-        // SAFETY: addresses just reserved, and pages that stay as long as they have users.
+        // SAFETY: new addresses, and pages kept by their users.
         let mapped = unsafe { self.driver().map(base, &wholes, Peers::NONE) };
         let there = mapped.as_ref().map_or_else(|not| not.mapped, |()| pages.len());
         let mut span = PeerSpan { base, bytes, mapped: Vec::with_capacity(there) };
@@ -153,7 +151,7 @@ impl PagePool {
         }
     }
 
-    /// Takes a span down behind a fence: at once if that is over, else as what waits in the pool.
+    /// Tears a span down after a fence: at once if done, else in a later call.
     pub(crate) fn finish_peers(&self, mut fence: Fence, mut span: PeerSpan) {
         if fence.done(self.events()).unwrap_or(false) && self.tear_down_span(&mut span) {
             return;
@@ -161,10 +159,10 @@ impl PagePool {
         self.lock().foreign.waiting.push((fence, span));
     }
 
-    /// Whether all of it is gone; what is not is still in it.
+    /// Unmaps and frees a span. Returns false if the driver refused; the rest stays in the span.
     fn tear_down_span(&self, span: &mut PeerSpan) -> bool {
         while let Some((at, id, bytes)) = span.mapped.last().copied() {
-            // SAFETY: one whole mapping of the span, which nobody uses behind its fence.
+            // SAFETY: one whole mapping of the span, unused after its fence.
             if let Err(error) = unsafe { self.driver().unmap(span.base.plus(at), bytes) } {
                 tracing::warn!(%error, "the driver did not unmap a peer's page; kept for another try");
                 return false;
@@ -172,7 +170,7 @@ impl PagePool {
             span.mapped.pop();
             self.close_peer(id);
         }
-        // SAFETY: our reservation, in which nothing is mapped any more.
+        // SAFETY: a reservation of this object without mappings.
         match unsafe { self.driver().free_addresses(span.base, span.bytes) } {
             Ok(()) => true,
             Err(error) => {
@@ -182,7 +180,7 @@ impl PagePool {
         }
     }
 
-    /// Takes down what waits for a fence that is over, and tries again what was refused.
+    /// Tears down spans with finished fences, and retries refused calls.
     pub(super) fn finish_peers_done(&self) {
         let (waiting, refused) = {
             let peers = &mut self.lock().foreign;

@@ -1,4 +1,7 @@
-//! The page pool of one device: every page, who holds it, and how one is had.
+//! Tables of the page pool, and the creation, reuse and release of pages.
+//!
+//! `State` has all tables, guarded by the mutex of [`PagePool`]. The mutex is a leaf lock: see the
+//! module documentation of `pages`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -24,138 +27,138 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, Peers};
 
-/// How often a page is asked for again while other threads give some back.
+/// Attempts of one allocation while other threads release memory.
 const TRIES: u32 = 1000;
 
 #[derive(Debug)]
 pub(super) struct Page {
-    /// `None`: it is absent, see [`absent`](super::absent). Holder, account and mappings stay.
+    /// `None`: the page is non-resident, see `absent.rs`. Owner, account and mappings stay.
     pub(super) handle: Option<PageHandle>,
     pub(super) bytes: u64,
     pub(super) holder: Holder,
-    /// Whose budget it counts toward; `None` if it is free, or the driver would not take it back.
+    /// Account charged for the page. `None` for free pages and pages refused by the driver.
     pub(super) account: Option<AccountId>,
-    /// Where it shows.
+    /// All mappings: range and offset.
     pub(super) mappings: BTreeSet<(RangeId, u64)>,
-    /// Those of them that the driver does not have: all while it is absent, some where it went or came half-way.
+    /// Subset of `mappings` unknown to the driver: all of a non-resident page, some of a page whose
+    /// pause or resume is incomplete.
     pub(super) away: BTreeSet<(RangeId, u64)>,
-    /// Changes under way that rely on it.
+    /// Number of running transactions that need the page.
     pub(super) pins: u32,
-    /// How often it was said that others have it.
+    /// Number of export pins: other processes map the page.
     pub(super) exported: u32,
 }
 
 impl Page {
-    /// A page that shows nowhere yet.
     fn new(handle: PageHandle, bytes: u64, holder: Holder, account: Option<AccountId>, pins: u32) -> Self {
         let (mappings, away) = (BTreeSet::new(), BTreeSet::new());
         Self { handle: Some(handle), bytes, holder, account, mappings, away, pins, exported: 0 }
     }
 
-    /// What it counts for: pages, bytes and mappings that the driver has.
+    /// Returns the page's share of the totals: pages, bytes, and mappings known to the driver.
     pub(super) fn weight(&self) -> (i64, i64, i64) {
         let mappings = (self.mappings.len() - self.away.len()) as i64;
         if self.handle.is_some() { (1, self.bytes as i64, mappings) } else { (0, 0, mappings) }
     }
 }
 
-/// Exact counts of one device's pages and driver calls since the device was opened.
+/// Exact counts of pages and driver calls of one device since its opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PoolStats {
-    /// Bytes held from the driver now.
+    /// Bytes of pages held now.
     pub physical_bytes: u64,
-    /// The most bytes ever held at once.
+    /// Peak of `physical_bytes`.
     pub peak_physical_bytes: u64,
-    /// Bytes held for single spaces, for kept blocks and for exclusive ones.
+    /// Bytes of pages for live-out, persistent and private blocks.
     pub retained_bytes: u64,
-    /// Bytes of free pages: nobody maps them, and whoever asks next gets them.
+    /// Bytes of free pages: unmapped, and available to the next allocation.
     pub free_bytes: u64,
-    /// The byte budget; `None`: none.
+    /// Budget in bytes. `None`: no budget.
     pub budget_bytes: Option<u64>,
-    /// Bytes of pages that stepped aside: they have a holder and addresses, and no memory.
+    /// Bytes of non-resident pages: owner and addresses exist, memory does not.
     pub absent_bytes: u64,
-    /// Bytes of pages that other processes have too ([`Device::export_page`](crate::Device::export_page)): they stay until that is over.
+    /// Bytes of pages exported to other processes
+    /// ([`Device::export_page`](crate::Device::export_page)). Exported pages are not released.
     pub exported_bytes: u64,
     /// Pages held now.
     pub pages: u64,
-    /// Pages created so far.
+    /// Pages created.
     pub pages_created: u64,
-    /// Pages given back so far.
+    /// Pages released.
     pub pages_released: u64,
-    /// How often a free page was had without a call to the driver.
+    /// Allocations served by a free page, without a driver call.
     pub pages_reused: u64,
-    /// Mappings that exist now.
+    /// Current mappings.
     pub mappings: u64,
-    /// Mappings made so far.
+    /// Mappings made.
     pub maps: u64,
-    /// Mappings taken away so far.
+    /// Mappings removed.
     pub unmaps: u64,
-    /// Bytes of addresses reserved now.
+    /// Reserved bytes of addresses.
     pub reserved_bytes: u64,
-    /// Reservations that exist now.
+    /// Current reservations.
     pub reservations: u64,
-    /// Things that wait for a fence, and things that the driver has refused to take back so far: both are tried again.
+    /// Pending unmaps and refused releases. Both are retried.
     pub pending: u64,
 }
 
 pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
-    /// Pages that nobody maps or has pinned, by size.
+    /// Pages without mappings and pins, by size.
     pub(super) free: BTreeMap<u64, Vec<PageId>>,
     pub(super) ranges: SlotMap<RangeId, Range>,
-    /// Who may use what is mapped in all of them.
+    /// Devices with access to all mappings of the pool.
     pub(super) peers: Peers,
-    /// Every range by its base.
+    /// All ranges, by base address.
     pub(super) bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
     pub(super) tallies: HashMap<Holder, Tally>,
-    /// Bytes of free pages, and of those that the driver would not take back.
+    /// Bytes of free pages, and bytes of pages refused by the driver.
     pub(super) free_bytes: u64,
     pub(super) refused_bytes: u64,
-    /// Pages that the driver would not take back.
+    /// Pages refused by the driver at release.
     pub(super) refused: Vec<PageId>,
-    /// Pages that are absent, and their bytes.
+    /// Non-resident pages and their bytes.
     pub(super) absent: (u64, u64),
-    /// Pages that others have too, and their bytes.
+    /// Exported pages and their bytes.
     pub(super) exported: (u64, u64),
-    /// Pages of other processes.
+    /// Pages imported from other processes.
     pub(super) foreign: PeerPages,
-    /// Ranges whose teardown it refused.
+    /// Ranges whose teardown the driver refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) deferred: SlotMap<DeferredId, Deferred>,
-    /// Parts of ranges that are being torn down, by where they begin; none overlaps another.
+    /// Parts of ranges in teardown, by start. Parts do not overlap.
     pub(super) leaving: BTreeMap<(RangeId, u64), Leaving>,
-    /// Arenas whose contents are on their way.
+    /// Resumed arenas with running copies of contents.
     pub(super) arriving: SlotMap<ArrivingId, Arriving>,
-    /// Pages on lease.
     pub(super) lent: LentPages,
-    /// Counts what changes at pages of arenas, but not what leases do there.
+    /// Counts changes of shared pages, except those by leases.
     pub(super) shared_changes: u64,
-    /// Bytes that the driver is being asked for.
+    /// Bytes in creation by the driver.
     pub(super) creating: u64,
-    /// Pages that the driver is being given back, and their bytes.
+    /// Pages in release by the driver, and their bytes.
     pub(super) releasing: (u64, u64),
     pub(super) stats: PoolStats,
 }
 
 impl State {
-    /// Bytes of the device that are in nobody's account.
+    /// Returns the bytes of the device charged to no account.
     pub(super) fn unaccounted(&self) -> u64 {
         self.free_bytes + self.refused_bytes + self.releasing.1
     }
 
-    /// A number that changes with every page that comes, goes or changes hands.
+    /// Returns a number that changes with each creation, release, reuse, map and unmap.
     fn activity(&self) -> u64 {
         let stats = &self.stats;
         stats.pages_created + stats.pages_released + stats.pages_reused + stats.maps + stats.unmaps
     }
 
-    /// Whether bytes are on their way from or to the driver.
+    /// Returns true while driver calls create or release pages.
     fn others_at_work(&self) -> bool {
         self.releasing.0 > 0 || self.creating > 0
     }
 
-    /// Adds a page to the books.
+    /// Adds a page to the tables.
     fn enter(&mut self, page: Page) -> PageId {
         self.stats.physical_bytes += page.bytes;
         self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
@@ -163,7 +166,7 @@ impl State {
         self.pages.insert(page)
     }
 
-    /// What depends on holder and account, added.
+    /// Adds a page to the totals of its owner and account.
     fn begin(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.holder, page.account) {
@@ -178,7 +181,7 @@ impl State {
         self.count(page.holder, pages, bytes, mappings);
     }
 
-    /// The same, taken away.
+    /// Subtracts a page from the totals of its owner and account.
     pub(super) fn end(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.holder, page.account) {
@@ -193,7 +196,7 @@ impl State {
         self.count(page.holder, -pages, -bytes, -mappings);
     }
 
-    /// Changes what a holder has.
+    /// Adds to the totals of an owner.
     pub(super) fn count(&mut self, holder: Holder, pages: i64, bytes: i64, mappings: i64) {
         self.shared_changes += u64::from(matches!(holder, Holder::Shared { .. }));
         if holder.retains() {
@@ -208,7 +211,7 @@ impl State {
         }
     }
 
-    /// A holder's page is mapped or unmapped; `lent`: at the place where it is on lease.
+    /// Counts mappings of an owner's page. `lent`: the mapping belongs to a lease.
     pub(super) fn count_mapping(&mut self, holder: Holder, mappings: i64, lent: bool) {
         let before = self.shared_changes;
         self.count(holder, 0, 0, mappings);
@@ -217,14 +220,13 @@ impl State {
         }
     }
 
-    /// How many tags the ranges have in which a page shows: how many spaces show it.
+    /// Returns the number of spaces that map a page, counted by the tags of the ranges.
     pub(super) fn shown_by(&self, id: PageId) -> usize {
         let Some(page) = self.pages.get(id) else { return 0 };
         let ranges = page.mappings.iter().filter_map(|(range, _)| self.ranges.get(*range));
         ranges.map(|range| range.tag).collect::<BTreeSet<u64>>().len()
     }
 
-    /// Takes a page off the books.
     fn remove(&mut self, id: PageId) -> Option<Page> {
         let page = self.pages.remove(id)?;
         if page.handle.is_some() {
@@ -244,7 +246,7 @@ impl State {
         Some(self.pages.insert(page))
     }
 
-    /// A page that nobody maps or has pinned any more is free, under another name: whoever still knows the old one finds nothing.
+    /// Makes a page without mappings and pins free, under a new key. So stale keys find nothing.
     pub(super) fn settle(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
         if page.pins > 0 || !page.mappings.is_empty() || matches!(page.holder, Holder::Free | Holder::Leaving)
@@ -255,7 +257,7 @@ impl State {
         if page.exported > 0 {
             self.abandon(id);
         } else if page.handle.is_none() {
-            // Nothing of it is left.
+            // A non-resident page has no memory to reuse.
             self.remove(id);
         } else if let Some(id) = self.rename(id, Holder::Free, None) {
             self.free.entry(bytes).or_default().push(id);
@@ -272,28 +274,27 @@ impl State {
     }
 }
 
-/// Every physical page of one device, who holds it, and where it shows.
+/// Page pool of one device: records the owner and the mappings of every physical page.
 ///
-/// Thread-safe. Its lock is a leaf.
+/// Thread-safe. Its mutex is a leaf lock.
 pub struct PagePool {
     driver: SharedDriver,
     events: Arc<Events>,
     state: Mutex<State>,
-    /// How many pages are on lease, to be asked without the lock.
+    /// Number of pages on lease, readable without the lock.
     pub(super) lent: AtomicU64,
-    /// How many pages others have too, to be asked without the lock.
+    /// Number of exported pages, readable without the lock.
     pub(super) exported: AtomicU64,
     pub(super) captures: Captures,
     pub(super) reclaimers: Reclaimers,
 }
 
 impl PagePool {
-    /// How many spaces show a page.
     pub(crate) fn shown_by(&self, page: PageId) -> usize {
         self.lock().shown_by(page)
     }
 
-    /// A pool without pages on the driver's device.
+    /// Creates an empty pool for the driver's device.
     #[must_use]
     pub fn new(driver: SharedDriver) -> Arc<Self> {
         let state = State {
@@ -327,13 +328,14 @@ impl PagePool {
         Arc::new(Self { driver, events, state, lent, exported, captures, reclaimers })
     }
 
-    /// The driver of the device.
+    /// Returns the driver of the device.
     #[must_use]
     pub fn driver(&self) -> &SharedDriver {
         &self.driver
     }
 
-    /// [`Error::OutOfMemory`] for more than the device has in all, before a page of it is looked at: there may be very many.
+    /// Returns [`Error::OutOfMemory`] if `requested` exceeds the memory of the device. Checked
+    /// before a request is split into pages.
     pub(crate) fn refuse_hopeless(&self, requested: u64) -> Result<()> {
         let (total, device) = (self.driver.info().total_bytes, self.driver.info().ordinal);
         if requested <= total {
@@ -342,7 +344,7 @@ impl PagePool {
         Err(Error::OutOfMemory { requested, free: self.driver.free_bytes()?, total, device, space: None })
     }
 
-    /// The events of the device.
+    /// Returns the events of the device.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {
         &self.events
@@ -356,12 +358,12 @@ impl PagePool {
         self.driver.info().ordinal
     }
 
-    /// A page of `bytes` for a holder, pinned once, and whether it was created for that: a free one of that size, else a new one. If
-    /// the device or its budget has no room for a new one, free pages of other sizes go back first, and what waits for fences
-    /// that are done.
+    /// Takes a page of `bytes` for an owner: a free page of this size, else a new page. Returns the
+    /// page, pinned once, and whether it is new. If the device or a budget has no room, first reaps
+    /// finished pending unmaps, then releases free pages of other sizes.
     ///
     /// # Errors
-    /// [`Error::OverBudget`], of the account or of one above it, or what the driver says.
+    /// [`Error::OverBudget`] of the account or an ancestor; driver errors.
     pub(super) fn take(&self, bytes: u64, holder: Holder, account: AccountId) -> Result<(PageId, bool)> {
         let mut tries = 0;
         loop {
@@ -373,7 +375,8 @@ impl PagePool {
             if self.finish_done() || self.release_free(bytes) > 0 {
                 continue;
             }
-            // What other threads are giving back just now is not there yet; what they gave back meanwhile may be.
+            // Other threads may be releasing memory now, or may have released memory since the
+            // attempt.
             let unchanged = {
                 let state = self.lock();
                 !state.others_at_work() && state.activity() == before
@@ -390,7 +393,7 @@ impl PagePool {
         {
             let state = &mut *self.lock();
             let others = state.unaccounted();
-            // A free page counts toward the device already.
+            // The device account already includes a free page of this size.
             let of_device = if state.free.contains_key(&bytes) { others - bytes } else { others };
             if let Some(refusal) = state.accounts.refusal(account, bytes, of_device, self.ordinal()) {
                 return Err(refusal);
@@ -418,7 +421,8 @@ impl PagePool {
         entered
     }
 
-    /// Relies on a page that a holder has, until [`unpin`](Self::unpin); its bytes. `None`: the holder does not have it any more.
+    /// Pins an owner's page until [`unpin`](Self::unpin) and returns its bytes. `None`: the page
+    /// has a different owner or key.
     pub(super) fn pin(&self, id: PageId, holder: Holder) -> Option<u64> {
         let mut state = self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.holder == holder)?;
@@ -426,7 +430,7 @@ impl PagePool {
         Some(page.bytes)
     }
 
-    /// As [`pin`](Self::pin), whoever holds it.
+    /// As [`pin`](Self::pin), for any owner.
     pub(super) fn pin_any(&self, id: PageId) {
         if let Some(page) = self.lock().pages.get_mut(id) {
             page.pins += 1;
@@ -441,8 +445,8 @@ impl PagePool {
         }
     }
 
-    /// As [`unpin`](Self::unpin); what is free then goes back to the driver, and whether that took it. For the undoing of what was
-    /// created, and for memory that steps aside.
+    /// As [`unpin`](Self::unpin), but releases an unused page to the driver instead of the free
+    /// list. Returns false if the driver refused. Used to undo a creation and to pause memory.
     pub(super) fn unpin_and_release(&self, id: PageId) -> bool {
         let unused = {
             let mut state = self.lock();
@@ -459,7 +463,8 @@ impl PagePool {
         unused.is_none_or(|page| self.release(page))
     }
 
-    /// Changes a page's holder, if it has the holder that is expected and, if `sole`, one mapping and no pin; the page's bytes if it did.
+    /// Changes the owner of a page from `from` to `to` and returns the page's bytes. With `sole`,
+    /// only if the page has one mapping and no pin. `None`: nothing changed.
     pub(crate) fn hand_over(&self, id: PageId, from: Holder, to: Holder, sole: bool) -> Option<u64> {
         let state = &mut *self.lock();
         let page = state.pages.get_mut(id)?;
@@ -473,26 +478,27 @@ impl PagePool {
         Some(size)
     }
 
-    /// Who holds a page; `None`: it is gone, or was free in between.
+    /// Returns the owner of a page. `None`: the key is stale.
     #[must_use]
     pub fn holder(&self, id: PageId) -> Option<Holder> {
         self.lock().pages.get(id).map(|page| page.holder)
     }
 
-    /// Who holds a page and in which ranges it shows.
+    /// Returns the owner of a page and the ranges that map the page.
     pub(crate) fn showing(&self, id: PageId) -> Option<(Holder, BTreeSet<RangeId>)> {
         let state = self.lock();
         let page = state.pages.get(id)?;
         Some((page.holder, page.mappings.iter().map(|(range, _)| *range).collect()))
     }
 
-    /// Bytes that a holder has, and how many pages.
+    /// Returns bytes and number of an owner's pages.
     #[must_use]
     pub fn held(&self, holder: Holder) -> (u64, u64) {
         self.lock().tallies.get(&holder).map_or((0, 0), |tally| (tally.bytes, tally.pages))
     }
 
-    /// Gives free pages back to the driver, the longest first, until `bytes` are; how many bytes were.
+    /// Releases free pages to the driver, largest first, until `bytes` are released. Returns the
+    /// released bytes.
     pub fn release_free(&self, bytes: u64) -> u64 {
         let mut released = 0;
         while released < bytes {
@@ -511,14 +517,16 @@ impl PagePool {
         released
     }
 
-    /// Gives a page that is off the books back; whether the driver took it. If not, it is kept for another try.
+    /// Releases a page already removed from the tables. Returns false if the driver refused: the
+    /// page is retried later.
     fn release(&self, page: Page) -> bool {
         page.handle.is_none_or(|handle| self.release_handle(handle, page.bytes))
     }
 
-    /// As [`release`](Self::release), for the memory of a page; it counts as being released.
+    /// As [`release`](Self::release), for the memory of a page counted in `State::releasing`.
     pub(super) fn release_handle(&self, handle: PageHandle, bytes: u64) -> bool {
-        // SAFETY: a page of this driver that nobody maps; it is off the books, so that nobody else releases it.
+        // SAFETY: a page of this driver without mappings. Already removed from the tables, so no
+        // other thread releases it.
         let result = unsafe { self.driver.release(handle) };
         let mut state = self.lock();
         state.releasing = (state.releasing.0 - 1, state.releasing.1 - bytes);
@@ -533,7 +541,7 @@ impl PagePool {
         false
     }
 
-    /// Tries again to give back the pages that the driver refused.
+    /// Retries the release of pages refused by the driver.
     pub(super) fn retry_pages(&self) -> Result<()> {
         let refused = std::mem::take(&mut self.lock().refused);
         let mut left = 0;
@@ -547,7 +555,7 @@ impl PagePool {
         Err(Error::Driver { call: "release", code: -1, name: format!("{left} pages were refused again") })
     }
 
-    /// The counts as they are now.
+    /// Returns the current counts.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
         let state = self.lock();
@@ -566,7 +574,7 @@ impl PagePool {
         }
     }
 
-    /// The range that an address lies in: its base and the tag it was reserved with.
+    /// Returns base and tag of the range with this address.
     #[must_use]
     pub fn range_at(&self, address: Address) -> Option<(Address, u64)> {
         let state = self.lock();
@@ -577,10 +585,11 @@ impl PagePool {
 }
 
 impl State {
-    /// Takes a page off the books that is about to go back.
+    /// Removes a page that is about to be released.
     fn leave(&mut self, id: PageId) -> Option<Page> {
         let page = self.remove(id)?;
-        // Before the driver is asked: once it has the memory back, another thread may create a page of it.
+        // Counted before the driver call: after the call, other threads may create pages from this
+        // memory.
         if page.handle.is_some() {
             self.releasing = (self.releasing.0 + 1, self.releasing.1 + page.bytes);
         }

@@ -1,4 +1,4 @@
-//! Who is asked for memory before anybody sees that there is none.
+//! Out-of-memory retry: waits for pending memory and asks reclaimers before an allocation fails.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,41 +9,42 @@ use super::{AccountId, PagePool};
 use crate::error::Error;
 use crate::sync::{Mutex, thread_token};
 
-/// How often a call asks for memory again after somebody gave some back.
+/// Maximum attempts of one call.
 const TRIES: u32 = 8;
-/// How long an allocation waits for what the device still uses before it fails.
+/// Longest wait for memory in use by the device before an allocation fails.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Somebody who can give memory back when the pool is short: an engine with a cache, a buffer that can shrink.
+/// Source of memory in a shortage, for example an engine with a cache, or a shrinkable buffer.
 pub trait Reclaimer: Send + Sync {
-    /// Gives back what it can, of `bytes` that are missing, and returns how many bytes that was. Called from whichever thread runs
-    /// short, with no lock of the library held, also while that thread captures: it may free blocks, drop spaces, and allocate. What runs short on its
-    /// thread meanwhile asks nobody.
+    /// Frees as much as possible of the `bytes` missing, and returns the freed bytes. Called on the
+    /// thread of the allocation, without library locks, also during its capture. May free blocks,
+    /// drop spaces and allocate. A shortage in this call asks no reclaimer.
     fn reclaim(&self, bytes: u64) -> u64;
 
-    /// The account that its memory counts toward, or one above that. `None`, for any memory of the device: it is asked where the device or the device's budget
-    /// is short, and not where a budget below that is, since what does not count toward that one would not help.
+    /// Account of the reclaimer's memory, or an ancestor. `None`: any memory of the device. Such a
+    /// reclaimer is asked only if the device or its budget is short, since memory outside an
+    /// account does not help the account.
     fn account(&self) -> Option<AccountId> {
         None
     }
 
-    /// What giving back costs, in units of the caller's own: the cheapest is asked first.
+    /// Cost of freeing memory, in the caller's own unit. The cheapest reclaimer is asked first.
     fn cost(&self) -> u64;
 }
 
-/// Those who asked to be asked.
+/// Registered reclaimers. Each list has its own lock, not held during calls.
 #[derive(Default)]
 pub(super) struct Reclaimers {
     all: Mutex<Vec<Weak<dyn Reclaimer>>>,
-    /// The threads that are asking.
+    /// Threads in a call of a reclaimer.
     asking: Mutex<HashSet<u64>>,
 }
 
-/// This thread is asking as long as it lives.
+/// Marks this thread as asking, until dropped.
 struct Asking<'a>(&'a Reclaimers);
 
 impl<'a> Asking<'a> {
-    /// `None`: it is asking already, and whoever is asked ran short himself.
+    /// `None`: this thread is already asking, so a reclaimer itself is short of memory.
     fn begin(reclaimers: &'a Reclaimers) -> Option<Self> {
         let begins = reclaimers.asking.lock().insert(thread_token());
         begins.then(|| Self(reclaimers))
@@ -57,20 +58,20 @@ impl Drop for Asking<'_> {
 }
 
 impl PagePool {
-    /// Asks `reclaimer` when memory is short, as long as it lives.
+    /// Registers a reclaimer, until dropped by its owner.
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
         let mut all = self.reclaimers.all.lock();
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(reclaimer));
     }
 
-    /// What is done for one call that is short of memory.
+    /// Begins the out-of-memory retry of one call.
     pub(crate) fn relief(&self) -> Relief<'_> {
         Relief { pool: self, tries: 0 }
     }
 
-    /// Asks the reclaimers, cheapest first, until one has given `bytes`; whether it is worth trying again. With `lowest`, those whose memory counts toward
-    /// the account of that key. The caller holds no lock.
+    /// Asks reclaimers, cheapest first, until `bytes` are freed. Returns true if a retry is useful.
+    /// With `lowest`, asks only reclaimers within the account of that key. The caller has no lock.
     pub(crate) fn ask(&self, bytes: u64, lowest: Option<u64>) -> bool {
         let Some(_asking) = Asking::begin(&self.reclaimers) else { return false };
         let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
@@ -87,24 +88,26 @@ impl PagePool {
                 break;
             }
         }
-        // What they gave may wait for the device as well.
+        // Freed memory may still be in use by the device.
         self.finish_waiting(PATIENCE) || given > 0
     }
 }
 
-/// One call that is short of memory, as often as it tries.
+/// Out-of-memory retry of one call.
 pub(crate) struct Relief<'a> {
     pool: &'a PagePool,
     tries: u32,
 }
 
 impl Relief<'_> {
-    /// Whether it is worth trying again after this error: eight times at most. The caller holds no lock.
+    /// Tries to get memory after this error. Returns true if the call should try again, at most
+    /// eight times. The caller has no lock.
     pub(crate) fn helps(&mut self, error: &Error) -> bool {
         self.helps_with(error, || false)
     }
 
-    /// As [`helps`](Self::helps), after what the caller does himself first, which says whether that was of use.
+    /// As [`helps`](Self::helps), after the caller's own measures. `own` returns true if the
+    /// measures helped.
     pub(crate) fn helps_with(&mut self, error: &Error, own: impl FnOnce() -> bool) -> bool {
         if self.tries == TRIES || !error.is_out_of_memory() {
             return false;
@@ -113,8 +116,9 @@ impl Relief<'_> {
         self.once(error) || own
     }
 
-    /// As [`helps`](Self::helps), as often as the caller likes: what only waits for the device is waited for, and if that was nothing, or not enough once,
-    /// reclaimers are asked. In a busy process something of others is over all the time.
+    /// As [`helps`](Self::helps), without a limit of attempts. Waits for pending memory first. Asks
+    /// reclaimers if no memory was pending, or from the second attempt on: in a busy process some
+    /// pending memory always finishes.
     pub(crate) fn once(&mut self, error: &Error) -> bool {
         self.tries = self.tries.saturating_add(1);
         let finished = self.pool.finish_waiting(PATIENCE);

@@ -1,4 +1,4 @@
-//! The way back of everything that can step aside: several come back together or not at all.
+//! Resume of several pausable objects: all or none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use super::reclaim::Relief;
 use super::{Change, Fence, HostPool, PagePool, Pausable, ResumeReport, Resuming};
 use crate::error::{Error, Result};
 
-/// How long to sleep before memory is asked for again.
+/// Sleep between two attempts to get memory.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How often memory is asked for again after the deadline because somebody gave some back.
+/// Maximum attempts after the deadline, each after a reclaimer freed memory.
 const TRIES: u32 = 8;
 
-/// Resumes all of these or none, and returns when the contents are there.
+/// Resumes all objects or none. Returns when the contents are complete.
 ///
 /// # Errors
-/// No memory, also after the deadline, or what the driver says: everything is paused as before.
+/// Out of memory at the deadline; driver errors. All objects stay paused.
 pub(crate) fn resume(
     pool: &Arc<PagePool>,
     host: &HostPool,
@@ -25,10 +25,8 @@ pub(crate) fn resume(
     resume_into(pool, host, all, deadline, true, &mut Vec::new())
 }
 
-/// The same, with `wait` or without; and what is behind the contents of each, by its place.
-///
-/// # Errors
-/// As [`resume`].
+/// As [`resume`], with or without a wait for the contents. `behind` receives the fence of each
+/// object's contents, by its index in `all`.
 pub(crate) fn resume_into(
     pool: &Arc<PagePool>,
     host: &HostPool,
@@ -46,8 +44,8 @@ pub(crate) fn resume_into(
             Ok(change) => break (coming, mapped, change),
             Err(error) => error,
         };
-        // Before reclaimers are asked this thread leaves all sections: a reclaimer may pause what is
-        // to come back, or wait for a thread that does. Nothing of it has a page by now.
+        // Leaves all sections before asking reclaimers. A reclaimer may pause these objects, or
+        // wait for a thread doing so. No object has taken a page yet.
         drop(coming);
         patience.wait(error)?;
     };
@@ -56,7 +54,7 @@ pub(crate) fn resume_into(
     let copying = Instant::now();
     let mut restored = restore(&mut coming, &mut change, &mut report);
     if wait || restored.is_err() {
-        // Also after a failure: what is mapped is unmapped next, and nothing may write there then.
+        // Also after a failure: the undo unmaps the pages, so all writes must end first.
         for (_, resuming) in &coming {
             restored = host.wait(&mut resuming.contents()).and(restored);
         }
@@ -81,11 +79,12 @@ pub(crate) fn resume_into(
     Ok(report)
 }
 
-/// Maps the pages of all, and begins to bring the contents back.
+/// Maps the pages of all objects, then submits the copies of their contents.
 ///
-/// A copy takes a thousand times as long as mapping. But CUDA maps through an engine that copies of one direction go through too, which one
-/// depends on the host: beside them a page takes a millisecond instead of 40 us (H200, docs/performance.md, Regions). So everything is
-/// mapped before the first copy.
+/// A copy takes a thousand times as long as a mapping. But CUDA maps through an engine that also
+/// serves copies of one direction (which one, depends on the host). During copies a page takes a
+/// millisecond instead of 40 us (H200, docs/performance.md, Regions). So all mappings precede the
+/// first copy.
 fn restore(
     coming: &mut [(usize, Box<dyn Resuming + '_>)],
     change: &mut Change<'_>,
@@ -95,11 +94,11 @@ fn restore(
     coming.iter_mut().try_for_each(|(_, resuming)| resuming.fill(report))
 }
 
-/// What comes back, by its place in the list, and the contents of what is mapped already.
+/// Resumes in progress, and fences of already resident objects, each with its index.
 type Begun<'a> = (Vec<(usize, Box<dyn Resuming + 'a>)>, Vec<(usize, Fence)>);
 
-/// Enters the sections of all, in the order of their numbers, so that two threads do not wait for
-/// each other.
+/// Enters the sections of all objects in the order of their numbers, so two threads cannot
+/// deadlock.
 fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<Begun<'a>> {
     let mut numbered: Vec<_> = all.iter().enumerate().collect();
     numbered.sort_by_key(|(_, known)| known.id());
@@ -107,7 +106,7 @@ fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<Begun<'a>> {
     for (index, known) in numbered {
         match known.resuming()? {
             Some(resuming) => coming.push((index, resuming)),
-            // The contents may be on their way.
+            // Contents of a resident object may still be in transfer.
             None => mapped.push((index, known.contents())),
         }
     }
@@ -115,7 +114,7 @@ fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<Begun<'a>> {
     Ok((coming, mapped))
 }
 
-/// Takes the pages of all or of none.
+/// Takes the pages of all objects or of none.
 fn take<'a>(pool: &'a Arc<PagePool>, coming: &mut [(usize, Box<dyn Resuming + '_>)]) -> Result<Change<'a>> {
     let mut change = Change::on(pool);
     change.announce(coming.iter().map(|(_, resuming)| resuming.missing()).sum());
@@ -123,7 +122,7 @@ fn take<'a>(pool: &'a Arc<PagePool>, coming: &mut [(usize, Box<dyn Resuming + '_
     Ok(change)
 }
 
-/// How often and for how long a resume that is short of memory tries again.
+/// Retry state of a resume without enough memory.
 struct Patience<'a> {
     relief: Relief<'a>,
     start: Instant,
@@ -132,10 +131,10 @@ struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Asks for memory, and returns when the next try is worth it. The caller is in no section.
+    /// Asks for memory. Returns when a retry is useful. The caller is in no section.
     ///
     /// # Errors
-    /// This error, if it is not worth it any more or no lack of memory.
+    /// The given error, if not out of memory or if no retry is useful.
     fn wait(&mut self, error: Error) -> Result<()> {
         if !error.is_out_of_memory() {
             return Err(error);

@@ -1,7 +1,22 @@
-//! The numbered pages that all spaces of one arena may map, and the tape of its bump spaces.
+//! Shared set of an arena: the numbered pages that all its spaces may map, and the tape of its bump
+//! spaces.
 //!
-//! The tables may be out of date: a page that no space maps any more is the device's, under another name, and one that a seal made a
-//! space's own has another holder. So what stands here counts only if the pool says that this arena has it still.
+//! Page numbers are stable, pages are not. A number gets a page when a space first needs the
+//! number. The number loses the page when a seal or eager work gives the page to a new owner, or
+//! when no space maps the page. Spaces with the same number map the same page.
+//!
+//! * **Spare page**: a shared page without a number, still mapped by graphs. Serves the next number
+//!   without a page.
+//! * **Tape**: the pages of all bump spaces in a row. Every bump space maps the tape from its
+//!   start.
+//! * **Version**: changes when spaces must check their pages before the next launch.
+//!
+//! The tables may be stale: a page freed by its last space has a new key, and a page sealed into a
+//! space has a new owner. So an entry is valid only if the pool names this arena as the owner
+//! ([`is_ours`](SharedSet::is_ours)).
+//!
+//! One mutex guards the tables ([`Numbers`]). The mutex is held across calls into the pool,
+//! including the creation of a page, so two spaces with the same number get one page.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -14,12 +29,12 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{Geometry, Peers};
 
-/// Who may use an arena's pages besides its device.
+/// Devices with access to an arena's pages, besides its own device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetPeers {
-    /// All of them.
+    /// Access to all pages.
     pub all: Peers,
-    /// Those of remote and exclusive blocks, and so those above too.
+    /// Access to pages of peer-visible (remote) and private blocks. Includes `all`.
     pub remote: Peers,
 }
 
@@ -31,46 +46,49 @@ pub struct SharedSet {
     geometry: Geometry,
     peers: SetPeers,
     numbers: Mutex<Numbers>,
-    /// Counts how often pages left their numbers.
+    /// Changes when a space must check its pages again: see [`version`](Self::version).
     version: AtomicU64,
 }
 
-/// The leases on pages, each once, ascending.
+/// Returns the leases on pages, each once, ascending.
 fn leases_of<'a>(pages: impl Iterator<Item = &'a (u32, PageId, Option<u64>)>) -> Vec<u64> {
     pages.filter_map(|(.., lease)| *lease).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// How many of the newest marks are kept.
+/// Number of newest marks kept.
 const MARKS: usize = 8;
 
 #[derive(Default)]
 struct Numbers {
     pages: HashMap<PageNo, PageId>,
-    /// What the arena's bump spaces show, from its beginning on: byte of the tape to the page there and its bytes.
+    /// Pages of the bump spaces' tape: byte of the tape to page and bytes.
     tape: BTreeMap<u64, (PageId, u64)>,
-    /// Pages without a number, by size: once retained, since freed, still mapped where they were.
+    /// Pages without a number, by size. Formerly live-out, freed since, still mapped at their
+    /// addresses.
     spare: BTreeMap<u64, Vec<PageId>>,
-    /// Retained pages whose blocks were freed, while other streams may still use those; whose they were, and from which space on they are for others.
+    /// Live-out pages with only freed blocks, possibly still in use by a stream: fence, page,
+    /// previous owner, and first space that may use the page.
     returning: Vec<(Fence, PageId, Holder, u64)>,
-    /// Which version began, and what was replayed before the scope that made it is before this.
+    /// For recent versions: the version, and a mark after all replays before the version.
     marks: VecDeque<(u64, Mark)>,
-    /// Pages that stay where they show: somebody else has taken hold of them.
+    /// Pinned pages: they stay at their numbers and addresses.
     fixed: HashSet<PageId>,
-    /// Pages of freed blocks that graphs captured before the free may read. Each entry names the space
-    /// that writes them and the lowest number of a space that may use the page for something else. While
-    /// an entry is there, eager work does not use the page.
+    /// Pages of freed blocks that graphs captured before the free may still read. Each entry names
+    /// the writing space and the first space that may use the page for other blocks. Eager work
+    /// does not use these pages.
     since: HashMap<PageId, Vec<(u64, Holder)>>,
-    /// How many pieces of eager work, at whose end pages may leave their numbers, are under way or wait for their turn.
+    /// Number of eager scopes active or waiting for the replay slot. Pages may leave their numbers
+    /// at the end of a scope.
     eager: u32,
 }
 
-/// Whether a space may show a page.
+/// Returns true if the space may map the page.
 fn is_for(since: &HashMap<PageId, Vec<(u64, Holder)>>, page: PageId, space: u64) -> bool {
     since.get(&page).is_none_or(|writers| writers.iter().all(|(from, _)| space >= *from))
 }
 
 impl SharedSet {
-    /// An empty set for arena number `arena`, whose pages count toward an account.
+    /// Creates an empty set for an arena. Its pages are charged to `account`.
     #[must_use]
     pub fn new(
         pool: &Arc<PagePool>,
@@ -83,43 +101,43 @@ impl SharedSet {
         Self { pool, arena, account, geometry, peers, numbers, version }
     }
 
-    /// Who may use the arena's pages besides its device.
+    /// Returns the devices with access to the arena's pages.
     #[must_use]
     pub fn peers(&self) -> Peers {
         self.peers.all
     }
 
-    /// Who may use the pages of remote and exclusive blocks.
+    /// Returns the devices with access to peer-visible and private blocks.
     #[must_use]
     pub fn remote_peers(&self) -> Peers {
         self.peers.remote
     }
 
-    /// The device's pool.
+    /// Returns the device's pool.
     #[must_use]
     pub fn pool(&self) -> &Arc<PagePool> {
         &self.pool
     }
 
-    /// The number of the arena whose set this is.
+    /// Returns the arena's number.
     #[must_use]
     pub fn arena(&self) -> u64 {
         self.arena
     }
 
-    /// The account of its pages, and of those of its spaces.
+    /// Returns the account of the arena's pages, including those of its spaces.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// The page sizes.
+    /// Returns the page sizes.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Bytes of a page of a class.
+    /// Returns the bytes of a page of this class.
     #[must_use]
     pub fn page_bytes(&self, class: Class) -> u64 {
         match class {
@@ -128,24 +146,26 @@ impl SharedSet {
         }
     }
 
-    /// Who has the shared pages.
+    /// Returns the owner of the shared pages.
     #[must_use]
     pub fn holder(&self) -> Holder {
         Holder::Shared { arena: self.arena }
     }
 
-    /// The page with this number, which the change relies on; a spare, a free or a new one if the number has none. `space` is the number of
-    /// the space that asks; 0: eager work does, for a number whose page [may leave it](Self::is_fixed).
+    /// Returns the page of a number, pinned by the transaction. A number without a page gets a
+    /// spare, a free or a new page. `space`: number of the calling space. 0: eager work, for a
+    /// number whose page [may be replaced](Self::is_fixed).
     ///
-    /// The lock is held across the driver's call: two spaces that need the same number must get one page.
+    /// The lock is held across the driver call: two spaces with the same number must get one page.
     ///
     /// # Errors
-    /// Those of [`Change::take`].
+    /// As [`Change::take`]; [`Error::Lent`] for a page on lease.
     pub fn page(&self, change: &mut Change, no: PageNo, space: u64) -> Result<PageId> {
         self.page_apart(change, no, &HashSet::new(), space)
     }
 
-    /// As [`page`](Self::page), of a number from this one on whose page is not among those that are shown already.
+    /// As [`page`](Self::page), but skips numbers with a page in `shown`, the pages already mapped
+    /// by the caller.
     ///
     /// # Errors
     /// As [`page`](Self::page).
@@ -184,44 +204,47 @@ impl SharedSet {
         let page = self.spare_or_new(change, numbers, self.page_bytes(no.class), shown, space)?;
         numbers.pages.insert(no, page);
         if numbers.since.contains_key(&page) {
-            // Older spaces do not find it under this number, but the next one's page, which they may show already.
+            // Older spaces skip this number and use the page of the next one, which they may
+            // already map.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
         Ok(page)
     }
 
-    /// Changes whenever a page leaves its number while others show it, and where a number gets one that not every space may show, or that
-    /// all may show again. Who shows pages and finds another version than at the last look is to [look](Self::is_ours) at each of them before the device uses it.
+    /// Returns the version. The version changes when a page leaves its number, is lent or pinned,
+    /// or when its set of allowed spaces changes. A space with an older version
+    /// [checks](Self::is_ours) each of its pages before the device uses the pages.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)
     }
 
-    /// Whether a page is one of the shared ones.
+    /// Returns true if the page is a shared page of this arena.
     #[must_use]
     pub fn is_ours(&self, page: PageId) -> bool {
         self.pool.holder(page) == Some(self.holder())
     }
 
-    /// The page that a number has now.
+    /// Returns the current page of a number.
     #[must_use]
     pub fn listed(&self, no: PageNo) -> Option<PageId> {
         let page = self.numbers.lock().pages.get(&no).copied();
         page.filter(|page| self.is_ours(*page))
     }
 
-    /// Eager work is about to begin.
+    /// Counts eager work about to begin.
     pub fn begin_eager(&self) {
         self.numbers.lock().eager += 1;
     }
 
-    /// Eager work is over.
+    /// Ends eager work.
     pub fn end_eager(&self) {
         self.numbers.lock().eager -= 1;
     }
 
-    /// Pages leave their numbers for another holder, and stay mapped wherever they show; how many. `before` is behind everything replayed
-    /// before the work that wrote to them.
+    /// Gives pages to a new owner and frees their numbers. The pages stay mapped at all addresses.
+    /// Returns how many pages changed owner. `before`: a mark after all replays before the work
+    /// that wrote to these pages.
     pub fn leave(&self, pages: &[(PageNo, PageId)], to: Holder, before: Mark) -> u64 {
         let numbers = &mut *self.numbers.lock();
         let mut left = 0;
@@ -243,15 +266,17 @@ impl SharedSet {
         left
     }
 
-    /// What is behind every replay that was launched at a version which is not the newest.
+    /// Returns a mark after every replay launched at `version`. `None`: no mark of a later version
+    /// is known.
     #[must_use]
     pub fn behind(&self, version: u64) -> Option<Mark> {
         let numbers = self.numbers.lock();
         numbers.marks.iter().find(|(began, _)| *began > version).map(|(_, mark)| mark.clone())
     }
 
-    /// A page that left comes back, which nothing uses but in the order of replays: as that of a number, if this has none, else as a
-    /// spare one; whether it has the number.
+    /// Takes back a page given away by [`leave`](Self::leave), used in replay order only. The page
+    /// gets `no` if the number has no page, else becomes a spare page. Returns true if the page got
+    /// the number.
     pub fn come_back(&self, page: PageId, from: Holder, no: PageNo) -> bool {
         let numbers = &mut *self.numbers.lock();
         let Some(bytes) = self.pool.hand_over(page, from, self.holder(), false) else { return false };
@@ -263,13 +288,14 @@ impl SharedSet {
         true
     }
 
-    /// How many large pages have a number, are not on lease and may leave.
+    /// Returns the number of large pages with a number, not on lease and not [bound to the
+    /// number](Self::is_fixed).
     #[must_use]
     pub fn lendable(&self) -> u64 {
         self.free_large_ones().len() as u64
     }
 
-    /// Those pages, the ones that the fewest spaces show first.
+    /// Returns these pages, those mapped by the fewest spaces first.
     #[must_use]
     pub(crate) fn free_large_pages(&self) -> Vec<PageId> {
         let free = self.free_large_ones().into_iter();
@@ -285,17 +311,18 @@ impl SharedSet {
         self.large_ones(&numbers).filter(|(_, page)| free(*page)).collect()
     }
 
-    /// Large pages that have a number, and their numbers.
+    /// Iterates over large pages with their numbers.
     fn large_ones(&self, numbers: &Numbers) -> impl Iterator<Item = (u32, PageId)> {
         let large = numbers.pages.iter().filter(|(no, _)| no.class == Class::Large);
         large.filter(|(_, page)| self.is_ours(**page)).map(|(no, page)| (no.index, *page))
     }
 
-    /// Large pages to lend, on which the change relies: those with a number that are not on lease and may
-    /// leave, those that the fewest spaces show first; `wanted` of them, or as many as there are.
+    /// Takes large pages to lend, pinned by the transaction: pages with a number, not on lease and
+    /// not bound to the number, those mapped by the fewest spaces first. Returns `wanted` pages or
+    /// all available ones.
     ///
-    /// The pages are ranked again only if some of an arena came, went or changed their places since the
-    /// last lease, and not for what leases do.
+    /// Pages are ranked again only if pages of an arena changed since the last lease, other than by
+    /// leases.
     pub(crate) fn to_lend(&self, change: &mut Change<'_>, wanted: usize) -> Vec<PageId> {
         let (numbers, pool) = (self.numbers.lock(), &self.pool);
         if !pool.is_ranked(&self.account) {
@@ -305,7 +332,7 @@ impl SharedSet {
         while taken.len() < wanted {
             after = pool.next_candidate(&self.account, after);
             let Some((.., page)) = after else { break };
-            // A trim or a seal on another thread may have it by now.
+            // A trim or seal on a different thread may have taken the page since the ranking.
             let may_leave = self.is_ours(page) && !self.stays(&numbers, page);
             if may_leave && change.rely_on(page, self.holder()) == Some(self.geometry.large()) {
                 taken.push(page);
@@ -314,7 +341,7 @@ impl SharedSet {
         taken
     }
 
-    /// The numbers of large pages that are on lease.
+    /// Returns the numbers of large pages on lease.
     #[must_use]
     pub fn on_lease(&self) -> BTreeSet<u32> {
         if !self.pool.any_lent() {
@@ -323,11 +350,13 @@ impl SharedSet {
         self.large().into_iter().filter(|(_, _, lease)| lease.is_some()).map(|(index, ..)| index).collect()
     }
 
-    /// The numbers of large pages that are on lease, for work that needs so many bytes of those that are not. A number whose page left
-    /// is one of these, since graphs need another there anyway.
+    /// Returns the numbers of large pages on lease, for work that needs `bytes` of other large
+    /// pages. A number without a page counts as available, since graphs need a new page for the
+    /// number anyway.
     ///
     /// # Errors
-    /// [`Error::Lent`] with leases to recall if there are fewer: those with the lowest numbers, as many as hold the difference.
+    /// [`Error::Lent`] if too few pages are available: names the leases on the lowest numbers,
+    /// enough to cover the difference.
     pub fn beside_leases(&self, bytes: u64) -> Result<BTreeSet<u32>> {
         if !self.pool.any_lent() {
             return Ok(BTreeSet::new());
@@ -349,19 +378,19 @@ impl SharedSet {
         Ok(lent().map(|(index, ..)| *index).collect())
     }
 
-    /// Whether a large page has a number above this one.
+    /// Returns true if a large page has a number above `index`.
     #[must_use]
     pub fn listed_above(&self, index: u32) -> bool {
         self.large().last().is_some_and(|(last, ..)| *last > index)
     }
 
-    /// The leases on so many of the large pages with a number, the lowest first.
+    /// Returns the leases on the first `pages` lent large pages, by number.
     #[must_use]
     pub fn leases(&self, pages: usize) -> Vec<u64> {
         leases_of(self.large().iter().filter(|(_, _, lease)| lease.is_some()).take(pages))
     }
 
-    /// Every large page with a number, and its lease; by number.
+    /// Returns all large pages with a number, by number, with their lease.
     fn large(&self) -> Vec<(u32, PageId, Option<u64>)> {
         let numbers = self.numbers.lock();
         let lease = |page: PageId| self.pool.leases([page].iter()).first().copied();
@@ -371,15 +400,15 @@ impl SharedSet {
         all
     }
 
-    /// Some pages are on lease: whoever shows one is to look before the device uses it.
+    /// Called after a lease: spaces with a lent page must check before the device uses the page.
     pub fn lent(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// From now on these pages stay where they show; they never leave their numbers.
+    /// Pins pages for the rest of their life: they never leave their numbers.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if one is not shared any more, or could be about to leave.
+    /// [`Error::WrongState`] if a page is not shared any more, or eager work is active.
     pub fn fix(&self, pages: &HashSet<PageId>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
@@ -391,15 +420,15 @@ impl SharedSet {
             ));
         }
         numbers.fixed.extend(pages);
-        // Eager work that shows one is to look.
+        // Eager work with such a page must check.
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    /// A page that is pinned for others stays where it shows, as long as it is.
+    /// Called after the export pin of a page: the page keeps its addresses while pinned.
     ///
     /// # Errors
-    /// [`Error::WrongState`] while one could be about to leave.
+    /// [`Error::WrongState`] while eager work is active, since a page could leave its number.
     pub fn stay(&self) -> Result<()> {
         let numbers = self.numbers.lock();
         if numbers.eager > 0 {
@@ -407,12 +436,12 @@ impl SharedSet {
                 "cannot pin a page of the arena: an eager scope is active; end it first",
             ));
         }
-        // Eager work that shows it is to look.
+        // Eager work with the page must check.
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Whether a number's page has to stay where it shows.
+    /// Returns true if the page of this number is pinned, exported, or reserved for older graphs.
     #[must_use]
     pub fn is_fixed(&self, no: PageNo) -> bool {
         let numbers = self.numbers.lock();
@@ -423,9 +452,10 @@ impl SharedSet {
         numbers.fixed.contains(&page) || numbers.since.contains_key(&page) || self.pool.is_exported(page)
     }
 
-    /// The pages of the tape behind `[from, to)`, which the change relies on: where each begins, and its bytes. Where the tape ends, a
-    /// new one reaches to `to` and is no shorter than a sixteenth of the tape or half a large page, whichever is less: spaces that each
-    /// need a little more than the last would cut it into crumbs.
+    /// Returns the pages of the tape in `[from, to)`, pinned by the transaction: start and bytes of
+    /// each. At the end of the tape, a new page extends to `to`. Its size is at least a sixteenth
+    /// of the tape or half a large page, whichever is less. Otherwise a series of slightly larger
+    /// spaces would fragment the tape.
     ///
     /// # Errors
     /// As [`page`](Self::page).
@@ -438,7 +468,8 @@ impl SharedSet {
             let page = match there.filter(|(page, _)| change.rely_on(*page, self.holder()).is_some()) {
                 Some(page) => page,
                 None => {
-                    // What the arena has behind this stays where it is; what it had here is gone.
+                    // Later pages still owned by the arena stay at their bytes. The page at `at` is
+                    // gone.
                     numbers.tape.retain(|start, (page, _)| {
                         *start < at || *start > at && self.pool.holder(*page) == Some(self.holder())
                     });
@@ -457,7 +488,8 @@ impl SharedSet {
         Ok(found)
     }
 
-    /// Where the page begins that holds a byte of the tape; the byte itself if the tape ends there.
+    /// Returns the start of the page at a byte of the tape, or the byte itself at the end of the
+    /// tape.
     #[must_use]
     pub fn tape_start(&self, at: u64) -> u64 {
         let numbers = self.numbers.lock();
@@ -474,7 +506,7 @@ impl SharedSet {
         space: u64,
     ) -> Result<PageId> {
         self.settle(numbers);
-        // A number that eager work has chosen is not to get a page that stays.
+        // A number chosen by eager work must not get a page reserved for older graphs.
         let space = if numbers.eager > 0 { 0 } else { space };
         let Numbers { spare, since, .. } = numbers;
         if let Some(spare) = spare.get_mut(&bytes) {
@@ -489,26 +521,28 @@ impl SharedSet {
         change.take(bytes, self.holder(), self.account.id())
     }
 
-    /// The way back of a retained page whose blocks were freed: once a fence is done, every space from this number on may map it again, under
-    /// whatever number needs a cell of its size. It stays mapped where it is.
+    /// Returns a live-out page with only freed blocks. After the fence, the page becomes spare:
+    /// spaces from number `since` on may map the page, under any number of its size. The page stays
+    /// mapped at its addresses.
     pub fn give(&self, page: PageId, from: Holder, fence: Fence, since: u64) {
         let mut numbers = self.numbers.lock();
         numbers.returning.push((fence, page, from, since));
         self.settle(&mut numbers);
     }
 
-    /// Whether a space may show a shared page.
+    /// Returns true if the space may map the shared page.
     #[must_use]
     pub fn is_for(&self, page: PageId, space: u64) -> bool {
         is_for(&self.numbers.lock().since, page, space)
     }
 
-    /// Takes up to `count` pages of `bytes` bytes for what a space writes and only graphs read that were
-    /// captured since: pages that hold such contents of earlier graphs already, and that no space shows
-    /// from this one on. `writer` is the space's holder, `until` the lowest number of a space that may
-    /// use them for something else.
+    /// Takes up to `count` pages of `bytes` for blocks written by one space and read only by graphs
+    /// captured since. The pages already have such blocks of earlier graphs, and are mapped by no
+    /// space from `space` on. `writer`: owner of the space. `until`: first space that may use the
+    /// pages for other blocks.
     ///
-    /// In the order of capture nobody else writes there between the space's graph and the last reader.
+    /// In capture order no other graph writes these pages between the space's graph and the last
+    /// reader.
     pub fn take_passed(
         &self,
         (bytes, count): (u64, usize),
@@ -533,7 +567,7 @@ impl SharedSet {
         taken
     }
 
-    /// A graph is gone, whose pages these were: nobody reads any more what it wrote there.
+    /// Called at the end of a graph: no graph reads the blocks this owner wrote.
     pub fn gone(&self, from: Holder) {
         let numbers = &mut *self.numbers.lock();
         let returning = numbers.returning.iter_mut().filter(|(_, _, of, _)| *of == from);
@@ -546,23 +580,23 @@ impl SharedSet {
             !writers.is_empty()
         });
         if changed {
-            // Eager work that shows others instead is to look.
+            // Eager work with substitute pages must check.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Makes spares of the pages that came back, as far as their fences are done.
+    /// Makes returned pages spare, if their fences are done.
     pub fn settle_returning(&self) {
         self.settle(&mut self.numbers.lock());
     }
 
-    /// Makes spares of the pages that came back. The number that one had before it was retained may still list it: it has none now, or
-    /// a space would meet it under two.
+    /// Makes returned pages spare, if their fences are done. An earlier number of such a page is
+    /// removed: otherwise a space could find one page under two numbers.
     fn settle(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, since, .. } = numbers;
         let mut look = Look::new(self.pool.events());
         returning.retain_mut(|(fence, page, from, space)| {
-            // What others have is not for other graphs.
+            // Exported pages are not reused by other graphs.
             if !fence.done_at(&mut look).unwrap_or(false) || self.pool.is_exported(*page) {
                 return true;
             }
@@ -577,14 +611,15 @@ impl SharedSet {
         });
     }
 
-    /// What the arena calls its shared pages. A name may be out of date: it counts if the pool says that the arena has the page still.
+    /// Returns the names of the shared pages. A name is valid only if the pool names this arena as
+    /// the owner.
     pub(crate) fn names(&self) -> HashMap<PageId, PageName> {
         let numbers = self.numbers.lock();
         let numbered = numbers.pages.iter().map(|(no, page)| (*page, PageName::Number(*no)));
         numbered.chain(numbers.tape.iter().map(|(at, (page, _))| (*page, PageName::Tape(*at)))).collect()
     }
 
-    /// Forgets what this arena does not have any more, so that the tables are no longer than what they say.
+    /// Removes stale entries from all tables.
     pub fn forget(&self) {
         let mut numbers = self.numbers.lock();
         let holder = Some(self.holder());

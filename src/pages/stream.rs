@@ -1,4 +1,5 @@
-//! Streams as somebody named them: the handle of a default stream is another stream's on another thread, or in another context.
+//! Named streams. A default stream's handle means different streams on different threads and in
+//! different contexts, so a stream is stored with the scope of its handle.
 
 use std::sync::Arc;
 
@@ -8,34 +9,34 @@ use crate::pages::Mark;
 use crate::sync::{thread_has_ended, thread_token};
 use crate::units::Stream;
 
-/// Beyond so many streams that were kept, those that are done are forgotten now and then.
+/// Above this number of kept streams, finished ones are removed from time to time.
 const KEPT: usize = 64;
 
-/// A stream, and where its handle means it. Whoever keeps a stream for later keeps this.
+/// Stream handle with its scope. Streams stored for later use are stored in this form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamedStream {
     stream: Stream,
-    /// The thread whose default stream it is; 0: it is no thread's.
+    /// Thread of a per-thread default stream, else 0.
     thread: u64,
-    /// The context whose default stream it is, if that is another one than the device's primary one; else 0.
+    /// Context of a default stream, if not the device's primary context; else 0.
     context: u64,
 }
 
 impl NamedStream {
-    /// Its handle.
+    /// Returns the handle.
     #[must_use]
     pub fn stream(self) -> Stream {
         self.stream
     }
 
-    /// Whether its handle means it on every thread and in every context.
+    /// Returns true if the handle means the same stream on every thread and in every context.
     #[must_use]
     pub fn is_everywhere(self) -> bool {
         self.thread == 0 && self.context == 0
     }
 
-    /// Whether what has this name is this stream as long as there is anybody to use it. All other names may come back for other streams: handles of
-    /// streams that were destroyed, and of contexts.
+    /// Returns true if this name cannot mean a different stream later. All other names can be
+    /// reused, after a stream or a context is destroyed.
     #[must_use]
     pub fn is_never_anothers(self) -> bool {
         self.thread != 0 && self.context == 0
@@ -43,7 +44,7 @@ impl NamedStream {
 }
 
 impl Events {
-    /// The stream that the calling thread means by a handle, now.
+    /// Returns the stream that the handle means on the calling thread now.
     #[must_use]
     pub fn name(&self, stream: Stream) -> NamedStream {
         if !stream.is_default() {
@@ -53,8 +54,8 @@ impl Events {
         NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
     }
 
-    /// As [`name`](Self::name), for who keeps it: a default stream of a thread or of another context cannot be named elsewhere, and nobody may come
-    /// there again, so there is a mark behind what it has been given so far.
+    /// As [`name`](Self::name), for a stream stored for later use. A default stream of a thread or
+    /// of a non-primary context may be unreachable later, so its submitted work is marked now.
     #[must_use]
     pub fn keep(self: &Arc<Self>, stream: Stream) -> NamedStream {
         let named = self.name(stream);
@@ -62,7 +63,7 @@ impl Events {
         named
     }
 
-    /// [Keeps](Self::keep) a stream anew that was named before.
+    /// [Keeps](Self::keep) a named stream again.
     pub fn keep_named(self: &Arc<Self>, named: NamedStream) {
         if named.is_everywhere() || self.name(named.stream) != named {
             return;
@@ -70,20 +71,20 @@ impl Events {
         let mark = self.record(named.stream).ok();
         let mut kept = self.kept.lock();
         kept.insert(named, mark);
-        // Threads come and go.
+        // Drops finished streams: ended threads leave entries behind.
         if kept.len() >= KEPT && kept.len().is_power_of_two() {
             kept.retain(|_, mark| !mark.as_ref().is_some_and(|mark| mark.done().unwrap_or(false)));
         }
     }
 
-    /// Nobody asks any more for what was kept.
+    /// Drops all kept marks, at the end of the device.
     pub(super) fn forget_kept(&self) {
         let kept = std::mem::take(&mut *self.kept.lock());
         drop(kept);
     }
 
-    /// Everybody who may be meant where a caller says who reads something: while another context is current, a default stream's handle stands for
-    /// the primary one's too, on which it may have been read before.
+    /// Returns all streams that a caller may mean as readers. While a non-primary context is
+    /// current, a default stream's handle may also mean the primary context's stream.
     #[must_use]
     pub fn name_readers(&self, streams: &[Stream]) -> Vec<NamedStream> {
         let mut named: Vec<_> = streams.iter().map(|stream| self.name(*stream)).collect();
@@ -93,19 +94,21 @@ impl Events {
         named
     }
 
-    /// Whether the calling thread can name a stream that was named before, perhaps elsewhere.
+    /// Returns true if the calling thread can name this stream.
     #[must_use]
     pub fn can_name(&self, named: NamedStream) -> bool {
         let here = self.name(named.stream);
         here == named || in_primary(here) == named
     }
 
-    /// A mark behind everything given so far to a stream that was named before. The default stream of a thread that has ended cannot be named by anybody; the
-    /// legacy default stream waits for it, so a mark there is behind what it was given. With CUDA that was seen (`tests/conformance.rs`); HIP's tests say so of a
-    /// thread that lives, and nobody has tried one that ended.
+    /// Records a mark after all work submitted to a named stream. For the default stream of an
+    /// ended thread, the mark is recorded in the legacy default stream, which waits for that
+    /// stream. Observed with CUDA (`tests/conformance.rs`). HIP's own tests show this for running
+    /// threads; ended threads are untested.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], with the stream untouched: also where the calling thread [cannot name](Self::can_name) it. What the driver says.
+    /// [`Error::StreamCapturing`], with the stream unchanged: also if the calling thread [cannot
+    /// name](Self::can_name) the stream. Driver errors.
     pub fn record_named(self: &Arc<Self>, named: NamedStream) -> Result<Mark> {
         let here = self.name(named.stream);
         if here == named {
@@ -126,7 +129,7 @@ impl Events {
     }
 }
 
-/// What the handle would mean with the primary context current.
+/// Returns the name in the primary context.
 fn in_primary(here: NamedStream) -> NamedStream {
     NamedStream { context: 0, ..here }
 }

@@ -1,18 +1,17 @@
-//! Free stretches of addresses: plain code, no driver.
+//! Free address ranges (stretches). No driver, no lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Free stretches of addresses, found by address and by length in logarithmic time. Neighbours are one
-/// stretch, but for those on two sides of a wall.
+/// Free ranges, found by address and by length in logarithmic time. Adjacent ranges are merged,
+/// except across a wall.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches {
-    /// Address to bytes.
+    /// Bytes by address.
     free: BTreeMap<u64, u64>,
-    /// The same, as bytes and address.
+    /// Same ranges, as (bytes, address).
     by_bytes: BTreeSet<(u64, u64)>,
-    /// Addresses where ranges begin: nothing lies across one.
+    /// Addresses that no range spans.
     walls: BTreeSet<u64>,
-    /// Free bytes.
     bytes: u64,
 }
 
@@ -30,13 +29,14 @@ impl Stretches {
         Some(bytes)
     }
 
-    /// Takes the beginning of the smallest stretch that `bytes` fit in, the first of several.
+    /// Takes `bytes` from the start of the smallest fitting range; of equal ranges, the lowest.
+    /// Returns the address.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         self.take_where(bytes, |_| true)
     }
 
-    /// As [`take`](Self::take), of the stretches whose address `which` accepts. Walks over those that it
-    /// does not.
+    /// As [`take`](Self::take), of ranges with an address accepted by `which`. Time is linear in
+    /// the rejected ranges.
     pub(crate) fn take_where(&mut self, bytes: u64, which: impl Fn(u64) -> bool) -> Option<u64> {
         let mut fits = self.by_bytes.range((bytes, 0)..);
         let (_, at) = *fits.find(|(_, at)| which(*at))?;
@@ -44,14 +44,13 @@ impl Stretches {
         Some(at)
     }
 
-    /// Takes the longest stretch, the last of several; its address and bytes.
+    /// Takes the longest range; of equal ranges, the highest. Returns address and bytes.
     pub(crate) fn take_longest(&mut self) -> Option<(u64, u64)> {
         let (bytes, at) = *self.by_bytes.last()?;
         self.remove(at);
         Some((at, bytes))
     }
 
-    /// Adds a stretch.
     pub(crate) fn add(&mut self, mut at: u64, mut bytes: u64) {
         if let Some((before, free)) = self.around(at)
             && before + free == at
@@ -68,7 +67,7 @@ impl Stretches {
         self.insert(at, bytes);
     }
 
-    /// Nothing that begins at this address is joined with what is before it.
+    /// Prevents merging across this address.
     pub(crate) fn add_wall(&mut self, at: u64) {
         self.walls.insert(at);
     }
@@ -77,12 +76,12 @@ impl Stretches {
         self.walls.remove(&at);
     }
 
-    /// The last stretch that begins at an address or before it.
+    /// Returns the last range that begins at or before an address.
     fn around(&self, at: u64) -> Option<(u64, u64)> {
         self.free.range(..=at).next_back().map(|(at, free)| (*at, *free))
     }
 
-    /// Bytes of the stretch that ends at an address.
+    /// Returns the bytes of the range that ends at `end`, or 0.
     pub(crate) fn before(&self, end: u64) -> u64 {
         let found = self.free.range(..end).next_back();
         found
@@ -90,12 +89,12 @@ impl Stretches {
             .map_or(0, |(_, free)| *free)
     }
 
-    /// Whether all of it is free, in one stretch.
+    /// Returns true if all bytes are free, in one range.
     pub(crate) fn covers(&self, at: u64, bytes: u64) -> bool {
         self.around(at).is_some_and(|(start, free)| start + free >= at + bytes)
     }
 
-    /// Takes a part of one stretch away; nothing, where not all of it is free.
+    /// Removes a part of one range. No effect if a byte is not free.
     pub(crate) fn cut(&mut self, at: u64, bytes: u64) {
         let Some((start, free)) = self.around(at) else { return };
         let (end, free_end) = (at + bytes, start + free);
@@ -111,7 +110,6 @@ impl Stretches {
         }
     }
 
-    /// Free bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -123,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// The twin: a letter a byte. 0 is free, 255 is not there.
+    /// Reference model: one byte per address. 0: free, 255: not added.
     fn stretches(bytes: &[u8], walls: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         let mut start = None;

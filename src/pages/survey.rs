@@ -1,4 +1,5 @@
-//! One look at all pages of a device: those of one arena with where they show, and what everybody else has.
+//! Snapshot of all pages of a device: the pages of one arena with their addresses, and totals of
+//! all other owners.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,48 +8,47 @@ use super::lent::Lent;
 use super::{Holder, PageId, PageNo, PagePool, RangeId};
 use crate::units::Address;
 
-/// A page of an arena.
 #[derive(Clone, Debug)]
 pub(crate) struct SurveyedPage {
     pub(crate) id: PageId,
     pub(crate) bytes: u64,
     pub(crate) holder: Holder,
-    /// It has no memory, since its arena is paused.
+    /// Without memory, because the arena is paused.
     pub(crate) absent: bool,
-    /// The lease that it is on.
+    /// Lease number, if on lease.
     pub(crate) lease: Option<u64>,
-    /// Where it shows, what only waits for a fence to go left out.
+    /// Mapped ranges and addresses, without pending unmaps.
     pub(crate) shown: Vec<(RangeId, Address)>,
 }
 
-/// What somebody else has of the device.
+/// Totals of a different owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Other {
     pub(crate) holder: Holder,
-    /// What its account is called; empty if it has none.
+    /// Label of its account; empty without an account.
     pub(crate) name: String,
     pub(crate) pages: u64,
     pub(crate) bytes: u64,
 }
 
-/// The pages of a device at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Survey {
     pub(crate) pages: Vec<SurveyedPage>,
     pub(crate) others: Vec<Other>,
 }
 
-/// What an arena calls a page.
+/// Name of a page in its arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PageName {
-    /// A number of its shared set.
+    /// Number in the shared set.
     Number(PageNo),
-    /// Where on the tape of its bump spaces it begins.
+    /// First byte on the tape of the bump spaces.
     Tape(u64),
 }
 
 impl PagePool {
-    /// All pages as they are now. Walks them once under the pool's lock, and the mappings of the arena's.
+    /// Takes a snapshot under the pool's lock. Walks all pages once, and the mappings of the
+    /// arena's pages.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
         let state = self.lock();
         let going: HashSet<RangeId> = state.leaving_ranges().collect();

@@ -1,48 +1,51 @@
-//! What is left of something that is gone: its mappings are taken away, and its addresses go back.
+//! Teardown: unmaps ranges or parts of ranges, and frees their addresses.
 //!
-//! Any part of a range is torn down by one thread at a time: the driver is asked without the pool's lock, between a look at the books and their
-//! change, and what another has unmapped meanwhile may be a stranger's by then. Nothing is torn down either where pages or their contents come or
-//! go. Who comes at such a time does not wait: what he brings goes on the pool's list, and whoever was there before looks there again at his end.
+//! The driver is called without the pool's lock. So one thread at a time tears down a part of a
+//! range: otherwise a second thread could unmap addresses already mapped for a new user. Nothing is
+//! torn down while its pages are paused or resumed, or while copies write its pages.
+//!
+//! A thread with a conflicting request does not wait. Its request joins the pending unmaps, and the
+//! active thread runs the pending unmaps at its end.
 
 use super::deferred::Deferred;
 use super::pool::State;
 use super::{Fence, PagePool, RangeId};
 use crate::error::Result;
 
-/// What is left of something, to be torn down behind a fence.
+/// A pending unmap: ranges and parts of ranges, to be torn down after a fence.
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
-    /// Ranges that go as a whole.
+    /// Ranges to unmap and free as a whole.
     pub(super) ranges: Vec<RangeId>,
-    /// Parts of ranges that stay: where from, and how many bytes.
+    /// Parts of remaining ranges: range, offset and bytes.
     pub(super) parts: Vec<(RangeId, u64, u64)>,
 }
 
 impl Remains {
-    /// A whole range.
+    /// Creates a pending unmap of a whole range.
     #[must_use]
     pub fn range(range: RangeId) -> Self {
         Self { ranges: vec![range], parts: Vec::new() }
     }
 
-    /// The mappings that begin in a part of a range.
+    /// Adds the mappings that begin in a part of a range.
     pub fn add_part(&mut self, range: RangeId, offset: u64, bytes: u64) {
         self.parts.push((range, offset, bytes));
     }
 
-    /// What else is left.
+    /// Adds the parts of `other`.
     pub fn join(&mut self, other: Self) {
         self.ranges.extend(other.ranges);
         self.parts.extend(other.parts);
     }
 
-    /// Whether it is nothing.
+    /// Returns true if there is nothing to unmap.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty() && self.parts.is_empty()
     }
 
-    /// All of it: the range, where from, and where to.
+    /// Iterates over all parts: range, start and end.
     fn spans(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
         let ranges = self.ranges.iter().map(|range| (*range, 0, u64::MAX));
         let parts =
@@ -50,7 +53,7 @@ impl Remains {
         ranges.chain(parts)
     }
 
-    /// The same, in order; what overlaps or touches is one.
+    /// Returns all parts in order. Overlapping or adjacent parts are merged.
     fn apart(&self) -> Vec<(RangeId, u64, u64)> {
         let mut apart: Vec<_> = self.spans().filter(|(_, from, to)| from < to).collect();
         apart.sort_unstable();
@@ -64,7 +67,7 @@ impl Remains {
         apart
     }
 
-    /// Whether a page of an arena shows in it that would step aside.
+    /// Returns true if a page that an arena's pause releases is mapped in one of the parts.
     pub(super) fn show(&self, state: &State, arena: u64) -> bool {
         let mut pages = self.spans().flat_map(|(range, from, to)| {
             let mapped = state.ranges.get(range).map(|range| range.mapped.range(from..to));
@@ -74,38 +77,37 @@ impl Remains {
     }
 }
 
-/// A part of a range that somebody tears down, listed under where it begins.
+/// Part of a range in teardown; the key of the table is its start.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
-    /// Where it ends.
     to: u64,
-    /// Something that overlaps it has been put on the list since.
+    /// An overlapping request was added to the pending unmaps since.
     awaited: bool,
 }
 
-/// How a teardown went.
 pub(super) struct TornDown {
-    /// Not if others are at work there.
+    /// False if the parts are in use by a different teardown, a pause, a resume or copies.
     pub(super) done: bool,
-    /// Others came meanwhile: the list is to be looked at again.
+    /// Requests arrived meanwhile: the pending unmaps must be polled again.
     pub(super) awaited: bool,
-    /// What the driver said first of the ranges that it did not take back; they are kept for another try.
+    /// First driver error of a refused range. The pool retries refused ranges.
     pub(super) refused: Result<()>,
 }
 
 impl State {
-    /// Whether something of a range is being torn down.
+    /// Returns true if a part of the range is in teardown.
     pub(super) fn is_leaving(&self, range: RangeId) -> bool {
         self.leaving.range((range, 0)..=(range, u64::MAX)).next().is_some()
     }
 
-    /// Begins to tear something down that is [apart](Remains::apart); not if others are at work there. `keep`: they look at the list at their end.
+    /// Registers [merged](Remains::apart) parts as in teardown. Returns false if a part is in use.
+    /// With `keep`, the conflicting teardown polls the pending unmaps at its end.
     fn begin_teardown(&mut self, apart: &[(RangeId, u64, u64)], keep: bool) -> bool {
         for (range, from, to) in apart {
             if self.ranges.get(*range).is_some_and(|range| range.held) {
                 return false;
             }
-            // The last one that begins before the end of this ends last of those, as they do not overlap.
+            // Parts do not overlap, so the last part that begins before `to` also ends last.
             let before = self.leaving.range_mut((*range, 0)..(*range, *to)).next_back();
             if let Some((_, other)) = before.filter(|(_, other)| other.to > *from) {
                 other.awaited |= keep;
@@ -118,7 +120,7 @@ impl State {
         true
     }
 
-    /// Whether others came meanwhile.
+    /// Unregisters the parts. Returns true if conflicting requests arrived.
     fn end_teardown(&mut self, apart: &[(RangeId, u64, u64)]) -> bool {
         let mut awaited = false;
         for (range, from, _) in apart {
@@ -129,8 +131,9 @@ impl State {
 }
 
 impl PagePool {
-    /// Tears something down now, unless others tear down some of it, pages that show there go or come just now, or contents come to them;
-    /// with `keep` it then waits on the list. Whoever asks has waited for the device.
+    /// Tears down now, unless a part is in use: by a different teardown, a pause, a resume or
+    /// copies. With `keep`, a refused request joins the pending unmaps. The caller has waited for
+    /// the device.
     pub(super) fn tear_down(&self, remains: Remains, keep: bool) -> TornDown {
         let apart = remains.apart();
         let wait = |state: &mut State, remains| {
@@ -141,17 +144,18 @@ impl PagePool {
         {
             let state = &mut *self.lock();
             if !state.begin_teardown(&apart, keep) {
-                // Before the lock goes, so that whoever is at work there finds it at his end.
+                // Under the same lock, so the conflicting teardown finds the request at its end.
                 wait(state, remains);
                 return TornDown { done: false, awaited: false, refused: Ok(()) };
             }
         }
-        // Only now: whoever holds them from here on, to bring contents, waits for the end of this.
+        // Checked after the registration: a resume holds the ranges before its copies, and the hold
+        // waits for this teardown.
         let done = self.arrived(&remains);
         let mut refused = Ok(());
         if done {
             for (range, offset, bytes) in remains.parts.iter().copied() {
-                // What is refused goes with its range.
+                // A refused part is unmapped with its range.
                 if let Err(error) = self.unmap(range, offset, bytes) {
                     tracing::warn!(%error, "the driver did not unmap a part of a range; it goes with the range");
                 }
@@ -172,25 +176,26 @@ impl PagePool {
         TornDown { done, awaited, refused }
     }
 
-    /// Tears something down now, for whoever keeps it otherwise; whether it did: not while others are at work there.
+    /// Tears down now, for a caller that otherwise keeps the request. Returns false if a part is in
+    /// use.
     pub(crate) fn finish_now(&self, remains: Remains) -> bool {
         let torn = self.tear_down(remains, false);
         self.look_again(&torn);
         torn.done
     }
 
-    /// Unmaps everything in a range and gives its addresses back, as soon as nobody is at work there. Whoever closes it has waited for the
-    /// device.
+    /// Unmaps a whole range and frees its addresses, at once or when its other users are done. The
+    /// caller has waited for the device.
     ///
     /// # Errors
-    /// What the driver says; the range is kept for another try.
+    /// Driver errors; the pool retries.
     pub(super) fn close(&self, range: RangeId) -> Result<()> {
         let torn = self.tear_down(Remains::range(range), true);
         self.look_again(&torn);
         torn.refused
     }
 
-    /// What others put on the list during a teardown.
+    /// Runs the requests that arrived during a teardown.
     pub(super) fn look_again(&self, torn: &TornDown) {
         if torn.awaited {
             self.finish_done();
@@ -203,11 +208,11 @@ impl PagePool {
             let mut state = self.lock();
             let Some(found) = state.ranges.get(range) else { return Ok(()) };
             let (base, len) = (found.base, found.len);
-            // Before the driver is asked: once it has the addresses back, another thread may be given them.
+            // Before the driver call: after the call, other threads may reserve the same addresses.
             state.bases.remove(&base.0);
             (base, len)
         };
-        // SAFETY: a reservation of this driver in which nothing is mapped any more; its one user is gone.
+        // SAFETY: a reservation of this driver without mappings. Its only user is gone.
         let freed = unsafe { self.driver().free_addresses(base, len) };
         let mut state = self.lock();
         if freed.is_ok() {

@@ -1,4 +1,4 @@
-//! The pool against a naive twin, a list of pages.
+//! Model test: random operations on the pool, compared with a plain list of pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,10 +26,10 @@ const HOLDERS: [Holder; 4] = [
     Holder::Kept { arena: 1 },
 ];
 
-/// The host driver, whose calls that change something fail when they are told to.
+/// Host driver with planted failures in calls that change state.
 struct Faulty {
     host: HostDriver,
-    /// One more than the number of the call from now that fails; 0: none.
+    /// Calls until the planted failure, plus one. 0: no failure.
     fail_in: Mutex<u64>,
 }
 
@@ -69,7 +69,7 @@ impl Driver for Faulty {
     }
 }
 
-// SAFETY: everything that is done is done by the host driver, with the callers' promises.
+// SAFETY: all work is done by the host driver, under the callers' contracts.
 unsafe impl Memory for Faulty {
     fn free_bytes(&self) -> Result<u64> {
         self.host.free_bytes()
@@ -198,21 +198,20 @@ struct Page {
     pins: u32,
 }
 
-/// What the pool should say. Accounts: 0 is the device's, the parents of the others are [`PARENTS`].
+/// Model: expected state of the pool. Account 0 is the device's; parents are in [`PARENTS`].
 #[derive(Clone, Debug, Default)]
 struct Twin {
     pages: Vec<Page>,
-    /// Sizes of free pages.
     free: Vec<u64>,
     ranges: Vec<RangeId>,
     limits: [Limits; 5],
 }
 
-/// Two leaves below a tenant, one below the device.
+/// Two children of a tenant, and one child of the device.
 const PARENTS: [Option<usize>; 5] = [None, Some(0), Some(1), Some(1), Some(0)];
 
 impl Twin {
-    /// Bytes of the pages in an account, and what the accounts below count for.
+    /// Returns the bytes of an account's pages and the charges of its children.
     fn used(&self, account: usize) -> u64 {
         let own = self.pages.iter().filter(|page| page.account == account).map(|page| page.bytes);
         let below = (0..5).filter(|below| PARENTS[*below] == Some(account));
@@ -223,7 +222,7 @@ impl Twin {
         self.free.iter().sum()
     }
 
-    /// Whether the accounts have room for a page.
+    /// Returns true if all accounts have room for a page.
     fn room(&self, bytes: u64, account: usize) -> bool {
         let mut with = self.clone();
         let id = PageId::default();
@@ -234,7 +233,7 @@ impl Twin {
         while let Some(account) = next {
             let held = self.used(account);
             let more = with.used(account) - held;
-            // The device's holds the free ones too.
+            // Free pages count toward the device's account.
             let free = if account == 0 { self.free_bytes() - if reused { bytes } else { 0 } } else { 0 };
             if let Some(most) = self.limits[account].most
                 && more > most.saturating_sub(held + free)
@@ -246,7 +245,7 @@ impl Twin {
         true
     }
 
-    /// Gives back free pages, the longest first; their sizes.
+    /// Releases free pages, largest first. Returns their sizes.
     fn release(&mut self, bytes: u64) -> Vec<u64> {
         self.free.sort_unstable();
         let mut released = Vec::new();
@@ -262,7 +261,6 @@ impl Twin {
         self.pages.iter_mut().find(|page| page.id == id).unwrap()
     }
 
-    /// What shows in a range, by offset.
     fn shown(&self, range: RangeId) -> BTreeMap<u64, (PageId, u64)> {
         let of = |page: &Page| {
             let (id, bytes) = (page.id, page.bytes);
@@ -272,7 +270,7 @@ impl Twin {
         self.pages.iter().flat_map(of).collect()
     }
 
-    /// Nothing is relied on any more: what shows nowhere is free.
+    /// Removes all pins. Pages without mappings become free.
     fn settle(&mut self) {
         self.pages.iter_mut().for_each(|page| page.pins = 0);
         let idle = self.pages.extract_if(.., |page| page.at.is_empty());
@@ -316,7 +314,7 @@ impl Twin {
     }
 }
 
-/// Numbers from bytes; 0 behind their end.
+/// Numbers from input bytes; 0 after the end.
 struct Numbers(std::vec::IntoIter<u8>);
 
 impl Numbers {
@@ -355,7 +353,7 @@ impl World {
         self.twin.agrees(&self.pool, &self.accounts);
     }
 
-    /// What is no change: limits, the end of a range, free pages that go back.
+    /// Operations outside transactions: limits, the end of a range, the release of free pages.
     fn outside(&mut self, input: &mut Numbers) {
         match input.below(4) {
             0 => {
@@ -381,7 +379,8 @@ impl World {
         }
     }
 
-    /// A change of several steps, at the end of which the books are the twin's; whether that can go on.
+    /// Runs a transaction of several steps and compares with the model. Returns false if the state
+    /// is unknown after a failed undo.
     fn change(&mut self, input: &mut Numbers) -> bool {
         let Self { driver, pool, accounts, twin, ranges } = self;
         let mut before = twin.clone();
@@ -401,7 +400,7 @@ impl World {
                     let (Some(holder), account) = (input.pick(&HOLDERS), 1 + input.below(4)) else {
                         continue;
                     };
-                    // Whatever comes of it, so many free pages go back first.
+                    // These free pages are released first, whatever the result.
                     let mut room = twin.room(bytes, account);
                     let mut after = twin.clone();
                     let mut released = Vec::new();
@@ -409,7 +408,7 @@ impl World {
                         released.extend(after.release(bytes));
                         room = after.room(bytes, account);
                     }
-                    // A release that is refused is no error; another page goes instead.
+                    // A refused release is no error; a different page is released.
                     let refusing = *driver.fail_in.lock() > 0 && !released.is_empty();
                     if refusing {
                         driver.fail_in(0);
@@ -520,7 +519,7 @@ impl World {
             }
             twin.agrees(pool, accounts);
         }
-        // A change that failed is undone, as every user of one does.
+        // A failed transaction is undone, as all callers do.
         if !failed && input.below(3) > 0 {
             driver.fail_in(0);
             let (_, reserved) = change.commit();
@@ -542,8 +541,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Changes that commit, are undone, meet faults; limits that move; ranges that end: the books are those of the twin after each
-    /// step, and a change that is undone has changed nothing but that free pages went back for it.
+    /// The pool equals the model after each step of commits, undos, faults, limit changes and ends
+    /// of ranges. An undone transaction changes nothing except released free pages.
     #[test]
     fn the_books_are_those_of_a_list_of_pages(bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
         let mut input = Numbers(bytes.into_iter());
@@ -556,7 +555,7 @@ proptest! {
                 world.agrees();
             }
         }
-        // Whatever was refused goes at the end.
+        // Retries release all refused memory.
         world.ranges.clear();
         prop_assert!(world.pool.trim().is_ok());
         let stats = world.pool.stats();

@@ -1,5 +1,7 @@
-//! Captures and waits: which captures there are, since a graph may read what lived during its capture; and on some platforms the one forbids the
-//! other ([`Timeline::may_wait`](crate::driver::Timeline::may_wait)).
+//! Captures and waits. Captures are counted, because a graph may read blocks live during its
+//! capture. On some platforms a capture also forbids waits
+//! ([`Timeline::may_wait`](crate::driver::Timeline::may_wait)). The counters are atomic, without a
+//! lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,43 +11,42 @@ use crate::driver::SharedDriver;
 use crate::error::Result;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// The captures of a device.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     begun: AtomicU64,
     over: AtomicU64,
 }
 
-/// Something of a device is being captured as long as this lives.
+/// An active capture of the device, until dropped.
 pub(crate) struct Capturing(Arc<PagePool>);
 
 impl PagePool {
-    /// A capture begins.
     pub(crate) fn capture(self: &Arc<Self>) -> Capturing {
         self.captures.begun.fetch_add(1, Ordering::SeqCst);
         self.driver().capture_begins();
         Capturing(Arc::clone(self))
     }
 
-    /// A capture of somebody else's begins. Nobody says when it ends, so a space that is sealed while it goes on is taken for alone.
+    /// Counts a capture outside the library. Its end is unknown, so a space sealed meanwhile counts
+    /// as captured alone.
     pub(crate) fn note_capture(&self) {
         self.captures.begun.fetch_add(1, Ordering::SeqCst);
         self.captures.over.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many captures have begun.
+    /// Returns the number of captures begun.
     pub(crate) fn captures(&self) -> u64 {
         self.captures.begun.load(Ordering::SeqCst)
     }
 
-    /// As many, unless one is under way.
+    /// Returns the number of captures begun. `None` during a capture.
     pub(crate) fn captures_if_over(&self) -> Option<u64> {
-        // In this order: one that begins and ends in between is under way.
+        // Read first: a capture that begins and ends between the two reads counts as active.
         let over = self.captures.over.load(Ordering::SeqCst);
         Some(self.captures()).filter(|begun| *begun == over)
     }
 
-    /// Begins something that has to be waited for in the end: its waits go on if a capture begins meanwhile.
+    /// Begins work with a later wait. These waits stay allowed if a capture begins meanwhile.
     ///
     /// # Errors
     /// [`Error::DeviceCapturing`](crate::Error::DeviceCapturing).
@@ -68,7 +69,7 @@ impl fmt::Debug for Capturing {
     }
 }
 
-/// This thread waits for what it gave to the device when it might.
+/// Permission of this thread to wait for its submitted work, also if a capture begins meanwhile.
 pub(crate) struct Wait<'a>(&'a SharedDriver);
 
 impl<'a> Wait<'a> {

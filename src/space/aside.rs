@@ -1,14 +1,20 @@
-//! An arena steps aside and comes back. Spaces, their blocks and the shared set know nothing of that: their pages become
-//! *absent*, which keeps every address (`pages/absent.rs`).
+//! Pause and resume of an arena. Spaces, blocks and the shared set are unaware of a pause: their
+//! pages become *non-resident* and keep every address (`pages/absent.rs`).
 //!
 //! ```text
-//!   pause    no space open; from here on no replay -> fence, replays, streams noted for blocks -> before_unmap -> pages of retained and
-//!            kept blocks are copied to the host, all pages unmapped and given to the driver, those behind their copies
-//!   resume   memory for every page that is absent -> mapped wherever they show, copies in behind that -> after_map -> replays again
+//!   pause    no space open; replays refused
+//!            -> wait: fence, replays, recorded streams -> before_unmap
+//!            -> copy pages of live-out and persistent blocks to the host; unmap and release all
+//!               pages, the copied ones after their copies
+//!   resume   memory for every non-resident page -> map at all addresses; copy in
+//!            -> after_map -> replays permitted, after the copies
 //! ```
 //!
-//! What is shared between graphs holds nothing that counts between replays, so it is not copied. Pages are copied as a whole. Exclusive
-//! blocks stay: who knows their pages, nobody here can tell.
+//! Shared pages hold no contents between replays and are not copied. Pages are copied whole.
+//! Private (exclusive) blocks stay resident, because peers may know their pages.
+//!
+//! The residency lock ([`Presence`](super::Presence)) guards the stage and the host copies.
+//! [`Turn`] is the exclusive section for moving pages.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -24,17 +30,17 @@ use crate::pages::{
 use crate::sync::yield_now;
 use crate::units::Stream;
 
-/// What became of a page that was to go.
+/// Result of one page of a pause.
 struct Left {
     page: Standing,
-    /// What the host has of it since.
+    /// New host copy of the page.
     copy: Option<HostCopy>,
     copied: Option<Instant>,
-    /// The calls made, and whether the driver took its memory; or why it stays.
+    /// Number of calls, and whether the driver took the memory; or why the page stays.
     gone: Result<(u64, bool)>,
 }
 
-/// The right to move an arena's pages. Where it ends, the arena is as `back` says.
+/// Exclusive section for moving an arena's pages. Sets the stage to `back` when dropped.
 pub(super) struct Turn<'a> {
     common: &'a Common,
     back: Stage,
@@ -58,7 +64,8 @@ impl Common {
         self.shared.arena()
     }
 
-    /// Gives all pages back, those that can go. See [`SharedVmmAllocator::pause`](crate::SharedVmmAllocator::pause).
+    /// Pauses the arena: frees all pages, as far as possible. See
+    /// [`SharedVmmAllocator::pause`](crate::SharedVmmAllocator::pause).
     pub(crate) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
         let driver = self.pool().driver();
         driver.capabilities().require_replacing(driver.info(), "its arenas stay")?;
@@ -70,7 +77,7 @@ impl Common {
         report.kept_bytes = self.pool().held(self.exclusive_holder()).0;
         self.wait_for_users(fence)?;
         let pool = self.pool();
-        // What nobody needs any more need not be copied.
+        // Unneeded contents need no copy.
         self.shared.settle_returning();
         self.heap.settle(pool);
         self.spare_ranges.clear(pool);
@@ -98,10 +105,12 @@ impl Common {
         Ok(report)
     }
 
-    /// Keeps replays and new spaces out as long as what this returns lives, and waits for those who use the pages.
+    /// Excludes replays and new spaces until the result is dropped, and waits for all users of the
+    /// pages.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the arena is resident, and those of [`step_aside`](Self::step_aside).
+    /// [`Error::WrongState`] unless the arena is resident, and those of
+    /// [`step_aside`](Self::step_aside).
     pub(super) fn keep_out(&self, fence: Fence) -> Result<Turn<'_>> {
         let turn = self.begin_pause()?.filter(|turn| turn.back == Stage::Resident);
         let Some(turn) = turn else {
@@ -111,10 +120,12 @@ impl Common {
         Ok(turn)
     }
 
-    /// Takes the turn and keeps replays out; `None`: it is paused, all of it.
+    /// Enters the exclusive section and refuses replays. Returns `None` if all pages are already
+    /// paused.
     fn begin_pause(&self) -> Result<Option<Turn<'_>>> {
         loop {
-            // Between two replays; who waits for the turn below holds none of the order's, so that no circle of waits is closed.
+            // Between two replays. The wait below does not hold the replay slot, so no cycle of
+            // waits can form.
             let begun = self.order.between(|| self.try_begin_pause())??;
             if let Some(begun) = begun {
                 return Ok(begun);
@@ -123,7 +134,7 @@ impl Common {
         }
     }
 
-    /// `None`: somebody else has the turn.
+    /// Returns `None` while a different thread is in the exclusive section.
     #[expect(clippy::option_option, reason = "the turn may be another's, and there may be nothing to do")]
     fn try_begin_pause(&self) -> Result<Option<Option<Turn<'_>>>> {
         if !self.presence.turn.try_take("the arena")? {
@@ -167,7 +178,8 @@ impl Common {
         Ok(Some(Some(turn)))
     }
 
-    /// Waits for what the caller says, the replays, and what the streams noted for blocks were given, also for blocks and spaces that are gone.
+    /// Waits for the caller's fence, the replays, and the recorded streams of all blocks, also of
+    /// freed blocks and dropped spaces.
     fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
         fence.join(self.order.fence());
         fence.join(self.contents());
@@ -177,14 +189,14 @@ impl Common {
         if let Some(eager) = self.eager_space() {
             fence.join(eager.users());
         }
-        // Last: where what has gone meanwhile left its fences.
+        // Last: objects dropped meanwhile left their fences in the heap and pool.
         fence.join(self.heap.users());
         fence.join(self.pool().leaving(self.number()));
         fence.block(self.pool().events(), Duration::MAX).map(drop)
     }
 
-    /// Of every space that is there, and of those whose graph is gone and whose blocks are not. Waits for those that are on their way out on other threads,
-    /// which wait for nobody.
+    /// Returns the cores of all existing spaces, with and without graph. Waits for cores being
+    /// dropped on other threads, which do not block.
     pub(super) fn cores(&self) -> Vec<Arc<Core>> {
         loop {
             let spaces: Vec<_> = self.spaces.lock().values().map(Weak::upgrade).collect();
@@ -197,7 +209,7 @@ impl Common {
         }
     }
 
-    /// The eager work's, if there is any. Waits as [`cores`](Self::cores) does.
+    /// Returns the eager space, if one exists. Waits like [`cores`](Self::cores).
     fn eager_space(&self) -> Option<Arc<EagerSpace>> {
         loop {
             let known = self.eager.lock().clone();
@@ -209,7 +221,6 @@ impl Common {
         }
     }
 
-    /// Tells the hooks.
     fn tell(&self, gone: bool) {
         let ranges = self.pool().addresses(self.number());
         let returns = self.presence.with(|aside| aside.returns);
@@ -219,7 +230,7 @@ impl Common {
 
     fn move_out(&self, all: Vec<Standing>, report: &mut PauseReport) {
         let (pool, host) = (self.pool(), self.device.host_pool());
-        // What the host has from a try before is as good: nothing was replayed since.
+        // Host copies of an earlier attempt are still valid, because nothing was replayed since.
         let known: HashMap<PageId, u64> = self
             .presence
             .with(|aside| aside.copies.iter().map(|(page, copy)| (*page, copy.bytes())).collect());
@@ -230,7 +241,7 @@ impl Common {
         if bytes > 0
             && let Err(error) = host.make_room(bytes)
         {
-            // Then as much as there is room for; each page that finds none says so.
+            // Continues with the available room; each page without room reports an error.
             tracing::warn!(%error, bytes, "the host has no room for all contents");
         }
         let start = Instant::now();
@@ -266,7 +277,7 @@ impl Common {
         }
     }
 
-    /// Unmaps one page, once its copy is over, and gives its memory back.
+    /// Unmaps one page after its copy, and frees its memory.
     fn finish_page(&self, page: Standing, copied: Option<Result<Copied>>) -> Left {
         let copy = match copied.map(|copied| copied.and_then(|copied| self.device.host_pool().saved(copied)))
         {
@@ -280,16 +291,16 @@ impl Common {
     }
 }
 
-/// An arena on its way back.
+/// State of a resume in progress.
 struct Coming<'a> {
     common: &'a Common,
-    /// Every page that is not wholly there or whose contents the host has, and what was taken for it.
+    /// Pages which are non-resident or have a host copy, with the memory taken for each.
     pages: Vec<(Standing, Option<PageId>)>,
     copies: HashMap<PageId, HostCopy>,
     contents: Fence,
     finished: bool,
     hold: Option<Hold<'a>>,
-    /// Last, so that it ends when everything is written down.
+    /// Last field, so the exclusive section ends after all state is written.
     turn: Turn<'a>,
 }
 
@@ -344,7 +355,7 @@ impl Resuming for Coming<'_> {
             aside.contents = contents;
             aside.returns += 1;
         });
-        // Before the first replay: registrations are made again.
+        // Before the first replay: hooks renew registrations.
         common.tell(false);
         self.turn.back = Stage::Resident;
         tracing::info!(arena = common.number(), pages = self.pages.len(), "arena resumed");
@@ -370,7 +381,7 @@ impl Pausable for Common {
     }
 
     fn pause(&self, fence: Fence) -> Result<PauseReport> {
-        // Of an arena that a caught bug closed nothing is trusted; it only waits for its end.
+        // A closed arena is not moved.
         if self.usable().is_err() { Ok(PauseReport::default()) } else { self.step_aside(fence) }
     }
 
@@ -394,7 +405,7 @@ impl Pausable for Common {
     fn give_up(&self, _limit: Duration) -> u64 {
         self.look_again();
         self.spare_ranges.clear(self.pool());
-        // The pages are counted with the device's free ones.
+        // The pages are counted as free pages of the device.
         0
     }
 
@@ -417,7 +428,8 @@ impl Pausable for Common {
         let turn = Turn { common: self, back: Stage::Paused };
         let hold = self.pool().hold(self.number());
         let standing = self.pool().standing(self.number()).into_iter();
-        // A page that could not be unmapped again when a resume was undone is all there, but its contents may not be.
+        // If a resume was undone but a page could not be unmapped again, the page is mapped,
+        // perhaps with wrong contents.
         let unsure = |page: &Standing| page.away || copies.contains_key(&page.page);
         let pages = standing.filter(unsure).map(|page| (page, None)).collect();
         let contents = Fence::default();

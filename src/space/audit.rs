@@ -1,4 +1,4 @@
-//! Whether the live blocks of a space have bytes of their own: for tests and for whoever looks for a bug.
+//! Audit of a space: checks for live blocks which share bytes. For tests and debugging.
 
 use std::collections::BTreeSet;
 
@@ -21,12 +21,13 @@ fn wrong(what: String) -> Result<()> {
 }
 
 impl Space {
-    /// Whether every live block has bytes of its own, whatever other threads are doing: each is mapped from its beginning to its end,
-    /// no byte of a page is under two of them, kept ones overlap nobody, and a page that is a space's own shows in this one only.
-    /// Walks everything; see also [`PagePool::audit`](crate::pages::PagePool::audit).
+    /// Checks all live blocks of the space, also while other threads work. Each block must be
+    /// mapped completely, no byte of a page may lie under two blocks, persistent blocks must not
+    /// overlap, and pages owned by the space must be mapped only in the space. Visits every
+    /// mapping; see also [`PagePool::audit`](crate::pages::PagePool::audit).
     ///
     /// # Errors
-    /// [`Error::Internal`] names the first blocks that share a byte, or what else is wrong.
+    /// [`Error::Internal`] with the first blocks which share a byte, or the first other mismatch.
     pub fn audit(&self) -> Result<()> {
         self.core().audit()
     }
@@ -36,7 +37,7 @@ impl Core {
     pub(crate) fn audit(&self) -> Result<()> {
         let state = self.state.lock();
         if state.phase == Phase::Broken {
-            // It can only be dropped, and a page may be missing.
+            // A broken space can only be dropped, and pages may be missing.
             return Ok(());
         }
         let pool = self.common.pool();
@@ -51,7 +52,7 @@ impl Core {
                     Holder::Retained { .. } => holder == self.own() && shown.is_subset(&ranges),
                     other => other == self.common.shared.holder(),
                 };
-                // What left since is replaced before the next replay.
+                // Pages which left are replaced before the next replay.
                 let ours = ours || self.is_behind() && matches!(holder, Holder::Retained { .. });
                 if !ours {
                     return wrong(format!("{self:?} shows {:?} of {holder:?}, as do {shown:?}", at.page));
@@ -98,13 +99,12 @@ impl Core {
         disjoint(&kept)
     }
 
-    /// From where to where its kept blocks lie.
+    /// Returns beginning and end of each live persistent block.
     pub(crate) fn kept(&self) -> Vec<(u64, u64)> {
         self.state.lock().kept.live().map(|(at, bytes, _)| (at.0, at.0 + bytes)).collect()
     }
 }
 
-/// Whether kept blocks, in order, are apart.
 pub(crate) fn disjoint(kept: &[(u64, u64)]) -> Result<()> {
     match kept.windows(2).find(|pair| pair[1].0 < pair[0].1) {
         Some(pair) => wrong(format!("the kept ones at {:#x} and {:#x} overlap", pair[0].0, pair[1].0)),
@@ -128,7 +128,6 @@ mod tests {
 
     const KIB: u64 = 1 << 10;
 
-    /// What the spaces of an arena have in common.
     fn common() -> Arc<Common> {
         let host = HostOptions { granularity: 4096, ..HostOptions::default() };
         let device = Device::with_driver(Arc::new(HostDriver::new(0, host).unwrap()));
@@ -160,7 +159,7 @@ mod tests {
         })
     }
 
-    /// Puts the page that shows at one offset of the space's only range behind another one as well.
+    /// Maps the page at `from` also at `at`, in the space's only range.
     fn alias(space: &Space, from: Address, at: Address) {
         let core = space.core();
         let pool = core.common.pool();
@@ -187,7 +186,7 @@ mod tests {
         assert_eq!(common.pool().audit(), Ok(()), "the pool's books are right all the same");
         let found = space.audit().unwrap_err().to_string();
         assert!(found.contains(&format!("is under {first:?} and {second:?}")), "{found}");
-        // A page that shows twice is no alias as long as only one of its places holds a block.
+        // A page mapped twice is no alias while only one of its places holds a block.
         space.free(first).unwrap();
         assert_eq!(space.audit(), Ok(()));
     }

@@ -1,4 +1,4 @@
-//! A set of small numbers, one bit each.
+//! Set of small numbers, one bit each.
 
 #[derive(Debug, Default)]
 pub(crate) struct Bits {
@@ -6,7 +6,6 @@ pub(crate) struct Bits {
 }
 
 impl Bits {
-    /// Puts a number in, or takes it out.
     #[inline]
     pub(crate) fn set(&mut self, number: usize, is_in: bool) {
         let (at, bit) = (number / 64, 1 << (number % 64));
@@ -22,7 +21,7 @@ impl Bits {
         self.words.push(word);
     }
 
-    /// Every number, lowest first.
+    /// Returns every number, lowest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> {
         let (mut words, mut base, mut rest) = (self.words.iter().enumerate(), 0, 0u64);
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Live blocks, as they are listed: how large, how old, and from where.
+//! Lists of live blocks: size, age and origin.
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
@@ -9,22 +9,24 @@ use serde::Serialize;
 use super::{Space, State};
 use crate::units::Address;
 
-/// A live block. One that is live after its capture is retained: an output, a cached workspace, a constant made lazily.
+/// A live block. After the capture a live block is live-out (retained): an output, a cached
+/// workspace, a lazily created constant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
-    /// Its address.
+    /// Address.
     pub address: u64,
-    /// Its bytes, rounded up to 512.
+    /// Bytes, rounded up to 512.
     pub bytes: u64,
-    /// It was the n-th block of its space, from 1; [`SealReport::allocations`](super::SealReport) says of how many.
+    /// Number of the block in its space, from 1; the total is in
+    /// [`SealReport::allocations`](super::SealReport).
     pub allocation: u64,
-    /// How long ago that was, in an arena that traces blocks.
+    /// Time since the allocation, if the arena traces blocks.
     pub age: Option<Duration>,
-    /// The call stack that allocated it, in an arena that traces blocks.
+    /// Call stack of the allocation, if the arena traces blocks.
     pub origin: Option<String>,
 }
 
-/// Where and when a block was allocated.
+/// Time and call stack of an allocation.
 #[derive(Debug)]
 pub(super) struct Origin {
     at: Instant,
@@ -32,17 +34,14 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// Of this call.
     pub(super) fn here() -> Self {
         Self { at: Instant::now(), stack: Backtrace::force_capture() }
     }
 }
 
-/// The origins of the live blocks, in an arena that traces them.
 pub(super) type Origins = Option<HashMap<Address, Origin>>;
 
 impl State {
-    /// The live blocks, by address.
     pub(super) fn blocks(&self) -> Vec<Block> {
         let placed = self.placement.blocks().into_iter();
         let placed = placed.map(|live| (self.address(live.place), live.bytes, live.serial));
@@ -63,13 +62,13 @@ impl State {
 }
 
 impl Space {
-    /// The blocks that are live now, by address.
+    /// Returns the live blocks, by address.
     #[must_use]
     pub fn blocks(&self) -> Vec<Block> {
         self.core().state.lock().blocks()
     }
 
-    /// The addresses of the blocks that are live now, in order.
+    /// Returns the addresses of the live blocks, in order.
     #[must_use]
     pub fn live_blocks(&self) -> Vec<Address> {
         let state = self.core().state.lock();

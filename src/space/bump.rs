@@ -1,14 +1,16 @@
-//! Bump spaces: blocks behind one another, none of whose addresses serves twice.
+//! Bump spaces: blocks are appended, and no address is reused.
 //!
 //! ```text
-//!   tape (one an arena)   | page of 2 MiB | 20 MiB            | 44 MiB                     | 20 MiB     |
-//!   a space               [ block ][ block             ][ block         ]                  ^ not needed, not mapped
-//!   another               [ block                        ][ block                                 ]
+//!   tape (per arena)   | page of 2 MiB | 20 MiB            | 44 MiB                 | 20 MiB     |
+//!   a space            [ block ][ block             ][ block         ]              ^ not mapped
+//!   second space       [ block                        ][ block                             ]
 //! ```
 //!
-//! For the segments of a torch MemPool, which stay until the graph goes: there is nothing to stitch. All bump spaces of an arena
-//! show the same *tape* of pages from its beginning on; it is as long as the longest of them, and longer by no more than a
-//! sixteenth or half a large page, whichever is less. A page is made as long as the block that first needs it, so that a space takes about one map a block.
+//! For the segments of a torch MemPool, which live as long as the graph, so nothing is stitched.
+//! All bump spaces of an arena map the same *tape* of pages from its beginning. The tape is as long
+//! as the longest space, plus at most a sixteenth or half a large page, whichever is less. Each
+//! page is as long as the block which first needed the page, so a space takes about one map per
+//! block.
 
 use std::collections::BTreeMap;
 
@@ -18,63 +20,59 @@ use crate::error::{Error, Result};
 use crate::pages::{Change, Reservation};
 use crate::units::BlockBytes;
 
-/// A stretch of the tape at the addresses of one range.
+/// Part of the tape mapped in one range.
 #[derive(Debug)]
 struct Stretch {
-    /// Byte of the tape at the range's base, where a page of the tape begins.
+    /// Tape offset at the base of the range, where a tape page begins.
     from: u64,
-    /// Byte behind the last that is mapped.
+    /// Tape offset of the end of the mapping.
     to: u64,
 }
 
-/// The blocks of a bump space.
 #[derive(Debug, Default)]
 pub(crate) struct Bump {
-    /// Bytes of the tape handed out.
+    /// Bytes of the tape allocated so far.
     end: u64,
-    /// One for each range of the space.
     stretches: Vec<Stretch>,
-    /// Range and offset to the block and whether it is live.
+    /// Block and liveness, by range and offset.
     blocks: BTreeMap<(usize, u64), (Live, bool)>,
-    /// Pages of the tape shown.
+    /// Mapped pages of the tape.
     pages: usize,
     usage: Usage,
-    /// Bytes of addresses that a range has at least.
+    /// Minimum bytes of a range.
     reserve: u64,
 }
 
 impl Bump {
-    /// No blocks yet; ranges of `reserve` bytes at least.
+    /// Creates an empty table; ranges have at least `reserve` bytes.
     pub(crate) fn new(reserve: u64) -> Self {
         Self { reserve, ..Self::default() }
     }
 
-    /// Bytes handed out so far: where the next block goes.
+    /// Returns the bytes allocated so far, which is the offset of the next block.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
-    /// What is in use now.
     pub(crate) fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// Pages of the tape this space shows.
     pub(crate) fn pages(&self) -> usize {
         self.pages
     }
 
-    /// The live blocks, in address order within a range.
+    /// Returns the live blocks, in address order within a range.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         self.blocks.values().filter(|(_, live)| *live).map(|(block, _)| *block).collect()
     }
 
-    /// Every block that was handed out: none of their bytes serves another one.
+    /// Returns every block ever allocated: no two overlap.
     pub(crate) fn all(&self) -> Vec<Live> {
         self.blocks.values().map(|(block, _)| *block).collect()
     }
 
-    /// Notes that the block at a place is gone; its bytes. They serve no other block.
+    /// Marks a block as freed. Returns its bytes, which are never reused.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         self.check(place)?;
         let block = self.blocks.get_mut(&(place.range, place.offset)).ok_or(NotLive::Foreign)?;
@@ -83,7 +81,6 @@ impl Bump {
         Ok(block.0.bytes)
     }
 
-    /// Whether a live block starts at a place.
     pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
         match self.blocks.get(&(place.range, place.offset)) {
             Some((_, true)) => Ok(()),
@@ -92,7 +89,8 @@ impl Bump {
         }
     }
 
-    /// Bytes of the next range, for `length` bytes at least: it starts and grows as those of a stitched space.
+    /// Returns the bytes of the next range, at least `length`. Ranges start and grow as in a
+    /// stitched space.
     fn next_range(&self, last: Option<u64>, large: u64, length: u64) -> u64 {
         let doubled =
             last.map_or(large * RANGE_PAGES_FIRST, |bytes| (bytes * 2).min(large * RANGE_PAGES_MAX));
@@ -101,14 +99,14 @@ impl Bump {
 }
 
 impl State {
-    /// Shows the tape as far as the block needs it and puts the block there. On failure nothing has changed.
+    /// Maps the tape as far as needed and appends a block. Nothing has changed after an error.
     pub(super) fn append(&mut self, common: &Common, space: u64, bytes: BlockBytes) -> Result<Place> {
         self.capture.get_or_insert_with(|| common.pool().capture());
         let Placement::Bump(bump) = &self.placement else {
             return Err(Error::Internal { what: "a stitched space appends nothing".into() });
         };
         let end = bump.end + bytes.get();
-        // A range that was reserved ahead begins where the tape does.
+        // A range reserved in advance begins at the start of the tape.
         let first = Stretch { from: 0, to: 0 };
         let ahead = bump.stretches.is_empty() && !self.ranges.is_empty();
         let last = if ahead { Some(&first) } else { bump.stretches.last() };
@@ -130,7 +128,8 @@ impl State {
                     }
                 }
                 None => {
-                    // The new range begins with the page on which the last block ends, which then shows at both.
+                    // The new range begins with the page of the last block's end, which is then
+                    // mapped in both ranges.
                     let from = common.shared.tape_start(bump.end);
                     let cells = common.shared.tape(&mut change, from, end)?;
                     let pages: Vec<_> = cells.iter().map(|(_, page, _)| *page).collect();
@@ -177,7 +176,7 @@ impl State {
         Ok(place)
     }
 
-    /// Undoes a change; a space in which that fails is broken.
+    /// Undoes a transaction. If the driver refuses, the space is broken.
     pub(super) fn undo(&mut self, change: Change) {
         if !change.undo() {
             self.phase = Phase::Broken;

@@ -1,5 +1,8 @@
-//! What is written to live blocks between a capture and its seal stays there, although the seal changes the pages under them: their owner
-//! carries it over, and no block goes meanwhile, or what is written back would be somebody else's.
+//! Preserves contents across a seal: values written to live blocks between capture and seal.
+//!
+//! The seal may replace pages under the blocks. The caller saves the contents before and writes
+//! them back after. Blocks freed meanwhile stay allocated, so the write-back never hits a new
+//! block.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,13 +13,14 @@ use crate::error::{Error, Result};
 use crate::pages::{Events, NamedStream};
 use crate::units::{Address, Stream};
 
-/// Live blocks of a space that is about to be sealed. As long as this is there, a block that is freed stays, and goes at the end of it.
+/// Live blocks of a space about to be sealed. While this exists, freed blocks stay allocated;
+/// dropping frees these blocks.
 pub struct Carry {
     core: Arc<Core>,
     blocks: Vec<(Address, u64)>,
 }
 
-/// What was freed meanwhile: a block, and the streams that may still read it.
+/// Blocks freed meanwhile, with the streams which may still read each block.
 pub(super) type Postponed = Vec<(Address, Vec<NamedStream>)>;
 
 impl Carry {
@@ -31,7 +35,8 @@ impl Carry {
         Ok(Self { core: Arc::clone(core), blocks: state.exchanged(policy) })
     }
 
-    /// Those under which the seal may exchange pages, and their bytes, rounded up to 512 each; by address. They lie there until this is dropped.
+    /// Returns address and bytes (rounded up to 512) of each block whose pages the seal may
+    /// replace, by address. The blocks stay allocated until `self` is dropped.
     #[must_use]
     pub fn blocks(&self) -> &[(Address, u64)] {
         &self.blocks
@@ -56,7 +61,7 @@ impl fmt::Debug for Carry {
 }
 
 impl State {
-    /// Notes that a block is freed, which goes when its contents are carried over.
+    /// Records a free, executed after the contents are preserved.
     pub(super) fn postpone(
         &mut self,
         events: &Arc<Events>,
@@ -76,7 +81,7 @@ impl State {
         Ok(())
     }
 
-    /// The live blocks under which a seal by this policy may exchange pages.
+    /// Returns the live blocks whose pages a seal by this policy may replace.
     fn exchanged(&self, policy: RetainPolicy) -> Vec<(Address, u64)> {
         let Some(layout) = self.placement.layout() else { return Vec::new() };
         let moves = |range| match policy {

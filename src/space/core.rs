@@ -1,4 +1,4 @@
-//! What a space is under its lock, and what its graph and its blocks both hold.
+//! State of a space under its lock, and the part shared by the graph and its blocks.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -27,105 +27,106 @@ use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId,
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
-/// What changes under a space's lock.
+/// Everything guarded by a space's lock.
 pub(super) struct State {
     pub(super) phase: Phase,
-    /// As long as it is not sealed.
+    /// Prevents a pause of the arena; `None` from the seal on.
     pub(super) opened: Option<Opened>,
-    /// As long as it may be captured: until somebody begins to seal it; from its first block on if it is a bump space.
+    /// Counts as a running capture of the device until a seal begins; in a bump space from the
+    /// first block.
     pub(super) capture: Option<Capturing>,
     pub(super) placement: Placement,
-    /// The placement's ranges, under the same indices.
+    /// Address ranges, with the indices used by the placement.
     pub(super) ranges: Vec<Reservation>,
     pub(super) kept: KeptBlocks,
-    /// Its live blocks; from the first on.
+    /// Count of live blocks; `None` before the first block.
     pub(super) live_count: Option<LiveCount>,
-    /// Where nothing is mapped since the driver did not undo a replacement.
+    /// Addresses left unmapped because the driver refused an undo.
     pub(super) holes: Vec<Stale>,
-    /// How many captures of the device had begun at the seal, if all others were over then: as long as no other begins, only its own graph can read
-    /// its blocks.
+    /// Number of captures begun on the device at the seal, if all had ended. While the number is
+    /// unchanged, only this graph can read the space's blocks.
     pub(super) alone_since: Option<u64>,
-    /// The captures that had begun at the seal.
+    /// Captures begun by the time of the seal.
     pub(super) captures_at_seal: Option<Captures>,
-    /// Where the seal exchanged pages, until the first launch; nothing where launches are not known.
+    /// Slots with pages replaced by the seal, restorable until the first launch. Empty if launches
+    /// are not observed.
     pub(super) exchanged: Vec<Exchanged>,
-    /// How far its capture has come, if its short blocks may be kept as those of others were.
+    /// Lifetime profile of the capture, if short blocks may be predicted persistent.
     pub(super) course: Option<Course>,
-    /// Pages that others were told of before the seal.
+    /// Pages exported before the seal.
     pub(super) told: HashSet<PageId>,
-    /// Streams that were captured, on which a program uses blocks without saying so.
+    /// Captured streams on which the program uses blocks without `record_stream`.
     pub(super) captured_on: Vec<NamedStream>,
-    /// Behind what those were given until a block went that may [come back](super::exchanged).
+    /// Fence after the work of `captured_on` at each free of a block with a [pending
+    /// restore](super::exchanged).
     pub(super) captured_work: Fence,
-    /// Streams that use a live block since the seal.
+    /// Streams recorded for live blocks since the seal.
     pub(super) users: Users,
-    /// What is freed while contents are carried over the seal.
+    /// Blocks freed while contents are preserved across the seal.
     pub(super) postponed: Option<Postponed>,
-    /// Behind what the users of blocks freed since the seal were given, as far as it is not over: the pages may still be others' too,
-    /// or stay mapped, and go later.
+    /// Fence after unfinished users of blocks freed since the seal. Stored because the pages may
+    /// stay mapped or lie under other live blocks, and are freed later.
     pub(super) readers: Fence,
     pub(super) work: Work,
     pub(super) layout_hash: LayoutHash,
-    /// What ranks know its replays by; 0: the layout hash.
+    /// Key of the replays in comparisons of ranks; 0: the layout hash.
     pub(super) order_key: u64,
     pub(super) origins: Origins,
-    /// What the space's owner calls it.
     pub(super) label: Option<String>,
-    /// Where in the user's program it was captured, as its owner says.
+    /// Place of the capture in the user's program.
     pub(super) site: Option<String>,
-    /// What came and went, if that is noted.
+    /// Allocations and frees, if recorded.
     pub(super) events: Option<Events>,
 }
 
-/// What a block is for.
+/// Purpose of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Passing, if it is freed before the seal; else retained.
+    /// Transient if freed before the seal, else live-out.
     Local,
-    /// Said beforehand to be retained.
+    /// Persistent: declared or predicted to be live-out.
     Kept,
-    /// Peers use it too.
+    /// Also used by peers.
     Remote,
 }
 
-/// What the driver was asked for.
+/// Driver calls made for a space.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) maps: u64,
     pub(super) mapped_bytes: u64,
-    /// Calls that reserve, create, map, set access or unmap, those of failed and undone tries left out.
+    /// Calls for reserve, create, map, set access and unmap, without failed and undone attempts.
     pub(super) calls: u64,
     pub(super) time: Duration,
 }
 
-/// A space and its blocks, held by its graph and by every tensor in it.
+/// Part of a space held by its graph and by every tensor in the space.
 pub(crate) struct Core {
     pub(super) id: u64,
     pub(super) common: Arc<Common>,
     pub(super) state: Mutex<State>,
-    /// Set at the seal, and never taken back: what is replayed exists.
+    /// Set at the seal, for good: replays need no lock to check the phase.
     pub(super) sealed: AtomicBool,
-    /// Whether it has been launched, as far as is known. Never taken back once it is sealed.
+    /// Whether the space has been launched; true if launches are not observed.
     pub(super) launched: AtomicBool,
-    /// Whether its ranges may be those of later captures when it is gone.
+    /// Whether later captures may reuse the ranges after the space ends.
     pub(super) recycles: AtomicBool,
-    /// The version of the shared set at which all it shows was the arena's.
+    /// Version of the shared set at which all mapped pages were checked.
     pub(super) seen: AtomicU64,
 }
 
 impl Core {
-    /// What ranks know its replays by.
     pub(super) fn order_key(&self) -> u64 {
         let state = self.state.lock();
         if state.order_key == 0 { state.layout_hash.get() } else { state.order_key }
     }
 
-    /// That its graph may be replayed, without the lock where it may.
+    /// Checks for a sealed space, usually without the lock.
     pub(super) fn require_sealed(&self) -> Result<()> {
         if self.sealed.load(Ordering::Acquire) { Ok(()) } else { self.state.lock().require(Phase::Sealed) }
     }
 
-    /// Who has the pages that are this space's own.
+    /// Returns the owner of this space's own pages.
     pub(super) fn own(&self) -> Holder {
         Holder::Retained { arena: self.common.shared.arena(), space: self.id }
     }
@@ -134,17 +135,16 @@ impl Core {
         self.common.closed.store(true, Ordering::Relaxed);
     }
 
-    /// The arena's device.
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.common.device
     }
 
-    /// What is behind every replay of the arena so far.
+    /// Returns a fence after every replay of the arena so far.
     pub(crate) fn replays(&self) -> Fence {
         self.common.order.fence()
     }
 
-    /// Whether the device was opened with pages that other processes can be given.
+    /// Returns whether the device's pages can be exported to other processes.
     pub(crate) fn is_shareable(&self) -> bool {
         self.common.pool().driver().sharing().is_some()
     }
@@ -154,7 +154,7 @@ impl Core {
         self.common.usable()?;
         let large = self.common.shared.geometry().large();
         if kind == Kind::Remote && bytes.get() > large {
-            // Whole pages, so that what is exported is.
+            // Exports work by whole page.
             bytes = BlockBytes::round_up(bytes.get().next_multiple_of(large))?;
         }
         let lane = if kind == Kind::Remote { Lane::remote(stream) } else { Lane::local(stream) };
@@ -184,8 +184,8 @@ impl Core {
         self.allocate_or_grow(bytes, lane, kind, Some(state))
     }
 
-    /// The way of an allocation that takes a driver call, a kept page or a backtrace. `full` is a state that was found to have no place
-    /// for it, and whose lock was held since: it need not be asked again before something changes.
+    /// Slow path of an allocation: needs a driver call, a persistent block or a backtrace. `full`
+    /// is the locked state, if already known to have no free place.
     #[cold]
     fn allocate_or_grow(
         &self,
@@ -226,7 +226,8 @@ impl Core {
         }
         let address = result?;
         if kind == Kind::Kept {
-            // Who writes it before a replay knows nothing of what still comes back to bytes that another block had here.
+            // The block may reuse bytes which the last resume is still restoring. The block's
+            // stream waits for the copy.
             let events = self.common.pool().events();
             let behind = self.common.presence.contents(events).before_or_over(events, lane.stream);
             behind.inspect_err(|_| drop(self.free(address, &[])))?;
@@ -238,7 +239,7 @@ impl Core {
         state.live_count.get_or_insert_with(|| self.common.live_counts.take()).add(bytes);
     }
 
-    /// As [`Common::relieved`], and says for whom memory was wanted. The caller holds no lock.
+    /// Like [`Common::relieved`]; errors carry the space's label. The caller holds no lock.
     #[inline]
     pub(super) fn relieved<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
         self.common.relieved(work).map_err(|error| error.of_space(self.label().as_deref()))
@@ -251,13 +252,13 @@ impl Core {
         self.place_anew(state, bytes, lane)
     }
 
-    /// The address of a block for which something has to be mapped.
+    /// Maps addresses for a block and returns the block's address.
     fn place_anew(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Address> {
         let place = self.grow(state, bytes, lane)?;
         Ok(self.placed(state, place, bytes, lane))
     }
 
-    /// The address of a block of an open space for which nothing has to be mapped.
+    /// Places a block of an open space on mapped addresses, if any are free.
     fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Option<Address> {
         let Placement::Stitched(Some(layout)) = &mut state.placement else { return None };
         if state.phase != Phase::Open {
@@ -283,7 +284,8 @@ impl Core {
     }
 
     fn grow(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Place> {
-        // Before the plan, which lists every page: a hopeless request must not cost memory either.
+        // Checked before the plan, which lists every page: a request beyond any limit must not cost
+        // memory.
         self.common.refuse_hopeless(bytes)?;
         let start = Instant::now();
         let place = match state.placement {
@@ -297,7 +299,8 @@ impl Core {
         place
     }
 
-    /// Frees a block; after the seal behind what these streams were given, and those that were noted for it.
+    /// Frees a block. After the seal, the memory is reused after the streams in `readers` and all
+    /// recorded streams.
     pub(crate) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
@@ -309,7 +312,7 @@ impl Core {
         self.let_go(state, address, readers)
     }
 
-    /// As [`free`](Self::free), of a block that counts until now.
+    /// Like [`free`](Self::free), and removes the block from all counts.
     pub(super) fn let_go(
         &self,
         state: &mut State,
@@ -334,8 +337,8 @@ impl Core {
                     note(state);
                     self.give_back(state, place, address, bytes);
                 }
-                // A block that another stream of the capture uses is parked: it counts until the seal,
-                // or until `free_parked`.
+                // A block used by a second captured stream is parked: the block counts until the
+                // seal or `free_parked`.
                 bytes
             }
             None => {
@@ -361,12 +364,12 @@ impl Core {
         state.range_of(address).is_some() || state.kept.contains(address)
     }
 
-    /// Frees a parked block before the seal: what the capture does on the block's own stream from now
-    /// on waits for every use of it.
+    /// Frees a parked block before the seal. The caller has verified in the capture: later work on
+    /// the block's own stream waits for every use.
     pub(crate) fn free_parked(&self, address: Address) -> Result<()> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
-        // The seal frees parked blocks, and contents are carried over a seal only.
+        // The seal frees parked blocks; contents are preserved only across a seal.
         if state.phase != Phase::Open || state.postponed.is_some() {
             return Ok(());
         }
@@ -381,8 +384,8 @@ impl Core {
         Ok(())
     }
 
-    /// Notes that a stream uses a block. If the block is freed before the seal, it is parked then, and
-    /// `Some` is the stream it was allocated for.
+    /// Records a use of a block on `stream`. Before the seal, returns the allocation stream if the
+    /// block will be parked when freed.
     pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
@@ -401,13 +404,13 @@ impl Core {
 }
 
 impl Common {
-    /// Repeats what fails for lack of memory as long as somebody gives some back. The caller holds no lock.
+    /// Retries `work` after out-of-memory errors as long as memory is reclaimed. The caller holds
+    /// no lock.
     #[inline]
     pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         work().or_else(|error| self.relieved_of(error, &mut work))
     }
 
-    /// The rest, out of the way of what succeeds at once.
     #[cold]
     fn relieved_of<T>(&self, mut error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         if error.is_out_of_memory() {
@@ -452,7 +455,7 @@ impl State {
         self.ranges[place.range].base().plus(place.offset)
     }
 
-    /// The capture has ended: nothing more is placed, and what was parked is gone.
+    /// Ends the placement at the end of the capture: frees parked blocks and forbids new ones.
     pub(super) fn end_placement(&mut self) {
         let before = self.usage();
         self.placement.seal();
@@ -463,12 +466,11 @@ impl State {
     }
 
     pub(super) fn range_of(&self, address: Address) -> Option<Place> {
-        // A handful at most: ranges double in size.
+        // At most a handful of ranges: sizes double.
         let mut ranges = self.ranges.iter().enumerate();
         ranges.find_map(|(range, found)| found.offset_of(address).map(|offset| Place { range, offset }))
     }
 
-    /// Adds a range for what is placed next.
     pub(super) fn begin_range(&mut self, common: &Common, space: u64, bytes: u64) -> Result<()> {
         let mut change = Change::on(common.pool());
         change.reserve(bytes, space, common.shared.peers())?;
@@ -477,7 +479,7 @@ impl State {
         Ok(())
     }
 
-    /// Notes what a change did.
+    /// Adds the results of a committed transaction: counts and reserved ranges.
     pub(super) fn adopt(&mut self, common: &Common, calls: Calls, reserved: Vec<Reservation>) {
         self.work.calls += calls.all;
         self.work.maps += calls.maps;
@@ -487,7 +489,7 @@ impl State {
         self.ranges.extend(reserved);
     }
 
-    /// Notes that `after` bytes of addresses have a page where `before` had.
+    /// Replaces `before` by `after` in the count of mapped bytes.
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.work.mapped_bytes = self.work.mapped_bytes - before + after;
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);

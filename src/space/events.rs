@@ -1,4 +1,4 @@
-//! What a capture allocates and frees, in order, where that is asked for.
+//! Trace of a capture: allocations and frees in order.
 
 use std::collections::HashMap;
 
@@ -7,26 +7,25 @@ use serde::{Deserialize, Serialize};
 use super::layout::Place;
 use crate::units::Address;
 
-/// A block in the course of its capture. Each allocation and each free is one event, numbered from 0.
+/// A block of a traced capture. Allocations and frees are events, numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedBlock {
-    /// It was the n-th block of its space, from 1.
+    /// Number of the block in its space, from 1.
     pub allocation: u64,
-    /// Its address.
+    /// Address.
     pub address: u64,
-    /// Its bytes, rounded up to 512.
+    /// Bytes, rounded up to 512.
     pub bytes: u64,
-    /// The event with which it came.
+    /// Event of the allocation.
     pub begin: u64,
-    /// The event with which its memory was free; `None`: live to the end of the capture.
+    /// Event of the free; `None` if live at the end of the capture.
     pub end: Option<u64>,
 }
 
-/// The events of one capture so far.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     blocks: Vec<TracedBlock>,
-    /// Which of them is live at a place.
+    /// Index of the live block at each place.
     live: HashMap<Place, usize>,
     next: u64,
 }
@@ -46,7 +45,7 @@ impl Events {
         }
     }
 
-    /// The capture has ended: what is freed from now on is no event of it.
+    /// Ends the capture: later frees are not recorded.
     pub(super) fn end(&mut self) {
         self.live = HashMap::new();
         self.blocks.shrink_to_fit();

@@ -1,14 +1,21 @@
-//! What a seal exchanged, until the first replay.
+//! Replaced mappings: slots changed by a seal, restorable until the first launch.
 //!
-//! A seal gives retained blocks pages of their own, so that what the program does with them from then on is theirs. Many do not stay: a library captures
-//! a graph, looks at its outputs and drops them. Where all launches are replays, nothing has written there before the first one but who had the
-//! blocks. So a place whose blocks all went by then gets the page of its number back, as if they had gone before the seal; else the space would
-//! show small pages there for good, which no other graph uses for its large blocks.
+//! A seal gives live-out blocks pages of the space. Many such blocks are freed soon: a library
+//! captures a graph, inspects its outputs and drops them. If all launches are replays, only the
+//! program has written to these pages before the first launch. So once all blocks of a slot are
+//! freed, the slot maps the page of its number again, as if the blocks had been freed before the
+//! seal. Otherwise the space would map small pages for good, which no other graph uses for large
+//! blocks.
 //!
-//! Where another capture began in between, its graph may read the block: a backward pass that is a graph of its own lets go of what the forward pass
-//! saved while it is captured. Such a block is *passed*: from then on only graphs use it. Its place gets pages that passed blocks of earlier graphs lie
-//! on, if no space shows them from this one on: in the order of capture, nobody else writes there between this graph and the last reader, as in
-//! torch's pools. Without such pages the place keeps its own, which are for spaces opened later.
+//! If a capture began after the seal, its graph may read the block. For example, a captured
+//! backward pass frees tensors saved by the forward pass. Such a block is *passed*: from its free
+//! on, only graphs use the block. Its slot may map a page with passed blocks of earlier graphs, if
+//! no space from this one on maps the page. In capture order, no other graph then writes to the
+//! page between this graph and the last reader, as in torch's pools. Without such a page, the slot
+//! keeps its pages, which spaces opened later may use.
+//!
+//! `State::exchanged` holds the replaced mappings of a space, under the space's lock.
+//! [`ComingBack`] lists spaces whose restores wait for readers, under a lock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Weak;
@@ -22,24 +29,24 @@ use crate::pages::{Change, Fence, Mapping, PageId, PageNo};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
-/// A tile under which a seal exchanged the page.
+/// A slot with a page replaced by the seal.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exchanged {
     pub(super) range: usize,
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Its number in the layout.
+    /// Page number of the slot in the layout.
     pub(super) no: PageNo,
-    /// The page that was there.
+    /// The page before the seal.
     pub(super) page: PageId,
-    /// A block there was freed when graphs captured since the seal could read it.
+    /// Whether a block there was freed while graphs captured since the seal could read the block.
     pub(super) passed: bool,
 }
 
-/// Spaces, by number, in which something may come back that somebody still read at the last look.
+/// Numbers of spaces with restores which had to wait at the last poll.
 #[derive(Debug, Default)]
 pub(crate) struct ComingBack {
-    /// Asked without the lock, since every new space asks.
+    /// Read without the lock, because every new space reads the flag.
     any: AtomicBool,
     spaces: Mutex<BTreeSet<u64>>,
 }
@@ -63,11 +70,11 @@ impl ComingBack {
 }
 
 impl Core {
-    /// See [`VmmTorchAllocator::launch_by_replay_only`](crate::VmmTorchAllocator::launch_by_replay_only).
+    /// See [`launch_by_replay_only`](crate::VmmTorchAllocator::launch_by_replay_only).
     pub(crate) fn launch_by_replay_only(&self, only: bool) {
         if only {
             self.recycles.store(true, Ordering::Relaxed);
-            // What is sealed has noted nothing that could come back.
+            // An already sealed space recorded no replaced mappings.
             self.launched.store(false, Ordering::Release);
         } else {
             self.begin_launches();
@@ -83,7 +90,7 @@ impl Core {
         }
     }
 
-    /// A block went whose place may come back.
+    /// Extends the fence of captured work, after the free of a block which may be restored.
     pub(super) fn note_captured_work(&self, state: &mut State) {
         if !state.exchanged.is_empty() {
             let events = self.common.pool().events();
@@ -91,7 +98,7 @@ impl Core {
         }
     }
 
-    /// The space is about to be launched for the first time: what has not come back by now does not.
+    /// Called before each launch. The first one ends all pending restores.
     pub(super) fn begin_launches(&self) {
         if !self.launched.load(Ordering::Acquire) {
             self.begin_first_launch();
@@ -110,7 +117,7 @@ impl Core {
             })
         };
         if let Some(mut readers) = readers {
-            // What cannot be waited for keeps its page.
+            // A slot keeps its page if the wait fails.
             let _ = readers.block(self.common.pool().events(), Duration::MAX);
         }
         let state = &mut *self.state.lock();
@@ -132,7 +139,8 @@ impl Core {
         self.launched.store(true, Ordering::Release);
     }
 
-    /// Gives tiles whose blocks are all gone the pages of their numbers back, if nobody reads those blocks any more; else the next look does.
+    /// Restores slots without live blocks if all readers of their blocks are done; otherwise a
+    /// later poll tries again.
     pub(super) fn exchange_back(&self, state: &mut State) {
         if state.phase != Phase::Sealed || !state.exchanged.iter().any(|tile| !state.is_covered(tile)) {
             return;
@@ -144,7 +152,8 @@ impl Core {
             self.common.coming_back.add(self.id);
             return;
         }
-        // Where the arena is paused or about to be, its pages stay where they are; and no page goes to which a resume still copies what was there.
+        // Not while the arena is paused or pausing: pages stay in place. Not while a resume copies
+        // contents: the target page must not be freed.
         let looked = self.common.presence.while_there(events, || {
             self.share_passed(state);
             for tile in state.exchanged.clone() {
@@ -156,7 +165,7 @@ impl Core {
                         state
                             .exchanged
                             .retain(|other| (other.range, other.offset) != (tile.range, tile.offset));
-                        // The number is that page now.
+                        // The number has this page from now on.
                         let same = state.exchanged.iter_mut().filter(|other| other.page == tile.page);
                         same.for_each(|other| other.page = page);
                     }
@@ -169,8 +178,8 @@ impl Core {
         }
     }
 
-    /// Moves passed blocks to pages of earlier passed ones. Where there are none, the space's own pages
-    /// are given away for spaces opened later.
+    /// Maps pages of earlier passed blocks at the slots of passed blocks. Without such pages, gives
+    /// the space's own pages to spaces opened later.
     fn share_passed(&self, state: &mut State) {
         let (all, others) = std::mem::take(&mut state.exchanged)
             .into_iter()
@@ -180,7 +189,8 @@ impl Core {
             return;
         }
         let until = spaces_from_now_on();
-        // A graph that is captured elsewhere and replayed before this one would read addresses that change.
+        // A graph captured outside the arena may replay before this one and read the addresses
+        // during the change.
         let known = state.captures_at_seal.is_some_and(|at| at.all_ours(self.common.captures()));
         let mut by_size: BTreeMap<u64, Vec<Exchanged>> = BTreeMap::new();
         all.into_iter().for_each(|tile| by_size.entry(tile.bytes).or_default().push(tile));
@@ -197,7 +207,7 @@ impl Core {
         }
     }
 
-    /// The space's own pages at a tile are for spaces opened later.
+    /// Gives the space's own pages at a slot to spaces opened later.
     fn give_tile(&self, state: &State, tile: &Exchanged, since: u64) {
         for mapped in state.ranges[tile.range].mapped().into_iter().filter(|at| tile.holds(at.offset)) {
             if self.common.pool().holder(mapped.page) == Some(self.own()) {
@@ -206,18 +216,19 @@ impl Core {
         }
     }
 
-    /// Behind the replays of graphs that may read passed blocks, if there are any whose pages change.
+    /// Returns a fence after replays which may read passed blocks; empty if no page of a passed
+    /// block changes.
     fn replays_of_passed(&self, state: &State) -> Fence {
         let any = state.exchanged.iter().any(|tile| tile.passed && !state.is_covered(tile));
         if any { self.common.order.fence() } else { Fence::default() }
     }
 
-    /// Whether no graph but its own can read its blocks.
+    /// Returns whether no other graph can read the space's blocks.
     pub(super) fn is_alone(&self, state: &State) -> bool {
         state.alone_since == Some(self.common.pool().captures())
     }
 
-    /// Behind all who may still use blocks that went.
+    /// Returns a fence after all users of freed blocks.
     pub(super) fn who_had_what_went(&self, state: &State) -> Fence {
         let mut fence = state.readers.clone();
         fence.join(state.captured_work.clone());
@@ -225,7 +236,7 @@ impl Core {
         fence
     }
 
-    /// Maps a page at a tile, `None`: that of the tile's number again; which it is.
+    /// Maps a page at a slot; `None` selects the page of the slot's number. Returns the page.
     fn restore(&self, state: &mut State, tile: &Exchanged, page: Option<PageId>) -> Result<PageId> {
         let (pool, range) = (self.common.pool(), &state.ranges[tile.range]);
         let known = range.id();
@@ -257,7 +268,8 @@ impl Core {
         done
     }
 
-    /// The page that was there, as other tiles of the same number may show it; where it went, one that the space does not show.
+    /// Returns the page before the seal, which other slots of the number may map. If the page is
+    /// gone, returns a page not mapped by the space.
     fn page_before(&self, state: &State, change: &mut Change, tile: &Exchanged) -> Result<PageId> {
         let shared = &self.common.shared;
         if !shared.is_for(tile.page, self.id) || change.rely_on(tile.page, shared.holder()).is_none() {
@@ -268,7 +280,7 @@ impl Core {
     }
 }
 
-/// How many captures of a device had begun, and how many of them for spaces of one arena.
+/// Count of captures begun on a device, and of the part for one arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Captures {
     ours: u64,
@@ -276,7 +288,7 @@ pub(super) struct Captures {
 }
 
 impl Captures {
-    /// Whether all that began until later were the arena's.
+    /// Returns whether all captures begun until `later` belong to the arena.
     fn all_ours(self, later: Self) -> bool {
         later.all - self.all == later.ours.saturating_sub(self.ours)
     }
@@ -289,7 +301,7 @@ impl Exchanged {
 }
 
 impl State {
-    /// Notes what a seal exchanged: the index of the range, and what was mapped there.
+    /// Records replaced mappings: range index and former mapping.
     pub(super) fn note_exchanged(&mut self, exchanged: &[(usize, Mapping)]) {
         let Some(layout) = self.placement.layout() else { return };
         let numbers: HashMap<(usize, u64), PageNo> =
@@ -302,12 +314,12 @@ impl State {
         self.exchanged = exchanged.iter().filter_map(tile).collect();
     }
 
-    /// Whether a live block is there.
+    /// Returns whether a live block lies in the slot.
     fn is_covered(&self, tile: &Exchanged) -> bool {
         self.placement.covered(tile.range, tile.offset, tile.offset + tile.bytes)
     }
 
-    /// A block in these bytes of a range was passed.
+    /// Marks the slots of a passed block, at these bytes of a range.
     pub(super) fn pass(&mut self, range: usize, from: u64, to: u64) {
         let there = |tile: &&mut Exchanged| {
             tile.range == range && tile.offset < to && tile.offset + tile.bytes > from
@@ -315,21 +327,21 @@ impl State {
         self.exchanged.iter_mut().filter(there).for_each(|tile| tile.passed = true);
     }
 
-    /// Whether the page of a place may still be exchanged back.
+    /// Returns whether a restore is still possible at a place.
     pub(super) fn may_come_back(&self, range: usize, offset: u64) -> bool {
         self.exchanged.iter().any(|tile| tile.range == range && tile.holds(offset))
     }
 }
 
 impl Common {
-    /// How many captures of the device began, and how many of them are this arena's.
+    /// Returns how many captures began on the device, and how many for this arena.
     pub(super) fn captures(&self) -> Captures {
-        // In this order: one that begins in between is taken for another's.
+        // Read first: a capture which begins between the two reads counts as foreign.
         let ours = self.own_captures.load(Ordering::SeqCst);
         Captures { ours, all: self.pool().captures() }
     }
 
-    /// Looks again at places whose blocks went while somebody could still read them. The caller holds no lock.
+    /// Retries restores which had to wait for readers. The caller holds no lock.
     pub(crate) fn exchange_back(&self) {
         if !self.coming_back.any() {
             return;

@@ -1,6 +1,9 @@
-//! Exclusive blocks: memory that a graph's peers write to, or that keeps its contents from replay to replay (workspaces, signal pads, Lamport
-//! buffers). Each is one page of its own at addresses of its own, which no space shows and nothing else lies on: so it is whole wherever it is
-//! exported, registered or bound, is filled by nobody, and stays where it is until it is freed, also while its arena is paused.
+//! Private (exclusive) blocks: memory written by peers or preserved across replays, such as
+//! workspaces, signal pads and Lamport buffers.
+//!
+//! Each block is one page at its own addresses, mapped by no space. So the page is whole wherever
+//! it is exported, registered or bound. It is never poisoned, and stays in place until freed, also
+//! while the arena is paused. The table of an arena has its own lock, held across no driver call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,29 +16,29 @@ use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, MAX_BYTES};
 
 struct Exclusive {
-    /// Their only page lies in here; the addresses around it are there to begin at a multiple.
+    /// Contains the block's only page. Spare addresses around the page permit its alignment.
     range: Reservation,
     bytes: u64,
 }
 
-/// An arena's exclusive blocks, by address.
+/// Private blocks of an arena, by address.
 #[derive(Default)]
 pub(crate) struct Exclusives(Mutex<BTreeMap<Address, Exclusive>>);
 
 impl Exclusives {
-    /// Address and bytes of each, in order.
+    /// Returns address and bytes of each block, in order.
     pub(crate) fn all(&self) -> Vec<(Address, u64)> {
         self.0.lock().iter().map(|(at, block)| (*at, block.bytes)).collect()
     }
 
-    /// Whether a range lies in one of them.
+    /// Returns whether a range lies in one block.
     fn hold(&self, base: Address, bytes: u64) -> bool {
         let blocks = self.0.lock();
         let before = blocks.range(..=base).next_back();
         before.is_some_and(|(at, block)| base.0.saturating_add(bytes) <= at.0 + block.bytes)
     }
 
-    /// The arena is gone, and what still may use them is behind the fence.
+    /// Frees all blocks at the end of the arena, after a fence.
     pub(super) fn end(&self, pool: &PagePool, fence: Fence) {
         let mut remains = Remains::default();
         for block in std::mem::take(&mut *self.0.lock()).into_values() {
@@ -52,12 +55,11 @@ impl fmt::Debug for Exclusives {
 }
 
 impl Common {
-    /// Who has the pages of exclusive blocks.
     pub(crate) fn exclusive_holder(&self) -> Holder {
         Holder::Exclusive { arena: self.shared.arena() }
     }
 
-    /// What a block's bytes and address are multiples of, and its bytes.
+    /// Returns the rounded bytes of a block, and the alignment of bytes and address.
     fn whole(&self, bytes: u64, granularity: u64) -> Result<(u64, u64)> {
         let least = self.pool().driver().capabilities().granularity;
         let each = if granularity == 0 { self.shared.geometry().small() } else { granularity };
@@ -68,7 +70,7 @@ impl Common {
         let asked = BlockBytes::round_up(bytes)?;
         self.refuse_hopeless(asked)?;
         let whole = asked.get().next_multiple_of(each);
-        // Those around it are reserved too.
+        // The reservation includes addresses for the alignment.
         if whole + each > MAX_BYTES {
             return Err(Error::InvalidSize {
                 what: "exclusive block",
@@ -79,7 +81,8 @@ impl Common {
         Ok((whole, each))
     }
 
-    /// A page of its own, all zero; see [`SharedVmmAllocator::allocate_exclusive`](crate::SharedVmmAllocator::allocate_exclusive).
+    /// Allocates a zeroed page; see
+    /// [`SharedVmmAllocator::allocate_exclusive`](crate::SharedVmmAllocator::allocate_exclusive).
     pub(crate) fn allocate_exclusive(&self, bytes: u64, granularity: u64) -> Result<Address> {
         self.usable()?;
         let (whole, each) = self.whole(bytes, granularity)?;
@@ -96,7 +99,8 @@ impl Common {
         Ok(at)
     }
 
-    /// One page at a multiple of `each` in a range of its own, and where in that.
+    /// Maps one page at a multiple of `each` in a new range. Returns the range and the offset in
+    /// the range.
     fn map_exclusive(&self, whole: u64, each: u64) -> Result<(Reservation, u64)> {
         let mut change = Change::on(self.pool());
         let least = self.pool().driver().capabilities().granularity;
@@ -109,7 +113,8 @@ impl Common {
         Ok((reserved.ok_or_else(lost)?, offset))
     }
 
-    /// Fills a block with zeros and waits for that: any stream and any peer may use it afterwards. And what the fill is behind.
+    /// Fills a block with zeros and waits, so any stream or peer may use the block afterwards. Also
+    /// returns a fence after the fill.
     fn zero(&self, range: &Reservation, offset: u64, bytes: u64) -> (Result<()>, Fence) {
         let (mut fence, events) = (Fence::default(), self.pool().events());
         let filled = self.device.host_pool().stream_in().and_then(|stream| {
@@ -121,7 +126,7 @@ impl Common {
         (done, fence)
     }
 
-    /// Gives a block's memory back behind the arena's replays.
+    /// Frees a block after the arena's replays.
     pub(crate) fn free_exclusive(&self, address: Address) -> Result<()> {
         self.usable()?;
         let block = self.exclusives.0.lock().remove(&address);
@@ -130,7 +135,7 @@ impl Common {
         Ok(())
     }
 
-    /// The page behind a part of a block.
+    /// Returns the page of a part of a block.
     pub(crate) fn export_exclusive(&self, base: Address, bytes: u64) -> Result<Vec<Extent>> {
         self.usable()?;
         if bytes == 0 {

@@ -1,4 +1,4 @@
-//! What is behind a space's addresses, for other processes.
+//! Exports: names the pages of a space's addresses for other processes.
 
 use super::{Common, Core, Phase, Placement, Space};
 use crate::error::{Error, Result};
@@ -6,15 +6,18 @@ use crate::pages::{Extent, Holder, PageId};
 use crate::units::Address;
 
 impl Space {
-    /// The pages behind a range of the space's addresses, such as a block's, in order. Asks nothing of the driver and pins nothing: ranks can compare
-    /// what they have, and each page is [exported](crate::Device::export_page) once, however many graphs show it.
+    /// Returns the pages of a range of the space's addresses, such as a block's, in order. Makes no
+    /// driver call and pins nothing. Ranks can compare their pages, and
+    /// [export](crate::Device::export_page) each page once, however many graphs map the page.
     ///
-    /// What is said counts as long as the space shows these pages. A seal exchanges pages under retained blocks: of those that were named here before
-    /// and are pinned it exchanges none, and fails ([`Error::Exported`]); of others, ask again after it.
+    /// The result is valid while the space maps these pages. A seal may replace pages under
+    /// live-out blocks, so call again after the seal. A seal fails ([`Error::Exported`]) rather
+    /// than replace a page which was returned here and is pinned.
     ///
     /// # Errors
-    /// [`Error::ForeignPointer`] for addresses that are not the space's; [`Error::InvalidArgument`] if not all of the range has pages;
-    /// [`Error::WrongState`] while the arena is paused, or if pages were given to eager work that the next replay replaces.
+    /// [`Error::ForeignPointer`] for addresses outside the space; [`Error::InvalidArgument`] if a
+    /// part of the range has no page; [`Error::WrongState`] while the arena is paused, or if eager
+    /// work took pages which the next replay replaces.
     pub fn export(&self, base: Address, bytes: u64) -> Result<Vec<Extent>> {
         self.core().export(base, bytes)
     }
@@ -57,15 +60,17 @@ impl Core {
 }
 
 impl Common {
-    /// A page of the arena, which is pinned, stays what it is from now on; that of an exclusive block does so anyway.
+    /// Fixes a pinned page of the arena in place. Pages of private (exclusive) blocks are always in
+    /// place.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for the page of an eager block, which goes with that; [`Error::WrongState`] while eager work, at whose end it could
-    /// go, is under way, or the arena is paused, going or coming.
+    /// [`Error::InvalidArgument`] for a page of an eager block, which is freed with the block;
+    /// [`Error::WrongState`] during eager work, which may take the page at its end, and while the
+    /// arena is paused, pausing or resuming.
     pub(super) fn stay_for_others(&self, page: PageId) -> Result<()> {
         self.usable()?;
         if self.pool().holder(page) == Some(self.exclusive_holder()) {
-            // Nothing moves it.
+            // Such pages never move.
             return Ok(());
         }
         self.require_resident()?;

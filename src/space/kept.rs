@@ -1,5 +1,9 @@
-//! Kept blocks: those that the caller says will outlive their capture. They lie packed on common pages of their arena, each on bytes
-//! of its own, at addresses of the arena; so they are aliased by nobody, and need no page of a space.
+//! Persistent (kept) blocks: declared or predicted to outlive their capture. They are packed on
+//! pages and addresses of the arena, each on exclusive bytes, so no page of a space is needed and
+//! nothing aliases them.
+//!
+//! [`Heap`] is the memory of an arena, under its own lock, taken after a space's lock.
+//! [`KeptBlocks`] are the blocks of one space, under the space's lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,26 +15,26 @@ use crate::pages::{Change, Fence, Holder, Look, PagePool, Remains, Reservation, 
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes};
 
-/// Addresses that are reserved at a time, in bytes, or as many as a block needs.
+/// Bytes of addresses reserved at a time; more for a larger block.
 const RANGE: u64 = 1 << 30;
 
-/// The pages and addresses of an arena's kept blocks.
+/// Pages and addresses of an arena's persistent blocks.
 #[derive(Default)]
 pub(crate) struct Heap(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
     ranges: Vec<Reservation>,
-    /// Bytes of the last range that were ever mapped.
+    /// High-water mark of mapped bytes in the last range.
     end: u64,
-    /// What is mapped and no block has; each range begins at a wall.
+    /// Mapped bytes without a block. A wall at the beginning of each range keeps free stretches
+    /// apart.
     free: Stretches,
-    /// Freed, and perhaps still in use.
+    /// Freed blocks, perhaps still in use.
     waiting: Vec<(Fence, Vec<(Address, u64)>)>,
 }
 
 impl Heap {
-    /// Bytes of its own for a block.
     pub(crate) fn allocate(&self, shared: &SharedSet, bytes: u64) -> Result<Address> {
         let mut inner = self.0.lock();
         inner.settle(shared.pool());
@@ -42,7 +46,7 @@ impl Heap {
         Ok(Address(at))
     }
 
-    /// Gives bytes back behind a fence.
+    /// Frees blocks after a fence.
     pub(crate) fn free_all(&self, pool: &PagePool, blocks: Vec<(Address, u64)>, fence: &Fence) {
         if blocks.is_empty() {
             return;
@@ -52,7 +56,7 @@ impl Heap {
         inner.settle(pool);
     }
 
-    /// The arena is gone: everything goes, behind what may still use some of it.
+    /// Frees everything at the end of the arena, after all users.
     pub(super) fn end(&self, pool: &PagePool) {
         let mut inner = self.0.lock();
         inner.settle(pool);
@@ -62,26 +66,26 @@ impl Heap {
         pool.finish(fence, remains);
     }
 
-    /// Behind what may still use what was freed.
+    /// Returns a fence after all users of freed blocks.
     pub(super) fn users(&self) -> Fence {
         let mut fence = Fence::default();
         self.0.lock().waiting.iter().for_each(|(waiting, _)| fence.join(waiting.clone()));
         fence
     }
 
-    /// Takes back what is not in use any more, and gives pages back on which nothing is kept.
+    /// Reuses freed blocks with finished fences, and frees pages without blocks.
     pub(crate) fn settle(&self, pool: &PagePool) {
         self.0.lock().settle(pool);
     }
 }
 
 impl Inner {
-    /// Maps what lacks for a stretch of `bytes` at the end; where it begins.
+    /// Maps missing pages for a stretch of `bytes` at the end. Returns its address.
     fn grow(&mut self, shared: &SharedSet, bytes: u64) -> Result<u64> {
         let small = shared.geometry().small();
         let mut change = Change::on(shared.pool());
         let last = self.ranges.last();
-        // What is free at the end of what is mapped is the block's beginning.
+        // The block begins in the free bytes before the end.
         let had = last.map_or(0, |range| self.free.before(range.base().0 + self.end));
         let more = (bytes - had.min(bytes)).next_multiple_of(small);
         let room =
@@ -123,8 +127,8 @@ impl Inner {
             return;
         }
         done.iter().for_each(|(at, bytes)| self.free.add(at.0, *bytes));
-        // Only now, so that neighbours that came back together are one. Only pages that these blocks lay on
-        // can have come empty.
+        // After all additions, so adjacent stretches have merged. Only pages of these blocks can be
+        // empty now.
         let mut empty = BTreeSet::new();
         for (at, bytes) in &done {
             let range = self.ranges.iter().find(|range| {
@@ -150,7 +154,7 @@ impl Inner {
         }
     }
 
-    /// Ranges without pages go, but for the last: new blocks come behind its end.
+    /// Frees ranges without pages, except the last, which new blocks extend.
     fn leave_empty_ranges(&mut self) {
         let last = self.ranges.len().saturating_sub(1);
         let (free, mut number) = (&mut self.free, 0);
@@ -175,11 +179,12 @@ impl fmt::Debug for Heap {
 struct Kept {
     bytes: u64,
     serial: u64,
-    /// What its users were given by then, once it is freed.
+    /// Fence after the users of a freed block; `None` while live.
     freed: Option<Fence>,
 }
 
-/// The kept blocks of one space. The bytes of a freed one stay the space's until it goes, since its graph writes there.
+/// Persistent blocks of one space. Bytes of a freed block belong to the space until its end,
+/// because its graph writes there.
 #[derive(Debug, Default)]
 pub(super) struct KeptBlocks {
     blocks: BTreeMap<Address, Kept>,
@@ -204,7 +209,7 @@ impl KeptBlocks {
         }
     }
 
-    /// Asks for what the users of freed ones were given, which records what could not be before.
+    /// Polls the fences of freed blocks, which records deferred events.
     pub(super) fn settle(&mut self, pool: &PagePool) {
         let mut look = Look::new(pool.events());
         for fence in self.blocks.values_mut().filter_map(|kept| kept.freed.as_mut()) {
@@ -212,24 +217,24 @@ impl KeptBlocks {
         }
     }
 
-    /// Behind what the users of freed ones were given.
+    /// Joins the fences of freed blocks.
     pub(super) fn readers(&self, fence: &mut Fence) {
         let freed = self.blocks.values().filter_map(|kept| kept.freed.clone());
         freed.for_each(|behind| fence.join(behind));
     }
 
-    /// The live ones: address, bytes, and which block of the space it was.
+    /// Returns the live blocks: address, bytes and number in the space.
     pub(super) fn live(&self) -> impl Iterator<Item = (Address, u64, u64)> {
         let live = self.blocks.iter().filter(|(_, kept)| kept.freed.is_none());
         live.map(|(at, kept)| (*at, kept.bytes, kept.serial))
     }
 
-    /// All of them, freed ones included.
+    /// Returns all blocks, freed ones included.
     pub(super) fn all(&self) -> impl Iterator<Item = (Address, u64, u64)> {
         self.blocks.iter().map(|(at, kept)| (*at, kept.bytes, kept.serial))
     }
 
-    /// Takes the freed ones away, or all of them, and joins what their users were given.
+    /// Removes the freed blocks, or all, and joins their fences.
     pub(super) fn take(&mut self, all: bool, fence: &mut Fence) -> Vec<(Address, u64)> {
         let mut gone = Vec::new();
         self.blocks.retain(|at, kept| {
@@ -245,7 +250,6 @@ impl KeptBlocks {
 }
 
 impl Core {
-    /// Places a kept block.
     pub(super) fn keep(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
         self.common.refuse_hopeless(bytes)?;
         let address = self.common.heap.allocate(&self.common.shared, bytes.get())?;
@@ -255,7 +259,7 @@ impl Core {
         Ok(address)
     }
 
-    /// Frees a kept block; its bytes.
+    /// Frees a persistent block. Returns its bytes.
     pub(super) fn free_kept(&self, state: &mut State, address: Address) -> Result<u64> {
         let behind = self.behind_users(state, address);
         let bytes = match state.kept.blocks.get_mut(&address) {

@@ -1,12 +1,13 @@
-//! What the owner of a space calls it, a shape in the words of an engine, and where in the owner's program it was captured.
+//! Label of a space (such as the graph group of an engine), and the place of the capture in the
+//! user's program.
 
 use super::{Core, Space};
 use crate::error::{Error, Result};
 
-/// Most bytes of a label, and of a site.
+/// Limit of a label and of a site, in bytes.
 const MOST: u64 = 1 << 10;
 
-/// The text as it is kept; none if it is empty.
+/// Checks a text; an empty text is `None`.
 fn kept(what: &'static str, text: &str) -> Result<Option<String>> {
     let bytes = text.len() as u64;
     if bytes > MOST {
@@ -16,8 +17,9 @@ fn kept(what: &'static str, text: &str) -> Result<Option<String>> {
 }
 
 impl Space {
-    /// Names the space after the shape that it is for ("decode 64"): in its statistics, in log lines, in what an allocation or a seal
-    /// says when memory is short, and on the page map. The text is copied; an empty one takes the name away. At any time.
+    /// Names the space after its graph group ("decode 64"), for statistics, log lines,
+    /// out-of-memory errors and the page map. The text is copied; an empty text removes the label.
+    /// Callable at any time.
     ///
     /// # Errors
     /// [`Error::InvalidSize`] for a text of more than 1024 bytes, with nothing changed.
@@ -27,8 +29,8 @@ impl Space {
         Ok(())
     }
 
-    /// Says where in the program the capture is ("model.py:120"), for the page map. The text is copied; an empty one takes it away. At any
-    /// time.
+    /// Sets the place of the capture in the program ("model.py:120"), for the page map. The text is
+    /// copied; an empty text removes the place. Callable at any time.
     ///
     /// # Errors
     /// [`Error::InvalidSize`] for a text of more than 1024 bytes, with nothing changed.
@@ -38,7 +40,7 @@ impl Space {
         Ok(())
     }
 
-    /// What [`set_label`](Self::set_label) was given last, if there is something.
+    /// Returns the last label of [`set_label`](Self::set_label), if any.
     #[must_use]
     pub fn label(&self) -> Option<String> {
         self.core().label()

@@ -1,23 +1,27 @@
-//! Which addresses a space has, which page is behind each, and who uses them. Plain code over offsets and page numbers.
+//! Layout of a space: its addresses, the page of each, and the blocks. Plain code over offsets and
+//! page numbers, without driver and other spaces.
 //!
 //! ```text
 //!   range     addresses reserved at once, filled from the left
-//!             |---------- window 0 ----------|----- window 1 -----|-- window 2 --|      (not mapped yet)
-//!   tiles     | page 0   | page 1   | page 2 | page 0   | page 3  | page 2       |
-//!                                              ^ the same page twice: its blocks are never live on the same bytes
+//!             |---------- window 0 ----------|----- window 1 -----|-- window 2 --|   (unmapped)
+//!   slots     | page 0   | page 1   | page 2 | page 0   | page 3  | page 2       |
+//!                                              ^ mapped twice: live blocks never overlap
 //!   blocks    [ whole pages,    tail ]         [  whole page, tail]  [ head  ...
 //! ```
 //!
-//! A block of a large page or more covers the free end of a page that holds blocks already (its *head*), whole pages, and the
-//! beginning of one more (its *tail*), each of them if that saves a page. A smaller one lies in the lowest page that has room for
-//! it. What is small enough goes to the [slabs](super::slabs), in ranges of their own.
+//! A block of at least a large page covers the free end of a page in use (its *head*), whole pages,
+//! and the beginning of a further page (its *tail*). Head and tail are used only if each saves a
+//! page. A smaller block lies in the lowest page with room. The smallest blocks lie in
+//! [slabs](super::slabs), in ranges of their own.
 //!
-//! The addresses of one stitched block are a *window*. A later block of the same size goes to the oldest window of that size whose
-//! memory is free, so that a model's identical layers settle on the same addresses. If there is none it goes to a gap in one of
-//! other sizes, or over any run of free tiles, and that is a window of its size from then on. Only then are pages stitched
-//! together in a new one. Remote blocks lie on pages with their like only, each in one page or on whole ones. Nothing here
-//! depends on what other spaces did: the same requests always lead to the same numbers and offsets, and the arena holds, in each
-//! class, the most pages that any one space has needed at a time.
+//! A *window* is the address range of one stitched block. A block takes the oldest free window of
+//! its size, so identical layers of a model settle at the same addresses. Without one, the block
+//! takes a gap in a window of a different size, or any run of free slots, which becomes a window.
+//! Only then are pages stitched together in a new window. Peer-visible (remote) blocks share pages
+//! only with their kind, each in one page or on whole pages.
+//!
+//! Equal requests always give equal numbers and offsets. So an arena holds, in each size class, the
+//! maximum number of pages any one space needs at a time.
 
 use std::collections::HashSet;
 
@@ -39,21 +43,21 @@ pub(super) use growth::{RANGE_PAGES_FIRST, RANGE_PAGES_MAX};
 pub(crate) use retained::Unit;
 use windows::Windows;
 
-/// Where a block is.
+/// Place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Place {
     /// Index of the range.
     pub(crate) range: usize,
-    /// Bytes from the range's base.
+    /// Bytes from the base of the range.
     pub(crate) offset: u64,
 }
 
-/// Why an address cannot be freed.
+/// Reason why an address cannot be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLive {
-    /// Nothing lives there now; a block may have started there before.
+    /// No block is live at this address; one may have started here before.
     FreedBefore,
-    /// No block of this space starts there.
+    /// No block of this space starts at this address.
     Foreign,
 }
 
@@ -66,30 +70,27 @@ impl From<NotABlock> for NotLive {
     }
 }
 
-/// What a space uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// Live blocks.
     pub(crate) blocks: u64,
-    /// Blocks that were ever allocated.
+    /// Blocks ever allocated.
     pub(crate) allocations: u64,
-    /// Bytes of the live ones.
+    /// Bytes of live blocks.
     pub(crate) bytes: u64,
-    /// The most bytes that were live at once.
+    /// Peak of `bytes`.
     pub(crate) peak_bytes: u64,
 }
 
-/// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Live {
     pub(crate) place: Place,
     pub(crate) bytes: u64,
-    /// It was the space's n-th, from 1.
+    /// Number of the block in its space, from 1.
     pub(crate) serial: u64,
 }
 
 impl Usage {
-    /// One more block is live; its number.
+    /// Adds a live block. Returns its number.
     pub(crate) fn add(&mut self, bytes: BlockBytes) -> u64 {
         self.blocks += 1;
         self.bytes += bytes.get();
@@ -98,42 +99,39 @@ impl Usage {
         self.allocations
     }
 
-    /// A block of so many bytes is gone.
     pub(crate) fn remove(&mut self, bytes: u64) {
         self.blocks -= 1;
         self.bytes -= bytes;
     }
 }
 
-/// A range of addresses.
 #[derive(Debug)]
 struct Range {
     class: Class,
-    /// For pages of remote blocks, and of nothing else.
+    /// Whether the range is for pages of peer-visible (remote) blocks only.
     remote: bool,
     bytes: u64,
-    /// The page of each tile.
+    /// Page of each slot.
     tiles: Vec<u32>,
-    /// One bit for each small page's worth of bytes that any block, living or freed, has ever covered.
+    /// One bit per small-page unit: whether any block, live or freed, ever lay there.
     used: Vec<u64>,
 }
 
 impl Range {
-    /// Whether a lane's pages of a class may show in it: who may use what is mapped there is a matter of the range, and for remote blocks it may
-    /// be others.
+    /// Returns whether the range may map pages of a class for a lane. Access rights belong to the
+    /// range, and differ for peer-visible blocks.
     fn is_for(&self, class: Class, lane: Lane) -> bool {
         self.class == class && self.remote == lane.remote
     }
 }
 
-/// What a place is in.
+/// Slab or page at a place.
 #[derive(Clone, Copy)]
 enum Found {
     Slab(Slot),
     Page { tile: TileNo, page: u32, start: u64 },
 }
 
-/// The state described above.
 #[derive(Debug)]
 pub(crate) struct Layout {
     geometry: Geometry,
@@ -141,11 +139,11 @@ pub(crate) struct Layout {
     slabs: Slabs,
     ranges: Vec<Range>,
     windows: Windows,
-    /// Where each slab is.
+    /// Slot of each slab.
     slab_tiles: Vec<TileNo>,
-    /// Live blocks that a second stream uses.
+    /// Live blocks used by a second stream.
     crossing: HashSet<Place>,
-    /// Such blocks after they were freed: busy until the seal.
+    /// Freed blocks used by a second stream: busy until the seal or `free_parked`.
     parked: HashSet<Place>,
     usage: Usage,
     peak: Peak,
@@ -167,18 +165,17 @@ impl Layout {
         }
     }
 
-    /// What is in use now.
     pub(crate) fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// Numbers of small and large pages this space has ever used.
+    /// Returns how many small and large page numbers the space ever used.
     pub(crate) fn pages(&self) -> (usize, usize) {
         (self.slabs.len(), self.pages.used())
     }
 
-    /// Whether a block of this size goes to the slabs. A low limit, since a space has slabs beside its other pages: what one space
-    /// needs of the one, no other can use as the other.
+    /// Returns whether a block of this size goes to the slabs. The limit is low, because slab
+    /// memory of one space cannot serve as large pages of other spaces.
     fn packed(&self, bytes: BlockBytes) -> bool {
         bytes.get() <= (self.geometry.small() / 8).max(BLOCK_GRANULE)
     }
@@ -198,7 +195,7 @@ impl Layout {
         self.ranges[tile.range].tiles[tile.tile]
     }
 
-    /// Places a block on addresses that are already mapped, if it can.
+    /// Places a block on mapped addresses, if possible.
     pub(crate) fn place(&mut self, bytes: BlockBytes, lane: Lane) -> Option<Place> {
         if self.packed(bytes) {
             let slot = self.slabs.allocate(granules(bytes), lane, self.usage.allocations + 1)?;
@@ -208,11 +205,11 @@ impl Layout {
             let window = self.find(bytes.get(), lane)?;
             return Some(self.settle(window, bytes));
         }
-        // Where memory was used before, and only then where it was not.
+        // Prefers memory used before.
         let length = bytes.get();
         let mut within = self.pages.room(length, lane, false);
         within = within.or_else(|| self.pages.idle_page(length, lane, true).map(|page| (page, 0)));
-        // Windows of a remote lane are of whole pages, and stay so.
+        // Windows of a peer-visible lane consist of whole pages.
         if within.is_none()
             && !lane.remote
             && let Some(window) = self.find(length, lane)
@@ -225,8 +222,8 @@ impl Layout {
         Some(self.settle_within(page, start, bytes))
     }
 
-    /// Frees the block at a place; its bytes. They serve the next block of its stream, unless another stream uses it too: then it
-    /// stays until the seal, and 0 bytes are free.
+    /// Frees the block at a place. Returns its bytes, which the next block of the stream may use. A
+    /// block used by a second stream is parked instead; the result is then 0.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         let found = self.locate(place)?;
         if !self.crossing.is_empty() && self.crossing.remove(&place) {
@@ -239,8 +236,8 @@ impl Layout {
         self.free_found(found, place)
     }
 
-    /// Frees a parked block at once: the work captured on its own stream from now on waits for every
-    /// use of it. Returns its bytes.
+    /// Frees a parked block at once, after later captured work of its own stream was found to wait
+    /// for every use. Returns its bytes.
     pub(crate) fn free_parked(&mut self, place: Place) -> Result<u64, NotLive> {
         if !self.parked.remove(&place) {
             return Err(NotLive::FreedBefore);
@@ -270,8 +267,8 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Notes that `stream` uses the block too. Without effect if that is its own stream; returns that
-    /// one otherwise.
+    /// Records a use of the block on `stream`. Returns the block's own stream if different;
+    /// otherwise has no effect.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<Option<Stream>, NotLive> {
         let own = match self.locate(place)? {
             Found::Slab(slot) => {
@@ -293,7 +290,7 @@ impl Layout {
         Ok(Some(own))
     }
 
-    /// One more block is live; its number.
+    /// Counts a new live block. Returns its number.
     fn count(&mut self, bytes: BlockBytes) -> u64 {
         let before = self.usage.peak_bytes;
         let serial = self.usage.add(bytes);
@@ -309,7 +306,7 @@ impl Layout {
         Place { range: tile.range, offset: self.offset(tile) + u64::from(slot.granule) * BLOCK_GRANULE }
     }
 
-    /// What is at a place that is mapped and where a block may start.
+    /// Finds the slab or page at a mapped place where a block may start.
     fn locate(&self, place: Place) -> Result<Found, NotLive> {
         let range = self.ranges.get(place.range).ok_or(NotLive::Foreign)?;
         let page_bytes = self.page_bytes(range.class);
@@ -327,7 +324,7 @@ impl Layout {
         })
     }
 
-    /// Bytes and number of the live block that starts at a place.
+    /// Returns bytes and number of the live block starting at a place.
     #[inline]
     fn live(&self, found: Found) -> Result<(u64, u64), NotLive> {
         match found {
@@ -338,7 +335,7 @@ impl Layout {
         }
     }
 
-    /// Bytes and number of the live block that starts at a byte of a page, at this tile.
+    /// Returns bytes and number of the live block starting at a byte of a page, in this slot.
     fn block(&self, tile: TileNo, page: u32, start: u64) -> Result<(u64, u64), NotLive> {
         match self.pages.stay(page, start, tile) {
             Some(stay) if stay.block > 0 => Ok((stay.block, stay.serial)),

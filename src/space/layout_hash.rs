@@ -1,18 +1,20 @@
-//! What tells two captures apart, and is the same in every process: a hash over the plan of a capture, made of numbers and offsets only.
+//! Layout hash: hash over the plan of a capture, equal in every process. Compares captures across
+//! ranks.
 
 use super::layout::Place;
 use crate::pages::{Class, PageNo};
 use crate::units::{BlockBytes, Geometry, mix};
 
-/// Over a capture so far: page sizes; which page is where; each block's place and bytes, in order; what is live at its end.
+/// Hash of a capture so far: page sizes; the page of each slot; place and bytes of each block in
+/// order; live-out blocks.
 ///
-/// No address, no handle of a page or stream, and nothing of other spaces goes in. Places and bytes are multiples of 512, so that what
-/// else goes in has a number of its own in the lowest nine bits.
+/// Addresses, handles of pages and streams, and other spaces are excluded. Places and bytes are
+/// multiples of 512, so all other inputs have distinct tags in their lowest nine bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayoutHash(u64);
 
 impl LayoutHash {
-    /// Of a capture without blocks, over pages of these sizes.
+    /// Creates the hash of an empty capture over pages of these sizes.
     pub(super) fn new(geometry: Geometry) -> Self {
         let mut hash = Self(0);
         hash.add(geometry.small());
@@ -24,7 +26,7 @@ impl LayoutHash {
         self.0
     }
 
-    /// The page of that number shows behind what its range shows already.
+    /// Adds the page of the next slot in its range.
     pub(super) fn page(&mut self, no: PageNo) {
         let class = match no.class {
             Class::Small => 1,
@@ -33,23 +35,23 @@ impl LayoutHash {
         self.add(u64::from(no.index) << 9 | class);
     }
 
-    /// A block was placed.
     pub(super) fn block(&mut self, place: Place, bytes: BlockBytes) {
         self.add(place.offset + ((place.range as u64) << 48));
         self.add(bytes.get());
     }
 
-    /// The block that is placed next is remote.
+    /// Marks the next block as peer-visible (remote).
     pub(super) fn remote(&mut self) {
         self.add(6);
     }
 
-    /// A kept block was placed: somewhere, since that depends on other spaces.
+    /// Adds a persistent block. Its place depends on other spaces and is excluded.
     pub(super) fn kept(&mut self, bytes: BlockBytes) {
         self.add(!bytes.get());
     }
 
-    /// The capture ended with this policy's number, and blocks that were the space's n-th are live: placed ones, kept ones.
+    /// Adds the end of the capture: number of the policy, and numbers of the placed and persistent
+    /// blocks still live.
     pub(super) fn end(&mut self, policy: u64, placed: &[u64], kept: &[u64]) {
         self.add(policy << 9 | 3);
         placed.iter().for_each(|serial| self.add(serial << 9 | 4));
@@ -73,7 +75,7 @@ mod tests {
         LayoutHash::new(Geometry::new(2 * MIB, 16 * MIB, 4096).unwrap())
     }
 
-    /// Ranks may run other builds of the library on other machines: the numbers are part of what it promises.
+    /// Ranks may run different builds on different machines: the values are part of the interface.
     #[test]
     fn it_is_the_same_number_everywhere() {
         let mut hash = new();

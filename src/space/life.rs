@@ -1,13 +1,42 @@
-//! The end of a graph and of its blocks: what goes when, and behind which fence.
+//! Life of a sealed space: frees live-out blocks, and the graph's memory when the graph ends.
 //!
-//! | who goes | what goes | behind |
-//! |---|---|---|
-//! | a retained block, its graph was not launched yet and no capture began since | its pages: [those from before the seal](super::exchanged) come back | the streams noted for it |
-//! | the same, and captures began since | the same pages as [passed blocks](super::exchanged) of earlier graphs, else as below | the streams noted for it, the arena's replays |
-//! | a retained block, its graph lives | its pages become shared ones, and where other captures began since the seal those of later spaces only; they stay mapped, as the graph writes there | the streams noted for it |
-//! | the graph | all mappings but those under live blocks | the arena's replays |
-//! | a block, its graph is gone | the mappings that only it needs | the streams noted for it, the arena's replays |
-//! | the last of both | the rest | all of them |
+//! The graph owns the [`Space`], and each torch block holds the [`Core`]. Either may end first:
+//!
+//! * A block is freed after the seal: `give_back` handles the pages under the block.
+//! * The graph ends while blocks are live: `retire` keeps the pages under live blocks, and the
+//!   phase becomes [`Phase::Retired`].
+//! * The last of both ends: `leave` frees the remaining memory.
+//!
+//! Effect of each event, and its fence:
+//!
+//! 1. A block is freed, no capture began since the seal, and the graph was not launched (known only
+//!    if launches are observed): the slots map their [pages from before the seal](super::exchanged)
+//!    again, after the block's recorded streams and the captured streams.
+//! 2. The same, but captures began since the seal: the slots map pages of [passed
+//!    blocks](super::exchanged) of earlier graphs, after the same streams and the arena's replays.
+//!    Without such pages, case 3 applies.
+//! 3. A block is freed and the graph exists: its pages become shared and stay mapped, after the
+//!    block's recorded streams. If captures began since the seal, only spaces opened later use the
+//!    pages.
+//! 4. The graph ends: all mappings except under live blocks are unmapped, after the arena's
+//!    replays.
+//! 5. A block is freed after its graph: mappings needed only by this block are unmapped, after the
+//!    block's recorded streams and the arena's replays.
+//! 6. The last of both ends: all remaining memory is freed, after all of the above.
+//!
+//! The module owns no data. It works on [`State`], guarded by the space's lock, and takes the locks
+//! of the persistent heap, shared set, replay order and pool inside. `leave` has exclusive access
+//! and takes no space lock. No call waits for the device: the pool and the shared set keep each
+//! page until its fence is done.
+//!
+//! Invariants:
+//!
+//! * No call here unmaps a page under a live block or gives the page to the shared set.
+//! * While the graph exists, the addresses of freed blocks stay mapped, because the graph writes
+//!   there. Bytes of freed persistent blocks stay reserved for the same reason.
+//! * Every known use of the space's memory is in a fence of the space, the persistent heap or the
+//!   pool. A space leaves the tables of [`Common`] only after its fences are stored in the heap or
+//!   pool, so a pause waits for all users.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,20 +47,20 @@ use crate::pages::{Fence, Remains, Reservation};
 use crate::units::Address;
 
 impl Core {
-    /// Behind the streams noted for a block, which are forgotten.
+    /// Takes the streams recorded for a block, and returns a fence after their work.
     pub(super) fn behind_users(&self, state: &mut State, address: Address) -> Fence {
         state.users.take(address, self.common.pool().events())
     }
 
-    /// Asks whether those who read what was freed are done, which records what could not be before.
+    /// Polls the fences of freed blocks, which records deferred events.
     pub(crate) fn settle_readers(&self) {
         let state = &mut *self.state.lock();
-        // What cannot be found out now is asked again.
+        // Failed queries are repeated by a later poll.
         let _ = state.readers.done(self.common.pool().events());
         state.kept.settle(self.common.pool());
     }
 
-    /// Behind what everybody was given who is known to use its blocks, or used those that were freed since the seal.
+    /// Returns a fence after all known users of live blocks, and of blocks freed since the seal.
     pub(super) fn users(&self) -> Fence {
         let state = &*self.state.lock();
         let mut fence = state.readers.clone();
@@ -40,10 +69,10 @@ impl Core {
         fence
     }
 
-    /// A block was freed after the seal: its pages are for others, those apart that other blocks still cover.
+    /// Releases the pages of a block freed after the seal, except pages under other live blocks.
     pub(super) fn give_back(&self, state: &mut State, freed: Place, address: Address, bytes: u64) {
         let users = self.behind_users(state, address);
-        // What is over is forgotten; what cannot be asked now is asked again with the pages.
+        // Drops finished parts; failed queries are repeated with the pages.
         let _ = state.readers.done(self.common.pool().events());
         state.readers.join(users);
         let mut fence = state.readers.clone();
@@ -51,7 +80,8 @@ impl Core {
         if retired {
             fence.join(self.common.order.fence());
         }
-        // Graphs that were captured while it was alive may read it wherever they run: what passes in others is not to lie there.
+        // Graphs captured during the block's life may read the block at any time. Existing spaces
+        // must not write transient data there.
         let since = if self.is_alone(state) { 0 } else { spaces_from_now_on() };
         let (from, to) = (freed.offset, freed.offset + bytes);
         if since > 0 {
@@ -80,13 +110,13 @@ impl Core {
         self.exchange_back(state);
     }
 
-    /// The graph is gone: only the pages under live blocks stay.
+    /// Unmaps everything except pages under live blocks, after the graph has ended.
     fn retire(&self) {
         let state = &mut *self.state.lock();
         if !matches!(state.phase, Phase::Open | Phase::Sealed) {
             return;
         }
-        // An open space was never replayed, but blocks may be live in it all the same.
+        // An open space was never replayed, but may have live blocks.
         let fence = behind_replays(&self.common, state.phase, state.readers.clone());
         if state.phase == Phase::Open {
             state.end_placement();
@@ -97,7 +127,7 @@ impl Core {
         state.opened = None;
         state.capture = None;
         if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
-            // Only kept blocks are left, which lie elsewhere.
+            // Only persistent blocks are left, on pages of the arena.
             let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
             self.common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
             let mapped = state.work.mapped_bytes;
@@ -123,7 +153,8 @@ impl Core {
     }
 }
 
-/// Behind the arena's replays, if this space can have been in one, and behind those who read what was freed.
+/// Returns a fence after `readers`, and after the arena's replays unless the space was never
+/// replayed.
 fn behind_replays(common: &Common, phase: Phase, readers: Fence) -> Fence {
     let mut fence = match phase {
         Phase::Open => Fence::default(),
@@ -135,10 +166,10 @@ fn behind_replays(common: &Common, phase: Phase, readers: Fence) -> Fence {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        // If nobody holds a block, the core goes now, and all of it at once.
+        // If no block holds the core, the core ends now and frees everything at once.
         if Arc::strong_count(&self.core) > 1 {
             let common = &self.core.common;
-            // Before the core can go, since this space holds it still.
+            // Inserted while this space still holds the core.
             common.retired.lock().insert(self.core.id, Arc::downgrade(&self.core));
             self.core.retire();
             common.spaces.lock().remove(&self.core.id);
@@ -147,7 +178,7 @@ impl Drop for Space {
 }
 
 impl Core {
-    /// What is left goes behind what may still use it.
+    /// Frees the remaining memory after all users.
     fn leave(&mut self) {
         let own = self.own();
         let common = &self.common;
@@ -182,9 +213,10 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         self.leave();
-        // Only now: a pause that finds one on its way waits until its fences are where they can be found.
+        // Removed last: a concurrent pause finds the fences in the space, or afterwards in the heap
+        // and pool.
         self.common.spaces.lock().remove(&self.id);
-        // Else no graph of it went before.
+        // Otherwise the core was never entered in `retired`.
         if !matches!(self.state.get_mut().phase, Phase::Open | Phase::Sealed) {
             self.common.retired.lock().remove(&self.id);
         }

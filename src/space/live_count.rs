@@ -1,4 +1,5 @@
-//! Live blocks of an arena, counted by who has them: without an atomic addition for each block that comes and goes, and in one pass for who asks.
+//! Live blocks of an arena, counted per space: no atomic addition per block, and one pass to read
+//! the sum.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,26 +7,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::Mutex;
 
-/// How many counts lie together.
+/// Counts per chunk.
 const CHUNK: usize = 256;
 
-/// Live blocks in the upper 24 bits of each, their granules of 512 bytes below, so that both are read at once.
+/// Each count holds live blocks in the upper 24 bits and granules of 512 bytes in the lower 40, so
+/// one load reads both.
 type Chunk = [AtomicU64; CHUNK];
 
 const BLOCK: u64 = 1 << 40;
 
-/// All counts of an arena. Their lock is a leaf.
+/// All counts of an arena, under a leaf lock.
 #[derive(Default)]
 pub(crate) struct LiveCounts(Mutex<Places>);
 
 #[derive(Default)]
 struct Places {
     chunks: Vec<Arc<Chunk>>,
-    /// Those that nobody has.
+    /// Unused counts.
     free: Vec<(Arc<Chunk>, u8)>,
 }
 
-/// The live blocks of one space. Whoever changes it has the space's lock.
+/// Live blocks of one space. Written only under the space's lock.
 #[derive(Debug)]
 pub(super) struct LiveCount {
     chunk: Arc<Chunk>,
@@ -33,26 +35,25 @@ pub(super) struct LiveCount {
 }
 
 impl LiveCounts {
-    /// One more, of no blocks.
     pub(super) fn take(&self) -> LiveCount {
         let places = &mut *self.0.lock();
         let (chunk, place) = places.free.pop().unwrap_or_else(|| {
             let chunk: Arc<Chunk> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
             places.chunks.push(Arc::clone(&chunk));
-            // The lowest serve first, so that what is read lies close together.
+            // The lowest places are used first, so the counts in use are close together.
             places.free.extend((1..=u8::MAX).rev().map(|place| (Arc::clone(&chunk), place)));
             (chunk, 0)
         });
         LiveCount { chunk, place }
     }
 
-    /// Its blocks are gone, or count no more.
+    /// Returns a count and clears its blocks.
     pub(super) fn give(&self, count: &LiveCount) {
         count.cell().store(0, Ordering::Relaxed);
         self.0.lock().free.push((Arc::clone(&count.chunk), count.place));
     }
 
-    /// Live blocks of all, and their bytes.
+    /// Returns the live blocks of all counts, and their bytes.
     pub(crate) fn sum(&self) -> (u64, u64) {
         let places = self.0.lock();
         let all = places.chunks.iter().flat_map(|chunk| chunk.iter());
@@ -96,14 +97,14 @@ mod tests {
         all[5].add(512);
         all[5].remove(2, 1536);
         assert_eq!(counts.sum(), (767, 767 * 1024));
-        // What goes with blocks in it counts no more.
+        // Blocks of a returned count no longer count.
         all.drain(100..).for_each(|count| counts.give(&count));
         assert_eq!(counts.sum(), (99, 99 * 1024));
         all.extend((0..2 * CHUNK).map(|_| counts.take()));
         assert_eq!(counts.sum(), (99, 99 * 1024));
         all.drain(..).for_each(|count| counts.give(&count));
         assert_eq!(counts.sum(), (0, 0));
-        // No two have one place.
+        // All places differ.
         let all: Vec<LiveCount> = (0..3 * CHUNK).map(|_| counts.take()).collect();
         all.iter().for_each(|count| count.add(512));
         assert_eq!(counts.0.lock().chunks.len(), 3);

@@ -1,9 +1,16 @@
-//! A space: the addresses of one capture, and the blocks in it.
+//! Spaces: the addresses of one capture each, and the blocks at these addresses.
 //!
-//! [`layout`] decides, [`stitch`] and [`seal`] carry it out, each as a [`Change`](crate::pages::Change) that commits only when all
-//! of it succeeded. A [`Space`] is what a graph holds; its blocks hold the [`Core`] in it, which outlives the graph as long as they
-//! do ([`life`]). The lock order of the crate is space, then kept heap, shared set, order, pool; a space's lock is held across the
-//! driver calls of that space only, so captures on other threads go on, and across nobody's callback.
+//! * [`layout`] chooses the place of each block: plain code over page numbers and offsets.
+//! * [`stitch`] maps the planned pages, [`seal`] ends a capture, [`life`] frees blocks and graphs.
+//!   Each sequence of driver calls is a transaction ([`Change`](crate::pages::Change)), which
+//!   commits whole or is undone.
+//! * [`eager`] places eager work on the same pages.
+//!
+//! A graph owns a [`Space`]. Blocks hold the [`Core`] of their space, which may outlive the graph.
+//!
+//! Lock order of the crate: space, persistent heap, private blocks, shared set, replay order,
+//! residency, pool. A space holds its lock (`Core::state`) across its own driver calls, so other
+//! captures continue, and never across a callback.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -86,42 +93,42 @@ pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
 pub use seal::{RetainPolicy, SealReport};
 
-/// What all spaces of an arena have in common.
+/// State common to all spaces of an arena.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) shared: SharedSet,
     pub(crate) order: ReplayOrder,
     pub(crate) heap: Heap,
     pub(crate) exclusives: Exclusives,
-    /// Whether the pages are there.
+    /// Residency: whether the pages have memory.
     pub(crate) presence: Presence,
-    /// What becomes of work that needs pages on lease.
+    /// Policy for work on leased pages.
     pub(crate) recalls: Recalls,
-    /// What the arena is found by when memory is to step aside; empty: by nothing.
+    /// Selects the arena for pause and resume; empty: selected only by calls without tags.
     pub(crate) tag: String,
     pub(crate) retain: RetainPolicy,
-    /// Shared pages are filled before every replay.
+    /// Fills shared pages before every replay.
     pub(crate) poison: bool,
-    /// Blocks remember when and where they were allocated.
+    /// Records time and call stack of each allocation.
     pub(crate) trace_blocks: bool,
-    /// Spaces that are opened from now on note every block that comes or goes.
+    /// Makes spaces opened from now on record each allocation and free.
     pub(crate) trace_events: AtomicBool,
-    /// Set when a bug was caught: nothing is trusted any more, but everything can still be destroyed.
+    /// Set after an internal error: all calls fail, except destruction.
     pub(crate) closed: AtomicBool,
     pub(crate) totals: Totals,
     pub(crate) live_counts: LiveCounts,
-    /// Every space that is still there, by number.
+    /// All existing spaces, by number.
     pub(crate) spaces: Mutex<ByNumber<Weak<Space>>>,
-    /// What is left of spaces whose graph is gone while somebody has a block of theirs, by number.
+    /// Spaces without graph which still have live blocks, by number.
     pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
     pub(crate) coming_back: ComingBack,
     pub(crate) spare_ranges: SpareRanges,
-    /// Captures that began for its spaces.
+    /// Captures begun for spaces of this arena.
     pub(crate) own_captures: AtomicU64,
     pub(crate) outliving: Outliving,
-    /// The addresses of its eager work.
+    /// The arena's eager work; empty before the first scope.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
-    /// Last, so that it closes when all above is gone.
+    /// Last field, so the device closes after everything above.
     pub(crate) device: Arc<Device>,
 }
 
@@ -131,7 +138,7 @@ impl Common {
     }
 
     /// # Errors
-    /// [`Error::WrongState`] while the arena is paused, or going or coming.
+    /// [`Error::WrongState`] while the arena is paused, pausing or resuming.
     pub(crate) fn require_resident(&self) -> Result<()> {
         self.presence.require_resident()
     }
@@ -142,7 +149,8 @@ impl Common {
 }
 
 impl Drop for Common {
-    /// The arena and its spaces are gone; free pages wait for nobody.
+    /// Frees the arena's memory after its last space is gone. Free pages return to the driver at
+    /// once.
     fn drop(&mut self) {
         let (copies, contents) = self
             .presence
@@ -157,14 +165,14 @@ impl Drop for Common {
     }
 }
 
-/// What the spaces of an arena come to, kept as it changes, so that asking costs the same with any number of spaces.
+/// Running totals over all spaces of an arena: reading costs the same for any number of spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) reserved: AtomicU64,
     pub(crate) mapped: AtomicU64,
-    /// The most bytes any space has needed.
+    /// Peak bytes of any one space.
     pub(crate) high_water: AtomicU64,
-    /// Mappings made in sealed spaces because pages left.
+    /// Mappings made in sealed spaces to replace pages which left the shared set.
     pub(crate) replaced: AtomicU64,
 }
 
@@ -178,27 +186,27 @@ impl Totals {
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
 
-/// The number of a new space, which no other in the process has.
+/// Returns the number of a new space, unique in the process.
 fn next_space() -> u64 {
     NEXT_SPACE.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The lowest number of spaces that are opened from now on.
+/// Returns a lower bound of the numbers of all spaces opened from now on.
 fn spaces_from_now_on() -> u64 {
     NEXT_SPACE.load(Ordering::Relaxed)
 }
 
-/// Where in its life a space is.
+/// Stage in the life of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Being captured: blocks may be allocated.
+    /// Under capture: blocks may be allocated.
     Open,
-    /// Captured: it may be replayed, and its retained blocks freed.
+    /// Captured: may be replayed, and live-out (retained) blocks may be freed.
     Sealed,
-    /// Its graph is gone; only what lies under live blocks is left.
+    /// The graph is gone; only memory under live blocks remains.
     Retired,
-    /// Undoing a failed driver call failed as well: it can only be dropped.
+    /// The driver refused to undo a failed call: the space can only be dropped.
     Broken,
 }
 
@@ -213,46 +221,47 @@ impl Phase {
     }
 }
 
-/// What one space uses.
+/// Statistics of one space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SpaceStats {
     /// The space's number, unique in the process.
     pub id: u64,
-    /// What its owner calls it ([`Space::set_label`]).
+    /// The label ([`Space::set_label`]).
     pub label: Option<String>,
-    /// Where in its life it is.
+    /// Stage in the life of the space.
     pub phase: Phase,
-    /// What its seal does with live blocks unless it is told otherwise.
+    /// Default policy of the seal for live blocks.
     pub retain: RetainPolicy,
     /// Live blocks.
     pub blocks: u64,
-    /// Their bytes, rounded up to 512 each.
+    /// Bytes of live blocks, each rounded up to 512.
     pub live_bytes: u64,
-    /// The most bytes that were live at once.
+    /// Peak of `live_bytes`.
     pub peak_live_bytes: u64,
-    /// Of the live bytes, those of kept blocks, which lie on the arena's kept pages.
+    /// Part of `live_bytes` in persistent (kept) blocks, on pages of the arena.
     pub kept_bytes: u64,
     /// Bytes of addresses reserved.
     pub reserved_bytes: u64,
-    /// Bytes of addresses with a page behind them; pages that show twice count twice.
+    /// Bytes of mapped addresses; a page mapped at two addresses counts twice.
     pub mapped_bytes: u64,
-    /// Bytes of pages that are this space's own.
+    /// Bytes of pages owned by this space.
     pub retained_bytes: u64,
     /// Mappings made so far.
     pub maps: u64,
 }
 
-/// The addresses of one capture, over the pages of its arena.
+/// Addresses of one capture, over pages of its arena. Thread-safe.
 ///
-/// Thread-safe. Dropping it, when its graph goes, does not block: everything but the pages under blocks that somebody still holds
-/// ([`VmmTorchAllocator`](crate::VmmTorchAllocator)) is unmapped once the arena's replays so far are done. Work launched in any other
-/// way than through [`replay`](Self::replay) must be done by then.
+/// Drop the space together with its graph. Dropping does not block. After the arena's replays so
+/// far, all memory is unmapped except under blocks still held by a
+/// [`VmmTorchAllocator`](crate::VmmTorchAllocator). Work launched other than by
+/// [`replay`](Self::replay) must be done before the drop.
 pub struct Space {
     core: Arc<Core>,
 }
 
 impl Space {
-    /// A new stitched space of the arena, without addresses yet.
+    /// Opens a stitched space, without addresses yet.
     ///
     /// # Errors
     /// [`Error::WrongState`] while the arena is paused.
@@ -260,10 +269,10 @@ impl Space {
         Self::with(common, Placement::Stitched(None))
     }
 
-    /// A new bump space of the arena; with `reserve` bytes, those are reserved at once.
+    /// Opens a bump space. Reserves `reserve` bytes of addresses at once, if not 0.
     ///
     /// # Errors
-    /// [`Error::WrongState`] while the arena is paused; what the driver says of reserving.
+    /// [`Error::WrongState`] while the arena is paused; driver errors of the reservation.
     pub(crate) fn open_bump(common: &Arc<Common>, reserve: u64) -> Result<Arc<Self>> {
         let space = Self::with(common, Placement::Bump(Bump::new(reserve)))?;
         if reserve > 0 {
@@ -273,16 +282,16 @@ impl Space {
     }
 
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
-        // Before this one needs pages.
+        // A restore frees pages, which this space may need.
         common.exchange_back();
         let opened = Some(common.presence.open()?);
-        // A bump space may be opened long before its capture, or behind the last one: there its first block begins it.
+        // A bump space may be opened long before its capture: its first block begins the capture.
         let capture = matches!(placement, Placement::Stitched(_)).then(|| {
             common.own_captures.fetch_add(1, Ordering::SeqCst);
             common.pool().capture()
         });
         let id = next_space();
-        // Before its first page is asked for.
+        // Read before the first page is requested.
         let seen = AtomicU64::new(common.shared.version());
         let state = State {
             phase: Phase::Open,
@@ -325,39 +334,42 @@ impl Space {
         Ok(space)
     }
 
-    /// What its blocks hold.
     pub(crate) fn core(&self) -> &Arc<Core> {
         &self.core
     }
 
-    /// The space's number, unique in the process.
+    /// Returns the space's number, unique in the process.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.core.id
     }
 
-    /// The arena this space belongs to, by number.
+    /// Returns the number of the space's arena.
     #[must_use]
     pub fn arena(&self) -> u64 {
         self.core.common.shared.arena()
     }
 
-    /// Allocates a block of at least `size` bytes (rounded up to 512) for work on `stream`, aligned to 512 bytes.
+    /// Allocates a block of at least `size` bytes (rounded up to 512) for work on `stream`, aligned
+    /// to 512 bytes. The contents are undefined.
     ///
-    /// The contents are undefined. No driver call is made if a suitable address range is mapped already; else pages are mapped,
-    /// and the arena grows if too few are free. May be called while the stream is being captured. Before it fails for lack of memory
-    /// it waits for what only waits for the device, and asks the device's reclaimers, with no lock held.
+    /// Makes no driver call if a suitable mapped address range is free. Otherwise maps pages, and
+    /// the arena grows if too few are free. May be called while `stream` is under capture. Before
+    /// an out-of-memory error, waits for pending unmaps and calls the device's reclaimers, without
+    /// a lock.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`]; [`Error::WrongState`] unless the space is open; out of memory, budget, addresses or descriptors:
-    /// then nothing has changed and the next call works.
+    /// [`Error::InvalidSize`]; [`Error::WrongState`] unless the space is open; out of memory,
+    /// budget, addresses or descriptors. Nothing has changed after an error, and the call can be
+    /// repeated.
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
         self.core.allocate(size, stream, Kind::Local)
     }
 
-    /// As [`allocate`](Self::allocate), for a block that the caller will keep when the capture ends: an output, a workspace. The kept
-    /// blocks of all spaces lie packed on common pages, each on bytes of its own that no other block has until the block is freed
-    /// and the space is gone, so that a few KiB do not cost a page.
+    /// Like [`allocate`](Self::allocate), for a persistent (kept) block, which the caller holds
+    /// beyond the capture: an output, a workspace. Persistent blocks of all spaces are packed on
+    /// pages of the arena, so a few KiB do not cost a page. Their bytes are reused only after the
+    /// block is freed and the space is gone.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -365,14 +377,19 @@ impl Space {
         self.core.allocate(size, stream, Kind::Kept)
     }
 
-    /// As [`allocate`](Self::allocate), for a block that peers use too: a buffer of a captured collective, which other devices or processes read and
-    /// write by what they were told of its page, by [`export`](Self::export) or by a library that registers what it meets in the capture. It lies
-    /// on one page, or, if it is longer than a large page, on whole ones (its bytes are rounded up to those); beside it lie remote blocks of the same
-    /// stream only. So a seal, which exchanges pages under local blocks that are retained, exchanges none that a peer knows, and such pages are neither
-    /// lent nor given to eager work from the seal on. Other graphs share them as any page: what peers do with it is over when the replay is.
+    /// Like [`allocate`](Self::allocate), for a peer-visible (remote) block: a buffer of a captured
+    /// collective. Other devices or processes access its page through an [`export`](Self::export),
+    /// or a library registers the page during the capture.
     ///
-    /// Free it before the seal. One that is still live is treated as the [policy](RetainPolicy) says and counted in the
-    /// [report](SealReport::remote_blocks): its page may be another one afterwards.
+    /// A block up to a large page lies on one page. A longer block is rounded up to whole large
+    /// pages. The same pages hold only peer-visible blocks of the same stream, so a seal never
+    /// replaces these pages because of other live-out blocks. After the seal the pages are neither
+    /// lent nor used by eager work. Other graphs share the pages as usual: accesses of peers end
+    /// with the replay.
+    ///
+    /// Free the block before the seal. The seal treats a live peer-visible block by its
+    /// [policy](RetainPolicy), may replace its page, and counts the block in the
+    /// [report](SealReport::remote_blocks).
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); [`Error::WrongState`] in a bump space.
@@ -380,10 +397,13 @@ impl Space {
         self.core.allocate(size, stream, Kind::Remote)
     }
 
-    /// Frees a block. Before the seal its pages serve the next block of the same stream; afterwards a retained block's pages return
-    /// to the arena's shared set, once the streams that were [noted](Self::record_stream) for it have passed; where other captures of the device began
-    /// since the seal, whose graphs may read it, for spaces that are opened later. The addresses stay
-    /// mapped either way, since the graph writes there.
+    /// Frees a block. The addresses stay mapped, because the graph writes there.
+    ///
+    /// Before the seal, the next block of the same stream may use the memory. After the seal, pages
+    /// of a live-out block return to the arena's shared set once the
+    /// [recorded](Self::record_stream) streams are done. If other captures of the device began
+    /// since the seal, their graphs may read the block: then only spaces opened later use the
+    /// pages.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed.
@@ -391,9 +411,9 @@ impl Space {
         self.core.free(address, &[])
     }
 
-    /// Notes that `stream` uses the block as well. During the capture: once freed it stays busy until the seal, as nothing orders the
-    /// two streams' later work. After the seal: once freed, its bytes are nobody else's before what `stream` was given until then is
-    /// done.
+    /// Records a use of the block on `stream`. During the capture: once freed, the block stays busy
+    /// until the seal, because later work of the two streams is unordered. After the seal: once
+    /// freed, the bytes are reused only after the work submitted to `stream` before the free.
     ///
     /// # Errors
     /// As [`free`](Self::free).
@@ -401,32 +421,37 @@ impl Space {
         self.core.record_stream(address, stream).map(drop)
     }
 
-    /// Debug builds look whether the device's books balance, and log if they do not.
+    /// Audits the device's page tables in debug builds and logs a mismatch.
     pub(crate) fn check_books(&self) {
         self.core.common.pool().check();
     }
 
-    /// Closes the space's arena after a bug was caught: every later call but destruction answers [`Error::Closed`].
+    /// Closes the arena after an internal error: every later call returns [`Error::Closed`], except
+    /// destruction.
     pub(crate) fn close_arena(&self) {
         self.core.close_arena();
     }
 
-    /// Whether the address lies in this space, in a live block or not.
+    /// Returns whether the address lies in this space, in a live block or not.
     #[must_use]
     pub fn contains(&self, address: Address) -> bool {
         self.core.contains(address)
     }
 
-    /// Launches this space's graph: calls `launch`, in order after every earlier replay of the arena.
+    /// Launches this space's graph: calls `launch`, ordered after every earlier replay of the
+    /// arena. `launch` must submit the graph to `stream`.
     ///
-    /// Same stream as the arena's last replay: no driver call but the question whether it is captured. Another one: it is made to wait
-    /// for an event. `launch` must give the graph to `stream`. No lock is held meanwhile: it may call anything of the library, but a
-    /// replay or a mark in this arena is refused, as is a replay in another arena that would wait for this one in the end.
+    /// On the stream of the last replay, the only driver call queries whether the stream is under
+    /// capture. A different stream waits for an event. No lock is held during `launch`. `launch`
+    /// may call any function, except a replay or mark in this arena, or a replay in an arena which
+    /// waits for this one.
     ///
     /// # Errors
-    /// [`Error::Lent`] if it shows pages on lease, or what a recall of them says, if the arena is to
-    /// [wait](crate::SharedVmmAllocator::set_recall) for that; [`Error::WrongState`] unless the space is sealed, and while the arena is paused; those of [`ReplayOrder::replay`]. Out of memory or
-    /// budget, or what the driver says, if pages that eager work keeps had to be replaced. `launch` was not called then.
+    /// [`Error::Lent`] if leased pages are mapped and the arena does not
+    /// [wait](crate::SharedVmmAllocator::set_recall) for a recall; errors of the recall.
+    /// [`Error::WrongState`] unless the space is sealed, and while the arena is paused. Errors of
+    /// [`ReplayOrder::replay`]. Out of memory or budget, and driver errors, if pages kept by eager
+    /// work had to be replaced. After an error, `launch` was not called.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         if self.core.common.poison {
             return self.replay_over(POISON, stream, launch);
@@ -435,23 +460,25 @@ impl Space {
         Ok(launch())
     }
 
-    /// [`replay`](Self::replay) for whoever cannot launch from a callback: what this thread gives to `stream` until it calls
-    /// [`leave`](Self::leave), which it must whatever happens, is in order. Until then other replays of the arena wait.
+    /// Begins a [`replay`](Self::replay) without a callback: work submitted by this thread to
+    /// `stream` until [`leave`](Self::leave) is ordered like a launch. Other replays of the arena
+    /// wait meanwhile. The thread must call `leave`, also after failures.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay); there is nothing to leave then.
+    /// As [`replay`](Self::replay); then do not call `leave`.
     pub fn enter(&self, stream: Stream) -> Result<()> {
         self.core.enter(stream)?.stay();
         if self.core.common.poison {
             return self.fill_shared(POISON, stream).inspect_err(|_| {
-                // Entered just above.
+                // Cannot fail: this thread has entered above.
                 let _ = self.leave();
             });
         }
         Ok(())
     }
 
-    /// Ends what [`enter`](Self::enter) began, of this space or another one of the arena, also if nothing was launched.
+    /// Ends the replay of [`enter`](Self::enter), of this or any other space of the arena, also if
+    /// nothing was launched.
     ///
     /// # Errors
     /// [`Error::WrongState`] if this thread has not entered.
@@ -459,39 +486,43 @@ impl Space {
         self.core.common.order.leave()
     }
 
-    /// What ranks know this space's replays by, where they [compare](crate::SharedVmmAllocator::compare_order) them; 0, as at first: its
-    /// [`layout_hash`](SealReport::layout_hash). For spaces whose ranks differ in their blocks and not in what they run, for bump spaces, and for several
-    /// graphs over one space, each with a key of its own set before it is replayed.
+    /// Sets the key by which ranks [compare](crate::SharedVmmAllocator::compare_order) this space's
+    /// replays. 0, the default, means the [`layout_hash`](SealReport::layout_hash). Use a key if
+    /// ranks run the same work with different blocks, in bump spaces, and for several graphs over
+    /// one space (set before each replay).
     pub fn set_order_key(&self, key: u64) {
         self.core.state.lock().order_key = key;
     }
 
-    /// Blocks the caller until the replays of the arena that were launched so far are done, this space's among them: afterwards what its
-    /// graph reads and writes may go. Dropping the space does not wait.
+    /// Blocks until the arena's replays so far are done: memory used by the graph may then be
+    /// freed. Dropping the space does not wait.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if the stream of the last replay is being captured and was not marked before, or what the driver says.
+    /// [`Error::StreamCapturing`] if the stream of the last replay is under capture and was not
+    /// marked before; driver errors.
     pub fn wait(&self) -> Result<()> {
         let common = &self.core.common;
         common.order.fence().block(common.pool().events(), Duration::MAX).map(drop)
     }
 
-    /// Puts a mark behind the arena's replays so far, so that the stream of the last one may be destroyed. Costs a record, and the next replay
-    /// a wait, on that stream too; nothing if there is no replay since the last mark.
+    /// Records a mark after the arena's replays so far: the stream of the last replay may then be
+    /// destroyed. Costs an event record, and the next replay waits for the event on any stream.
+    /// Free if no replay followed the last mark.
     ///
     /// # Errors
-    /// Those of [`ReplayOrder::mark`](crate::ReplayOrder::mark).
+    /// As [`ReplayOrder::mark`](crate::ReplayOrder::mark).
     pub fn mark(&self) -> Result<()> {
         self.core.common.order.mark()
     }
 
-    /// The numbers of the leases on pages that it shows: as long as there are any, it is not replayed.
+    /// Returns the leases on pages mapped by this space. The space is not replayed while a lease
+    /// exists.
     #[must_use]
     pub fn leases(&self) -> Vec<u64> {
         self.core.leases()
     }
 
-    /// What the space uses now.
+    /// Returns current statistics.
     #[must_use]
     pub fn stats(&self) -> SpaceStats {
         let common = &self.core.common;
@@ -513,20 +544,21 @@ impl Space {
         }
     }
 
-    /// Mappings made so far; what [`stats`](Self::stats) calls `maps`, without the rest.
+    /// Returns `maps` of [`stats`](Self::stats) without computing the rest.
     #[must_use]
     pub fn maps(&self) -> u64 {
         self.core.state.lock().work.maps
     }
 
-    /// Bytes live now; what [`stats`](Self::stats) calls `live_bytes`, without the rest.
+    /// Returns `live_bytes` of [`stats`](Self::stats) without computing the rest.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         let state = self.core.state.lock();
         state.placement.usage().bytes + state.kept.usage().bytes
     }
 
-    /// In a bump space, the bytes handed out so far, also of blocks freed since; 0 in another.
+    /// Returns the bytes allocated so far in a bump space, freed blocks included; 0 in a stitched
+    /// space.
     #[must_use]
     pub fn offset(&self) -> u64 {
         match &self.core.state.lock().placement {
@@ -535,7 +567,7 @@ impl Space {
         }
     }
 
-    /// Where in its life it is.
+    /// Returns the stage in the life of the space.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.core.state.lock().phase

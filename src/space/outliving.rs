@@ -1,8 +1,10 @@
-//! Small blocks that are kept ones because blocks at the same point of earlier captures outlived theirs.
+//! Lifetime profile: predicts persistent blocks from earlier captures of the arena.
 //!
-//! A retained block costs its space a small page, however short it is, unless somebody says beforehand that it will be retained. Programs that capture one
-//! model for many batches do the same each time, in other sizes: what lives at the end of the first capture will at the end of the others. A point
-//! is known by all that came and went before it, without sizes, so that a capture that goes another way is expected nothing of.
+//! A live-out block costs its space a small page, however short, unless it is declared persistent.
+//! Programs which capture one model for many batch sizes repeat the same allocations with other
+//! sizes. So blocks live at the end of the first capture are predicted live at the end of the next
+//! ones. A *trace point* is the sequence of allocations and frees before, without sizes. So a
+//! capture with a different sequence gets no predictions.
 
 use std::collections::HashMap;
 
@@ -10,44 +12,46 @@ use super::{Core, State};
 use crate::sync::Mutex;
 use crate::units::Address;
 
-/// So many points that an arena knows of; then it begins anew.
+/// Limit of trace points per arena; beyond, the table restarts empty.
 const MOST: usize = 1 << 16;
 
-/// What became of the blocks at a point.
+/// Fate of the blocks at a trace point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// All outlived their captures.
+    /// All were live-out.
     Outlived,
-    /// One was freed when graphs captured since could read it, as what a forward pass saves: the pages of
-    /// such blocks are [shared](super::exchanged), and bytes of the kept heap are not.
+    /// A block was freed while graphs captured since could read it, such as a tensor saved by a
+    /// forward pass. The pages of such blocks are [reused](super::exchanged), but bytes of the
+    /// persistent heap are not.
     Passed,
-    /// One did not outlive its capture, or went before its first launch and the next capture: a program
-    /// looks at each and lets go of it, and what was kept would be lost to its graph.
+    /// A block was freed before the seal, or before its first launch and the next capture: a
+    /// program inspects and drops such a block. Persistent bytes would be wasted, because the graph
+    /// keeps them.
     Excluded,
 }
 
-/// The points of an arena's captures at which there came blocks that outlived them.
+/// Trace points with live-out blocks in the arena's captures, under a leaf lock.
 #[derive(Debug, Default)]
 pub(crate) struct Outliving(Mutex<HashMap<u64, Fate>>);
 
-/// How far one capture has come, and the points at which its live blocks came.
+/// Progress of one capture, and the trace points of its live blocks.
 #[derive(Debug, Default)]
 pub(super) struct Course {
     point: u64,
     blocks: HashMap<Address, u64>,
-    /// Bytes of the blocks that were kept because of their points.
+    /// Bytes of the blocks predicted persistent.
     kept: u64,
 }
 
 impl Course {
     fn go(&mut self, step: u64) -> u64 {
-        // Of the form of SplitMix64.
+        // A mix in the style of SplitMix64.
         let mixed = (self.point ^ step).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.point = (mixed ^ (mixed >> 29)).wrapping_add(1);
         self.point
     }
 
-    /// A block of an open space is gone.
+    /// Records the free of a block in an open space.
     fn freed(&mut self, address: Address) -> Option<u64> {
         let point = self.blocks.remove(&address)?;
         self.go(point);
@@ -56,7 +60,6 @@ impl Course {
 }
 
 impl Outliving {
-    /// At these points blocks outlived their capture.
     fn add(&self, points: impl Iterator<Item = u64>) {
         let mut all = self.0.lock();
         if all.len() > MOST {
@@ -67,7 +70,8 @@ impl Outliving {
         }
     }
 
-    /// At this point one did not, though it was alive at the end of its capture or others had outlived theirs.
+    /// Excludes the point of a block freed early. If the block was not alive at the seal, only a
+    /// known point is excluded.
     fn exclude(&self, point: u64, was_alive: bool) {
         let mut all = self.0.lock();
         if was_alive || all.contains_key(&point) {
@@ -75,7 +79,7 @@ impl Outliving {
         }
     }
 
-    /// At this point a block was freed when other graphs could read it.
+    /// Records a block freed while other graphs could read it.
     fn pass(&self, point: u64) {
         if let Some(fate) = self.0.lock().get_mut(&point)
             && *fate == Fate::Outlived
@@ -84,8 +88,9 @@ impl Outliving {
         }
     }
 
-    /// The longest block that is kept at a point, with small pages of so many bytes. A longer one takes a
-    /// page anyway; of passed ones only those are kept that are not worth the maps.
+    /// Returns the longest block predicted persistent at a point, for small pages of `small` bytes.
+    /// A longer block needs a page anyway. Of passed blocks, only blocks too short to be worth the
+    /// maps are predicted.
     fn longest(&self, point: u64, small: u64) -> u64 {
         match self.0.lock().get(&point) {
             Some(Fate::Outlived) => small / 2,
@@ -101,12 +106,13 @@ impl Core {
         self.state.lock().course = Some(Course::default());
     }
 
-    /// One more block of an open space: where its capture is now, and whether it is to be a kept one.
+    /// Returns the trace point of a new block in an open space, and whether the block is predicted
+    /// persistent.
     pub(super) fn keeps_as_before(&self, state: &mut State, bytes: u64) -> Option<(u64, bool)> {
         let course = state.course.as_mut()?;
         let point = course.go(0);
         let small = self.common.shared.geometry().small();
-        // A capture that leaves more than a page of short blocks fills pages with them anyway.
+        // Short blocks of more than a page in total fill pages anyway.
         let kept = course.kept + bytes;
         let keeps = kept <= small && bytes <= self.common.outliving.longest(point, small);
         if keeps {
@@ -115,7 +121,8 @@ impl Core {
         Some((point, keeps))
     }
 
-    /// A block goes: if that is before its space's first launch and the next capture, those at this point are expected nothing of from then on.
+    /// Records the free of a block. If the block is freed before the first launch and the next
+    /// capture, its point is excluded for good.
     pub(super) fn forget_course(&self, state: &mut State, address: Address) {
         let Some(course) = &mut state.course else { return };
         let over = state.phase != super::Phase::Open;
@@ -128,7 +135,7 @@ impl Core {
         }
     }
 
-    /// The capture is over: what lives has outlived it.
+    /// Records all blocks live at the end of the capture as live-out.
     pub(super) fn end_course(&self, state: &State) {
         if let Some(course) = &state.course {
             self.common.outliving.add(course.blocks.values().copied());
@@ -137,7 +144,6 @@ impl Core {
 }
 
 impl State {
-    /// Where the block at a point is.
     pub(super) fn note_course(&mut self, address: Address, point: u64) {
         if let Some(course) = &mut self.course {
             course.blocks.insert(address, point);

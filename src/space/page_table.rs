@@ -1,4 +1,5 @@
-//! Which bytes of which large page live blocks cover, and for which lane.
+//! Page table of a layout: the bytes of each large page covered by live blocks, and the lane of
+//! each page.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -13,81 +14,81 @@ mod plan;
 use max_tree::MaxTree;
 pub(crate) use plan::Part;
 
-/// Where a page shows: a range and a tile in it.
+/// A slot: page-sized addresses in a range, where one page is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileNo {
     pub(crate) range: usize,
     pub(crate) tile: usize,
 }
 
-/// A part of a page that a live block covers.
+/// Part of a page covered by a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stay {
     /// First byte within the page.
     pub(crate) start: u64,
-    /// The byte behind the last.
+    /// End of the part within the page.
     pub(crate) end: u64,
-    /// The tile at whose addresses the block lies.
+    /// The slot with the addresses of this part.
     pub(crate) tile: TileNo,
-    /// Bytes of the whole block; 0 in the pages behind its first.
+    /// Bytes of the whole block; 0 in all pages after its first.
     pub(crate) block: u64,
-    /// The block's number.
     pub(crate) serial: u64,
-    /// The window that it lies in, if it is one's.
+    /// Window of the block, if any.
     pub(crate) window: Option<u32>,
 }
 
 #[derive(Debug)]
 struct Page {
-    /// Sorted; they never overlap.
+    /// Sorted, without overlaps.
     stays: Vec<Stay>,
-    /// The lane whose blocks the page holds until the seal.
+    /// Lane of all blocks on the page until the seal.
     lane: Lane,
-    /// The first tile that showed the page.
+    /// First slot of the page (first mapping).
     home: TileNo,
-    /// How many tiles show it.
+    /// Number of slots of the page.
     shows: u32,
-    /// How far blocks ever reached into the page, in whole small pages: behind it no memory was used yet.
+    /// High-water mark of the blocks, rounded up to small pages: memory after the mark is unused so
+    /// far.
     reach: u64,
-    /// What [`Fits`] says of the page, unless that is stale.
+    /// Value in [`Fits`], unless stale.
     fits: Fit,
-    /// Whether blocks came or went since.
+    /// Whether blocks were placed or freed since `fits` was computed.
     stale: bool,
-    /// The last search that passed here, to notice a page that shows twice.
+    /// Last search to visit the page, to detect a page mapped twice in one run.
     visit: Cell<u64>,
 }
 
-/// The longest block that fits a page that holds blocks already: before its reach, and at its end whatever the reach.
+/// Longest block which fits a page in use: below the high-water mark, and at the end of the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fit {
     within: u64,
     at_end: u64,
 }
 
-/// The same for every page of a lane, to be searched.
+/// Search index over the [`Fit`] of every page in a lane.
 #[derive(Debug, Default)]
 struct Fits {
     within: MaxTree,
     at_end: MaxTree,
 }
 
-/// Every large page number a space has used so far.
+/// All large page numbers used by a space.
 #[derive(Debug)]
 pub(crate) struct PageTable {
     geometry: Geometry,
     pages: Vec<Page>,
-    /// Pages that hold no block.
+    /// Pages without blocks.
     idle: Bits,
-    /// Bytes of all pages that no block covers.
+    /// Bytes not covered by a block, over all pages.
     free: u64,
     fits: HashMap<Lane, Fits>,
-    /// Pages that are stale there. Brought up to date by a search, so that blocks that come and go in windows do not pay for it.
+    /// Pages with a stale `fits`. Updated at the next search, so blocks placed and freed in windows
+    /// cost nothing.
     stale: Vec<u32>,
     visits: Cell<u64>,
 }
 
 impl PageTable {
-    /// No pages yet.
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
@@ -100,34 +101,35 @@ impl PageTable {
         }
     }
 
-    /// Bytes of a page.
     fn bytes(&self) -> u64 {
         self.geometry.large()
     }
 
-    /// How many numbers have been used.
+    /// Returns how many page numbers are used.
     pub(crate) fn used(&self) -> usize {
         self.pages.len()
     }
 
-    /// Bytes that no block covers, on pages of any lane.
+    /// Returns the bytes without a block, on pages of any lane.
     pub(crate) fn free(&self) -> u64 {
         self.free
     }
 
-    /// Pages that were used before, hold no block, and may hold the lane's; lowest number first.
+    /// Returns used pages of the lane without blocks, lowest number first.
     fn idle(&self, lane: Lane) -> impl Iterator<Item = u32> {
         let numbers = self.idle.iter().map(|number| number as u32);
         numbers.filter(move |number| self.pages[*number as usize].lane == lane)
     }
 
-    /// The lowest page that was used before and holds no block; as far as `reached`, if that is asked for.
+    /// Returns the lowest used page without blocks; with `reached`, one with a high-water mark of
+    /// at least `bytes`.
     pub(crate) fn idle_page(&self, bytes: u64, lane: Lane, reached: bool) -> Option<u32> {
         self.idle(lane).find(|number| !reached || self.pages[*number as usize].reach >= bytes)
     }
 
-    /// The lowest page that holds blocks of the lane already and has room for one more, and where in it: in front of what
-    /// begins the page not, so that its beginning stays free for a tail. Only where memory was used before, or at the page's end.
+    /// Returns the lowest page in use by the lane with room for a block, and the place: at the
+    /// page's end if `at_end`, else in memory used before. In a gap at the page's beginning, the
+    /// block lies at the end of the gap, so the beginning stays free for a tail.
     pub(crate) fn room(&mut self, bytes: u64, lane: Lane, at_end: bool) -> Option<(u32, u64)> {
         self.refresh();
         let fits = self.fits.get(&lane)?;
@@ -141,18 +143,19 @@ impl PageTable {
         Some((number, if in_front { to - bytes } else { from }))
     }
 
-    /// The gaps between the blocks of a page, the last one up to its end; any may be empty.
+    /// Returns the gaps between the blocks of a page, up to the page's end. Gaps may be empty.
     pub(crate) fn gaps(&self, number: u32) -> impl Iterator<Item = (u64, u64)> {
         self.pages[number as usize].gaps(self.bytes())
     }
 
-    /// The byte behind the last block of a page.
+    /// Returns the end of the last block on a page.
     pub(crate) fn end(&self, number: u32) -> u64 {
         self.pages[number as usize].stays.last().map_or(0, |stay| stay.end)
     }
 
-    /// Whether the lane may put a block over tiles of these pages, from a byte of the first one on: all must be free, and different ones. Then how
-    /// many of them hold no block.
+    /// Returns whether the lane may place a block over slots of these pages, from byte `from` of
+    /// the first: all bytes must be free, and all pages different. If so, returns how many of the
+    /// pages hold no block.
     pub(crate) fn covers(&self, tiles: &[u32], from: u64, bytes: u64, lane: Lane) -> Option<u64> {
         let (whole, visit) = (self.bytes(), self.visits.get() + 1);
         self.visits.set(visit);
@@ -173,7 +176,7 @@ impl PageTable {
         None
     }
 
-    /// Notes that a tile shows the page, for the lane. Numbers come in order: the next unused one at most.
+    /// Adds a slot of the page, for the lane. A new page must have the next unused number.
     pub(crate) fn show(&mut self, number: u32, tile: TileNo, lane: Lane) {
         if number as usize == self.pages.len() {
             let (stays, fits) = (Vec::new(), Fit::default());
@@ -193,22 +196,19 @@ impl PageTable {
         self.pages[number as usize].shows += 1;
     }
 
-    /// Whether the page holds no block.
     pub(crate) fn is_idle(&self, number: u32) -> bool {
         self.pages.get(number as usize).is_none_or(|page| page.stays.is_empty())
     }
 
-    /// The first tile that showed the page.
     pub(crate) fn home(&self, number: u32) -> TileNo {
         self.pages[number as usize].home
     }
 
-    /// The lane whose blocks the page holds.
     pub(crate) fn lane(&self, number: u32) -> Lane {
         self.pages[number as usize].lane
     }
 
-    /// A block covers a part of the page now, which was free.
+    /// Covers a free part of the page with a block.
     pub(crate) fn occupy(&mut self, number: u32, stay: Stay) {
         let small = self.geometry.small();
         let page = &mut self.pages[number as usize];
@@ -225,19 +225,20 @@ impl PageTable {
         self.outdate(number);
     }
 
-    /// The part of the page that begins at a byte and is covered at this tile.
+    /// Returns the covered part beginning at a byte of the page, if it belongs to this slot.
     pub(crate) fn stay(&self, number: u32, start: u64, tile: TileNo) -> Option<&Stay> {
         let stays = &self.pages[number as usize].stays;
         let found = stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
         Some(&stays[found]).filter(|stay| stay.tile == tile)
     }
 
-    /// The parts of the page that blocks at this tile cover.
+    /// Returns the parts of the page covered by blocks of this slot.
     pub(crate) fn stays(&self, number: u32, tile: TileNo) -> impl Iterator<Item = Stay> {
         self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.tile == tile)
     }
 
-    /// What begins at a byte of the page is gone from it, and returned. The page stays its lane's until the seal.
+    /// Uncovers the part beginning at a byte of the page, and returns the part. The page stays in
+    /// its lane until the seal.
     pub(crate) fn release(&mut self, number: u32, start: u64) -> Option<Stay> {
         let page = &mut self.pages[number as usize];
         let found = page.stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
@@ -250,8 +251,8 @@ impl PageTable {
         Some(stay)
     }
 
-    /// Takes a page that holds no block out of use; whether it is now. What was placed on it before says nothing about memory that was
-    /// used: its reach stays.
+    /// Takes a page without blocks out of use. Returns whether the page is out of use. Keeps the
+    /// high-water mark, because no memory is used.
     pub(crate) fn set_aside(&mut self, number: u32) -> bool {
         let whole = self.bytes();
         let Some(page) = self.pages.get_mut(number as usize).filter(|page| page.stays.is_empty()) else {
@@ -273,7 +274,6 @@ impl PageTable {
         }
     }
 
-    /// Brings what is searched up to date with the pages.
     fn refresh(&mut self) {
         let bytes = self.bytes();
         for number in self.stale.drain(..) {
@@ -291,7 +291,8 @@ impl PageTable {
 }
 
 impl Page {
-    /// The gaps between blocks, the last one up to `end`; that one may be empty, or its end before its beginning.
+    /// Returns the gaps between blocks, the last one up to `end`. The last gap may be empty or
+    /// inverted.
     fn gaps(&self, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let begins = std::iter::once(0).chain(self.stays.iter().map(|stay| stay.end));
         begins.zip(self.stays.iter().map(|stay| stay.start).chain([end]))

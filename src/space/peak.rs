@@ -1,38 +1,37 @@
-//! Which blocks are live at a space's peak, without a copy of them whenever it rises.
+//! Blocks live at a space's peak, found without copying the live blocks at every new peak.
 //!
-//! A block was live then if its number is no greater than that of the block with which the peak was reached, and it was not freed
-//! before. So it is enough to note that number, and whatever of those is freed since.
+//! A block was live at the peak if its number is at most the number of the block which reached the
+//! peak, and it was not freed before. So the peak's block number and the blocks freed since are
+//! enough.
 
 use super::layout::Live;
 
-/// The peak of a space so far.
 #[derive(Debug, Default)]
 pub(super) struct Peak {
-    /// The number of the block with which it was reached.
+    /// Number of the block which reached the peak.
     serial: u64,
-    /// Blocks that were live then and are gone since.
+    /// Blocks live at the peak and freed since.
     gone: Vec<Live>,
 }
 
 impl Peak {
-    /// More bytes are live than ever before, with this block.
+    /// Records a new peak, reached by this block.
     pub(super) fn rise(&mut self, serial: u64) {
         self.serial = serial;
         self.gone.clear();
     }
 
-    /// Whether a block of this number was live then, if it was not freed before.
+    /// Returns whether a block of this number was live at the peak, unless freed before.
     #[inline]
     pub(super) fn has(&self, serial: u64) -> bool {
         serial <= self.serial
     }
 
-    /// One of them is gone.
     pub(super) fn freed(&mut self, live: Live) {
         self.gone.push(live);
     }
 
-    /// The blocks of the peak; `live` are all that are live now.
+    /// Returns the blocks of the peak; `live` are all blocks live now.
     pub(super) fn blocks(&self, live: impl Iterator<Item = Live>) -> Vec<Live> {
         let there = live.filter(|live| self.has(live.serial));
         there.chain(self.gone.iter().copied()).collect()

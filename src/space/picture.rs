@@ -1,19 +1,18 @@
-//! What a page map wants to know of a space, taken under its lock at once.
+//! Snapshot of a space for the page map, taken under the space's lock.
 
 use super::{Core, Phase, Space, TracedBlock};
 use crate::pages::{RangeId, Reservation};
 use crate::units::Address;
 
-/// A part of a space's addresses that a block has or had.
+/// Addresses of a live or freed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
     pub(crate) address: Address,
     pub(crate) bytes: u64,
-    /// It was the space's n-th block, from 1.
+    /// Number of the block in its space, from 1.
     pub(crate) allocation: u64,
 }
 
-/// A space at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Picture {
     pub(crate) id: u64,
@@ -25,12 +24,12 @@ pub(crate) struct Picture {
     pub(crate) peak_live_bytes: u64,
     pub(crate) kept_bytes: u64,
     pub(crate) mapped_bytes: u64,
-    /// Slabs it has ever needed: their small pages have the numbers below that.
+    /// Number of slabs ever needed: their small pages have lower numbers.
     pub(crate) slabs: usize,
     pub(crate) ranges: Vec<RangeId>,
-    /// The blocks of the peak; in a bump space all that were handed out.
+    /// Blocks live at the peak; in a bump space all blocks ever allocated.
     pub(crate) peak: Vec<Spot>,
-    /// Kept blocks, freed ones included: their bytes are this space's until it goes.
+    /// Persistent blocks, freed ones included: their bytes belong to the space until its end.
     pub(crate) kept: Vec<Spot>,
     pub(crate) events: Option<Vec<TracedBlock>>,
 }
@@ -67,7 +66,7 @@ impl Core {
 }
 
 impl Space {
-    /// Whether the blocks of this space are noted as they come and go; see
+    /// Returns whether allocations and frees of this space are recorded; see
     /// [`SharedVmmAllocator::trace_events`](crate::SharedVmmAllocator::trace_events).
     #[must_use]
     pub fn traces_events(&self) -> bool {

@@ -1,28 +1,26 @@
-//! The two ways a space places blocks, and what is left of either when its capture has ended.
+//! Placement of a space's blocks: stitched or bump, and a table after the seal.
 
 use super::bump::Bump;
 use super::layout::{Layout, Live, NotLive, Place, Usage};
 use super::sealed::Sealed;
 use crate::units::Stream;
 
-/// How a space places its blocks.
 #[derive(Debug)]
 pub(crate) enum Placement {
-    /// On whatever pages are free: see [`layout`](super::layout). None before the first block: what is opened, sealed and kept for long is small.
+    /// On any free pages: see [`layout`](super::layout). `None` before the first block, so an
+    /// unused space stays small.
     Stitched(Option<Box<Layout>>),
-    /// Behind one another: see [`bump`](super::bump).
+    /// Appended: see [`bump`](super::bump).
     Bump(Bump),
-    /// Not any more.
+    /// No further blocks.
     Sealed(Sealed),
 }
 
 impl Placement {
-    /// A stitched space's layout, if it has any blocks.
     pub(crate) fn layout(&self) -> Option<&Layout> {
         if let Self::Stitched(layout) = self { layout.as_deref() } else { None }
     }
 
-    /// What is in use now.
     pub(crate) fn usage(&self) -> Usage {
         match self {
             Self::Stitched(layout) => layout.as_deref().map_or_else(Usage::default, Layout::usage),
@@ -31,7 +29,7 @@ impl Placement {
         }
     }
 
-    /// Small and other pages this space shows.
+    /// Returns how many small and large (or tape) page numbers the space used.
     pub(crate) fn pages(&self) -> (usize, usize) {
         match self {
             Self::Stitched(layout) => layout.as_deref().map_or((0, 0), Layout::pages),
@@ -40,7 +38,6 @@ impl Placement {
         }
     }
 
-    /// The live blocks.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         match self {
             Self::Stitched(layout) => layout.as_deref().map_or_else(Vec::new, Layout::blocks),
@@ -49,7 +46,7 @@ impl Placement {
         }
     }
 
-    /// The blocks that were live when the most bytes were; in a bump space, all that were handed out.
+    /// Returns the blocks live at the peak; in a bump space, all blocks ever allocated.
     pub(crate) fn at_peak(&self) -> Vec<Live> {
         match self {
             Self::Stitched(layout) => layout.as_deref().map_or_else(Vec::new, Layout::at_peak),
@@ -58,7 +55,7 @@ impl Placement {
         }
     }
 
-    /// Frees the block at a place; how many of its bytes are free at once.
+    /// Frees the block at a place. Returns the bytes freed at once.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.free(place),
@@ -68,7 +65,7 @@ impl Placement {
         }
     }
 
-    /// Whether a live block begins at a place.
+    /// Checks for a live block beginning at a place.
     pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.check(place),
@@ -78,8 +75,8 @@ impl Placement {
         }
     }
 
-    /// Notes that a stream uses the block at a place; before the seal of a stitched space, returns the
-    /// block's own stream if that is another one.
+    /// Records a use of a block on `stream`. In a stitched space before the seal, returns the
+    /// block's own stream if different.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<Option<Stream>, NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.record_stream(place, stream),
@@ -97,7 +94,8 @@ impl Placement {
         }
     }
 
-    /// Whether a live block covers a byte of a part of a range. Nothing is known of that before the seal.
+    /// Returns whether a live block covers any byte in `from..to` of a range; always true before
+    /// the seal.
     pub(crate) fn covered(&self, range: usize, from: u64, to: u64) -> bool {
         match self {
             Self::Sealed(sealed) => sealed.covered(range, from, to),
@@ -105,7 +103,8 @@ impl Placement {
         }
     }
 
-    /// Whether any block ever lay on a small page's worth of addresses of a range. True before the seal.
+    /// Returns whether any block ever lay in a small-page unit of a range; always true before the
+    /// seal.
     pub(crate) fn was_used(&self, range: usize, unit: u64) -> bool {
         match self {
             Self::Sealed(sealed) => sealed.was_used(range, unit),
@@ -113,7 +112,7 @@ impl Placement {
         }
     }
 
-    /// The capture has ended.
+    /// Ends the capture: reduces the placement to a table.
     pub(crate) fn seal(&mut self) {
         let nothing = || Sealed::new(Vec::new(), Usage::default(), (0, 0));
         *self = Self::Sealed(match std::mem::replace(self, Self::Stitched(None)) {

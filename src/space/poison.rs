@@ -1,7 +1,9 @@
-//! Poison: the shared pages of a space are filled before a replay, so that a graph which relies on what is left there shows at once.
+//! Poison: fills the shared pages of a space before a replay, to expose graphs which read leftover
+//! bytes.
 //!
-//! Every byte of a shared page is undefined when a replay begins, since any graph of the arena may have run in between. A graph that
-//! is right writes before it reads; one that is not gives what the last graph left, which is right often enough to stay hidden.
+//! All bytes of shared pages are undefined when a replay begins, because other graphs may have run.
+//! A correct graph writes before reading. A wrong graph reads bytes of the last graph, which often
+//! happen to be right.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -12,34 +14,35 @@ use super::Space;
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// What shared pages are filled with: as floating-point numbers of any width a NaN, as an index far outside.
+/// Fill pattern of shared pages: a NaN in all floating-point formats, far out of range as an index.
 pub const POISON: u32 = 0xffff_ffff;
-/// What [`Space::verify`] fills them with the second time: small numbers of either sign.
+/// Second fill pattern of [`Space::verify`]: small positive and negative numbers.
 const ANTIDOTE: u32 = 0x2a2a_a2a2;
 
-/// An output that depends on what was on the shared pages before the replay.
+/// An output which depends on the contents of shared pages before the replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// The number of the space whose graph it is.
+    /// Number of the graph's space.
     pub space: u64,
-    /// Which of the outputs.
+    /// Index of the output.
     pub output: usize,
-    /// The first byte that differs, from the output's beginning.
+    /// Offset of the first different byte in the output.
     pub offset: u64,
 }
 
 impl Space {
-    /// Replays twice over shared pages filled with one pattern and then another, and compares the outputs: `None` if they are the
-    /// same to the bit. Outputs are device memory of the caller, in this space (retained) or elsewhere: address and bytes.
+    /// Replays twice over shared pages with different fill patterns, and compares the outputs
+    /// bitwise. Returns `None` if all are equal. Outputs are (address, bytes) of the caller's
+    /// device memory, in live-out blocks of this space or elsewhere.
     ///
-    /// `launch` must give the same work to `stream` both times, over inputs that it leaves as they were, without random numbers. Waits
-    /// for the device.
+    /// `launch` must submit the same work to `stream` both times, over unchanged inputs, without
+    /// random numbers. Waits for the device.
     ///
     /// # Errors
-    /// Those of [`replay`](Self::replay), and what the driver says of filling or reading.
+    /// Those of [`replay`](Self::replay); driver errors of fills and copies.
     ///
     /// # Safety
-    /// The outputs are memory of the device, mapped until this returns.
+    /// The outputs are memory of the device, mapped until this call returns.
     pub unsafe fn verify(
         &self,
         stream: Stream,
@@ -75,7 +78,7 @@ impl Space {
         Ok(None)
     }
 
-    /// Replays with the shared pages of this space filled just before, in order on the stream.
+    /// Replays after filling the space's shared pages, in stream order.
     pub(super) fn replay_over<T>(
         &self,
         pattern: u32,
@@ -87,7 +90,7 @@ impl Space {
         Ok(launch())
     }
 
-    /// Fills the shared pages of this space, in order on the stream; within a turn of the order.
+    /// Fills the space's shared pages in stream order. The caller holds the replay slot.
     pub(super) fn fill_shared(&self, pattern: u32, stream: Stream) -> Result<()> {
         let shared = self.shared_pages();
         let state = self.core().state.lock();
@@ -96,7 +99,7 @@ impl Space {
         })
     }
 
-    /// Where each shared page of this space shows, once: range, offset and bytes.
+    /// Returns one mapping of each shared page: range, offset and bytes.
     fn shared_pages(&self) -> Vec<(usize, u64, u64)> {
         let state = self.core().state.lock();
         let common = &self.core().common;

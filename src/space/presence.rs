@@ -1,4 +1,5 @@
-//! Whether an arena's pages are there, and which of its spaces are open: the two exclude each other.
+//! Residency of an arena: whether its pages have memory, and how many of its spaces are open. An
+//! arena with open spaces cannot be paused.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,7 +9,6 @@ use crate::error::{Error, Result};
 use crate::pages::{Events, Fence, HostCopy, HostPool, MoveTurn, PageId, PagePool};
 use crate::sync::Mutex;
 
-/// Where an arena stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
     #[default]
@@ -29,28 +29,27 @@ impl Stage {
     }
 }
 
-/// What is known of an arena that can step aside.
+/// State of pause and resume.
 #[derive(Debug, Default)]
 pub(super) struct Aside {
     pub(super) stage: Stage,
-    /// Spaces that are being captured.
+    /// Spaces under capture.
     pub(super) open: u64,
-    /// How often it came back.
+    /// Resumes so far.
     pub(super) returns: u64,
-    /// What the host has of pages with blocks that outlive replays. It counts as long as it is here, whatever the page holds.
+    /// Host copies of pages with persistent contents. A copy is valid while it is in this table.
     pub(super) copies: HashMap<PageId, HostCopy>,
-    /// Behind what the last resume copies.
+    /// Fence after the copies of the last resume.
     pub(super) contents: Fence,
 }
 
-/// Whether an arena's pages are there.
 #[derive(Default)]
 pub(crate) struct Presence {
     pub(super) turn: MoveTurn,
     aside: Arc<Mutex<Aside>>,
 }
 
-/// A space is being captured: as long as this lives the arena is not paused.
+/// Token of a space under capture: the arena is not paused while the token lives.
 #[derive(Debug)]
 pub(super) struct Opened(Arc<Mutex<Aside>>);
 
@@ -71,19 +70,20 @@ impl Presence {
         self.aside.lock().require_resident()
     }
 
-    /// Does something while no pause begins or ends; `None`, and nothing, unless the arena is resident and all that the last resume copies is there.
+    /// Runs `work` while no pause begins or ends. Returns `None` without a call unless the arena is
+    /// resident and all contents are restored.
     pub(super) fn while_there<T>(&self, events: &Arc<Events>, work: impl FnOnce() -> T) -> Option<T> {
         let mut aside = self.aside.lock();
         let there = aside.require_resident().is_ok() && aside.contents.done(events).unwrap_or(false);
         there.then(work)
     }
 
-    /// A leaf among the locks, but for the host pool's and that of the pages.
+    /// A leaf lock, except for the locks of the host pool and the page pool.
     pub(super) fn with<T>(&self, look: impl FnOnce(&mut Aside) -> T) -> T {
         look(&mut self.aside.lock())
     }
 
-    /// A space is opened.
+    /// Registers an open space.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless the arena is resident.
@@ -94,20 +94,19 @@ impl Presence {
         Ok(Opened(Arc::clone(&self.aside)))
     }
 
-    /// Whether its pages stepped aside.
     pub(crate) fn paused(&self) -> bool {
         self.aside.lock().stage == Stage::Paused
     }
 
-    /// What is behind the contents that the last resume copies.
+    /// Returns a fence after the copies of the last resume.
     pub(super) fn contents(&self, events: &Arc<Events>) -> Fence {
         let mut aside = self.aside.lock();
-        // Forgets what is over; what cannot be asked is not.
+        // Drops finished parts. A failed query leaves the fence unfinished.
         let _ = aside.contents.done(events);
         aside.contents.clone()
     }
 
-    /// Gives up what the host has of pages that are gone.
+    /// Frees host copies of pages which no longer exist.
     pub(super) fn forget(&self, pool: &PagePool, host: &HostPool) {
         let mut aside = self.aside.lock();
         if aside.copies.is_empty() {

@@ -1,4 +1,5 @@
-//! Work that needs pages on lease waits for their recall, if the arena's user wants that.
+//! Recall on demand: work which needs leased pages waits for the end of the leases, if the arena is
+//! set to wait.
 
 use std::fmt;
 use std::sync::Weak;
@@ -9,16 +10,16 @@ use super::Common;
 use crate::error::{Error, Result};
 use crate::sync::{Mutex, yield_now};
 
-/// Who can recall leases.
 pub(crate) trait Recall: Send + Sync {
-    /// Recalls these; they share the time. The caller holds no lock.
+    /// Recalls these leases, within one deadline for all. The caller holds no lock.
     fn recall(&self, leases: &[u64], deadline: Duration) -> Result<()>;
 }
 
-/// Whether work that needs pages on lease waits, how long, and who recalls them.
+/// Policy of an arena for work on leased pages: whether to wait, how long, and the recalling
+/// object.
 #[derive(Default)]
 pub(crate) struct Recalls {
-    /// 0: it is refused.
+    /// Microseconds to wait; 0: the work is refused.
     micros: AtomicU64,
     by: Mutex<Option<Weak<dyn Recall>>>,
 }
@@ -40,14 +41,13 @@ impl Recalls {
 }
 
 impl Common {
-    /// Does something again behind a recall of the leases in its way, if the arena is to wait for that. The caller holds no lock; it may
-    /// have the arena's turn. Costs nothing where nothing is on lease.
+    /// Retries `work` after recalling the leases in its way, if the arena is set to wait. The
+    /// caller holds no lock, but may hold the replay slot. Free while nothing is leased.
     #[inline]
     pub(super) fn recalled<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         work().or_else(|error| self.recalled_of(error, &mut work))
     }
 
-    /// The rest, out of the way of what succeeds at once.
     #[cold]
     fn recalled_of<T>(&self, error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let since = Instant::now();
@@ -62,7 +62,8 @@ impl Common {
                 // Time is up, or the arena is gone.
                 _ => return result,
             }
-            // One that is being lent just now is in the pool's books before its arena knows it: let that thread go on.
+            // A new lease is in the page table before its arena knows the lease: yield to the
+            // lending thread.
             yield_now();
             result = work();
         }

@@ -1,4 +1,4 @@
-//! Windows in the order of their use: a doubly linked list threaded through a table.
+//! Windows in order of use: a doubly linked list within a table.
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {
@@ -14,13 +14,11 @@ pub(crate) struct Recency {
 }
 
 impl Recency {
-    /// Adds the next number as the newest.
     pub(crate) fn add(&mut self) {
         self.links.push(Link::default());
         self.link(self.links.len() - 1);
     }
 
-    /// Makes a number the newest.
     pub(crate) fn touch(&mut self, number: usize) {
         if self.newest == Some(number) {
             return;
@@ -39,7 +37,7 @@ impl Recency {
         self.newest
     }
 
-    /// The number used last before this one.
+    /// Returns the number used last before this one.
     pub(crate) fn older(&self, number: usize) -> Option<usize> {
         self.links[number].older
     }

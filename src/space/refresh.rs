@@ -1,8 +1,9 @@
-//! Pages that left the arena's shared set since this space mapped them: they hold contents that count, so the space gets others before
-//! the device uses its addresses again.
+//! Replaces pages which left the arena's shared set, before a space which maps such pages is
+//! replayed.
 //!
-//! A space that is sealed shows one page for each number it used; which ones does not matter, as long as no two are the same. One that
-//! is being captured is not replayed, so it goes on with what it shows until it is.
+//! A page which left holds live contents of eager work, so the graph must not write to the page. A
+//! sealed space maps one page per number it used. The choice of pages is free, as long as all pages
+//! differ. A space under capture is not replayed, so its mappings stay until its first replay.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -14,11 +15,12 @@ use crate::order::Entered;
 use crate::pages::{Change, Class, Holder, PageId, PageNo};
 use crate::units::Stream;
 
-/// A mapping of a page that is not the arena's any more, or was before it went: range, offset, bytes and page.
+/// A mapping of a page which left the shared set, or of an unmapped hole: range, offset, bytes and
+/// page.
 pub(super) type Stale = (usize, u64, u64, PageId);
 
 impl Core {
-    /// Takes the arena's turn for a replay of this space, which must be sealed.
+    /// Begins a replay of this space, which must be sealed.
     pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
         self.common.usable()?;
         self.require_sealed()?;
@@ -30,7 +32,6 @@ impl Core {
         self.common.order.begin(stream, || self.order_key(), || self.bring_up())
     }
 
-    /// The rest, out of the way of what succeeds at once.
     #[cold]
     fn enter_again(&self, stream: Stream, error: Error) -> Result<Entered<'_>> {
         let mut first = Some(error);
@@ -42,13 +43,13 @@ impl Core {
         })
     }
 
-    /// Whether a page that it shows may have left since.
+    /// Returns whether mapped pages may have left the shared set since the last check.
     pub(super) fn is_behind(&self) -> bool {
         self.seen.load(Ordering::SeqCst) != self.common.shared.version()
     }
 
-    /// Replaces the pages that left. The caller has the turn, so that none leaves meanwhile; waits for this space's own last replay if there
-    /// is something to replace.
+    /// Replaces the pages which left. The caller holds the replay slot, so no page leaves
+    /// meanwhile. If a page must be replaced, waits for this space's last replay.
     fn bring_up(&self) -> Result<()> {
         self.begin_launches();
         let (seen, version) = (self.seen.load(Ordering::SeqCst), self.common.shared.version());
@@ -69,14 +70,13 @@ impl Core {
         }
         let leases = self.leases();
         if !leases.is_empty() {
-            // Not seen: the next try looks again.
+            // The version stays unseen, so the next attempt checks again.
             return Err(Error::Lent { leases });
         }
         self.seen.store(version, Ordering::SeqCst);
         Ok(())
     }
 
-    /// The leases on pages that it shows.
     pub(super) fn leases(&self) -> Vec<u64> {
         if !self.common.pool().any_lent() {
             return Vec::new();
@@ -112,7 +112,7 @@ impl Core {
         });
         if let Err(error) = done {
             if !change.undo() {
-                // What was there is not missed. What is not there is mapped at the next try.
+                // Lost pages are not needed again. The next attempt maps a page at each hole.
                 let before = std::mem::take(&mut state.holes);
                 state.note_mapped(&self.common, 0, before.iter().map(|(_, _, bytes, _)| bytes).sum());
                 self.note_holes(state, stale);
@@ -126,25 +126,25 @@ impl Core {
         Ok(())
     }
 
-    /// Notes which of these mappings are not there since the driver did not undo a change: the next replay maps something there.
+    /// Records mappings lost because the driver refused an undo. The next replay maps new pages.
     pub(super) fn note_holes(&self, state: &mut State, before: Vec<Stale>) {
         let gone =
             |(range, offset, bytes, _): &Stale| state.ranges[*range].gap(*offset, *offset + *bytes).is_some();
         let holes: Vec<Stale> = before.into_iter().filter(gone).collect();
         state.note_mapped(&self.common, holes.iter().map(|(_, _, bytes, _)| bytes).sum(), 0);
         state.holes.extend(holes);
-        // Which looks only where something has changed since the last one.
+        // An outdated version makes the next replay check.
         self.seen.store(self.common.shared.version().wrapping_sub(1), Ordering::SeqCst);
     }
 }
 
 impl State {
-    /// Every page it shows.
+    /// Returns all mapped pages.
     pub(super) fn shown(&self) -> HashSet<PageId> {
         self.ranges.iter().flat_map(|range| range.mapped()).map(|mapped| mapped.page).collect()
     }
 
-    /// What is to be mapped, holes first, and how many those are.
+    /// Returns the places to map, holes first, and the number of holes.
     fn stale(&self, common: &Common, own: Holder) -> (Vec<Stale>, usize) {
         let mut stale = self.holes.clone();
         let holes = stale.len();
@@ -159,8 +159,9 @@ impl State {
         (stale, holes)
     }
 
-    /// The pages of these numbers, for the space of a number that is being captured and has seen a version of the shared set. Where pages left since, a
-    /// number that it shows already keeps the page that it shows, and a new one gets a page that it does not show.
+    /// Returns the pages of these numbers for a space under capture, which has seen version `seen`
+    /// of the shared set. If pages left since, a mapped number keeps its page, and a new number
+    /// gets a page not mapped by the space.
     pub(super) fn pages_of(
         &self,
         common: &Common,
@@ -172,7 +173,7 @@ impl State {
         if shared.version() == seen {
             let pages = numbers.iter().map(|no| shared.page(change, *no, space));
             let pages = pages.collect::<Result<Vec<_>>>()?;
-            // Else one may have left and come back under another number just now.
+            // Otherwise a page may just have left and returned under a different number.
             if shared.version() == seen {
                 return Ok(pages);
             }
@@ -192,7 +193,8 @@ impl State {
         let mut shown = self.shown();
         let page = |no: &PageNo| {
             if let Some(page) = known.get(no) {
-                // It may come back just now; it is mapped here, so that it does not go.
+                // The page may change owner at this moment. A free is impossible, because the page
+                // is mapped in this space.
                 let relied = (0..2).any(|_| {
                     common.pool().holder(*page).is_some_and(|has| change.rely_on(*page, has).is_some())
                 });

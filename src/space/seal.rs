@@ -1,15 +1,36 @@
-//! The end of a capture: what is still live is retained.
+//! Seal: ends a capture and gives blocks still live pages of their own.
 //!
-//! A block that outlives its capture (a graph's output, a library's cached workspace, a constant made lazily) must not share
-//! pages with other graphs, or their replays destroy it. By default the addresses such a block covers get pages that belong to
-//! this space alone, so that the program behaves as if the graph had a private pool. Nothing is copied: a capture has
-//! recorded work, not done it, so the first contents come with the first replay.
+//! A *live-out* (retained) block outlives its capture: a graph's output, a library's cached
+//! workspace, a lazily created constant. Replays of other graphs overwrite shared pages, so by
+//! default a live-out block moves to pages owned by its space. The program then behaves as if the
+//! graph had a private pool. Nothing is copied: a capture records work without running the work, so
+//! the first replay writes the first contents.
 //!
 //! ```text
-//!   before   | large page 3                                     |      a retained block among others, long freed
-//!   blocks   [ passing  ][ retained ][ passing             ]
-//!   after    | small 7 | own | own | small 8 | small 9 | .. |   |      fillers are shared small pages; a page is never cut
+//!   before   | large page 3                                     |
+//!   blocks   [ freed    ][ live-out ][ freed               ]
+//!   after    | small 7 | own | own | small 8 | small 9 | .. |   |   fillers: small 7, 8, 9
 //! ```
+//!
+//! With [`RetainPolicy::Retain`], each slot (addresses of one mapped page) has one of three
+//! outcomes:
+//!
+//! * No live-out block: the slot keeps its shared page.
+//! * Wholly covered by live-out blocks, and the page is mapped nowhere else: the page changes owner
+//!   without a driver call.
+//! * Otherwise the page is replaced: by small pages of the space under live-out blocks, by shared
+//!   *filler* pages under freed blocks, and by nothing under unused addresses.
+//!
+//! The module owns the change from [`Phase::Open`] to [`Phase::Sealed`]. The space's lock is held
+//! for the whole change, across its driver calls. The out-of-memory retry around a seal holds no
+//! lock. Invariants:
+//!
+//! * All replacements of a seal are one transaction. After an error the space is open as before, or
+//!   broken if the driver refuses the undo.
+//! * Except with [`RetainPolicy::Share`], each page under a live-out local block is owned by the
+//!   space and mapped in no other space.
+//! * A filler is a shared page which the space maps nowhere else.
+//! * A page exported from this space and still pinned is never replaced.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -22,89 +43,106 @@ use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Class, Mapping, PageId, PageNo, RangeId};
 
-/// What becomes of blocks that are live when their capture ends.
+/// Policy for live-out blocks: blocks still live at the end of their capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetainPolicy {
-    /// They move to pages of their own: other graphs never touch them.
+    /// Moves the blocks to pages of the space, which other graphs never touch.
     #[default]
     Retain,
-    /// They stay on shared pages: the next replay of another graph may overwrite them. For callers that copy their outputs out.
+    /// Leaves the blocks on shared pages: the next replay of another graph may overwrite them. For
+    /// callers which copy their outputs.
     Share,
-    /// Their pages become the space's own as they are, passing blocks on them included, and none is exchanged for another; where another
-    /// space, or another part of this one, shows such a page, the seal fails. For captures of whose pages somebody else has taken hold:
-    /// NCCL registers buffers of captured collectives, and keeps the page that was there then.
+    /// The pages under the blocks become the space's own, freed neighbours included; none is
+    /// replaced. Fails if such a page is also mapped elsewhere in this space or by another space.
+    /// For pages already registered by a library: NCCL registers buffers of captured collectives by
+    /// page.
     #[serde(rename = "in_place")]
     InPlace,
-    /// As [`Retain`](Self::Retain), but for remote blocks, which stay where they are, on shared pages: the next replay of another graph may overwrite
-    /// them. For peers that were told of their pages during the capture.
+    /// Like [`Retain`](Self::Retain), except for peer-visible (remote) blocks. These stay on shared
+    /// pages, which the next replay of another graph may overwrite. For peers which received the
+    /// pages during the capture.
     #[serde(rename = "share_remote")]
     ShareRemote,
 }
 
-/// What a capture used.
+/// Resources used by a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SealReport {
-    /// The most bytes that were live at once.
+    /// Peak bytes of live blocks.
     pub peak_live_bytes: u64,
-    /// Small shared pages this space shows.
+    /// Small page numbers used: slabs, and fillers added by the seal.
     pub small_pages: u64,
-    /// Large shared pages this space shows.
+    /// Large page numbers used during the capture.
     pub large_pages: u64,
-    /// Mappings made, each a map and a set-access call.
+    /// Mappings made; each is a map and a set-access call.
     pub maps: u64,
-    /// Calls made to the driver: to reserve, create, map, set access and unmap.
+    /// Driver calls: reserve, create, map, set access and unmap.
     pub driver_calls: u64,
-    /// Time spent in them, waiting for other spaces' calls included.
+    /// Time spent in the driver calls, waits for calls of other spaces included.
     pub driver_time: Duration,
-    /// Bytes of pages that became this space's own.
+    /// Bytes of pages owned by this space.
     pub retained_bytes: u64,
-    /// Blocks that were allocated in all.
+    /// Blocks allocated in total.
     pub allocations: u64,
-    /// A hash of the capture's plan: page sizes, which numbered page is where, every block's place and bytes in order, what is live at
-    /// its end and the policy for that. In a stitched space the same for the same requests, in any process and whatever was captured before; so ranks can compare what
-    /// they captured. (Places of kept blocks do not count; where [blocks are kept as before](crate::VmmTorchAllocator::keep_as_before), which ones are does, and so what was captured
-    /// before. Those of a bump space depend on the arena's tape too, from its second range of
-    /// addresses on.)
+    /// Hash of the capture's plan: page sizes, the numbered page of each slot, place and bytes of
+    /// each block in order, the live-out blocks and their policy. In a stitched space, equal
+    /// requests give equal hashes in any process and after any earlier captures, so ranks can
+    /// compare captures.
+    ///
+    /// Places of persistent (kept) blocks do not count. If [persistent blocks are
+    /// predicted](crate::VmmTorchAllocator::keep_as_before), the choice of blocks counts, and with
+    /// the choice the earlier captures. In a bump space, the arena's tape also counts from the
+    /// second range of addresses on.
     pub layout_hash: u64,
-    /// Blocks that are still live, by address.
+    /// Blocks still live, by address.
     pub retained: Vec<Block>,
-    /// Of these, [remote](Space::allocate_remote) ones. With 0, this seal exchanged no page that remote blocks are or were on. Else, by
-    /// [`RetainPolicy::Retain`], those under them and under what lies beside may be others: peers are to be told after the seal. By other policies
-    /// they are where they were.
+    /// Live [peer-visible](Space::allocate_remote) blocks. If 0, this seal replaced no page of a
+    /// peer-visible block, live or freed. Otherwise [`RetainPolicy::Retain`] may have replaced the
+    /// pages of these blocks and of their neighbours: export the pages to peers after the seal.
+    /// Other policies leave the pages in place.
     pub remote_blocks: u64,
-    /// Their bytes.
+    /// Bytes of these blocks.
     pub remote_bytes: u64,
 }
 
 impl Space {
-    /// Ends the capture: no further blocks can be allocated, and the space can be replayed. Blocks that are still live are
-    /// treated as the arena's policy says; those of a bump space stay on shared pages, kept ones where they are.
+    /// Ends the capture: no further blocks can be allocated, and the space can be replayed. Blocks
+    /// still live follow the arena's policy. In a bump space they stay on shared pages; persistent
+    /// blocks stay in place.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open. Out of memory or budget, also
-    /// after everybody was asked to give some back, or what else the driver says: the space is open as before, and the
-    /// call can be repeated. [`Error::WrongState`] also where [`RetainPolicy::InPlace`] fails; [`Error::Exported`] where a page would be exchanged that
-    /// others have, by what [`export`](Self::export) said of this space: seal it in place, share its blocks, or take the pins away first; and
-    /// [`Error::NotOffered`] where a page would be exchanged and graphs may not bear it
-    /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)): keep or share the block; and
-    /// [`Error::WrongState`] where eager work has a page of a remote block, or could be about to take it. (If undoing fails as well the space can only be dropped.)
+    /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open, if
+    /// [`RetainPolicy::InPlace`] fails, or if eager work uses the page of a peer-visible block or
+    /// may take the page. Out of memory or budget, also after calling all reclaimers; driver
+    /// errors.
+    ///
+    /// [`Error::Exported`] if a pinned page [exported](Self::export) from this space would be
+    /// replaced: seal in place, share the blocks, or remove the pins first. [`Error::NotOffered`]
+    /// if a page would be replaced and captured graphs do not permit replacement
+    /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)):
+    /// make the block persistent or share the block.
+    ///
+    /// After an error the space is open as before, and the call can be repeated. If the driver
+    /// refuses the undo, the space can only be dropped.
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.core.policy(&self.core.state.lock());
         self.seal_with(policy)
     }
 
-    /// As [`seal`](Self::seal), with a policy of its own.
+    /// Like [`seal`](Self::seal), with the given policy.
     ///
     /// # Errors
-    /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and another policy than [`RetainPolicy::Share`].
+    /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and any policy except
+    /// [`RetainPolicy::Share`].
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
-        // Whoever seals says that the capture is over: memory may be waited for again, also by the seal itself.
+        // The capture is over: calls may wait for memory again, this seal included.
         drop(self.core.state.lock().capture.take());
-        // What this capture did not begin in: pages that only this space shows may change hands.
+        // Spare ranges not used by this capture are freed, so pages mapped only in this space can
+        // change owner.
         self.core.common.spare_ranges.clear(self.core.common.pool());
         let report = self.core.relieved(|| self.core.seal(policy));
-        // Blocks that this capture freed of other spaces: the events behind their streams can be recorded now.
+        // Events of blocks which this capture freed in other spaces can be recorded now.
         self.core.common.exchange_back();
         self.core.common.shared.settle_returning();
         self.core.common.pool().check();
@@ -117,7 +155,7 @@ impl Space {
                 driver_us = report.driver_time.as_micros() as u64,
                 retained = report.retained.len(),
                 retained_bytes = report.retained_bytes,
-                // Captures with collectives are sealed in place, or by what their program promised of their buffers.
+                // Shows whether a capture with collectives was sealed in place.
                 policy = ?policy,
                 remote_blocks = report.remote_blocks,
                 "space sealed"
@@ -128,7 +166,7 @@ impl Space {
 }
 
 impl Core {
-    /// What a seal does unless it is told otherwise.
+    /// Returns the default policy of a seal.
     pub(super) fn policy(&self, state: &State) -> RetainPolicy {
         match state.placement {
             Placement::Bump(_) => RetainPolicy::Share,
@@ -181,8 +219,8 @@ impl Core {
         })
     }
 
-    /// Puts pages of the space's own under every small page's worth of addresses that live blocks cover; how many numbers of small
-    /// pages were needed behind those that the slabs have. Nothing has changed if that fails.
+    /// Gives each small-page unit with a live-out block pages of the space. Returns the number of
+    /// small page numbers used beyond the slabs. Nothing has changed after an error.
     fn retain(&self, state: &mut State, policy: RetainPolicy) -> Result<usize> {
         let Placement::Stitched(layout) = &state.placement else {
             let expected = "a bump space's blocks stay on shared pages";
@@ -219,7 +257,7 @@ impl Core {
             Ok(tiles.iter().filter(|tile| !tile.remote).map(|tile| (tile.number, tile.mapped)).collect())
         })();
         let Exchange { change, next, fillers, .. } = exchange;
-        // Those that peers are told of after this stay as well.
+        // Peers may receive the fillers later, so the fillers are pinned, too.
         let done = done.and_then(|exchanged: Vec<(usize, Mapping)>| {
             self.common.shared.fix(&fillers)?;
             Ok(exchanged)
@@ -241,12 +279,12 @@ impl Core {
 }
 
 impl State {
-    /// Remote blocks that are live, and their bytes.
+    /// Returns the number and bytes of live peer-visible blocks.
     fn live_remote(&self) -> (u64, u64) {
         self.placement.layout().map_or((0, 0), Layout::live_remote)
     }
 
-    /// The pages that it shows for remote blocks.
+    /// Returns the mapped pages of peer-visible blocks.
     fn shown_remote(&self) -> HashSet<PageId> {
         let Some(layout) = self.placement.layout() else { return HashSet::new() };
         let remote = layout.remote_tiles();
@@ -259,7 +297,7 @@ impl State {
         mapped.filter(|(number, at)| remote.contains(&(*number, at.offset))).map(|(_, at)| at.page).collect()
     }
 
-    /// The capture ends: what is live now gets other pages than what passed.
+    /// Adds the end of the capture: live-out blocks get different pages than freed ones.
     fn end_layout_hash(&mut self, policy: RetainPolicy) {
         let mut placed: Vec<u64> = self.placement.blocks().iter().map(|live| live.serial).collect();
         let mut kept: Vec<u64> = self.kept.live().map(|(.., serial)| serial).collect();
@@ -275,24 +313,24 @@ impl State {
     }
 }
 
-/// The exchange of shared pages under retained blocks for pages of the space's own.
+/// Replacement of shared pages under live-out blocks by pages of the space.
 struct Exchange<'a> {
     core: &'a Core,
     change: Change<'a>,
     policy: RetainPolicy,
-    /// The next number of a small page that nothing else in this space is on.
+    /// Next small page number not used by this space.
     next: usize,
-    /// The pages that the space shows.
+    /// All pages mapped by the space.
     shown: HashSet<PageId>,
-    /// Those of them that others were told of.
+    /// Pages exported before the seal.
     told: HashSet<PageId>,
-    /// Fillers on which remote blocks lie now.
+    /// Fillers which now hold freed peer-visible blocks.
     fillers: HashSet<PageId>,
 }
 
-/// Where a page shows, and how its addresses are used.
+/// A slot: one mapped page, and the use of its addresses.
 struct Tile<'a> {
-    /// The range's index.
+    /// Index of the range.
     number: usize,
     range: RangeId,
     mapped: Mapping,
@@ -301,7 +339,7 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Whether all of it is retained, by units of so many bytes.
+    /// Returns whether live-out blocks cover all units, of `small` bytes each.
     fn is_wholly_retained(&self, small: u64) -> bool {
         let covered = self.units.len() as u64 * small >= self.mapped.bytes;
         covered && self.units.iter().all(|unit| *unit == Unit::Retained)
@@ -309,7 +347,8 @@ impl Tile<'_> {
 }
 
 impl Exchange<'_> {
-    /// Whether its page may stay there: no retained block is on it, or it is the space's own now.
+    /// Returns whether the slot keeps its page, because no live-out block is on the page, or
+    /// because the page is the space's own now.
     fn keeps_its_page(&mut self, tile: &Tile) -> Result<bool> {
         let page = tile.mapped.page;
         let shared = &self.core.common.shared;
@@ -319,7 +358,8 @@ impl Exchange<'_> {
         let driver = self.core.common.pool().driver();
         let exchanges = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
         let wholly = tile.is_wholly_retained(shared.geometry().small());
-        // A page that only this space shows, all of it retained, changes hands: no call to the driver. Its number is for another.
+        // Change of owner without a driver call. The page's number in the shared set is free for a
+        // new page.
         if (wholly || !exchanges) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
             return Ok(true);
         }
@@ -337,13 +377,13 @@ impl Exchange<'_> {
         Ok(false)
     }
 
-    /// Gives a tile pages of the space's own under what is retained, and other small pages under what passed.
+    /// Maps pages of the space under live-out units, and fillers under units of freed blocks.
     fn exchange(&mut self, tile: &Tile) -> Result<()> {
         let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote, .. } = *tile;
         let shared = &self.core.common.shared;
         let small = shared.geometry().small();
         let wholly = tile.is_wholly_retained(small);
-        // New pages first: that may fail, and then there is nothing to undo at the driver.
+        // Taking pages may fail, so pages are taken before the first driver call on the slot.
         let mut parts = Vec::new();
         let mut at = 0;
         for run in units.chunk_by(|a, b| a == b) {
@@ -351,7 +391,7 @@ impl Exchange<'_> {
             match run[0] {
                 Unit::Idle => {}
                 Unit::Retained => {
-                    // Small ones, which any number of small pages can use once their blocks are freed.
+                    // Small pages fit any later use after their blocks are freed.
                     let each = if wholly { length } else { small };
                     let own = (0..length / each)
                         .map(|_| self.change.take(each, self.core.own(), shared.account().id()));
@@ -361,7 +401,8 @@ impl Exchange<'_> {
                     let mut pages = Vec::with_capacity(run.len());
                     for _ in run {
                         let no = PageNo { class: Class::Small, index: self.next as u32 };
-                        // One that left and came back may be shown here under another number.
+                        // A page which left the shared set and returned may have a new number, but
+                        // be mapped in this space already.
                         let page = shared.page_apart(&mut self.change, no, &self.shown, self.core.id)?;
                         self.shown.insert(page);
                         pages.push(page);

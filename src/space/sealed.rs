@@ -1,64 +1,61 @@
-//! What is left of a placement when its capture has ended: the blocks that are still live, and nothing else.
+//! Placement of a space after its seal: the live-out blocks only.
 
 use super::layout::{Live, NotLive, Place, Usage};
 
-/// The blocks that were live at the seal. Nothing is placed any more, so they are a sorted table of a few bytes each.
+/// Sorted table of the blocks live at the seal. Nothing is placed any more.
 #[derive(Debug)]
 pub(crate) struct Sealed {
-    /// By place. A block that was freed since has serial 0, which no block was given.
+    /// Sorted by place. Serial 0, which no block has, marks a block freed since.
     blocks: Box<[Live]>,
-    /// The blocks that were live when the most bytes were.
+    /// Blocks live at the peak.
     peak: Box<[Live]>,
     usage: Usage,
     pages: (usize, usize),
-    /// For each range one bit for each small page's worth of its addresses: whether any block ever lay there.
+    /// For each range, one bit per small-page unit: whether any block ever lay there.
     used: Box<[Box<[u64]>]>,
 }
 
 impl Sealed {
-    /// The live blocks, what is in use, and how many small and other pages the space shows.
+    /// Creates the table from the live blocks, their usage, and the numbers of small and large
+    /// pages.
     pub(crate) fn new(mut blocks: Vec<Live>, usage: Usage, pages: (usize, usize)) -> Self {
         blocks.sort_unstable_by_key(|live| live.place);
         Self { blocks: blocks.into_boxed_slice(), peak: Box::default(), usage, pages, used: Box::default() }
     }
 
-    /// Keeps where blocks ever lay: for each range one bit for each small page's worth of addresses.
+    /// Adds the bits of units ever used by a block.
     pub(crate) fn with_used(self, used: Box<[Box<[u64]>]>) -> Self {
         Self { used, ..self }
     }
 
-    /// Whether any block ever lay on a small page's worth of addresses of a range. True where that is not known.
+    /// Returns whether any block ever lay in a unit of a range; true if unknown.
     pub(crate) fn was_used(&self, range: usize, unit: u64) -> bool {
         let word = self.used.get(range).and_then(|used| used.get(unit as usize / 64));
         word.is_none_or(|word| word >> (unit % 64) & 1 == 1)
     }
 
-    /// Keeps what was live when the most bytes were.
     pub(crate) fn with_peak(self, peak: Vec<Live>) -> Self {
         Self { peak: peak.into_boxed_slice(), ..self }
     }
 
-    /// The blocks that were live when the most bytes were.
     pub(crate) fn at_peak(&self) -> Vec<Live> {
         self.peak.to_vec()
     }
 
-    /// What is in use now.
     pub(crate) fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// Numbers of small and other pages the space has used.
+    /// Returns how many small and large page numbers the space used.
     pub(crate) fn pages(&self) -> (usize, usize) {
         self.pages
     }
 
-    /// The live blocks, by place.
+    /// Returns the live blocks, by place.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         self.blocks.iter().copied().filter(|live| live.serial > 0).collect()
     }
 
-    /// Frees the block at a place; its bytes.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         let live = &mut self.blocks[find(&self.blocks, place)?];
         live.serial = 0;
@@ -66,15 +63,14 @@ impl Sealed {
         Ok(live.bytes)
     }
 
-    /// Whether a live block begins at a place.
     pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
         find(&self.blocks, place).map(|_| ())
     }
 
-    /// Whether a live block covers a byte from `from` to `to` of a range.
+    /// Returns whether a live block covers any byte in `from..to` of a range.
     pub(crate) fn covered(&self, range: usize, from: u64, to: u64) -> bool {
         let behind = self.blocks.partition_point(|live| live.place < Place { range, offset: to });
-        // No two of them overlap, freed ones included: each was live at the seal. So their ends are in order too.
+        // All blocks were live at the seal, so none overlap and their ends are sorted, too.
         let before = self.blocks[..behind].iter().rev();
         let mut near =
             before.take_while(|live| live.place.range == range && live.place.offset + live.bytes > from);
@@ -82,7 +78,6 @@ impl Sealed {
     }
 }
 
-/// The index of the live block that begins at a place.
 fn find(blocks: &[Live], place: Place) -> Result<usize, NotLive> {
     match blocks.binary_search_by_key(&place, |live| live.place) {
         Ok(found) if blocks[found].serial > 0 => Ok(found),

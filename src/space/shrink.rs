@@ -1,16 +1,19 @@
-//! Replaces large pages of which little is used by small ones, once an arena has its captures.
+//! Replaces large pages with little use by small ones, after all captures of an arena.
 //!
-//! A large page is one allocation of the driver, so an arena that needs 50 MiB on pages of 16 holds 64. Small pages from the beginning
-//! would cost every capture of a large model its maps, and how much an arena comes to need is known only when all captures are made.
+//! A large page is one driver allocation, so an arena of 50 MiB on 16 MiB pages holds 64 MiB. Small
+//! pages from the start would cost every capture of a large model its maps, and the final size of
+//! an arena is known only after all captures.
 //!
 //! ```text
-//!   before   | large page 2                  | large page 3                  |     what this space uses: ==
+//!   before   | large page 2                  | large page 3                  |
 //!   used     | ============================= | ======                        |
-//!   after    | large page 2                  | small 4 | small 5 |           |     each space shows the lowest small pages that it can
+//!   after    | large page 2                  | small 4 | small 5 |           |
 //! ```
 //!
-//! Addresses stay, and so do pages with live blocks. Spaces share small pages as they shared the large ones: the arena needs as many as
-//! the space that needs the most. What it comes to depends on what the spaces use only, in whatever order they were captured.
+//! Addresses stay, and pages with live blocks stay. Each space takes the lowest possible small page
+//! numbers. Spaces share the small pages like the large ones, so the arena needs the maximum over
+//! its spaces. The result depends only on the bytes used by the spaces, not on the order of
+//! captures.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -19,25 +22,26 @@ use super::{Common, Core, Phase, State};
 use crate::error::{Error, Result};
 use crate::pages::{Change, Class, Fence, Mapping, PageId, PageNo};
 
-/// Replacing pays if it saves one part in so many of what the arena's graphs share: of large arenas it would save little, for many calls.
+/// Replacing must save one part in this many of the shared memory: in large arenas, many calls
+/// would save little.
 const LEAST_PART: u64 = 32;
 
-/// What one space shows of pages that might be replaced.
+/// Use of candidate pages by one space.
 #[derive(Debug, Default)]
 struct Use {
-    /// Shared small pages.
+    /// Mapped shared small pages.
     small: HashSet<PageId>,
-    /// Which small pages' worths of each large page its blocks ever lay on.
+    /// Units (of a small page each) of every large page on which a block ever lay.
     units: BTreeMap<PageId, BTreeSet<u64>>,
     /// Large pages with live blocks of the space.
     live: HashSet<PageId>,
 }
 
-/// A small page's worth of a large page.
+/// A small-page unit of a large page.
 type UnitOf = (PageId, u64);
 
 impl Common {
-    /// See [`SharedVmmAllocator::shrink_to_fit`](crate::SharedVmmAllocator::shrink_to_fit).
+    /// See [`shrink_to_fit`](crate::SharedVmmAllocator::shrink_to_fit).
     pub(crate) fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
         let driver = self.pool().driver();
         driver.capabilities().require_replacing(driver.info(), "an arena keeps the pages that it has")?;
@@ -55,7 +59,8 @@ impl Common {
         Ok(saved)
     }
 
-    /// The large pages to replace: of those that the fewest spaces show, as many as save the most.
+    /// Selects the large pages to replace: pages mapped by the fewest spaces, as many as save the
+    /// most.
     fn worth_replacing(&self, cores: &[Arc<Core>], held: u64) -> HashSet<PageId> {
         let (small, large) = (self.shared.page_bytes(Class::Small), self.shared.page_bytes(Class::Large));
         if small == large {
@@ -64,7 +69,7 @@ impl Common {
         let mut candidates = self.shared.free_large_pages();
         let known: HashSet<PageId> = candidates.iter().copied().collect();
         let uses: Vec<Use> = cores.iter().filter_map(|core| core.uses(&known)).collect();
-        // Others that show a page, such as eager work, keep it.
+        // Pages also mapped by other users, such as eager work, stay.
         candidates.retain(|page| {
             let showing = uses.iter().filter(|of| of.units.contains_key(page)).count();
             showing == self.pool().shown_by(*page) && !uses.iter().any(|of| of.live.contains(page))
@@ -89,7 +94,7 @@ impl Common {
 }
 
 impl Core {
-    /// What it uses of these large pages. `None`: its pages are not to be replaced.
+    /// Returns the space's use of these large pages; `None` if its pages must not be replaced.
     fn uses(&self, known: &HashSet<PageId>) -> Option<Use> {
         let state = self.state.lock();
         if state.phase != Phase::Sealed || !state.holes.is_empty() {
@@ -112,7 +117,7 @@ impl Core {
         Some(found)
     }
 
-    /// Shows small pages wherever it used one of these large pages; all or nothing.
+    /// Maps small pages wherever the space used one of these large pages, in one transaction.
     fn shrink(&self, pages: &HashSet<PageId>) -> Result<()> {
         let state = &mut *self.state.lock();
         let shared = &self.common.shared;
@@ -129,7 +134,7 @@ impl Core {
         let mut shown = state.shown();
         let mut instead: HashMap<UnitOf, PageId> = HashMap::new();
         let done = (|| {
-            // Pages first: that may fail, and then there is nothing to undo at the driver.
+            // Taking pages may fail, so pages are taken before the first driver call.
             let units: BTreeSet<UnitOf> = tiles
                 .iter()
                 .flat_map(|(number, mapped)| {
@@ -165,7 +170,8 @@ impl Core {
 }
 
 impl State {
-    /// Which small pages' worths of what is mapped there any block ever lay on, counted from its beginning.
+    /// Returns the units of a mapping on which a block ever lay, counted from the beginning of the
+    /// mapping.
     fn units_of(&self, range: usize, mapped: Mapping, small: u64) -> impl Iterator<Item = u64> + '_ {
         let first = mapped.offset / small;
         (0..mapped.bytes / small).filter(move |unit| self.placement.was_used(range, first + unit))

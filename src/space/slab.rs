@@ -1,39 +1,41 @@
-//! Packs small blocks into one page. Plain code over granule numbers: no driver, no addresses.
+//! Slab: packs small blocks into one page. Plain code over granule numbers, without driver and
+//! addresses.
 
 use std::num::NonZeroU16;
 
 use crate::units::BLOCK_GRANULE;
 
-/// One page cut into granules of [`BLOCK_GRANULE`] bytes.
+/// A page divided into granules of [`BLOCK_GRANULE`] bytes.
 ///
-/// Blocks are placed at the lowest gap that fits. Invariants: bit `g` of `taken` is set exactly if granule `g` belongs to a
-/// live block; `lengths[g]` is that block's number of granules if it starts at `g`, else `None`; `serials[g]` is its number then.
+/// A block takes the lowest gap with enough room. Invariants: bit `g` of `taken` is set exactly if
+/// granule `g` belongs to a live block. If a block starts at `g`, `lengths[g]` is its number of
+/// granules and `serials[g]` its serial; otherwise `lengths[g]` is `None`.
 #[derive(Debug)]
 pub(crate) struct Slab {
     taken: Box<[u64]>,
     lengths: Box<[Option<NonZeroU16>]>,
     serials: Box<[u64]>,
     live: u32,
-    /// No gap is longer than this many granules. A full slab is passed over without a search.
+    /// Upper bound of the longest gap, in granules: full slabs need no search.
     longest_gap: u32,
 }
 
-/// Why a block cannot be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotABlock {
-    /// Inside a live block, but not its start.
+    /// Inside a live block, but not at its start.
     Inside,
     /// In a gap: freed before, or never a block.
     Gap,
 }
 
 impl Slab {
-    /// An empty slab of `bytes`, a power of two from one granule to [`MAX_SMALL_PAGE`](crate::units::MAX_SMALL_PAGE).
+    /// Creates an empty slab of `bytes`, a power of two from one granule to
+    /// [`MAX_SMALL_PAGE`](crate::units::MAX_SMALL_PAGE).
     pub(crate) fn new(bytes: u64) -> Self {
         let granules = (bytes / BLOCK_GRANULE) as usize;
         let mut taken = vec![0; granules.div_ceil(64)].into_boxed_slice();
         if granules < 64 {
-            // The bits behind the last granule are taken for ever.
+            // Bits after the last granule are always taken.
             taken[0] = u64::MAX << granules;
         }
         Self {
@@ -45,12 +47,12 @@ impl Slab {
         }
     }
 
-    /// Blocks that are live.
     pub(crate) fn live(&self) -> u32 {
         self.live
     }
 
-    /// Places a block of `granules` (at least one) with a number; the granule it starts at, or `None` if no gap is long enough.
+    /// Places a block of `granules` (at least one) with a serial. Returns its first granule, or
+    /// `None` if no gap is long enough.
     pub(crate) fn allocate(&mut self, granules: u32, serial: u64) -> Option<u32> {
         if granules > self.longest_gap {
             return None;
@@ -66,7 +68,7 @@ impl Slab {
         Some(start)
     }
 
-    /// The granules of the live block that starts at `start`.
+    /// Returns the granules of the live block starting at `start`.
     pub(crate) fn block(&self, start: u32) -> Result<u32, NotABlock> {
         if let Some(Some(length)) = self.lengths.get(start as usize) {
             return Ok(u32::from(length.get()));
@@ -75,12 +77,11 @@ impl Slab {
         Err(if inside { NotABlock::Inside } else { NotABlock::Gap })
     }
 
-    /// The number of the live block that starts at `start`.
     pub(crate) fn serial(&self, start: u32) -> u64 {
         self.serials[start as usize]
     }
 
-    /// Frees the block that starts at `start`; its granules.
+    /// Frees the block starting at `start`. Returns its granules.
     pub(crate) fn free(&mut self, start: u32) -> Result<u32, NotABlock> {
         let granules = self.block(start)?;
         self.lengths[start as usize] = None;
@@ -90,7 +91,7 @@ impl Slab {
         Ok(granules)
     }
 
-    /// The live blocks: start and length in granules, and number; lowest first.
+    /// Returns the live blocks (start, length in granules, serial), lowest first.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, u32, u64)> {
         let lengths = self.lengths.iter().zip(&self.serials).enumerate();
         lengths.filter_map(|(start, (length, serial))| {
@@ -98,7 +99,6 @@ impl Slab {
         })
     }
 
-    /// The lowest gap of `granules`.
     fn find_gap(&self, granules: u32) -> Option<u32> {
         let (mut start, mut length) = (0, 0);
         for (index, &word) in self.taken.iter().enumerate() {
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// The same slab, one byte a granule.
+    /// Reference model: one entry per granule.
     struct Naive(Vec<Option<u32>>);
 
     impl Naive {

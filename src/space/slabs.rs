@@ -1,25 +1,25 @@
-//! The slabs of a space: small pages that small blocks share.
+//! Slabs of a space: small pages shared by small blocks.
 
 use super::lane::Lane;
 use super::slab::{NotABlock, Slab};
 
-/// A block within the slabs.
+/// Place of a block within the slabs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// Number of the slab, which is that of its small page.
+    /// Number of the slab and of its small page.
     pub(crate) slab: usize,
-    /// Granule within it.
+    /// First granule in the slab.
     pub(crate) granule: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     slab: Slab,
-    /// The lane whose blocks it holds until the seal.
+    /// Lane of all blocks in the slab until the seal.
     lane: Lane,
 }
 
-/// One slab on each small page of the space, in the order in which they were needed.
+/// One slab per small page of the space, in order of creation.
 #[derive(Debug)]
 pub(crate) struct Slabs {
     page_bytes: u64,
@@ -27,17 +27,17 @@ pub(crate) struct Slabs {
 }
 
 impl Slabs {
-    /// No slabs yet, each of which will be a page of `page_bytes`.
+    /// Creates an empty list; each slab will be a page of `page_bytes`.
     pub(crate) fn new(page_bytes: u64) -> Self {
         Self { page_bytes, entries: Vec::new() }
     }
 
-    /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Places a block with a number: in the first slab of the lane that holds blocks and has room, or else in the first empty one.
+    /// Places a block with a serial: in the first slab of the lane with blocks and room, else in
+    /// the first empty slab.
     pub(crate) fn allocate(&mut self, granules: u32, lane: Lane, serial: u64) -> Option<Slot> {
         for empty in [false, true] {
             for (slab, entry) in self.entries.iter_mut().enumerate() {
@@ -52,37 +52,34 @@ impl Slabs {
         None
     }
 
-    /// Adds a slab for the lane.
     pub(crate) fn add(&mut self, lane: Lane) {
         self.entries.push(Entry { slab: Slab::new(self.page_bytes), lane });
     }
 
-    /// The granules of the block at a slot.
+    /// Returns the granules of a block.
     pub(crate) fn block(&self, slot: Slot) -> Result<u32, NotABlock> {
         self.entries[slot.slab].slab.block(slot.granule)
     }
 
-    /// The number of the block at a slot.
     pub(crate) fn serial(&self, slot: Slot) -> u64 {
         self.entries[slot.slab].slab.serial(slot.granule)
     }
 
-    /// Frees the block at a slot; its granules.
+    /// Frees a block. Returns its granules.
     pub(crate) fn free(&mut self, slot: Slot) -> Result<u32, NotABlock> {
         self.entries[slot.slab].slab.free(slot.granule)
     }
 
-    /// The granules of a slab that blocks cover.
+    /// Returns the number of live blocks in a slab; 0 for an unknown slab.
     pub(crate) fn live(&self, slab: usize) -> u32 {
         self.entries.get(slab).map_or(0, |entry| entry.slab.live())
     }
 
-    /// The lane whose blocks a slab holds.
     pub(crate) fn lane(&self, slab: usize) -> Lane {
         self.entries[slab].lane
     }
 
-    /// The live blocks of a slab: granule, granules and number.
+    /// Returns the live blocks of a slab: granule, length in granules and serial.
     pub(crate) fn blocks(&self, slab: usize) -> impl Iterator<Item = (u32, u32, u64)> {
         self.entries[slab].slab.blocks()
     }

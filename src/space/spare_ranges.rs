@@ -1,8 +1,10 @@
-//! Address ranges of spaces that are gone, which still show shared pages. The next capture of the arena begins
-//! in them: a program that drops small graphs and captures them again needs no driver call for that.
+//! Spare ranges: address ranges of dropped spaces which still map shared pages. The next capture of
+//! the arena begins in these ranges, so a program which drops and recaptures small graphs makes no
+//! driver call.
 //!
-//! A range is used again once its space's fence is done, since the seal may exchange pages in it. It is torn down
-//! behind that fence when the next capture of the arena ends without it, at a trim, and when memory is short.
+//! A range is reused after the old space's fence, because the seal may replace pages in the range.
+//! Unused ranges are freed after the fence: when the next capture ends, at a trim, and when memory
+//! is short.
 
 use super::{Common, Core, State};
 use crate::error::Result;
@@ -10,15 +12,15 @@ use crate::pages::{Change, Fence, Mapping, PageId, PagePool, Remains, Reservatio
 use crate::sync::Mutex;
 use crate::units::Peers;
 
-/// The most ranges that an arena keeps, and the most bytes that they show together.
+/// Limits per arena: number of ranges, and bytes mapped by all.
 const MOST_RANGES: usize = 4;
 const MOST_BYTES: u64 = 16 << 20;
 
-/// The spare ranges of an arena, the oldest first.
+/// Spare ranges of an arena, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct SpareRanges(Mutex<Vec<Spare>>);
 
-/// A range, and what may still use its addresses.
+/// A range, with a fence after the users of its addresses.
 #[derive(Debug)]
 pub(super) struct Spare {
     range: Reservation,
@@ -33,7 +35,8 @@ impl Spare {
         pool.finish(self.fence, remains);
     }
 
-    /// Whether pages are mapped here one behind the other from the beginning on, and nobody uses them.
+    /// Returns whether the range begins with exactly these pages, without gaps, and its fence is
+    /// done.
     fn begins_with(&mut self, pool: &PagePool, pages: &[PageId]) -> bool {
         let mapped = self.range.mapped();
         let mut end = 0;
@@ -46,7 +49,7 @@ impl Spare {
         fits && self.fence.done(pool.events()).unwrap_or(false)
     }
 
-    /// Unmaps what is behind so many pages; the bytes that were mapped before.
+    /// Unmaps everything after the first `pages` pages. Returns the bytes mapped before.
     pub(super) fn cut(&self, change: &mut Change<'_>, pages: usize) -> Result<u64> {
         let mapped = self.range.mapped();
         if let Some(first) = mapped.get(pages) {
@@ -77,8 +80,8 @@ impl SpareRanges {
         gone.into_iter().for_each(|spare| spare.leave(pool));
     }
 
-    /// A range of so many bytes for these peers that shows these pages from its beginning on; it is the
-    /// space's of this number from now on.
+    /// Takes a range of `bytes` bytes for `peers` which begins with these pages. The range then
+    /// belongs to `space`.
     pub(super) fn take(
         &self,
         pool: &PagePool,
@@ -96,7 +99,6 @@ impl SpareRanges {
         Some(all.remove(found))
     }
 
-    /// Gives all of them up.
     pub(crate) fn clear(&self, pool: &PagePool) {
         let all = std::mem::take(&mut *self.0.lock());
         all.into_iter().for_each(|spare| spare.leave(pool));
@@ -104,15 +106,15 @@ impl SpareRanges {
 }
 
 impl Common {
-    /// One that was taken and is not used after all.
+    /// Frees a range which was taken but is not needed.
     pub(super) fn drop_spare(&self, spare: Spare) {
         spare.leave(self.pool());
     }
 }
 
 impl Core {
-    /// Takes the ranges out of a state without live blocks in them, behind a fence: those that the next
-    /// capture can begin in are kept for it, and what is left of the others is returned.
+    /// Takes all ranges from a space without live blocks. Stores the ranges suitable for the next
+    /// capture as spares, and returns the rest for unmapping.
     pub(super) fn leave_ranges(common: &Common, state: &mut State, fence: &Fence, keep: bool) -> Remains {
         let pool = common.pool();
         let keep = keep && state.holes.is_empty() && common.require_resident().is_ok();

@@ -1,4 +1,4 @@
-//! Carries out what a layout plans: maps the pages, and undoes that exactly if it fails.
+//! Executes the plan of a layout: maps the pages in one transaction.
 
 use super::lane::Lane;
 use super::layout::{Layout, Place};
@@ -9,8 +9,9 @@ use crate::pages::Change;
 use crate::units::BlockBytes;
 
 impl State {
-    /// Stitches pages together behind new addresses for a block that the layout finds no room for, in a space of this number that has
-    /// seen this version of the shared set. On failure nothing has changed.
+    /// Maps pages at new addresses for a block without a free place in the layout. `space` is the
+    /// number of the space, `seen` its version of the shared set. Nothing has changed after an
+    /// error.
     pub(super) fn stitch(
         &mut self,
         common: &Common,
@@ -52,7 +53,7 @@ impl State {
             }
         };
         let (done, mut reserved) = change.commit();
-        // What a spare range shows is mapped already.
+        // Mappings of a spare range exist already.
         self.note_mapped(common, 0, shown);
         reserved.extend(spare.map(Spare::into_range));
         self.adopt(common, done, reserved);

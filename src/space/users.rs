@@ -1,4 +1,4 @@
-//! Streams that use blocks besides the streams that the blocks were allocated for.
+//! Recorded streams: streams which use blocks, besides the streams of the allocations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,12 +8,11 @@ use smallvec::SmallVec;
 use crate::pages::{Events, Fence, NamedStream};
 use crate::units::Address;
 
-/// The streams noted for each block, each once. What is asked about a block costs the same among many.
+/// Streams recorded for each block, each once. Lookups cost the same for any number of blocks.
 #[derive(Debug, Default)]
 pub(super) struct Users(BTreeMap<Address, SmallVec<[NamedStream; 1]>>);
 
 impl Users {
-    /// Notes a stream for a block.
     pub(super) fn note(&mut self, block: Address, stream: NamedStream) {
         let streams = self.0.entry(block).or_default();
         if !streams.contains(&stream) {
@@ -21,12 +20,11 @@ impl Users {
         }
     }
 
-    /// Whether a stream is noted for a block.
     pub(super) fn has(&self, block: Address) -> bool {
         self.0.contains_key(&block)
     }
 
-    /// Behind the streams noted for a block, which are forgotten.
+    /// Removes the streams recorded for a block, and returns a fence after their work.
     pub(super) fn take(&mut self, block: Address, events: &Arc<Events>) -> Fence {
         let mut fence = Fence::default();
         let streams = self.0.remove(&block).unwrap_or_default();
@@ -34,7 +32,7 @@ impl Users {
         fence
     }
 
-    /// All of them, each stream as often as it was noted.
+    /// Returns all recorded streams, each once per block.
     pub(super) fn all(&self) -> impl Iterator<Item = &NamedStream> {
         self.0.values().flatten()
     }

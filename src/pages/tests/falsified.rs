@@ -1,4 +1,4 @@
-//! The audit against books that were falsified.
+//! Tests of the audit with corrupted tables.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::pages::teardown::Leaving;
 use crate::pages::{Account, AccountId, Change, Holder, Limits, PagePool, Reservation};
 use crate::units::Peers;
 
-/// A pool with a page of a tenant that shows at the beginning of a range, and a free one.
+/// A pool with one mapped page of a tenant and one free page.
 struct Books {
     pool: Arc<PagePool>,
     _range: std::mem::ManuallyDrop<Reservation>,
@@ -26,12 +26,12 @@ impl Books {
         change.map(range, 0, &[page]).unwrap();
         let (_, mut reserved) = change.commit();
         assert_eq!(pool.audit_idle(), Ok(()));
-        // What is falsified cannot be taken down.
+        // Corrupted tables cannot be torn down.
         Self { pool, _range: std::mem::ManuallyDrop::new(reserved.remove(0)), tenant }
     }
 }
 
-/// Falsified books are kept to the end of the process, where leak checkers see them.
+/// Keeps corrupted pools until the process ends, reachable for leak checkers.
 fn keep(books: Books) {
     static KEPT: std::sync::Mutex<Vec<Books>> = std::sync::Mutex::new(Vec::new());
     KEPT.lock().unwrap().push(books);

@@ -1,4 +1,4 @@
-//! Blocks of eager work: how they come, and how they go.
+//! Blocks of eager work: allocation and free.
 
 use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
@@ -9,15 +9,16 @@ use crate::space::lane::Lane;
 use crate::space::layout::Place;
 use crate::units::{Address, BlockBytes, Stream};
 
-/// A freed block that is perhaps still in use.
+/// A freed block, perhaps still in use.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) address: Address,
     pub(super) place: Place,
     pub(super) bytes: u64,
-    /// Behind its own stream, and those that whoever freed it names: a later scope may wait for them on its stream.
+    /// Fence after the block's stream and the streams named at the free. The stream of a later
+    /// scope may wait for this fence.
     own: Fence,
-    /// Behind the streams that were noted for it: nobody waits for them.
+    /// Fence after the recorded streams. Only polled: no stream waits for this fence.
     noted: Fence,
 }
 
@@ -30,7 +31,7 @@ impl Waiting {
 }
 
 impl EagerSpace {
-    /// A place for a block of the scope under way.
+    /// Places a block of the active scope.
     pub(super) fn place(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
         let place = match state.current.layout.place(bytes, Lane::local(ANY)) {
             Some(place) => place,
@@ -49,7 +50,7 @@ impl EagerSpace {
         Ok(state.current.address(place))
     }
 
-    /// Stitches pages together behind new addresses. On failure nothing has changed.
+    /// Maps pages at new addresses. Nothing has changed after an error.
     fn grow(&self, state: &mut State, bytes: BlockBytes) -> Result<Place> {
         self.common.refuse_hopeless(bytes)?;
         if state.broken {
@@ -91,7 +92,7 @@ impl EagerSpace {
                     && shared.listed(numbered).is_none()
                     && !shared.listed_above(number)
                 {
-                    // Not more memory instead of what is on lease: it comes back, and this would stay.
+                    // A new page would stay after the leased ones return.
                     let leases = shared.leases(growth.pages.len());
                     if !leases.is_empty() {
                         return Err(Error::Lent { leases });
@@ -142,7 +143,7 @@ impl EagerSpace {
             }
             let before = state.outlived.remove(&address);
             if !state.users.has(address) && now.is_some() && before.is_none_or(|stream| Some(stream) == now) {
-                // What uses it next is behind all of its work on the stream.
+                // The next user is on the same stream, so after all uses of this block.
                 state.current.layout.free(place).map_err(|why| why.at(address))?;
             } else {
                 let (mut own, noted) = (Fence::default(), noted(state));
@@ -170,10 +171,10 @@ impl EagerSpace {
         Ok(())
     }
 
-    /// A block of old addresses is gone: so is what only it needed.
+    /// Unmaps memory of old addresses needed only by the freed block.
     fn shrink_old(&self, state: &mut State, index: usize, place: Place, bytes: u64) {
         let old: &mut Generation = &mut state.old[index];
-        // What is over is forgotten.
+        // Drops finished parts.
         let _ = old.readers.done(self.common.pool().events());
         let fence = old.readers.clone();
         if old.layout.usage().blocks == 0 {
@@ -208,7 +209,8 @@ impl EagerSpace {
         Ok(())
     }
 
-    /// Takes back the blocks that are not in use any more. With a stream, what may wait for their own streams does so there.
+    /// Takes back freed blocks no longer in use. With `before`, this stream waits for the blocks'
+    /// own streams instead.
     pub(super) fn settle(&self, state: &mut State, before: Option<Stream>) {
         let events = self.common.pool().events();
         let State { waiting, current, .. } = state;
@@ -219,7 +221,7 @@ impl EagerSpace {
                     Some(stream) => block.own.before(events, stream).is_ok(),
                     None => block.own.done_at(&mut look).unwrap_or(false),
                 };
-            // It was live when it was put here.
+            // Cannot fail: the block was live when added.
             !over || current.layout.free(block.place).is_err()
         });
     }

@@ -1,4 +1,4 @@
-//! Addresses of eager work, and what is behind them.
+//! One generation of eager addresses, with the pages mapped there.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -11,15 +11,15 @@ use crate::space::Common;
 use crate::space::layout::{Layout, Place};
 use crate::units::Address;
 
-/// A layout, its ranges under the same indices, and the pages behind its numbers.
+/// A layout, its ranges with the same indices, and the pages of its numbers.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) layout: Layout,
     pub(super) ranges: Vec<Reservation>,
     pub(super) slots: Slots,
-    /// Bytes of addresses with a page behind them.
+    /// Bytes of mapped addresses.
     pub(super) mapped: u64,
-    /// Behind those who read what was freed in it since it is old.
+    /// Fence after the users of blocks freed since the generation became old.
     pub(super) readers: Fence,
 }
 
@@ -42,14 +42,14 @@ impl Generation {
         ranges.find_map(|(range, found)| found.offset_of(address).map(|offset| Place { range, offset }))
     }
 
-    /// Whether it has many times the addresses that its pages need.
+    /// Returns whether the addresses are many times the size of the pages.
     pub(super) fn sprawls(&self) -> bool {
         const TILES: usize = 64;
         let numbers: usize = CLASSES.into_iter().map(|class| self.layout.numbers(class)).sum();
         self.layout.tiles().count() > TILES + 8 * numbers
     }
 
-    /// Unmaps every tile of these numbers behind a fence.
+    /// Unmaps all slots of the numbers selected by `gone`, after a fence.
     pub(super) fn unmap(&mut self, common: &Common, fence: Fence, gone: impl Fn(PageNo) -> bool) {
         let (mut remains, mut bytes) = (Remains::default(), 0);
         for (range, offset, no) in self.layout.tiles().filter(|(.., no)| gone(*no)) {
@@ -61,7 +61,7 @@ impl Generation {
         common.pool().finish(fence, remains);
     }
 
-    /// Nothing of it is needed any more.
+    /// Frees all memory, after a fence.
     pub(super) fn leave(mut self, common: &Common, fence: Fence) {
         common.totals.reserved.fetch_sub(self.reserved(), Ordering::Relaxed);
         let mapped = self.mapped;
@@ -71,7 +71,7 @@ impl Generation {
         common.pool().finish(fence, remains);
     }
 
-    /// Notes that `after` bytes of addresses have a page where `before` had.
+    /// Replaces `before` by `after` in the count of mapped bytes.
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.mapped = (self.mapped + after).saturating_sub(before);
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);

@@ -1,17 +1,44 @@
-//! Eager work on the pages of an arena, ordered as one replay of it.
+//! Eager work on the shared pages of an arena, ordered as one replay.
+//!
+//! [`EagerSpace`] owns the addresses and blocks of an arena's eager work. A *scope* occupies the
+//! arena's replay slot from its beginning to its end. So eager work never overlaps graphs and may
+//! use the same pages.
 //!
 //! ```text
-//!   begin     the arena's turn; shared pages that left their numbers are replaced, behind the last scope   -> no driver call, mostly
-//!   allocate  the layout of a capture, over the shared numbers; addresses and mappings stay from scope to scope
-//!   end       pages under live blocks *leave* the shared set: they are the eager space's own, as they are, where they are
-//!   later     whoever showed such a page gets another one before it is replayed next (refresh.rs)
+//!   begin     take the replay slot; remap slots with outdated pages, after the last scope
+//!             (mostly no driver call)
+//!   allocate  layout as in a capture; addresses and mappings persist between scopes
+//!   end       pages under live blocks *leave* the shared set: own pages now, in place
+//!   later     a space which maps such a page replaces the mapping before its next replay
+//!             (refresh.rs)
 //! ```
 //!
-//! A page that left stays the eager space's own as long as it holds a block where a scope ends: so work that leaves its results in the
-//! same places every time moves no page. What is left of the page is for the next scope's blocks. Then it is shared again.
+//! A page is in one of two states:
 //!
-//! Layout numbers are not shared numbers: own pages have none, and the others take the lowest that are free (`slots.rs`), so that an
-//! arena has as many pages as the graphs need beside those that left, or eager work in all, whichever is more.
+//! * *Shared*: the page has a number in the shared set. Its contents last for one scope.
+//! * *Own*: owned by the eager space ([`EagerSpace::own`]), because a block on the page was live at
+//!   the end of a scope. Later scopes place blocks in the rest of the page. The page becomes shared
+//!   again at the end of the first scope which leaves no live block on the page. So work with
+//!   results in the same places moves no page.
+//!
+//! Numbers of the layout are not numbers of the shared set (`slots.rs`). Own pages have no shared
+//! number, and shared pages take the lowest free ones. So an arena holds the maximum of two counts:
+//! pages of graphs plus own pages, or all pages of eager work. Leased pages are recalled if a scope
+//! needs their memory, else unused in the scope.
+//!
+//! Addresses come in generations (`generation.rs`). A new generation begins if the addresses
+//! sprawl, an undo failed or memory is short. Old generations keep only live blocks.
+//!
+//! [`EagerSpace::state`] is the lock of this module and ranks as a space's lock. It is released
+//! before any wait for the device. Slots are remapped at the beginning of a scope, inside the
+//! replay slot. Blocks are freed on any thread, with the lock only.
+//!
+//! Invariants, checked by [`EagerSpace::audit`]:
+//!
+//! * Between scopes, every page under a live block is owned by the eager space.
+//! * No two layout numbers have the same page or the same shared number.
+//! * Every slot under a live block maps the page of its number.
+//! * No block lies on a leased page.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -38,39 +65,40 @@ mod turns;
 use blocks::Waiting;
 use generation::Generation;
 
-/// The layout keeps streams apart. The work of one scope is on one stream, and scopes are in order, so that there is one.
+/// Stream of all blocks in the layout, which separates streams: a scope uses one stream, and scopes
+/// are ordered.
 const ANY: Stream = Stream::LEGACY;
 
-/// What the eager work of an arena uses, and what it did.
+/// Statistics of an arena's eager work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EagerStats {
     /// Scopes begun so far.
     pub scopes: u64,
     /// Live blocks.
     pub blocks: u64,
-    /// Their bytes, rounded up to 512 each.
+    /// Bytes of live blocks, each rounded up to 512.
     pub live_bytes: u64,
-    /// The most bytes that were live at once.
+    /// Peak of `live_bytes`.
     pub peak_live_bytes: u64,
-    /// Bytes of pages that are eager work's own: something was live on them when a scope ended.
+    /// Bytes of pages owned by eager work: a block was live there when a scope ended.
     pub own_bytes: u64,
     /// Bytes of addresses reserved.
     pub reserved_bytes: u64,
-    /// Bytes of addresses with a page behind them.
+    /// Bytes of mapped addresses.
     pub mapped_bytes: u64,
     /// Mappings made so far.
     pub maps: u64,
     /// Pages that left the shared set so far.
     pub pages_left: u64,
-    /// Pages that came back to it.
+    /// Pages returned to the shared set so far.
     pub pages_returned: u64,
-    /// Mappings made in graphs because pages left.
+    /// Mappings made in graphs to replace pages which left.
     pub graph_maps: u64,
-    /// How often it began anew with other addresses.
+    /// Restarts with new addresses.
     pub renewals: u64,
 }
 
-/// The addresses of an arena's eager work, and its blocks.
+/// Addresses and blocks of an arena's eager work.
 pub(crate) struct EagerSpace {
     id: u64,
     common: Arc<Common>,
@@ -78,30 +106,31 @@ pub(crate) struct EagerSpace {
 }
 
 struct State {
-    /// Where the scope under way works, and what is behind everything before it.
+    /// Stream of the active scope, and a mark after all earlier replays.
     scope: Option<(NamedStream, Mark)>,
     current: Generation,
-    /// Addresses that only live blocks keep.
+    /// Earlier addresses, which only live blocks need.
     old: Vec<Generation>,
-    /// Streams that use a live block besides its own.
+    /// Streams recorded for live blocks, besides the streams of the blocks.
     users: Users,
-    /// Blocks that were live when a scope ended, and the stream they were made for.
+    /// Blocks live at the end of a scope, with the stream of the scope.
     outlived: HashMap<Address, NamedStream>,
-    /// Freed, and perhaps still in use.
+    /// Freed blocks, perhaps still in use.
     waiting: Vec<Waiting>,
     kept: BTreeMap<Address, u64>,
     live_count: LiveCount,
-    /// Behind the last scope; `None`: nobody could say.
+    /// Mark after the last scope; `None` if recording failed.
     last: Option<Mark>,
-    /// The version of the shared set at the last look.
+    /// Version of the shared set at the last check.
     seen: u64,
-    /// A slot is to have another page than it shows.
+    /// Whether a slot must map a different page.
     moved: bool,
-    /// Numbers of large pages that were on lease when the scope under way began, or at a later look: it takes none of them.
+    /// Numbers of leased large pages, read at the beginning of the scope and again later. The scope
+    /// uses none of these.
     lent: BTreeSet<u32>,
-    /// The layout's numbers that show them, out of use until it ends.
+    /// Layout numbers of leased pages, out of use until the scope ends.
     aside: Vec<PageNo>,
-    /// Undoing failed: nothing more is mapped here.
+    /// Set if an undo failed: nothing more is mapped at these addresses.
     broken: bool,
     counts: EagerStats,
 }
@@ -144,7 +173,7 @@ impl EagerSpace {
         space
     }
 
-    /// Who has the pages that left the shared set.
+    /// Returns the owner of pages which left the shared set.
     pub(super) fn own(&self) -> Holder {
         Holder::Retained { arena: self.common.shared.arena(), space: self.id }
     }
@@ -166,13 +195,13 @@ impl EagerSpace {
         }
     }
 
-    /// Behind what everybody was given who is known to use its blocks.
+    /// Returns a fence after all known users of the blocks.
     pub(crate) fn users(&self) -> Fence {
         self.state.lock().users(self.common.pool().events())
     }
 
-    /// Whether every live block has bytes of its own: no number is behind two slots, each tile shows what its slot says, and what
-    /// outlived a scope is on pages that are nobody else's.
+    /// Checks the invariants of the module: no page at two numbers, each slot maps the page of its
+    /// number, and blocks which outlived a scope lie on own pages.
     pub(crate) fn audit(&self) -> Result<()> {
         let state = self.state.lock();
         if state.broken {
@@ -192,7 +221,8 @@ impl EagerSpace {
         }
     }
 
-    /// Gives back all memory but that under live blocks; the bytes of addresses that had some. Nothing while a scope is under way.
+    /// Frees all memory except under live blocks. Returns the bytes of mapped addresses freed; 0 in
+    /// an active scope.
     pub(crate) fn release(&self) -> u64 {
         let state = &mut *self.state.lock();
         if state.scope.is_some() || state.current.ranges.is_empty() {
@@ -207,12 +237,12 @@ impl EagerSpace {
 }
 
 impl Reclaimer for EagerSpace {
-    /// Addresses and mappings kept for the next scope cost that scope some calls if they go.
+    /// Frees idle addresses and mappings, which costs the next scope a few driver calls.
     fn reclaim(&self, bytes: u64) -> u64 {
         let free = |pool: &crate::pages::PagePool| pool.stats().free_bytes;
         let before = free(self.common.pool());
         if bytes > 0 && self.release() > 0 {
-            // Behind the arena's replays, which whoever asks may wait for.
+            // The pages are free after the arena's replays, for which the caller may wait.
             self.common.pool().finish_waiting(std::time::Duration::from_secs(2));
         }
         free(self.common.pool()).saturating_sub(before)
@@ -234,7 +264,7 @@ impl Drop for EagerSpace {
         let mut fence = common.order.fence();
         fence.join(state.users(common.pool().events()));
         for waiting in state.waiting.drain(..) {
-            // It does not count any more.
+            // Ignored: the block no longer counts.
             let _ = state.current.layout.free(waiting.place);
         }
         common.live_counts.give(&state.live_count);
@@ -247,7 +277,8 @@ impl Drop for EagerSpace {
         }
         common.shared.forget();
         common.presence.forget(common.pool(), common.device.host_pool());
-        // Only now: a pause waits until its fences are where they can be found.
+        // Cleared last: a concurrent pause finds the fences in this space, or afterwards in the
+        // heap and pool.
         *common.eager.lock() = Weak::new();
         common.pool().check();
     }
@@ -259,9 +290,10 @@ impl fmt::Debug for EagerSpace {
     }
 }
 
-/// The blocks of an arena's eager work: what frees those that outlive their scope. Holds them and not the arena.
+/// Blocks of an arena's eager work: frees blocks which outlive their scope. Holds the blocks, not
+/// the arena.
 ///
-/// Thread-safe. No call waits for anything.
+/// Thread-safe. Only [`allocate`](Self::allocate) may wait.
 #[derive(Clone, Debug)]
 pub struct EagerBlocks {
     space: Arc<EagerSpace>,
@@ -272,9 +304,9 @@ impl EagerBlocks {
         Self { space }
     }
 
-    /// Frees a block. Within a scope on the stream that it was made for, its bytes serve the scope's next block; else they are nobody
-    /// else's until that stream and those in `readers` have passed. In either case those [noted](Self::record_stream) for it have
-    /// to pass.
+    /// Frees a block. In a scope on the block's stream, the next block of the scope may use the
+    /// bytes. Otherwise the bytes are reused after the block's stream and the streams in `readers`.
+    /// In both cases they are reused after the [recorded](Self::record_stream) streams.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed; [`Error::Closed`].
@@ -282,8 +314,8 @@ impl EagerBlocks {
         self.space.free(address, readers)
     }
 
-    /// Notes that `stream` uses the block as well: once it is freed, its bytes are nobody else's before what `stream` was given until
-    /// then is done.
+    /// Records a use of the block on `stream`: once freed, the bytes are reused only after the work
+    /// submitted to `stream` before the free.
     ///
     /// # Errors
     /// As [`free`](Self::free).
@@ -291,57 +323,62 @@ impl EagerBlocks {
         self.space.record_stream(address, stream)
     }
 
-    /// Closes the arena after a bug was caught.
     #[cfg(feature = "bridge")]
     pub(crate) fn close_arena(&self) {
         self.space.common.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Allocates in the scope that is under way; see [`EagerScope::allocate`] and [`EagerScope::allocate_kept`].
+    /// Allocates in the active scope; see [`EagerScope::allocate`] and
+    /// [`EagerScope::allocate_kept`].
     ///
     /// # Errors
-    /// Those of [`EagerScope::allocate`]; [`Error::WrongState`] if none is under way on this stream.
+    /// Those of [`EagerScope::allocate`]; [`Error::WrongState`] if no scope is active on this
+    /// stream.
     pub fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
         self.space.allocate(size, stream, kept)
     }
 }
 
-/// Eager work of one stream whose blocks lie on the arena's shared pages. It is in the order of the arena's replays, as one of them: from
-/// [`SharedVmmAllocator::eager_scope`](crate::SharedVmmAllocator::eager_scope) until it is dropped no replay of the arena is launched. So the memory of what no graph
-/// covers is that of the graphs.
+/// Eager work of one stream with blocks on the arena's shared pages, so work outside graphs uses
+/// the memory of the graphs. The scope counts as one replay: no other replay of the arena is
+/// launched from [`SharedVmmAllocator::eager_scope`](crate::SharedVmmAllocator::eager_scope) until
+/// the scope is dropped.
 ///
-/// Contents are real: a block that is live when the scope ends keeps its address, its pages and its bytes until it is freed
-/// ([`EagerBlocks`]), whatever is replayed. Its pages are not the arena's meanwhile, so what is small and lasts is better
-/// [kept](Self::allocate_kept).
+/// Contents are preserved: a block live at the end of the scope keeps its address, pages and bytes
+/// until it is freed ([`EagerBlocks`]), across any replays. The arena cannot use its pages
+/// meanwhile, so allocate small long-lived blocks as [persistent](Self::allocate_kept).
 ///
-/// For one thread, which may do anything meanwhile but replay, capture, pause or begin another scope in this arena. Work is given to
-/// the scope's stream only, or to streams that are joined with it before its end.
+/// For one thread. The thread must not replay, capture, pause or begin a second scope in this arena
+/// before the end. Submit work only to the scope's stream, or to streams joined with this stream
+/// before the end.
 pub struct EagerScope {
     end: EagerEnd,
-    /// Its thread has the arena's turn.
+    /// Not `Send`: the thread holds the replay slot.
     thread: PhantomData<*const ()>,
 }
 
-/// What ends an [`EagerScope`], for a program that may come to the end on another thread than the scope's: one whose scopes are collected or cancelled.
-/// Dropping it is the end.
+/// Ends an [`EagerScope`], also on a different thread than the scope's: for programs whose scopes
+/// are garbage-collected or cancelled. Dropping ends the scope.
 pub struct EagerEnd {
     space: Arc<EagerSpace>,
     stream: NamedStream,
-    /// Which of the arena's scopes it is.
+    /// Number of the scope in the arena.
     number: u64,
-    /// Whose turn it is, by token.
+    /// Token of the thread which holds the replay slot.
     thread: u64,
 }
 
 impl EagerScope {
-    /// Its stream.
+    /// Returns the scope's stream.
     #[must_use]
     pub fn stream(&self) -> Stream {
         self.end.stream.stream()
     }
 
-    /// A block of at least `size` bytes (rounded up to 512), aligned to 512 bytes, with undefined contents, for work on the scope's stream.
-    /// As [`Space::allocate`](crate::Space::allocate); no driver call once scopes have needed what this one needs.
+    /// Allocates a block of at least `size` bytes (rounded up to 512), aligned to 512 bytes, with
+    /// undefined contents, for work on the scope's stream. Like
+    /// [`Space::allocate`](crate::Space::allocate). Makes no driver call once earlier scopes needed
+    /// as much.
     ///
     /// # Errors
     /// Those of [`Space::allocate`](crate::Space::allocate).
@@ -349,8 +386,9 @@ impl EagerScope {
         self.end.space.allocate(size, self.stream(), false)
     }
 
-    /// A block that will outlive the scope: it lies packed with the arena's other kept blocks on pages that no graph uses, so that none
-    /// is exchanged for it.
+    /// Allocates a persistent (kept) block, which outlives the scope. The block is packed with the
+    /// arena's other persistent blocks on pages used by no graph, so no mapping of a graph is
+    /// replaced.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -358,7 +396,7 @@ impl EagerScope {
         self.end.space.allocate(size, self.stream(), true)
     }
 
-    /// Frees a block; its bytes serve the next one.
+    /// Frees a block. The next block may use the bytes.
     ///
     /// # Errors
     /// Those of [`EagerBlocks::free`].
@@ -374,13 +412,14 @@ impl EagerScope {
         self.end.space.record_stream(address, stream)
     }
 
-    /// What frees blocks after the scope.
+    /// Returns the handle which frees blocks after the scope.
     #[must_use]
     pub fn blocks(&self) -> EagerBlocks {
         EagerBlocks { space: Arc::clone(&self.end.space) }
     }
 
-    /// What ends it, on any thread; blocks come from [`EagerBlocks::allocate`] until then.
+    /// Returns the handle which ends the scope on any thread. Until then, allocate by
+    /// [`EagerBlocks::allocate`].
     #[must_use]
     pub fn into_end(self) -> EagerEnd {
         self.end
@@ -388,11 +427,12 @@ impl EagerScope {
 }
 
 impl EagerEnd {
-    /// Ends the scope; nothing if it has ended. Its work has been given to the stream.
+    /// Ends the scope, after all its work was submitted to the stream. No effect if the scope has
+    /// ended.
     ///
     /// # Errors
-    /// [`Error::WrongState`] where its stream cannot be named, a default one of another thread or of a context that is not current: it is
-    /// under way as before.
+    /// [`Error::WrongState`] if the stream cannot be named on this thread: a default stream of a
+    /// different thread or of a context which is not current. The scope then stays active.
     pub fn end(&self) -> Result<()> {
         if !self.space.common.pool().events().can_name(self.stream) {
             return Err(Error::wrong_state(
@@ -424,7 +464,8 @@ impl Drop for EagerEnd {
 }
 
 impl EagerSpace {
-    /// Begins a scope; with a number of bytes, beside pages on lease that so much does not need.
+    /// Begins a scope. With `bytes`, leaves leased pages alone which work of this size does not
+    /// need.
     pub(crate) fn begin(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<EagerScope> {
         let number = self.enter(stream, bytes)?;
         let stream = self.common.pool().events().name(stream);

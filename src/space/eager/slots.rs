@@ -1,19 +1,20 @@
-//! Which page is behind each number of an eager layout, and which of them the arena shares.
+//! Page of each layout number of an eager space, and which pages are shared with the arena.
 
 use std::collections::BTreeSet;
 
 use crate::pages::{Class, PageId, PageNo, SharedSet};
 
-/// What is behind one number of the layout.
+/// The page of one layout number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// What its tiles show.
+    /// Page mapped at the slots of the number.
     pub(super) page: PageId,
-    /// The number in the shared set whose page this is to be; `None`: the page is the eager space's own.
+    /// Number of the page in the shared set; `None` for an own page. Before an update, `page` may
+    /// differ.
     pub(super) shared: Option<u32>,
 }
 
-/// Both classes' slots, by the layout's numbers.
+/// Pages of both classes, indexed by layout number.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     small: Vec<Slot>,
@@ -47,7 +48,6 @@ impl Slots {
         }
     }
 
-    /// Every number of the layout and what is behind it.
     pub(super) fn all(&self) -> Vec<(PageNo, Slot)> {
         let of = |class| {
             let slots = self.of(class).iter().enumerate();
@@ -56,18 +56,18 @@ impl Slots {
         CLASSES.into_iter().flat_map(of).collect()
     }
 
-    /// How many pages of a class are the eager space's own.
     pub(super) fn own(&self, class: Class) -> u64 {
         self.of(class).iter().filter(|slot| slot.shared.is_none()).count() as u64
     }
 
-    /// The shared numbers in use.
+    /// Returns the shared numbers in use.
     pub(super) fn taken(&self, class: Class) -> BTreeSet<u32> {
         self.of(class).iter().filter_map(|slot| slot.shared).collect()
     }
 
-    /// Takes shared numbers so that eager work and graphs need few pages together: none whose page has to stay where it shows, and
-    /// none above one that graphs have a page for anyway and nobody here uses; and none whose page is on lease, but where it shows.
+    /// Chooses shared numbers so that eager work and graphs together need few pages. Excludes pages
+    /// fixed in place, and leased pages unless mapped already. Prefers numbers with a page to
+    /// higher numbers.
     pub(super) fn assign(&mut self, shared: &SharedSet, lent: &BTreeSet<u32>) {
         for class in CLASSES {
             let lowest_free = |taken: &BTreeSet<u32>| lowest_free(shared, class, taken, lent);
@@ -98,7 +98,8 @@ impl Slots {
     }
 }
 
-/// The lowest number that is not taken, and whose page may leave it and is not among those on lease, which are large.
+/// Returns the lowest number not in `taken` with a page neither fixed in place nor leased. Only
+/// large pages are leased.
 pub(super) fn lowest_free(
     shared: &SharedSet,
     class: Class,

@@ -1,4 +1,4 @@
-//! A scope begins and ends: pages leave the arena's shared set and come back to it.
+//! Begin and end of a scope: pages leave the arena's shared set and return.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::pages::{Change, Class, PageId, PageNo, SharedSet};
 use crate::space::layout::Layout;
 use crate::units::Stream;
 
-/// Eager work is about to begin, and ends with this.
+/// Announces eager work to the shared set until dropped; pages cannot be pinned meanwhile.
 struct UnderWay<'a>(&'a SharedSet);
 
 impl Drop for UnderWay<'_> {
@@ -23,7 +23,8 @@ impl Drop for UnderWay<'_> {
 }
 
 impl EagerSpace {
-    /// Takes the arena's turn, and brings up to date what the scope's addresses show. Which scope of the arena that begins.
+    /// Takes the arena's replay slot and updates the mappings of the eager space. Returns the
+    /// number of the scope.
     pub(super) fn enter(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<u64> {
         let common = &self.common;
         common.shared.begin_eager();
@@ -42,8 +43,9 @@ impl EagerSpace {
         Ok(state.counts.scopes)
     }
 
-    /// Puts the page behind every address that belongs there. The caller has the turn, so that no page leaves or is lent meanwhile. Pages on
-    /// lease stay where they show if so many bytes do without.
+    /// Maps the right page at every slot. The caller holds the replay slot, so no page leaves or is
+    /// lent meanwhile. With `bytes`, leased pages stay in place if work of this size does not need
+    /// them.
     fn bring_up(&self, bytes: Option<u64>) -> Result<()> {
         let common = &self.common;
         let mut waited = false;
@@ -85,7 +87,7 @@ impl EagerSpace {
                 state.moved = true;
                 state.last.clone()
             };
-            // Without a lock: the device may still be at the last scope's work.
+            // Waits without a lock: the device may still run the last scope.
             match last {
                 Some(mark) => mark.block()?,
                 None => {
@@ -96,7 +98,7 @@ impl EagerSpace {
         }
     }
 
-    /// What was set aside and is not on lease any more serves again.
+    /// Puts pages whose lease has ended back into use.
     pub(super) fn put_back(&self, state: &mut State) {
         if state.lent.is_empty() {
             return;
@@ -112,7 +114,7 @@ impl EagerSpace {
         });
     }
 
-    /// Exchanges the pages behind these numbers for those that the arena's set has now; all or none.
+    /// Maps the shared set's current pages at the slots of these numbers, in one transaction.
     fn replace(&self, state: &mut State, stale: &[(PageNo, u32)]) -> Result<()> {
         let shared = &self.common.shared;
         let mut change = Change::on(self.common.pool());
@@ -142,7 +144,8 @@ impl EagerSpace {
         Ok(())
     }
 
-    /// The work of the scope of this number has been given to its stream; whether it was under way.
+    /// Ends the scope of this number, after its work was submitted. Returns false if the scope is
+    /// not active.
     pub(super) fn end(&self, number: u64) -> bool {
         let common = &self.common;
         let (shared, own) = (&common.shared, self.own());
@@ -152,7 +155,7 @@ impl EagerSpace {
         }
         self.settle(state, None);
         let Some((stream, before)) = state.scope.take() else { return false };
-        // What outlives the scope may be freed where nobody can name the stream.
+        // Blocks which outlive the scope may be freed where the stream cannot be named.
         common.pool().events().keep_named(stream);
         let made = &mut state.current;
         state.aside.drain(..).for_each(|no| made.layout.put_back(no));
@@ -186,7 +189,8 @@ impl EagerSpace {
         if left < leaving.len() as u64 {
             tracing::error!(space = ?self, "pages under live blocks were not the arena's");
         }
-        // Also where no page left: leases and pins move pages under what this scope was given, too.
+        // Recorded even if no page left: leases and pins also change pages at this scope's
+        // addresses.
         state.last = common.pool().events().record_named(stream).ok();
         state.counts.pages_left += left;
         state.counts.pages_returned += returned;
@@ -195,7 +199,8 @@ impl EagerSpace {
         true
     }
 
-    /// Begins anew with other addresses; of those so far only what lies under live blocks stays. No scope is under way.
+    /// Restarts with new addresses. Earlier addresses stay only under live blocks. Not in an active
+    /// scope.
     pub(super) fn renew(&self, state: &mut State) {
         let common = &self.common;
         let layout = Layout::new(common.shared.geometry());
@@ -221,7 +226,8 @@ impl EagerSpace {
 }
 
 impl State {
-    /// What its addresses show is that of a version of the shared set; but for pages on lease, which are looked at again.
+    /// Records the version of the shared set to which the mappings were updated. With leased pages
+    /// mapped, the next scope checks again.
     fn brought_up(&mut self, version: u64) {
         let on_lease = |no| on_lease(&self.current, &self.lent, no);
         let looks_again = self.current.slots.all().into_iter().any(|(no, _)| on_lease(no));
@@ -232,13 +238,13 @@ impl State {
     }
 }
 
-/// Whether a number of the layout is that of a page on lease.
+/// Returns whether a layout number has a leased page.
 fn on_lease(made: &Generation, lent: &BTreeSet<u32>, no: PageNo) -> bool {
     let number = made.slots.get(no).and_then(|slot| slot.shared);
     no.class == Class::Large && number.is_some_and(|number| lent.contains(&number))
 }
 
-/// Nothing is placed on pages on lease.
+/// Takes leased pages out of use.
 fn set_aside(state: &mut State) {
     let State { aside, lent, current, .. } = state;
     let numbers = current.slots.all().into_iter().map(|(no, _)| no);
@@ -246,7 +252,7 @@ fn set_aside(state: &mut State) {
     aside.retain(|no| current.layout.set_aside(*no));
 }
 
-/// The numbers that are to show other pages, and of which number of the arena.
+/// Returns the layout numbers which must map a different page, with their shared numbers.
 fn stale(state: &State, common: &Common) -> Vec<(PageNo, u32)> {
     let all = state.current.slots.all().into_iter();
     let wanted = |(no, slot): (PageNo, Slot)| {

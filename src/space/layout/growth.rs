@@ -1,4 +1,4 @@
-//! New addresses: what has to be mapped for a block, and that it is mapped now.
+//! Growth of a layout: plans the mappings for a block, and commits after the pages are mapped.
 
 use super::{Layout, Place, Range, Slot, granules};
 use crate::pages::{Class, PageNo};
@@ -6,31 +6,30 @@ use crate::space::lane::Lane;
 use crate::space::page_table::{Part, TileNo};
 use crate::units::BlockBytes;
 
-/// A range starts with this many pages' worth of addresses and doubles up to [`RANGE_PAGES_MAX`].
+/// Size of the first range in pages; sizes double up to [`RANGE_PAGES_MAX`].
 pub(in crate::space) const RANGE_PAGES_FIRST: u64 = 64;
 pub(in crate::space) const RANGE_PAGES_MAX: u64 = 256;
 
-/// What has to be mapped before [`Layout::commit`].
+/// Mappings required before [`Layout::commit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Growth {
     bytes: BlockBytes,
     lane: Lane,
-    /// The tile at which the block will begin.
+    /// First slot of the block.
     first: TileNo,
-    /// Where the block will lie, in address order; empty for a slab.
+    /// Page parts of the block, in address order; empty for a slab.
     parts: Vec<Part>,
-    /// The range they are mapped in; one more than there are: it has to be reserved first.
+    /// Index of the range. If equal to the number of ranges, reserve a new range first.
     pub(crate) range: usize,
-    /// Bytes of that range.
     pub(crate) range_bytes: u64,
-    /// Where in the range the first new tile is; the others follow without a gap.
+    /// Offset of the first new slot in the range; further slots follow without gap.
     pub(crate) offset: u64,
-    /// The pages of the new tiles, in address order; none if the block goes on where something is mapped.
+    /// Pages of the new slots, in address order; empty if mapped slots suffice.
     pub(crate) pages: Vec<PageNo>,
 }
 
 impl Layout {
-    /// What has to be mapped for a block that [`place`](Self::place) found no room for.
+    /// Plans the mappings for a block for which [`place`](Self::place) found no room.
     pub(crate) fn plan(&self, bytes: BlockBytes, lane: Lane) -> Growth {
         if self.packed(bytes) {
             let page = PageNo { class: Class::Small, index: self.slabs.len() as u32 };
@@ -56,8 +55,9 @@ impl Layout {
         Growth { bytes, lane, first, parts, range: first.range, range_bytes, offset, pages }
     }
 
-    /// The tiles at the end of a range on which a block of these parts can begin, to go on behind them: the first, and how many. They show its head,
-    /// if it has one, and free pages behind that. The most there are.
+    /// Returns the slots at the end of a range with which a block of these parts can begin: the
+    /// first slot, and how many, as many as possible. They map the block's head, if any, followed
+    /// by free pages.
     fn shown_end(&self, parts: &[Part], lane: Lane) -> Option<(TileNo, usize)> {
         let head = parts.first().filter(|part| part.from > 0).map(|head| head.page);
         let free = parts.iter().filter(|part| self.pages.is_idle(part.page)).count();
@@ -87,7 +87,7 @@ impl Layout {
         best
     }
 
-    /// Exchanges the free pages of a plan, so that the block begins on tiles that are there.
+    /// Reorders the free pages of a plan, so the block begins on mapped slots.
     fn begin_at(&self, first: TileNo, shown: usize, parts: &mut [Part]) {
         let there = &self.ranges[first.range].tiles[first.tile..first.tile + shown];
         let planned: Vec<u32> = parts.iter().map(|part| part.page).collect();
@@ -98,8 +98,8 @@ impl Layout {
         }
     }
 
-    /// Where so many tiles of a class can follow what is mapped: the first of them, and the bytes of their range, which may be a
-    /// new one.
+    /// Returns the first of `tiles` new slots of a class, and the bytes of their range, which may
+    /// be new.
     fn next_tiles(&self, class: Class, lane: Lane, tiles: usize) -> (TileNo, u64) {
         let page = self.page_bytes(class);
         let length = tiles as u64 * page;
@@ -115,7 +115,8 @@ impl Layout {
         }
     }
 
-    /// Places the block on the pages of its plan, which are mapped now. Nothing may have changed since the plan.
+    /// Places the block on the planned pages, after they are mapped. The layout must be unchanged
+    /// since the plan.
     pub(crate) fn commit(&mut self, growth: &Growth) -> Place {
         let Growth { bytes, lane, first, parts, range, range_bytes, offset, pages } = growth;
         let class = if parts.is_empty() { Class::Small } else { Class::Large };
@@ -139,7 +140,8 @@ impl Layout {
             self.slab_tiles.push(*first);
             self.slabs.add(*lane);
             let slot = self.slabs.allocate(granules(*bytes), *lane, self.usage.allocations + 1);
-            // An empty slab has room for any packed block; it is the only one that has, or there would be no plan.
+            // An empty slab has room for any packed block, and no other slab has, or no plan would
+            // exist.
             debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
             let slot = slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 });
             return self.settle_in_slab(slot, *bytes);

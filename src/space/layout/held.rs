@@ -1,4 +1,4 @@
-//! Which numbers show where, and which of them hold blocks: for whoever changes the pages behind them.
+//! Queries by page number: its slots and blocks, for code which changes the pages of numbers.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,6 @@ use super::{Layout, NotLive, Place, TileNo};
 use crate::pages::{Class, PageNo};
 
 impl Layout {
-    /// How many numbers of a class have been used.
     pub(crate) fn numbers(&self, class: Class) -> usize {
         match class {
             Class::Small => self.slabs.len(),
@@ -14,7 +13,7 @@ impl Layout {
         }
     }
 
-    /// Every place where a number shows: range, offset, and the number.
+    /// Returns every slot: range, offset and page number.
     pub(crate) fn tiles(&self) -> impl Iterator<Item = (usize, u64, PageNo)> {
         self.ranges.iter().enumerate().flat_map(move |(number, range)| {
             range.tiles.iter().enumerate().map(move |(tile, index)| {
@@ -24,7 +23,7 @@ impl Layout {
         })
     }
 
-    /// Whether a block lies on the page of a number.
+    /// Returns whether a block lies on the page of a number.
     pub(crate) fn holds(&self, no: PageNo) -> bool {
         match no.class {
             Class::Small => self.slabs.live(no.index as usize) > 0,
@@ -32,35 +31,35 @@ impl Layout {
         }
     }
 
-    /// Takes a large page on which no block lies out of use, until it is [put back](Self::put_back); whether it is now.
+    /// Takes a large page without blocks out of use, until [`put_back`](Self::put_back). Returns
+    /// whether the page is out of use.
     pub(crate) fn set_aside(&mut self, no: PageNo) -> bool {
         no.class == Class::Large && self.pages.set_aside(no.index)
     }
 
-    /// A page that was set aside serves again.
+    /// Puts a page back into use.
     pub(crate) fn put_back(&mut self, no: PageNo) {
         self.pages.release(no.index, 0);
     }
 
-    /// Where numbers show that hold remote blocks, or did: range and offset.
+    /// Returns the slots for peer-visible (remote) blocks: range and offset.
     pub(crate) fn remote_tiles(&self) -> HashSet<(usize, u64)> {
         let tiles = self.tiles().filter(|(range, ..)| self.ranges[*range].remote);
         tiles.map(|(range, offset, _)| (range, offset)).collect()
     }
 
-    /// The remote blocks that are live, and their bytes.
+    /// Returns number and bytes of the live peer-visible blocks.
     pub(crate) fn live_remote(&self) -> (u64, u64) {
         let blocks = self.blocks();
         let remote = blocks.iter().filter(|live| self.is_remote(live.place.range));
         remote.fold((0, 0), |(count, bytes), live| (count + 1, bytes + live.bytes))
     }
 
-    /// Whether the blocks of a range are remote.
+    /// Returns whether the blocks of a range are peer-visible.
     pub(crate) fn is_remote(&self, range: usize) -> bool {
         self.ranges[range].remote
     }
 
-    /// Whether a live block begins at a place.
     pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
         if self.parked.contains(&place) {
             return Err(NotLive::FreedBefore);
@@ -68,12 +67,11 @@ impl Layout {
         self.bytes_at(place).map(drop)
     }
 
-    /// The bytes of the live block at a place.
     pub(crate) fn bytes_at(&self, place: Place) -> Result<u64, NotLive> {
         Ok(self.live(self.locate(place)?)?.0)
     }
 
-    /// The numbers under a block.
+    /// Returns the page numbers under a block.
     pub(crate) fn under(&self, place: Place, bytes: u64) -> Vec<PageNo> {
         let Some(range) = self.ranges.get(place.range) else { return Vec::new() };
         let page = self.page_bytes(range.class);

@@ -1,34 +1,34 @@
-//! What is live when a capture ends, and which addresses it keeps from being shared.
+//! Live-out blocks of a layout, and the use of its addresses at the seal.
 
 use super::{Layout, Live, NotLive, Place, Sealed, TileNo};
 use crate::pages::Class;
 use crate::units::BLOCK_GRANULE;
 
-/// What a small page's worth of a range's addresses is used for.
+/// Use of a small-page unit of a range's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// No block was ever there: it needs no memory.
+    /// Never used by a block: needs no memory.
     Idle,
-    /// Only blocks that are freed were there. The graph writes there on every replay, and nothing has to last.
+    /// Only freed blocks: the graph writes there on every replay, but no contents last.
     Passing,
-    /// A retained block is there.
     Retained,
 }
 
 impl Layout {
-    /// The live blocks, in address order within a range, parked ones apart.
+    /// Returns the live blocks, in address order within a range, without parked ones.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         let mut blocks = Vec::with_capacity(self.usage.blocks as usize);
         (0..self.ranges.len()).for_each(|range| self.each_block(range, |live| blocks.push(live)));
         blocks
     }
 
-    /// One entry for each small page's worth of addresses of a range, as far as it has tiles. Parked blocks are not retained.
+    /// Returns the use of each small-page unit of a range, up to its last slot. Parked blocks are
+    /// not live-out.
     pub(crate) fn units(&self, range: usize) -> Vec<Unit> {
         let (small, found) = (self.geometry.small(), &self.ranges[range]);
         let units = found.tiles.len() as u64 * (self.page_bytes(found.class) / small);
         let used = |unit: u64| match found.class {
-            // There would be no slab if no block had needed it.
+            // A slab exists only if a block needed the slab.
             Class::Small => true,
             Class::Large => found.used[unit as usize / 64] >> (unit % 64) & 1 == 1,
         };
@@ -41,11 +41,11 @@ impl Layout {
         units
     }
 
-    /// The capture has ended: what was parked is free now, and what is live is retained.
+    /// Ends the capture: frees parked blocks and returns the table of live-out blocks.
     pub(crate) fn seal(mut self) -> Sealed {
         self.crossing.clear();
         for place in std::mem::take(&mut self.parked) {
-            // A parked place is a live block by construction, so this cannot fail.
+            // Cannot fail: a parked place is always a live block.
             let freed: Result<u64, NotLive> = self.free(place);
             debug_assert!(freed.is_ok(), "a parked block was not live");
         }
@@ -54,7 +54,6 @@ impl Layout {
         Sealed::new(self.blocks(), self.usage, self.pages()).with_peak(self.at_peak()).with_used(used)
     }
 
-    /// The blocks that were live when the most bytes were.
     pub(crate) fn at_peak(&self) -> Vec<Live> {
         let parked = self.parked.iter().filter_map(|place| {
             let (bytes, serial) = self.live(self.locate(*place).ok()?).ok()?;
@@ -63,7 +62,7 @@ impl Layout {
         self.peak.blocks(self.blocks().into_iter().chain(parked))
     }
 
-    /// Calls `found` with each block of a range that is not parked.
+    /// Calls `found` with each block of a range, except parked ones.
     fn each_block(&self, range: usize, mut found: impl FnMut(Live)) {
         for tile in (0..self.ranges[range].tiles.len()).map(|tile| TileNo { range, tile }) {
             let (page, base) = (self.page(tile), self.offset(tile));

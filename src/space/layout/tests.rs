@@ -1,4 +1,4 @@
-//! The layout against a naive twin that keeps no indices, and against what must hold whatever the policy.
+//! Compares the layout to a naive model without indices, and checks invariants of any policy.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,14 +14,14 @@ mod naive;
 use naive::Naive;
 
 const SMALL: u64 = 1 << 14;
-/// Blocks up to this many bytes go to the slabs.
+/// Limit of blocks in slabs, in bytes.
 const PACKED: u64 = SMALL / 8;
 
 fn geometry(pages_per_large: u64) -> Geometry {
     Geometry::new(SMALL, SMALL * pages_per_large, 4096).unwrap()
 }
 
-/// A layout with the addresses that an executor would have mapped.
+/// A layout whose plans count as mapped at once.
 struct Mapped {
     layout: Layout,
 }
@@ -45,7 +45,7 @@ impl Mapped {
         (place, Some(growth))
     }
 
-    /// The page bytes behind a block: (page, first byte in it, bytes).
+    /// Returns the page bytes under a block: (page, first byte, bytes).
     fn backing(&self, place: Place, bytes: u64) -> Vec<(PageNo, u64, u64)> {
         let range = &self.layout.ranges[place.range];
         let page_bytes = self.layout.page_bytes(range.class);
@@ -75,14 +75,14 @@ enum Op {
         which: usize,
         stream: u64,
     },
-    /// The uses of a parked block are joined into its own stream.
+    /// Joins all uses of a parked block into its own stream.
     Join {
         which: usize,
     },
 }
 
 fn ops(streams: u64) -> impl Strategy<Value = Vec<Op>> {
-    // Few distinct sizes, so that blocks find the places of others again, as in a model's layers.
+    // Few distinct sizes, so blocks reuse places, as in a model's layers.
     let size = prop_oneof![
         4 => (1u64..12).prop_map(|n| n * SMALL),
         2 => (1u64..12).prop_map(|n| n * SMALL - 4096),
@@ -109,9 +109,9 @@ struct Block {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Two blocks whose lifetimes meet never share a byte of a page; a page never serves two streams; a
-    /// block that two streams use gives its bytes back once its uses are joined and not before; and what
-    /// the seal keeps is exactly what is live.
+    /// Blocks with overlapping lifetimes share no byte, and a page serves one stream. A block used
+    /// by two streams returns its bytes only after its uses are joined. The seal retains exactly
+    /// the live blocks.
     #[test]
     fn no_two_live_blocks_share_memory(
         per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
@@ -218,8 +218,8 @@ proptest! {
         prop_assert_eq!((sealed.usage().blocks, sealed.usage().bytes), (0, 0));
     }
 
-    /// A remote block lies on one page, or on whole ones; on its pages lie blocks of its stream that are remote too, and no others, living or freed;
-    /// and the seal is told of all of them.
+    /// A peer-visible block lies on one page or on whole pages. Its pages hold only peer-visible
+    /// blocks of its stream, live or freed. The seal receives all of these pages.
     #[test]
     fn a_remote_block_crosses_no_seam_and_has_its_like_beside_it_only(
         per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
@@ -267,7 +267,7 @@ proptest! {
         prop_assert_eq!(space.layout.remote_tiles(), tiles);
     }
 
-    /// The same requests lead to the same plans: nothing in between, and no hash's order, has a say.
+    /// Equal requests give equal plans, independent of hash order.
     #[test]
     fn the_same_requests_lead_to_the_same_plans(ops in ops(3)) {
         let mut spaces = [Mapped::new(geometry(8)), Mapped::new(geometry(8))];
@@ -289,7 +289,7 @@ proptest! {
         }
     }
 
-    /// Block for block the same pages as the naive twin.
+    /// Selects the same pages as the naive model, block by block.
     #[test]
     fn chooses_as_the_naive_twin(per_large in prop_oneof![Just(1u64), Just(4), Just(8)], ops in ops(2)) {
         let large = per_large * SMALL;
@@ -298,7 +298,7 @@ proptest! {
         let mut live: Vec<(Place, Vec<Part>)> = Vec::new();
         for op in ops {
             match op {
-                // Packed blocks are the slabs' business; a twin of their own checks those.
+                // Packed blocks go to slabs, tested against a separate model.
                 Op::Allocate { bytes, stream } if bytes > PACKED => {
                     let (place, growth) = space.allocate(bytes, stream);
                     let bytes = bytes.next_multiple_of(BLOCK_GRANULE);

@@ -1,4 +1,5 @@
-//! Windows: the addresses of blocks that one page does not hold, and which of them the next block goes to.
+//! Windows: addresses of blocks across several pages, and the choice of a window for the next
+//! block.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -11,48 +12,49 @@ use crate::space::page_table::{Stay, TileNo};
 use crate::space::recency::Recency;
 use crate::units::BlockBytes;
 
-/// How many tiles a search among those of other sizes passes: looking for longer takes as long as mapping.
+/// Limit of slots visited in a search among windows of other sizes: a longer search costs as much
+/// as mapping.
 const MOST_PASSED: usize = 4096;
 
-/// Tiles that blocks of one size lie at.
+/// Slots for blocks of one size.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     first: TileNo,
     tiles: usize,
-    /// Where in the first page a block begins: behind 0 if that is its head, or a gap.
+    /// Offset of the block in the first page; above 0 after other blocks on the page.
     from: u64,
-    /// Which of [`Windows::sizes`] it is of, and which of its windows it is.
+    /// Index in [`Windows::sizes`], and index among the windows of this size.
     size: (usize, usize),
 }
 
 impl Window {
-    /// Small blocks keep out of windows of one page.
+    /// Returns whether a block may use the window: blocks below a large page avoid windows of one
+    /// page.
     fn is_for(&self, bytes: u64, large: u64) -> bool {
         bytes >= large || self.tiles > 1
     }
 }
 
-/// The windows of one size.
 #[derive(Debug, Default)]
 struct Size {
-    /// Their numbers, oldest first.
+    /// Window numbers, oldest first.
     windows: Vec<usize>,
-    /// Those at whose beginning none of their blocks lies; blocks of other windows may be on the same pages.
+    /// Windows without one of their own blocks; blocks of other windows may lie on the same pages.
     vacant: Bits,
 }
 
-/// Every window of a space.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     all: Vec<Window>,
     recency: Recency,
     sizes: Vec<Size>,
-    /// Which of the sizes blocks of so many bytes are of.
+    /// Index in `sizes`, by bytes of the block.
     by_bytes: BTreeMap<u64, usize>,
 }
 
 impl Windows {
-    /// Adds the window of a block that begins at a byte of its first page; its number.
+    /// Adds the window of a block which begins at byte `from` of its first page. Returns its
+    /// number.
     pub(super) fn add(&mut self, first: TileNo, tiles: usize, from: u64, bytes: u64) -> usize {
         let number = self.all.len();
         let size = *self.by_bytes.entry(bytes).or_insert(self.sizes.len());
@@ -68,32 +70,35 @@ impl Windows {
         number
     }
 
-    /// Says whether no block lies in a window that was put into it.
+    /// Sets whether a window holds no block of its own.
     pub(super) fn set_vacant(&mut self, number: u32, vacant: bool) {
         let (size, place) = self.all[number as usize].size;
         self.sizes[size].vacant.set(place, vacant);
     }
 
-    /// The windows of a size that their own blocks left, oldest first.
+    /// Returns the vacant windows of a size, oldest first.
     fn vacant(&self, bytes: u64) -> impl Iterator<Item = usize> {
         let size = self.by_bytes.get(&bytes).map(|size| &self.sizes[*size]);
         size.into_iter().flat_map(|size| size.vacant.iter().map(|place| size.windows[place]))
     }
 }
 
-/// A block that no window of its size has room for, and how many pages without a block it may take where it does not begin with a window: as many as
-/// if it were stitched, since what is mapped already must not cost a page. Below two pages as many as it likes: what it leaves of one serves its like.
+/// A block without a window of its size, and the limit of pages without blocks which the block may
+/// take unless it begins with a window. The limit is the cost of stitching, because mapped
+/// addresses must not cost an extra page. Blocks below two pages have no limit: the rest of a page
+/// serves similar blocks.
 struct Guest {
     bytes: u64,
     lane: Lane,
-    /// Asked for at the first place that there is.
+    /// Computed at the first candidate.
     most_idle: OnceCell<u64>,
 }
 
 impl Layout {
-    /// The window for a block: of those for its size the oldest one whose memory is free, since an order that no use changes is what identical
-    /// layers settle in. Else the window used last whose beginning is free, or a new one over tiles that are mapped already: in the first gap of the
-    /// window used last that has one, or at the first run of free tiles, whoever they were mapped for.
+    /// Finds a window for a block. First choice: the oldest free window of the block's size,
+    /// because identical layers settle in an order independent of use. Second: the first gap in the
+    /// most recently used window with a gap; the gap becomes a window unless it begins one. Third:
+    /// the first run of free slots, which becomes a window.
     pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
         let large = self.geometry.large();
         let own = self.windows.vacant(bytes).find(|number| {
@@ -118,12 +123,13 @@ impl Layout {
         Some(self.windows.add(first, tiles, from, bytes))
     }
 
-    /// How many pages without a block one would take from a byte of a tile on, if all it covered were free.
+    /// Returns how many pages without blocks a block would take from byte `from` of a slot; `None`
+    /// if any byte is covered.
     fn covers(&self, first: TileNo, from: u64, bytes: u64, lane: Lane) -> Option<u64> {
         self.pages.covers(&self.ranges[first.range].tiles[first.tile..], from, bytes, lane)
     }
 
-    /// Whether a guest may lie at a place, which must be free.
+    /// Returns whether a guest may lie at a place: free, and within the guest's limit.
     fn admits(&self, guest: &Guest, first: TileNo, from: u64) -> bool {
         let Guest { bytes, lane, most_idle } = guest;
         let Some(idle) = self.covers(first, from, *bytes, *lane) else { return false };
@@ -131,12 +137,14 @@ impl Layout {
             || idle <= *most_idle.get_or_init(|| self.pages.planned_free(*bytes, *lane))
     }
 
-    /// Whether a block may begin at a byte of its first page: one of whole pages only where the page does.
+    /// Returns whether a block may begin at byte `at` of its first page. Blocks of whole pages
+    /// begin only at 0.
     fn may_begin(&self, bytes: u64, at: u64) -> bool {
         at == 0 || !bytes.is_multiple_of(self.geometry.large())
     }
 
-    /// The window used last that has a gap for a guest, and where in it the first one begins.
+    /// Returns the most recently used window with a gap for a guest, and the beginning of its first
+    /// gap.
     fn gap(&self, guest: &Guest) -> Option<(usize, TileNo, u64)> {
         let (mut next, mut passed) = (self.windows.recency.newest(), 0);
         while let Some(number) = next.filter(|_| passed < MOST_PASSED) {
@@ -166,7 +174,7 @@ impl Layout {
             }
             for (at, to) in self.pages.gaps(page) {
                 let at = if number == 0 { at.max(from) } else { at };
-                // It goes on over a seam, and nowhere else.
+                // A gap continues only across the boundary of two slots.
                 if at > 0 || length == 0 {
                     (begin, length) = ((tile, at), 0);
                 }
@@ -184,7 +192,7 @@ impl Layout {
         None
     }
 
-    /// The first run of free tiles for a guest, in the order of addresses.
+    /// Returns the first run of free slots for a guest, in address order.
     fn run(&self, guest: &Guest) -> Option<(TileNo, u64)> {
         let (ranges, large) = (self.ranges.iter().enumerate(), self.geometry.large());
         let usable = ranges.filter(|(_, range)| range.is_for(Class::Large, guest.lane));
@@ -196,7 +204,7 @@ impl Layout {
         begins.find(|(tile, at)| self.admits(guest, *tile, *at))
     }
 
-    /// Puts a block at the beginning of a window.
+    /// Places a block at the beginning of a window.
     pub(super) fn settle(&mut self, window: usize, bytes: BlockBytes) -> Place {
         let Window { first, from, .. } = self.windows.all[window];
         self.windows.recency.touch(window);
@@ -215,7 +223,7 @@ impl Layout {
         Place { range: first.range, offset: self.offset(first) + from }
     }
 
-    /// Puts a block into a page, at the page's first tile.
+    /// Places a block in a page, at the page's first slot.
     pub(super) fn settle_within(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
         let (tile, serial) = (self.pages.home(page), self.count(bytes));
         let (end, block) = (start + bytes.get(), bytes.get());
@@ -224,7 +232,7 @@ impl Layout {
     }
 
     fn occupy(&mut self, page: u32, stay: Stay) {
-        // A small page is a power of two, and a shift a fifth of a division.
+        // Small pages are powers of two, and a shift takes a fifth of a division.
         let (log, base) = (self.geometry.small().trailing_zeros(), self.offset(stay.tile));
         let (mut unit, end) = ((base + stay.start) >> log, ((base + stay.end - 1) >> log) + 1);
         let used = &mut self.ranges[stay.tile.range].used;

@@ -1,9 +1,11 @@
-//! A number for each page, and the first page whose number is large enough.
+//! Maximum tree: finds the first page whose number is large enough.
 
-/// A binary tree of maxima over a row of numbers, all 0 at first. Setting one and searching take one step a level.
+/// Binary tree of maxima over a row of numbers, all 0 at first. Setting and searching take one step
+/// per level.
 #[derive(Debug, Default)]
 pub(super) struct MaxTree {
-    /// Half of it are leaves; entry `n` is the larger of entries `2 n` and `2 n + 1`. Empty, or a power of two long.
+    /// The second half are leaves; entry `n` is the maximum of entries `2 n` and `2 n + 1`. Empty,
+    /// or a power of two long.
     nodes: Vec<u64>,
 }
 
@@ -12,7 +14,6 @@ impl MaxTree {
         self.nodes.len() / 2
     }
 
-    /// Sets the number at an index.
     pub(super) fn set(&mut self, index: usize, value: u64) {
         if index >= self.leaves() {
             if value == 0 {
@@ -32,7 +33,7 @@ impl MaxTree {
         }
     }
 
-    /// The first index whose number is at least `least`, which is not 0.
+    /// Returns the first index with a number of at least `least`, which must not be 0.
     pub(super) fn first(&self, least: u64) -> Option<usize> {
         let mut node = 1;
         if *self.nodes.get(node)? < least {

@@ -1,48 +1,50 @@
-//! On which pages a new window is to lie.
+//! Plan of a new window: selects its pages.
 
 use super::PageTable;
 use crate::space::lane::Lane;
 
-/// A part of a page, for a block that goes on in the next one: up to the page's end, or from its beginning on, or both.
+/// Part of a page under a block of several pages: up to the page's end, or from its beginning, or
+/// both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) page: u32,
     /// First byte within the page.
     pub(crate) from: u64,
-    /// The byte behind the last.
+    /// End within the page.
     pub(crate) to: u64,
 }
 
-/// What a plan costs; the smaller, the better.
+/// Cost of a plan, compared field by field; smaller is better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// Page numbers that the space did not use before.
+    /// New page numbers.
     fresh: u64,
-    /// Pages that hold no block, those included.
+    /// Pages without blocks, new ones included.
     free: u64,
-    /// Pages in all, each of which takes a map.
+    /// Pages in total; each costs a map.
     parts: u64,
-    /// Bytes of a gap or of a free page that stay idle behind the tail.
+    /// Bytes wasted after the tail, in a gap or a free page.
     gap: u64,
 }
 
-/// A plan, before the free pages in its middle have numbers.
+/// A plan before free pages are assigned to its middle.
 #[derive(Clone, Copy)]
 struct Choice {
     cost: Cost,
-    /// The page at whose end the block begins.
+    /// The page in use at whose end the block begins.
     head: Option<Part>,
-    /// The begun page in whose beginning it ends.
+    /// The page in use at whose beginning the block ends.
     tail: Option<u32>,
 }
 
 impl PageTable {
-    /// Pages for a block that no window has room for: the *head*, which is the free end of a page that holds blocks already;
-    /// then whole free pages, those used before first, of them those that the fewest tiles show, so that the windows of this space take turns on its
-    /// pages; then the *tail*, in the free beginning of a page.
+    /// Selects pages for a block without a window. First the *head*: the free end of a page in use.
+    /// Then whole free pages: used ones first, fewest slots first, so the windows of the space take
+    /// turns on its pages. Last the *tail*: the free beginning of a page in use.
     ///
-    /// Head and tail save free pages. A head must be a quarter of a page at least: a small one would cost a map and save little. Remote blocks have
-    /// neither: they begin where a page does, and none of theirs goes on in another's page.
+    /// Head and tail save free pages. A head must be at least a quarter of a page, because a
+    /// smaller one costs a map and saves little. Peer-visible (remote) blocks have neither: they
+    /// begin and end at page boundaries.
     pub(crate) fn plan(&self, bytes: u64, lane: Lane) -> Vec<Part> {
         let page = self.bytes();
         let Choice { cost, head, tail } = self.choose(bytes, lane);
@@ -61,7 +63,7 @@ impl PageTable {
         while rest > 0 {
             let to = rest.min(page);
             let number = tail.filter(|_| rest < page).or_else(|| free.next());
-            // Numbers do not end: 2^32 pages are more than any address space has.
+            // Page numbers do not run out: 2^32 pages exceed any address space.
             let Some(page) = number else { break };
             parts.push(Part { page, from: 0, to });
             rest -= to;
@@ -69,7 +71,7 @@ impl PageTable {
         parts
     }
 
-    /// How many pages that hold no block a plan would take. Of any size: a block need not be one that can be had.
+    /// Returns how many pages without blocks a plan would take, for a block of any size.
     pub(crate) fn planned_free(&self, bytes: u64, lane: Lane) -> u64 {
         self.choose(bytes, lane).cost.free
     }

@@ -1,28 +1,28 @@
-//! The same policy for blocks that are not packed, in plain lists: everything is found by looking at everything.
+//! Naive model of the policy for blocks above slab size: plain lists, searched completely.
 
 use std::collections::BTreeMap;
 
 use super::Part;
 
-/// A window: its first tile, how many, where its block began in the first page, and the block's bytes.
+/// A window: first tile, number of tiles, offset of the block in the first page, bytes of the
+/// block.
 type Window = (usize, usize, u64, u64);
 
-/// A way to stitch a block: its cost, the page of its head, and that of its tail.
+/// A way to stitch a block: cost, page of the head, page of the tail.
 type Choice = ((u64, u64, u64, u64), Option<u32>, Option<u32>);
 
 pub(super) struct Naive {
     small: u64,
     large: u64,
-    /// (range, page) in the order of mapping.
+    /// (range, page) in order of mapping.
     tiles: Vec<(usize, u32)>,
-    /// In the order in which they were made.
+    /// In order of creation.
     windows: Vec<Window>,
-    /// Their numbers, least recently used first.
+    /// Window numbers, least recently used first.
     used: Vec<usize>,
-    /// What is live.
     live: Vec<Part>,
     owner: BTreeMap<u32, u64>,
-    /// How far blocks ever reached into each page, in whole small pages.
+    /// High-water mark of blocks in each page, in whole small pages.
     reach: BTreeMap<u32, u64>,
 }
 
@@ -49,7 +49,7 @@ impl Naive {
         self.owner.len() as u32
     }
 
-    /// The pages of a stream that hold blocks, or those that hold none, lowest first.
+    /// Returns the pages of a stream with blocks, or without, lowest first.
     fn of(&self, stream: u64, begun: bool) -> Vec<u32> {
         let holds = |page: &u32| self.live.iter().any(|live| live.page == *page) == begun;
         (0..self.known()).filter(|page| self.owner[page] == stream && holds(page)).collect()
@@ -68,8 +68,8 @@ impl Naive {
             && self.live.iter().all(|l| l.page != part.page || l.to <= part.from || part.to <= l.from)
     }
 
-    /// The page bytes a block gets, and whether they were mapped before. Where new tiles go is not the twin's business: `first` is
-    /// the range of the block and its first tile in it.
+    /// Returns the page bytes of a new block, and whether they were mapped before. The place of new
+    /// tiles is not modelled: `first` is the range of the block and its first tile.
     pub(super) fn allocate(&mut self, bytes: u64, stream: u64, first: (usize, usize)) -> (Vec<Part>, bool) {
         let (parts, reused) = match self.within(bytes, stream) {
             Ok(part) => (vec![part], true),
@@ -85,7 +85,7 @@ impl Naive {
         (parts, reused)
     }
 
-    /// A place within one page; or the window that was found instead, or nothing.
+    /// Returns a place within one page; otherwise a window, if found.
     fn within(&mut self, bytes: u64, stream: u64) -> Result<Part, Option<Window>> {
         let part = |page, from| Part { page, from, to: from + bytes };
         if bytes >= self.large {
@@ -113,10 +113,10 @@ impl Naive {
         idle.first().map(|page| part(*page, 0)).ok_or(None)
     }
 
-    /// The pages that a block would have at a window, if there are tiles enough.
+    /// Returns the page parts of a block in a window, if enough tiles exist.
     fn window(&self, (first, _, from, _): Window, bytes: u64) -> Option<Vec<Part>> {
         let (home, mut parts, mut from, mut rest) = (self.tiles[first].0, Vec::new(), from, bytes);
-        // A range that was left for a larger one may still be filled later: its tiles adjoin all the same.
+        // A range left for a larger one may be filled later: its tiles are adjacent all the same.
         for (_, page) in self.tiles[first..].iter().filter(|tile| tile.0 == home) {
             let to = self.large.min(from + rest);
             if rest > 0 {
@@ -131,7 +131,6 @@ impl Naive {
         None
     }
 
-    /// Whether a block may lie at a window.
     fn fits(&self, window: Window, bytes: u64, stream: u64) -> bool {
         let Some(parts) = self.window(window, bytes) else { return false };
         let twice = (1..parts.len()).any(|n| parts[..n].iter().any(|part| part.page == parts[n].page));
@@ -155,12 +154,12 @@ impl Naive {
         Some(self.windows[number])
     }
 
-    /// Whether a place is where a window begins: then it is that window's.
+    /// Returns whether a place is the beginning of a window and so belongs to the window.
     fn begins(&self, number: usize, place: Window) -> bool {
         (self.windows[number].0, self.windows[number].2) == (place.0, place.2)
     }
 
-    /// How many pages without blocks a place takes.
+    /// Returns how many pages without blocks a place takes.
     fn takes(&self, place: Window, bytes: u64) -> u64 {
         let parts = self.window(place, bytes).unwrap();
         parts.iter().filter(|part| self.live.iter().all(|live| live.page != part.page)).count() as u64
@@ -170,7 +169,7 @@ impl Naive {
         bytes < self.large && window.1 < 2
     }
 
-    /// The places at which a block may lie from a tile on, and not before a byte of it.
+    /// Returns the places for a block in a tile, from byte `from`.
     fn places(&self, tile: usize, from: u64, bytes: u64, stream: u64) -> Vec<Window> {
         let place = |at: u64| (tile, (at + bytes).div_ceil(self.large) as usize, at, bytes);
         let gaps = self.gaps(self.tiles[tile].1, self.large);
@@ -182,13 +181,14 @@ impl Naive {
         begins.map(place).filter(|w| self.fits(*w, bytes, stream)).collect()
     }
 
-    /// The first place in the window used last that has one, and that window. Only a window's beginning may take more pages.
+    /// Returns the first place in the most recently used window with one, and the window. Only the
+    /// beginning of a window may take more pages.
     fn gap(&self, bytes: u64, stream: u64, most: u64) -> Option<(usize, Window)> {
         let windows = self.used.iter().rev().filter(|n| !self.keeps_out(self.windows[**n], bytes));
         windows
             .filter_map(|number| {
                 let (first, tiles, from, _) = self.windows[*number];
-                // Its tiles, which others may lie between in the order of mapping.
+                // Tiles of the range; in order of mapping, tiles of other ranges may lie between.
                 let of_range = self.of_range(self.tiles[first].0);
                 let begin = of_range.iter().position(|tile| *tile == first).unwrap();
                 let tiles = of_range[begin..begin + tiles].to_vec();
@@ -202,7 +202,7 @@ impl Naive {
             .find(|(number, place)| self.begins(*number, *place) || self.takes(*place, bytes) <= most)
     }
 
-    /// The first place anywhere that begins in a page's free end.
+    /// Returns the first place anywhere in the free end of a page.
     fn run(&self, bytes: u64, stream: u64, most: u64) -> Option<Window> {
         let ranges = self.tiles.iter().map(|tile| tile.0).max().map_or(0, |last| last + 1);
         let mut tiles = (0..ranges).flat_map(|range| self.of_range(range));
@@ -235,7 +235,8 @@ impl Naive {
         self.gaps(page, self.large).pop().unwrap().0
     }
 
-    /// The best way to stitch a block: its cost, of which the second is pages without blocks; its head; its tail's page.
+    /// Returns the best way to stitch a block: cost (the second field counts pages without blocks),
+    /// head, and page of the tail.
     fn plan(&self, bytes: u64, stream: u64) -> Choice {
         let (idle, begun) = (self.of(stream, false), self.of(stream, true));
         let end = |page: u32| self.end(page);
@@ -283,7 +284,7 @@ impl Naive {
         let mut parts: Vec<Part> =
             head.map(|page| Part { page, from: end(page), to: self.large }).into_iter().collect();
         let mut rest = bytes - parts.first().map_or(0, |part| part.to - part.from);
-        // Which tiles it begins on is not the twin's business either: they show its head, if it has one, and free pages.
+        // The first tiles are not modelled: they map the block's head, if any, and free pages.
         let of_range = self.of_range(first.0);
         let shown = of_range[first.1..].to_vec();
         let mut there: Vec<u32> = shown.iter().map(|tile| self.tiles[*tile].1).collect();
