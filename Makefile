@@ -1,32 +1,32 @@
-# make demo and make test need the Rust toolchain and make; they install what else is missing (scripts/setup.sh).
+# make demo and make test need the Rust toolchain and make; scripts/setup.sh installs missing tools.
 
 .PHONY: demo test wheel torch-matrix header bench elastic format ci ci-full gpu-build clean
 
-demo: ## the main job on the driver at hand: a GPU if there is one, else this machine's memory
+demo: ## captures of real models on the available driver: a GPU, or else host memory
 	@scripts/setup.sh demo
 	cargo build --locked --release --quiet -p vmmgraph-demo
-	@# Not by cargo run, whose library path may show the tests' stand-in for libcuda.
+	@# Not cargo run: its library path may contain the tests' stand-in for libcuda.
 	target/release/vmmgraph-demo --json build/demo.json
 
-test: ## every test that needs no GPU: Rust, C, C++, the installed package
+test: ## all tests without a GPU: Rust, C, C++, the installed package
 	@scripts/setup.sh test
 	scripts/test.sh
 
-wheel: ## a Python wheel in build/wheels, with a library for each torch release; RELEASES="2.10 2.11-cu13" names some
+wheel: ## a Python wheel in build/wheels for all torch releases, or RELEASES="2.10 2.11-cu13"
 	@scripts/setup.sh test
 	scripts/wheel.sh $(RELEASES)
 
-torch-matrix: ## compiles cpp/torch against every torch release that is supported, and the newest one
+torch-matrix: ## compiles cpp/torch against every supported torch release and the newest one
 	@scripts/setup.sh test
 	tests/torch/matrix.sh
 
-header: ## writes include/vmmgraph/vmmgraph.h anew after a change in src/capi
+header: ## regenerates include/vmmgraph/vmmgraph.h after a change in src/capi
 	UPDATE_EXPECT=1 cargo test --locked -p vmmgraph-header
 
-bench: ## host costs of spaces and blocks, with their limits
+bench: ## host time of spaces and blocks, checked against limits
 	cargo bench --locked -p vmmgraph-benches
 
-elastic: ## elastic memory's policies under simulated traffic: docs/elastic.md
+elastic: ## policies of elastic memory under simulated traffic: docs/elastic.md
 	@mkdir -p build
 	cargo run --locked --release -p vmmgraph-elastic-sim -- --seconds 120 --svg docs/elastic.svg --table build/elastic.md --json build/elastic.json
 
@@ -36,13 +36,13 @@ format: ## rustfmt, clang-format (all but the generated header) and ruff
 	git ls-files -z '*.cpp' '*.hpp' '*.h' '*.c' ':!include/vmmgraph/vmmgraph.h' | xargs -0 .venv/bin/clang-format -i
 	git ls-files -z '*.py' | xargs -0 .venv/bin/ruff format --quiet
 
-ci: ## what CI runs
+ci: ## all checks of CI
 	.ci/run
 
-ci-full: ## what a person runs before a release, behind ci: every torch release, sanitizers, other platforms, long fuzzing
+ci-full: ## before a release, after ci: every torch release, sanitizers, other platforms, long fuzzing
 	.ci/full
 
-gpu-build: ## collects what scripts/gpu.sh runs on a GPU machine
+gpu-build: ## collects the files scripts/gpu.sh needs on a GPU machine
 	@scripts/setup.sh test
 	scripts/gpu.sh build
 

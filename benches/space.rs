@@ -1,6 +1,6 @@
-//! What spaces cost the host: alone and among 10,000, and what must not grow with their number.
+//! Host time of spaces, alone and among 10,000, and scaling with their number.
 //!
-//! `make bench`. The limits are checked at the end, on medians.
+//! `make bench`. The limits on medians are checked at the end.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -16,12 +16,12 @@ use vmmgraph_testkit::{MIB, growth, median};
 
 const STREAM: Stream = Stream::LEGACY;
 
-/// Counts the bytes of memory that this process has from the allocator.
+/// Counts the bytes this process has allocated.
 struct Counting;
 
 static HELD: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is the system's allocator's, with the caller's promises.
+// SAFETY: forwards to the system allocator under the caller's promises.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size() as u64, Relaxed);
@@ -47,7 +47,7 @@ fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
     SharedVmmAllocator::new(device, &Options::default()).expect("the default options fit")
 }
 
-/// A space in which blocks of the benchmarked sizes have been allocated before.
+/// Opens a space after one allocation of each benchmarked size.
 fn warm(arena: &SharedVmmAllocator) -> Arc<Space> {
     let space = arena.open_space().expect("the arena is usable");
     for bytes in [4096, 24 * MIB] {
@@ -57,7 +57,6 @@ fn warm(arena: &SharedVmmAllocator) -> Arc<Space> {
     space
 }
 
-/// What was measured, and what is asked.
 struct Row {
     what: String,
     seen: Duration,
@@ -68,7 +67,7 @@ fn row(rows: &mut Vec<Row>, what: &str, limit: Duration, seen: Duration) {
     rows.push(Row { what: what.to_owned(), seen, limit });
 }
 
-/// Allocating, opening and replaying, alone and among 10,000 spaces.
+/// Allocates, opens and replays, alone and among 10,000 spaces.
 fn common(criterion: &mut Criterion, rows: &mut Vec<Row>) {
     for spaces in [1usize, 10_000] {
         let device = device();
@@ -98,7 +97,7 @@ fn common(criterion: &mut Criterion, rows: &mut Vec<Row>) {
     }
 }
 
-/// What must not grow with the number of spaces.
+/// Operations that must not slow down with the number of spaces.
 fn among_many(rows: &mut Vec<Row>) {
     const SPACES: usize = 10_000;
     let device = device();
@@ -147,10 +146,9 @@ fn among_many(rows: &mut Vec<Row>) {
     );
 }
 
-/// A free place among many blocks, and a free page among many.
+/// Finding free addresses among many blocks, and a free page among many pages.
 fn among_blocks(rows: &mut Vec<Row>) {
     let device = device();
-    // Within a page, and over two.
     for (blocks, bytes) in [(16_000, 2 * MIB), (4_000, 24 * MIB)] {
         let arena = arena(&device);
         let space = arena.open_space().expect("the arena is usable");
@@ -177,7 +175,8 @@ fn among_blocks(rows: &mut Vec<Row>) {
         change.take(bytes, holder, account.id()).expect("memory is there");
         change
     };
-    // All at once, then free: changes that commit without mapping give their pages to the device.
+    // All pages are taken, then freed: a transaction committed without a mapping returns its pages
+    // to the device.
     let held: Vec<_> = (0..15_000).map(|_| take()).collect();
     held.into_iter().for_each(|change| drop(change.commit()));
     assert_eq!(device.stats().free_bytes, 15_000 * bytes);
@@ -191,11 +190,11 @@ fn among_blocks(rows: &mut Vec<Row>) {
     );
 }
 
-/// What must not grow with the number of leases, holes, noted streams and shapes.
+/// Operations that must not slow down with the number of leases, holes, noted streams and shapes.
 fn among_others(rows: &mut Vec<Row>) {
     let micros = Duration::from_micros;
     let (noted, freed) = growth::noted_stream(10_000);
-    // A lease maps its page: that is the driver's part of it.
+    // A lease maps its page, which costs the driver most of the time.
     row(rows, "a lease beside 10,000 leases", micros(20), growth::lease(10_000));
     row(rows, "a kept block among 10,000 holes", micros(2), growth::kept_block(10_000));
     row(rows, "a block of a region among 10,000 holes", micros(2), growth::region_block(10_000));
@@ -204,7 +203,7 @@ fn among_others(rows: &mut Vec<Row>) {
     row(rows, "a plan of 16 graphs for 100,000 shapes", Duration::from_secs(2), growth::plan_of(100_000));
 }
 
-/// Host memory of a sealed space with one small output; its bytes.
+/// Host memory in bytes of a sealed space with one small output.
 fn memory() -> u64 {
     const SPACES: u64 = 1000;
     let device = device();
@@ -248,7 +247,7 @@ fn main() {
     ] {
         let (alone, among) = (find(&format!("{what}, 1 ")), find(&format!("{what}, 10000 ")));
         let (Some(alone), Some(among)) = (alone, among) else { continue };
-        // Medians of some tens of nanoseconds jitter by a few on a shared machine.
+        // Medians of tens of nanoseconds vary by a few on a shared machine.
         let good =
             among.as_secs_f64() <= 1.2 * alone.as_secs_f64() || among.saturating_sub(alone).as_nanos() <= 8;
         println!(

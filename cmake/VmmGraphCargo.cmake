@@ -1,10 +1,10 @@
-# The Rust core as one static archive.
+# Builds the Rust core as a static archive.
 #
-# Defines the target vmmgraph_archive, which builds it, and sets
+# Defines the target vmmgraph_archive, which builds the archive, and sets
 #   VMMGRAPH_ARCHIVE              the archive's path (with generator expressions)
-#   VMMGRAPH_NATIVE_STATIC_LIBS   what a program that links the archive needs from the system
+#   VMMGRAPH_NATIVE_STATIC_LIBS   system libraries needed by programs that link the archive
 #
-# VMMGRAPH_PREBUILT_ARCHIVE=<path> takes an archive as it is: no Rust is needed then.
+# VMMGRAPH_PREBUILT_ARCHIVE=<path> uses an existing archive; no Rust is needed then.
 
 set(VMMGRAPH_PREBUILT_ARCHIVE "" CACHE FILEPATH "Take this libvmmgraph.a instead of calling cargo")
 option(VMMGRAPH_CARGO_OFFLINE "Keep cargo from using the network" OFF)
@@ -14,10 +14,12 @@ find_program(VMMGRAPH_CARGO cargo DOC "cargo, which builds the Rust core")
 find_program(VMMGRAPH_RUSTC rustc DOC "rustc, which names the system libraries of a Rust archive")
 mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS)
 
-# vmmgraph_cargo_archive(<target> <cargo's target folder> <prebuilt archive or ""> [more arguments for cargo])
+# vmmgraph_cargo_archive(<target> <cargo's target folder> <prebuilt archive or ""> [more arguments
+# for cargo])
 #
-# Sets <target>_PATH to the archive and <target>_DIR to the folder, in which the bridge's headers are cxxbridge; a prebuilt archive has
-# that folder beside it, or above as cargo does.
+# Sets <target>_PATH to the archive and <target>_DIR to the folder with the bridge's headers in
+# cxxbridge. A prebuilt archive has cxxbridge in its own folder or the parent folder, as in cargo's
+# layout.
 function(vmmgraph_cargo_archive target target_dir prebuilt)
   if(prebuilt)
     get_filename_component(_archive "${prebuilt}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
@@ -40,7 +42,7 @@ function(vmmgraph_cargo_archive target target_dir prebuilt)
     if(VMMGRAPH_CARGO_OFFLINE)
       list(APPEND _flags --offline)
     endif()
-    # CC and CXX are cargo's own business: CMake may have set them for a cross compiler.
+    # Unset CC and CXX for cargo: CMake may have set them for a cross compiler.
     add_custom_command(
       OUTPUT "${_archive}"
       COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
@@ -64,7 +66,7 @@ vmmgraph_cargo_archive(vmmgraph_archive "${PROJECT_BINARY_DIR}/cargo" "${VMMGRAP
 set(VMMGRAPH_ARCHIVE "${vmmgraph_archive_PATH}")
 
 if(NOT DEFINED CACHE{VMMGRAPH_NATIVE_STATIC_LIBS})
-  # What rustc 1.95 answers for Linux; asked again below where there is a rustc.
+  # The output of rustc 1.95 on Linux; queried below if rustc exists.
   set(_libs "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc")
   if(VMMGRAPH_RUSTC)
     execute_process(

@@ -1,5 +1,5 @@
-# The program conformance, which says of a platform's device whether it does what VmmGraph relies on (docs/porting.md). It is Rust over
-# the same core, in a file of its own that needs nothing but the C library.
+# The program conformance, which tests whether a platform's device meets VmmGraph's requirements
+# (docs/porting.md). Rust on the same core, as one file that needs only the C library.
 set(VMMGRAPH_CONFORMANCE_TARGET_DIR "${PROJECT_BINARY_DIR}/cargo-conformance" CACHE PATH
   "cargo's target folder for conformance: one that has built the core before saves a minute")
 mark_as_advanced(VMMGRAPH_CONFORMANCE_TARGET_DIR)
@@ -11,7 +11,8 @@ set(_flags "")
 if(VMMGRAPH_CARGO_OFFLINE)
   set(_flags --offline)
 endif()
-# Cargo knows best whether there is something to do. The lines' tables would name this folder in a program that is given away.
+# Always run cargo, which detects changes. Strip debug information, since line tables would contain
+# this folder's name.
 add_custom_target(vmmgraph_conformance ALL
   COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
     "CARGO_TARGET_DIR=${VMMGRAPH_CONFORMANCE_TARGET_DIR}"

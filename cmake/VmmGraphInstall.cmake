@@ -1,4 +1,4 @@
-# What is installed. Component runtime: the library a program loads; development: everything to build one.
+# Installation. Component runtime: the library; development: headers and build files.
 include(CMakePackageConfigHelpers)
 
 set(_config_dir "${CMAKE_INSTALL_LIBDIR}/cmake/VmmGraph")
@@ -6,7 +6,7 @@ set(_config_build_dir "${PROJECT_BINARY_DIR}/config")
 
 install(TARGETS vmmgraph EXPORT VmmGraphTargets
   LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" COMPONENT runtime NAMELINK_COMPONENT development)
-# What needs torch goes with its library, and the memory saver's with that.
+# Headers of optional components are installed with the component's library.
 set(_torch_headers torch.hpp torch_region.hpp torch_elastic.hpp torch_eager.hpp torch_c.h engine.hpp inputs.hpp)
 list(TRANSFORM _torch_headers REPLACE "(.+)" "PATTERN;\\1;EXCLUDE" OUTPUT_VARIABLE _without_torch)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/vmmgraph" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" COMPONENT development
@@ -35,7 +35,7 @@ if(VMMGRAPH_STATIC)
   install(FILES "${VMMGRAPH_ARCHIVE}" DESTINATION "${CMAKE_INSTALL_LIBDIR}" RENAME libvmmgraph.a COMPONENT development)
 endif()
 
-# Relative to the prefix, so that the tree can be moved.
+# Relative to the prefix, so the installed tree can be moved.
 foreach(_dir LIBDIR INCLUDEDIR)
   file(RELATIVE_PATH VMMGRAPH_${_dir} "${CMAKE_INSTALL_PREFIX}" "${CMAKE_INSTALL_FULL_${_dir}}")
   set(VMMGRAPH_PC_${_dir} "\${prefix}/${VMMGRAPH_${_dir}}")

@@ -1,11 +1,14 @@
-# Torch for the component and its tests: the target vmmgraph_libtorch, VMMGRAPH_TORCH_ROOT, VMMGRAPH_CUDA_INCLUDE, and
-# VMMGRAPH_TORCH_FOLDERS, where torch's libraries and libcudart are (with generator expressions).
+# Torch for the component and its tests: the target vmmgraph_libtorch, VMMGRAPH_TORCH_ROOT,
+# VMMGRAPH_CUDA_INCLUDE, and VMMGRAPH_TORCH_FOLDERS, the folders of torch's libraries and libcudart
+# (with generator expressions).
 #
-#   VMMGRAPH_TORCH_FIND   ON: from find_package(Torch), which needs a CUDA toolkit; set of itself where the target torch is there already
-#   VMMGRAPH_TORCH_ROOT   else: the folder of a pip torch (…/site-packages/torch); default: where python3 finds it
+#   VMMGRAPH_TORCH_FIND   ON: use find_package(Torch), which needs a CUDA toolkit; the default if
+#                         the target torch exists
+#   VMMGRAPH_TORCH_ROOT   otherwise: the folder of a pip torch (…/site-packages/torch); default:
+#                         found by python3
 #
-# The second way needs no toolkit: headers come from the pip packages nvidia-cuda-runtime and nvidia-cuda-crt beside torch, or from
-# CUDA_HOME; torch's libraries are linked by path.
+# A pip torch needs no toolkit. Headers come from the pip packages nvidia-cuda-runtime and
+# nvidia-cuda-crt beside torch, or from CUDA_HOME; torch's libraries are linked by path.
 
 set(_torch_there OFF)
 if(TARGET torch)
@@ -14,7 +17,7 @@ endif()
 option(VMMGRAPH_TORCH_FIND "Take torch from find_package(Torch)" ${_torch_there})
 set(VMMGRAPH_TORCH_ROOT "" CACHE PATH "The folder of a pip torch")
 
-# Not installed: nobody who links VmmGraph::torch has to find torch.
+# Not installed: programs that link VmmGraph::torch need not find torch.
 add_library(vmmgraph_libtorch INTERFACE)
 target_compile_features(vmmgraph_libtorch INTERFACE cxx_std_20)
 
@@ -58,7 +61,8 @@ else()
   get_filename_component(_cudart_folder "${VMMGRAPH_CUDART}" DIRECTORY)
   set(VMMGRAPH_TORCH_FOLDERS "${VMMGRAPH_TORCH_ROOT}/lib" "${_cudart_folder}")
 endif()
-# Wheels up to 2.6 from PyPI were built with the old std::string: what is built here would find none of their symbols, at load time.
+# PyPI wheels up to 2.6 were built with the old std::string; libraries built here would fail to find
+# their symbols at load time.
 set(_torch_config "${VMMGRAPH_TORCH_ROOT}/share/cmake/Torch/TorchConfig.cmake")
 if(EXISTS "${_torch_config}")
   file(STRINGS "${_torch_config}" _old_abi REGEX "_GLIBCXX_USE_CXX11_ABI=0")
@@ -68,6 +72,7 @@ if(EXISTS "${_torch_config}")
   endif()
 endif()
 
-# torch_cuda registers its operators when it is loaded, which nothing here refers to: hence no-as-needed, of which the target torch
-# sees to itself. What torch_cuda needs (cuBLAS, cuDNN, …) is found when a program runs.
+# torch_cuda registers its operators at load time and is not referenced by symbols, so no-as-needed
+# is required; the target torch sets it. Dependencies of torch_cuda (cuBLAS, cuDNN, …) are found at
+# run time.
 target_link_options(vmmgraph_libtorch INTERFACE LINKER:--allow-shlib-undefined)

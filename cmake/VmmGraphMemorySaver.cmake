@@ -1,13 +1,14 @@
-# libvmmgraph_memory_saver.so: torch_memory_saver's C names over the core's regions, with cudaMalloc and cudaFree in it, which is why it is
-# a library of its own. No CUDA is needed to build it. One file without a version, since LD_PRELOAD names it. It opens the core: whichever
-# the process has, else libvmmgraph.so beside it.
+# libvmmgraph_memory_saver.so: torch_memory_saver's C functions on the core's regions. A separate
+# library because it replaces cudaMalloc and cudaFree. Builds without CUDA. Unversioned, since
+# LD_PRELOAD names the file. Opens the core at run time: the one in the process, else libvmmgraph.so
+# in its own folder.
 set(_saver_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_memory_saver.map")
 add_library(vmmgraph_memory_saver SHARED
   cpp/memory_saver/blocks.cpp cpp/memory_saver/captures.cpp cpp/memory_saver/core.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/forks.cpp
   cpp/memory_saver/runtime.cpp cpp/memory_saver/saver.cpp cpp/memory_saver/settings.cpp)
 add_library(VmmGraph::memory_saver ALIAS vmmgraph_memory_saver)
 add_dependencies(vmmgraph_memory_saver vmmgraph)
-# By name: before glibc 2.34 it is a library, whatever CMake finds here.
+# By name: before glibc 2.34 pthread is a separate library, whatever CMake finds on this machine.
 target_link_libraries(vmmgraph_memory_saver PRIVATE ${CMAKE_DL_LIBS} pthread)
 target_compile_definitions(vmmgraph_memory_saver PRIVATE "VMMGRAPH_CORE_FILE=\"$<TARGET_SONAME_FILE_NAME:vmmgraph>\"")
 target_include_directories(vmmgraph_memory_saver PRIVATE "${PROJECT_SOURCE_DIR}/include" INTERFACE

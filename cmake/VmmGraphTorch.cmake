@@ -1,10 +1,11 @@
-# The libtorch component: libvmmgraph_torch.so is the core, its cxx bridge and cpp/torch in one library, so that a process never holds
-# two copies of the core. A program links it in place of libvmmgraph.so.
+# The libtorch component: libvmmgraph_torch.so contains the core, its cxx bridge and cpp/torch, so a
+# process never has two copies of the core. Link it in place of libvmmgraph.so.
 include("${CMAKE_CURRENT_LIST_DIR}/VmmGraphLibtorch.cmake")
 
 vmmgraph_cargo_archive(vmmgraph_torch_archive "${PROJECT_BINARY_DIR}/cargo-torch" "${VMMGRAPH_PREBUILT_TORCH_ARCHIVE}" --features bridge)
 
-# Off for packages that are moved: then whoever links VmmGraph::torch sees to it that torch's libraries are loaded or found.
+# Turn off for relocatable packages: programs must then load torch's libraries or make them
+# findable.
 option(VMMGRAPH_TORCH_RPATH "The installed libvmmgraph_torch names the folders of the torch it was built with" ON)
 set(_torch_rpath "$ORIGIN")
 if(VMMGRAPH_TORCH_RPATH)
@@ -25,9 +26,10 @@ target_include_directories(vmmgraph_torch
   PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>" "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>"
   PRIVATE "${vmmgraph_torch_archive_DIR}/cxxbridge")
 target_compile_options(vmmgraph_torch PRIVATE -Wall -Wextra $<$<BOOL:${VMMGRAPH_WERROR}>:-Werror>)
-# Torch's headers take longer than what is made of them; for those who build for many releases, and have no compiler cache.
+# Saves time for builds of many releases without a compiler cache: torch's headers dominate the
+# compile time.
 option(VMMGRAPH_TORCH_PRECOMPILE "Read torch's headers once" OFF)
-# For CI, which has compiled these sources for the same torch a moment ago: only the link is another.
+# For CI, which has just compiled these sources for the same torch: only the link differs.
 set(VMMGRAPH_TORCH_OBJECTS "" CACHE PATH "Take the objects of this build folder instead of compiling")
 if(VMMGRAPH_TORCH_OBJECTS)
   load_cache("${VMMGRAPH_TORCH_OBJECTS}" READ_WITH_PREFIX _built_ CMAKE_UNITY_BUILD)
@@ -51,8 +53,9 @@ set_target_properties(vmmgraph_torch PROPERTIES
   LINK_DEPENDS "${_torch_map};${vmmgraph_torch_archive_PATH}"
   CXX_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON
-  # And torch's folders: a program's own path is not searched for what this library needs, and find_package(Torch) leaves as-needed on,
-  # so that a program may not load libc10.so itself. LD_LIBRARY_PATH goes first.
+  # Includes torch's folders: a program's own path does not apply to this library's dependencies,
+  # and find_package(Torch) leaves as-needed on, so a program may not load libc10.so itself.
+  # LD_LIBRARY_PATH has precedence.
   BUILD_RPATH "$ORIGIN;${VMMGRAPH_TORCH_FOLDERS}"
   INSTALL_RPATH "${_torch_rpath}"
   INTERFACE_VMMGRAPH_FLAVOUR torch

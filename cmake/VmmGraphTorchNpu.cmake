@@ -1,5 +1,6 @@
-# libvmmgraph_torch_npu.so: captures of torch_npu's graphs in spaces (cpp/torch_npu), over libvmmgraph.so. Compiled for the torch_npu that
-# VMMGRAPH_TORCH_NPU_ROOT has; no CANN is needed to build it. Of CANN's libraries it names libascendcl.so only, whatever of that name the process has.
+# libvmmgraph_torch_npu.so: captures of torch_npu's graphs in spaces (cpp/torch_npu), over
+# libvmmgraph.so. Compiled for the torch_npu in VMMGRAPH_TORCH_NPU_ROOT; builds without CANN.
+# Depends only on libascendcl.so of CANN's libraries, in the version of the process.
 set(VMMGRAPH_TORCH_NPU_ROOT "" CACHE PATH "The folder that has torch and torch_npu as Python packages")
 set(_torch "${VMMGRAPH_TORCH_NPU_ROOT}/torch")
 set(_torch_npu "${VMMGRAPH_TORCH_NPU_ROOT}/torch_npu")
@@ -8,7 +9,8 @@ if(NOT EXISTS "${_torch_npu}/version.py" OR NOT EXISTS "${_torch}/lib/libc10.so"
 endif()
 file(STRINGS "${_torch_npu}/version.py" _version REGEX "__version__")
 string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" _version "${_version}")
-# Its allocator differs in every release (cpp/torch_npu/allocator.cpp overrides all of it).
+# The allocator differs in every release, and cpp/torch_npu/allocator.cpp overrides all of its
+# functions.
 if(NOT _version VERSION_EQUAL 2.14.0)
   message(FATAL_ERROR "VMMGRAPH_TORCH_NPU_ROOT has torch_npu ${_version}: VmmGraph::torch_npu is for 2.14.0")
 endif()

@@ -1,5 +1,6 @@
 cmake_minimum_required(VERSION 3.24)
-# Runs PROGRAM with ARGUMENT; fails unless it succeeds, writes what EXPECTED matches, and writes nothing to stderr.
+# Runs PROGRAM with ARGUMENT. Fails unless it succeeds, its output matches EXPECTED, and stderr is
+# empty.
 execute_process(COMMAND "${PROGRAM}" ${ARGUMENT} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
 message("${output}${error}")
 if(NOT result EQUAL 0)

@@ -1,7 +1,8 @@
-//! The page maps of recorded captures, without a GPU: a web page, its data and a table for each.
+//! Page maps of recorded captures, without a GPU: a web page, JSON data and a table for each.
 //!
-//! `cargo run --release --example map -- FOLDER [TRACE...]` writes `TRACE.html`, `TRACE.json` and `TRACE.txt` into the folder, for the traces in
-//! `tests/data` that are named, or all. The hungriest shape's capture is traced from inside.
+//! `cargo run --release --example map -- FOLDER [TRACE...]` writes `TRACE.html`, `TRACE.json` and
+//! `TRACE.txt` into the folder, for the named traces of `tests/data`, or all. Events are recorded
+//! for the capture of the peak shape.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use vmmgraph_testkit::{MIB, Trace, capture_with};
 
 const STREAM: Stream = Stream::LEGACY;
 
-/// A trace, whether what outlives a capture is marked as kept, and what to call it.
+/// Trace, whether retained blocks are marked as kept, and title.
 const TRACES: [(&str, bool, &str); 5] = [
     ("capture-trace-65", false, "Qwen3-8B, 12 layers: 51 decode batches, 14 prefills"),
     ("capture-trace-65-retained", false, "Qwen3-8B, no warm-up, one output kept by each graph"),
@@ -36,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let trace = Trace::load(&data, name)?;
         let host = HostOptions { memory_bytes: 4096 * MIB, ..HostOptions::default() };
         let device = Device::with_driver(Arc::new(HostDriver::new(0, host)?));
-        // What an engine has beside its graphs, so that the picture shows a device and not an arena alone.
+        // Memory of an engine besides its graphs, so the map shows a whole device.
         let weights = device.region("weights", RegionOptions::default())?;
         weights.allocate(640 * MIB, STREAM)?;
         let options = ElasticOptions { name: "kv", ..ElasticOptions::default() };

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Holds what VmmGraph declares of the vendors' libraries against the vendors' headers, of several versions: prototypes, sizes, offsets and
-# constants (conformance/tests/abi.rs). The headers come out of Python packages that carry them, into build/abi; none is in the repository.
-# What cannot be had is counted as SKIPPED; what is there already is not fetched again. Needs .venv (scripts/setup.sh test).
+# Checks VmmGraph's declarations of vendor libraries against the vendors' headers, in several
+# versions: prototypes, sizes, offsets and constants (conformance/tests/abi.rs). Extracts the
+# headers from Python packages into build/abi; the repository has none. Counts unavailable packages
+# as SKIPPED; keeps existing downloads. Needs .venv (scripts/setup.sh test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/wheels.bash
@@ -21,13 +22,14 @@ fetch() {
     missing=$((missing + 1))
   fi
 }
-# These must be the rows of conformance/tests/abi.rs.
+# Must match the rows of conformance/tests/abi.rs.
 fetch hip-6.2 triton==3.5.0 triton/backends/amd/include
 fetch hip-7.1 triton==3.9.0 triton/backends/amd/include
 fetch ascend-2.11 torch-npu==2.11.0.post3 torch_npu/include/third_party/acl/inc
 fetch ascend-2.14 torch-npu==2.14.0 torch_npu/include/third_party/acl/inc
 
-# No package carries Cambricon's: only where CNToolkit is installed, in its usual folder or in that of its own variable.
+# Cambricon publishes no package: needs an installed CNToolkit, in its default folder or in
+# NEUWARE_HOME.
 neuware=${NEUWARE_HOME:-/usr/local/neuware}/include
 if [ -e "$neuware/cn_api.h" ]; then
   ln -sfn "$neuware" build/abi/mlu-installed
@@ -37,6 +39,6 @@ else
   missing=$((missing + 1))
 fi
 
-# --workspace: as scripts/test.sh has built it.
+# --workspace: reuses the build of scripts/test.sh.
 VMMGRAPH_ABI_HEADERS=$PWD/build/abi cargo test --locked --workspace --features bridge --test abi -- --include-ignored --nocapture
 echo "SKIPPED: $missing header proofs need the Python index or an installed toolkit"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The Rust tests under the address sanitizer, and the stress test under the thread sanitizer, which only a nightly toolchain has
-# (the thread sanitizer needs its rust-src too, to build the standard library anew); says SKIPPED for what is not there.
+# Runs the Rust tests under the address sanitizer, and the stress test under the thread sanitizer.
+# Needs a nightly toolchain, and its rust-src for the thread sanitizer, to rebuild the standard
+# library. Prints SKIPPED for missing tools.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -9,10 +10,11 @@ if ! cargo +nightly --version >/dev/null 2>&1; then
   exit 0
 fi
 export VMMGRAPH_STRESS_SECONDS="${VMMGRAPH_STRESS_SECONDS:-30}"
-# Each call fails alone here; in pairs too in the tests without a sanitizer, four times as many runs.
+# Single call failures only. Tests without a sanitizer also run pairs, four times as many runs.
 export VMMGRAPH_FAULT_PAIRS="${VMMGRAPH_FAULT_PAIRS:-0}"
-# The stand-ins are loaded with dlopen and cannot find the sanitizer's functions then, so they go in as they are; cargo's own folders
-# come first on the path, and the instrumented ones there are passed over because they do not load.
+# Stand-ins loaded with dlopen cannot find the sanitizer's functions, so use uninstrumented ones.
+# Cargo's folders come first on the path, and the loader skips the instrumented ones there because
+# they fail to load.
 cargo build --locked --package standin-cuda --package standin-hip --package standin-ascend --package standin-mlu
 plain=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 mkdir -p "$plain/standin"
@@ -21,7 +23,8 @@ cp "$plain/debug/libstandin_hip.so" "$plain/standin/libamdhip64.so.7"
 cp "$plain/debug/libstandin_ascend.so" "$plain/standin/libascendcl.so"
 cp "$plain/debug/libstandin_mlu.so" "$plain/standin/libcndrv.so"
 export LD_LIBRARY_PATH="$plain/standin" VMMGRAPH_STANDINS_ON_PATH=1
-# The children of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves that to the kernel.
+# Child processes of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves the signal to
+# the kernel.
 export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"
 tests=(--lib --test faults --test spaces --test order --test c_abi --test trace --test fuzz_model --test fuzz_hostile)
 sanitized() { RUSTFLAGS="-Zsanitizer=$1" CARGO_TARGET_DIR="$plain/$1" cargo +nightly test --locked --target "$host" "${@:2}"; }

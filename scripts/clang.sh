@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Clang reads the C++ that users compile: the public headers, the memory saver, cpp/torch with cpp/engine as one unit. Says SKIPPED where there is no
-# clang and none can be installed. Needs what make test has built.
+# Compiles C++ for users with Clang: the public headers, the memory saver, and cpp/torch with
+# cpp/engine as one unit. Prints SKIPPED if clang is missing and cannot be installed. Needs the
+# build of make test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v clang++ >/dev/null; then

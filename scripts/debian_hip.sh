@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Loads AMD's own libamdhip64 through the driver: Debian 12's, HIP 5.2, which has other structures and must be refused in words and without harm
-# (conformance/tests/debian_hip.rs). It and what it is linked with go into build/debian-hip, about 5 MB, and are not installed. What compiles kernels for
-# it (libamd-comgr2 and LLVM, 36 MB more) it loads only once there is a device. Where it cannot be had, that is counted as SKIPPED.
+# Tests the driver with AMD's own libamdhip64 from Debian 12: HIP 5.2 has different structures and
+# must be refused without side effects (conformance/tests/debian_hip.rs). Unpacks the library and
+# its dependencies to build/debian-hip, about 5 MB, without installing. Omits the kernel compiler
+# (libamd-comgr2 and LLVM, 36 MB), loaded only with a device. If unavailable, counted as SKIPPED.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,12 +15,12 @@ skip() {
 
 if [ ! -e "$into/$library" ]; then
   { command -v apt-get && command -v dpkg-deb; } >/dev/null || skip "this is no Debian"
-  # Those of its dependencies that are not installed, and never the compiler.
+  # Its dependencies that are not installed, except the compiler.
   packages=$(apt-get -s install --no-install-recommends libamdhip64-5 2>/dev/null | sed -n 's/^Inst \([^ ]*\).*/\1/p' |
     grep -v -e '^libamd-comgr' -e '^libllvm' || true)
   rm -rf "$into.new"
   mkdir -p "$into.new/packages"
-  # Also where it is installed: a GPU's machine may have another one.
+  # Also if installed: a GPU machine may have a different version.
   (cd "$into.new/packages" && apt-get -qq -o APT::Sandbox::User=root download $(printf '%s\n' libamdhip64-5 $packages | sort -u)) ||
     skip "libamdhip64-5 is not to be had from Debian's archive"
   for package in "$into.new"/packages/*.deb; do
@@ -32,7 +33,7 @@ if [ ! -e "$into/$library" ]; then
 fi
 
 cargo build --locked --release --quiet -p vmmgraph-demo
-# --workspace: as scripts/test.sh has built it.
+# --workspace: reuses the build of scripts/test.sh.
 VMMGRAPH_DEBIAN_HIP=$PWD/$(dirname "$into/$library") VMMGRAPH_DEMO=${CARGO_TARGET_DIR:-$PWD/target}/release/vmmgraph-demo \
   cargo test --locked --workspace --features bridge --test debian_hip -- --include-ignored --nocapture
 echo "SKIPPED: 0 tests of AMD's own library"

@@ -1,8 +1,9 @@
-# Rows of one table, for scripts that run tests on a GPU machine; sourced by them, with $out, the folder of what was built.
+# Result table for scripts that run tests on a GPU machine. Sourced; $out is the folder of the
+# build.
 
 torch_folder() { python3 -c "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"; }
 
-# What the commands there have in common.
+# Common setup of the commands.
 begin() {
   log=$(mktemp)
   table=()

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Every GPU test and benchmark, in two steps, since a GPU machine may have no Rust:
-#   scripts/gpu.sh build     here: puts the test binaries, the demo, the library and the test data into build/gpu
-#   scripts/gpu.sh run       there: runs every test and prints one table; build/gpu is all it needs
-#   scripts/gpu.sh bench     there: the shoot-out of bench/shootout, about three minutes; more arguments go to it
-#   scripts/gpu.sh reports   there: programs built from public reports under stock torch and under vmmgraph, about fifteen minutes; arguments go
-#                            to run_all.py
-#   scripts/gpu.sh sanitize  there: compute-sanitizer over the tests, at most nineteen minutes; a line for each tool and binary
-#   scripts/gpu.sh poison    there: the libtorch and engine tests with VMMGRAPH_POISON=1, which fills the shared pages before every replay
+# Builds and runs all GPU tests and benchmarks in two steps, since a GPU machine may have no Rust:
+#   scripts/gpu.sh build     on the build machine: collects test binaries, demo, library and test
+#                            data in build/gpu
+# All other commands run on the GPU machine and need only build/gpu:
+#   scripts/gpu.sh run       runs every test and prints one table
+#   scripts/gpu.sh bench     runs bench/shootout, about three minutes; passes arguments on
+#   scripts/gpu.sh reports   runs programs from public reports under stock torch and under vmmgraph,
+#                            about fifteen minutes; passes arguments to run_all.py
+#   scripts/gpu.sh sanitize  runs compute-sanitizer over the tests, at most nineteen minutes; a line
+#                            for each tool and binary
+#   scripts/gpu.sh poison    runs the libtorch and engine tests with VMMGRAPH_POISON=1, which fills
+#                            the shared pages before every replay
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/gpu
@@ -53,7 +57,7 @@ build() {
   du -sh "$out"
 }
 
-# As libtorch, with a torch that keeps no captured graphs, as those up to 2.7.
+# Like libtorch(), with a torch that keeps no captured graphs (up to 2.7).
 keeps_no_graphs() {
   local name=$1 program=$2
   shift 2
@@ -122,13 +126,14 @@ poison() {
   end
 }
 
-# sanitizer SECONDS NAME TOOL COMMAND...: a row with the errors that a tool counts. Calls that CUDA answers with an error are counted, but
-# are no failure: torch and cuBLAS make some when they start, and the tests look at the results of ours.
+# sanitizer SECONDS NAME TOOL COMMAND...: adds a row with a tool's error count. CUDA calls that
+# return errors are counted but are no failure: torch and cuBLAS make some at start-up, and the
+# tests check the results of the library's calls.
 sanitizer() {
   local seconds=$1 name=$2 tool=$3 code=0
   shift 3
   echo "=== $name"
-  # The libraries' path around the tool, so that it looks at the program only.
+  # Set the library path inside the tool, so that it applies to the program only.
   LD_LIBRARY_PATH=$PWD/$out timeout -k 10 "$seconds" "$out/run.sh" "$tools/compute-sanitizer" "$torch" \
     --tool "$tool" --print-limit 10000 "$@" >"$log" 2>&1 || code=$?
   grep -E '^=========|FAILED|^test result:|^RESULT|^\[  PASSED' "$log" | head -150 || true
@@ -142,11 +147,12 @@ sanitizer() {
   table+=("$(printf '%-34s %-7s %s' "$name" "$status" "${summary:-no summary}, exit status $code")")
 }
 
-# Left out, since they provoke errors on purpose: out of memory (the driver or the budget refuses), broken captures (CUDA refuses calls
-# and the capture), launches around the guard (the graphs race). Left out, since they judge times, which the tools stretch: the trace
-# with its limit on driver work, the costs, and what the engine tests measure.
-# The engine's idle cache and its decoder that streams have a row of their own, the last: memcheck makes minutes of each, and a row that
-# does not end says nothing of the tests behind.
+# Excluded because they provoke errors: out of memory (the driver or the budget refuses), broken
+# captures (CUDA refuses calls and the capture), launches around the guard (the graphs race).
+# Excluded because they check times, which the tools stretch: the trace with its limit on driver
+# work, the costs, and measurements of the engine tests. The engine's idle cache and streaming
+# decoder run in a separate last row: memcheck takes minutes for each, and a timeout gives no result
+# for later tests of its row.
 sanitize() {
   begin
   tools=$(dirname "$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1 || true)")
@@ -159,7 +165,7 @@ sanitize() {
   sanitizer 240 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"
   sanitizer 150 "memcheck, engine" memcheck "$out/engine_test" --gtest_filter="-Measure.*:Idle.*:Offload.*:$provoking"
   sanitizer 130 "memcheck, trust" memcheck "$out/trust_test" --gtest_filter="-$provoking"
-  # Hazards between the threads of a block, in the kernels that small graphs launch.
+  # Hazards between threads of a block, in kernels of small graphs.
   export VMMGRAPH_TRUST_REPLAYS=200
   sanitizer 80 "racecheck, trust" racecheck "$out/trust_test" --gtest_filter='*ReplaysOfFourThreads*'
   sanitizer 420 "memcheck, engine, long" memcheck "$out/engine_test" --gtest_filter='Idle.*:Offload.*'

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# The tests through libtorch with another release of torch than the one that the GPU machine has, in two steps as scripts/gpu.sh:
-#   scripts/gpu_release.sh build RELEASE   here: the release's wheel in pieces of 48 MiB, and the library and tests built against it, in build/gpu-RELEASE
-#   scripts/gpu_release.sh run RELEASE     there: unpacks it, runs the tests and prints one table; build/gpu-RELEASE is all it needs
-# RELEASE as 2.15.0, of the CUDA major version that the torch there is of. It runs over that one's CUDA libraries: functions of NCCL's that those lack fail.
-# Needs what scripts/setup.sh test installs; there Python 3.12, a C compiler and nm.
+# Runs the libtorch tests with a torch release different from the GPU machine's, in two steps like
+# scripts/gpu.sh:
+#   scripts/gpu_release.sh build RELEASE   on the build machine: splits the release's wheel into
+#                                          pieces of 48 MiB, and builds library and tests for the
+#                                          release, in build/gpu-RELEASE
+#   scripts/gpu_release.sh run RELEASE     on the GPU machine: unpacks, runs the tests, prints one
+#                                          table; needs only build/gpu-RELEASE
+# RELEASE is like 2.15.0, with the CUDA major version of the GPU machine's torch. Uses its CUDA
+# libraries: missing NCCL functions fail. Needs the tools of scripts/setup.sh test; the GPU machine
+# needs Python 3.12, a C compiler and nm.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 release=${2:?a release of torch, such as 2.15.0}
@@ -35,7 +40,8 @@ build() {
   du -sh "$out" "$out/pieces"
 }
 
-# Functions that the release's libraries want of NCCL and NVSHMEM and nobody there has, each an error: Python loads nothing with one missing.
+# Defines missing NCCL and NVSHMEM functions of the release's libraries as functions returning an
+# error: Python loads no library with undefined functions.
 stand_ins() {
   local wanted had
   wanted=$(for lib in "$1"/torch/lib/libtorch_*.so; do nm -D --undefined-only "$lib"; done | awk '{ print $2 }' | sed 's/@.*//' | grep -E '^(nccl|nvshmem)' | sort -u)
@@ -55,7 +61,7 @@ run() {
     touch "$into/complete"
   fi
   export PYTHONPATH=$into:$PWD/$out/python VMMGRAPH_LIBRARY=$PWD/$out/libvmmgraph_torch.so.0.1 LD_PRELOAD=$into/stand_ins.so
-  # Their cuDNN may be older than the release's.
+  # The machine's cuDNN may be older than the release's.
   export PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK=1
   begin
   for test in "${tests[@]}"; do libtorch "$test" "$test" --gtest_filter=-RingCosts.*; done

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Draws docs/map-*.png: the page maps of three arenas, from the traces in tests/data on the host driver. Needs Chromium (scripts/setup.sh test).
+# Draws docs/map-*.png: the page maps of three arenas, from the traces in tests/data on the host
+# driver. Needs Chromium (scripts/setup.sh test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 cargo run --locked --quiet --example map -- "$folder" >"$folder/reports.txt"
 
-# picture NAME TRACE HASH HEIGHT: at 1440 pixels, which is legible on a page of text and small in the repository.
+# picture NAME TRACE HASH HEIGHT: draws at 1440 pixels, legible on a page of text and small in the
+# repository.
 picture() {
   chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1 --window-size="1440,$4" \
     --user-data-dir="$folder/profile" --screenshot="$PWD/docs/map-$1.png" "file://$folder/$2.html$3" 2>"$folder/chromium.log" ||

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What draws torch's memory snapshots in a browser, MemoryViz.js, and the d3 it asks a public server for, into build/memory-viz; what is there
-# already is not fetched again. Torch's wheels leave it out; Debian's source of torch 2.6 has it, and mpld3's wheel has d3 5.
+# Fetches MemoryViz.js, torch's browser viewer for memory snapshots, and its dependency d3 to
+# build/memory-viz, unless present. Torch's wheels omit the viewer; Debian's source of torch 2.6 has
+# it, and mpld3's wheel has d3 5.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/memory-viz

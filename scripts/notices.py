@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Prints the third-party notices of libvmmgraph: every crate that is linked, its licence and the texts it comes with.
+"""Prints the third-party notices of libvmmgraph: every linked crate with its licence and licence
+texts.
 
 scripts/notices.py [--features bridge] > THIRD_PARTY_NOTICES.txt
 
-Crates that only build scripts, procedural macros, tests or other platforms than Linux use are left out: nothing of them is distributed.
+Omits crates used only by build scripts, procedural macros, tests or non-Linux platforms: they are
+not distributed.
 """
 
 import json
@@ -31,7 +33,7 @@ def metadata(arguments):
 
 
 def linked(resolved):
-    """The ids of the crates that end up in the library."""
+    """Returns the crates linked into the library."""
     packages = {package["id"]: package for package in resolved["packages"]}
     nodes = {node["id"]: node for node in resolved["resolve"]["nodes"]}
     root = next(id for id, package in packages.items() if package["name"] == "vmmgraph" and package["source"] is None)

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Compiles everything with the oldest Rust that Cargo.toml promises, and the core for aarch64; says SKIPPED for what rustup has not and cannot get.
+# Compiles everything with the oldest Rust supported by Cargo.toml, and the core for aarch64. Prints
+# SKIPPED for toolchains rustup cannot install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-# Apart from what the tests' toolchain has compiled.
+# A separate target folder from the tests' toolchain.
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/other"
 
 oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 if cargo "+$oldest" --version >/dev/null 2>&1 || rustup toolchain install "$oldest" --profile minimal >/dev/null 2>&1; then
   echo "Rust $oldest"
-  # The tests too: make test is promised with it.
+  # Includes the tests: make test supports this version.
   cargo "+$oldest" check --locked --workspace --features bridge --all-targets
 else
   echo "SKIPPED: Rust $oldest, the oldest that is promised"

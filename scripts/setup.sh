@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian 12 machine that has the Rust toolchain and make. Skips what is there, which takes no time.
-#   scripts/setup.sh demo    what the demo needs: a C linker
-#   scripts/setup.sh test    what the tests need: a C and C++ compiler, CMake, ninja, GoogleTest, pkg-config, binutils, Chromium (for
-#                            the page map), and a pip torch in .venv to build the libtorch component against (its headers and libraries; no CUDA toolkit)
+# Installs missing tools on a Debian 12 machine with the Rust toolchain and make. Skips installed
+# ones, in no time.
+#   scripts/setup.sh demo    for the demo: a C linker
+#   scripts/setup.sh test    for the tests: a C and C++ compiler, CMake, ninja, GoogleTest,
+#                            pkg-config, binutils, Chromium (for the page map), and a pip torch in
+#                            .venv to build the libtorch component (no CUDA toolkit)
 set -euo pipefail
 purpose=${1:?demo or test}
 
@@ -35,13 +37,15 @@ if [ ${#packages[@]} -gt 0 ]; then
 fi
 [ "$purpose" = test ] || exit 0
 
-# Without torch's own dependencies (2.5 GB of CUDA libraries): the component is only built here, not run. The versions are those of
-# the GPU machine, and those of the formatters, which differ from release to release; the stamp makes an unchanged set-up cost nothing.
+# Without torch's dependencies (2.5 GB of CUDA libraries): the component is only built, not run.
+# Versions are those of the GPU machine; the formatters' versions are fixed because their output
+# differs between releases. The stamp makes a repeated set-up free.
 wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 clang-format==19.1.7 ruff==0.17.6)
-# What tests Python and builds its wheel, with all that they need, as nothing is taken along with the others.
+# Tools to test Python and build its wheel, with all dependencies, since --no-deps installs none.
 wheels+=(pytest==9.2.0 iniconfig==2.3.1 pluggy==1.7.0 pygments==2.21.0 build==1.6.1 pyproject_hooks==1.3.3 scikit-build-core==1.1.2
   packaging==26.3 pathspec==1.1.1)
-# What torch's Python needs, to be imported without a GPU (tests/torch/standins.py stands in for CUDA's libraries).
+# Python dependencies for importing torch without a GPU (tests/torch/standins.py replaces CUDA's
+# libraries).
 wheels+=(typing_extensions==4.16.0 sympy==1.14.0 mpmath==1.3.0 networkx==3.6.1 jinja2==3.1.6 markupsafe==3.0.4 fsspec==2026.9.0 filelock==4.2.11)
 stamp=.venv/set-up-$(echo "${wheels[*]}" | sha256sum | cut -c1-16)
 cd "$(dirname "$0")/.."
@@ -51,5 +55,6 @@ if [ ! -e "$stamp" ]; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "${wheels[@]}"
   touch "$stamp"
 fi
-# The viewer of torch's memory snapshots, of which one test is run; a network that has no Debian sources is no reason to have no tests.
+# The viewer of torch's memory snapshots, used by one test. A failed download must not prevent the
+# tests.
 scripts/memory-viz.sh || echo "no MemoryViz.js: its test will say SKIPPED" >&2

@@ -1,22 +1,24 @@
 #!/usr/bin/env bash
-# Every test that needs no GPU. Those that do are counted as ignored, with the word SKIPPED; scripts/gpu.sh runs them.
+# Runs every test that needs no GPU. GPU tests are counted as ignored, marked SKIPPED;
+# scripts/gpu.sh runs them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 log=$(mktemp)
-# With the cxx bridge, whose guard has tests too; what is built without it is checked by clippy and by CMake below.
+# With the cxx bridge, to include its tests. clippy, and CMake below, check the build without the
+# bridge.
 cargo test --locked --workspace --features bridge 2>&1 | tee "$log"
 
-# Not optimized as a release: without a GPU nothing in C++ takes time but compiling. The program conformance in the folder where the demo was
-# built, if it was: the core is there then.
+# Lower optimisation than a release: without a GPU, C++ time is mostly compilation. Builds
+# conformance in the demo's target folder, to reuse its core.
 for_tests=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DVMMGRAPH_TESTS=ON)
 cmake -S . -B build/cmake "${for_tests[@]}" -DVMMGRAPH_EXAMPLES=ON \
   -DVMMGRAPH_CONFORMANCE=ON -DVMMGRAPH_CONFORMANCE_TARGET_DIR="$PWD/target"
 cmake --build build/cmake
 ctest --test-dir build/cmake --output-on-failure -j"$(nproc)" 2>&1 | tee -a "$log"
 
-# The libtorch component, against the pip torch of scripts/setup.sh; the core without the bridge is that of above. Each program's sources as one:
-# reading torch's headers takes longer than what is made of them.
+# The libtorch component, against the pip torch of scripts/setup.sh; reuses the core without the
+# bridge from above. Unity builds, since torch's headers dominate the compile time.
 torch=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
 cmake -S . -B build/torch "${for_tests[@]}" -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
   -DVMMGRAPH_PREBUILT_ARCHIVE="$PWD/build/cmake/cargo/release/libvmmgraph.a" -DVMMGRAPH_EXAMPLES=OFF \
@@ -24,7 +26,8 @@ cmake -S . -B build/torch "${for_tests[@]}" -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH
 cmake --build build/torch
 ctest --test-dir build/torch --output-on-failure -j"$(nproc)" -LE slow 2>&1 | tee -a "$log"
 
-# The Python package, over stand-ins of torch, and the library of above. The wheel's own tests need one: .ci/run builds it.
+# The Python package, with stand-ins of torch and the library from above. The wheel's own tests need
+# a wheel, built by .ci/run.
 python=$(mktemp)
 VMMGRAPH_CORE_LIBRARY=$PWD/build/cmake/libvmmgraph.so .venv/bin/python -m pytest -q -rs -p no:cacheprovider tests/python 2>&1 | tee "$python"
 of_python() { grep -oE "[0-9]+ $1" "$python" | tail -1 | grep -oE '[0-9]+' || echo 0; }

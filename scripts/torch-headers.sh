@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The headers of a torch release or of a CUDA major version, without its libraries; what is there already is not fetched again.
-#   scripts/torch-headers.sh torch RELEASE    build/torch-headers/RELEASE/torch/include, and the one file in Python that ours stands under
-#   scripts/torch-headers.sh cuda MAJOR       build/cuda-headers/MAJOR: include, and the runtime to link with, in lib
-# Needs .venv (scripts/setup.sh test), or a pip in PIP. HEADERS names another folder than build.
+# Fetches the headers of a torch release or CUDA major version, without libraries, unless present.
+#   scripts/torch-headers.sh torch RELEASE  build/torch-headers/RELEASE/torch: include, graphs.py
+#   scripts/torch-headers.sh cuda MAJOR     build/cuda-headers/MAJOR: include; the runtime in lib
+# Needs .venv (scripts/setup.sh test), or a pip in PIP. HEADERS names a folder in place of build.
 #
-# Wheels of torch for macOS are small and have all CUDA-facing headers.
+# Wheels of torch for macOS are small and have all CUDA-related headers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 headers=${HEADERS:-build}
@@ -22,7 +22,8 @@ torch)
 cuda)
   into=$headers/cuda-headers/$2
   [ -e "$into/complete" ] && exit
-  # The oldest of the major version that a release in torch-releases.txt was built with: what it has, all later ones have.
+  # The oldest release of the major version used by a torch in torch-releases.txt: later ones
+  # contain all of its functions.
   case $2 in
   12) wheels=(nvidia-cuda-runtime-cu12==12.6.77 nvidia-cuda-nvcc-cu12==12.6.77) folder=nvidia/cuda_runtime ;;
   13) wheels=(nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88) folder=nvidia/cu13 ;;
@@ -30,7 +31,7 @@ cuda)
   esac
   download "${wheels[@]}"
   rm -rf "$into" "$into.new"
-  # Before 13, crt is part of the compiler.
+  # Before 13, crt is part of the compiler package.
   unpack "$into.new" "$folder/include/" "$folder/lib/" nvidia/cuda_nvcc/include/crt/
   mv "$into.new/$folder" "$into"
   [ ! -e "$into.new/nvidia/cuda_nvcc" ] || mv "$into.new/nvidia/cuda_nvcc/include/crt" "$into/include/"

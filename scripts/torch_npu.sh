@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the torch_npu component against torch_npu's own wheel and runs its captures through torch_npu's own code, over stand-ins of CANN (tests/standin-ascend)
-# and of what torch needs of CUDA. The wheels (0.6 GB) are unpacked into build/torch_npu-wheels as far as they are needed (0.6 GB too), and not installed.
-# Where they cannot be had, that is counted as SKIPPED. Needs .venv (scripts/setup.sh test).
+# Builds the torch_npu component against torch_npu's own wheel, and runs its captures through
+# torch_npu's code, with stand-ins of CANN (tests/standin-ascend) and of torch's CUDA libraries.
+# Unpacks the needed parts of the wheels (0.6 GB) to build/torch_npu-wheels (0.6 GB) without
+# installing. If unavailable, counted as SKIPPED. Needs .venv (scripts/setup.sh test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/wheels.bash
@@ -13,13 +14,15 @@ if [ ! -e "$wheels/complete" ]; then
     echo "SKIPPED: the tests of the torch_npu component: torch 2.14.0 and torch-npu 2.14.0 are not to be had from the Python index"
     exit
   fi
-  # Without CUDA's half, which must not be loaded beside torch_npu (both set the same options of torch's allocators), and needs a GPU's libraries.
+  # Without the CUDA libraries: they must not be loaded beside torch_npu (both set the same options
+  # of torch's allocators), and need a GPU's libraries.
   unpack "$wheels" torch/include/ torch_npu/include/ torch_npu/lib/ torch_npu/version.py \
     torch/lib/libc10.so torch/lib/libtorch.so torch/lib/libtorch_cpu.so torch/lib/libtorch_python.so torch/lib/libshm.so torch/lib/libgomp
   touch "$wheels/complete"
 fi
 
-# The stand-in, as the tests of scripts/test.sh have it, and no other: a build for anything else would take its place.
+# The stand-in of the tests of scripts/test.sh: build with the same options, or the build would
+# replace it.
 cargo test --locked --workspace --features bridge --test ascend --no-run
 standins=$PWD/build/torch_npu-standins
 mkdir -p "$standins/cann"
@@ -27,7 +30,7 @@ ln -sfn "${CARGO_TARGET_DIR:-$PWD/target}/debug/deps/libstandin_ascend.so" "$sta
 cc -shared -fPIC -Wl,-soname,libacl_op_compiler.so -o "$standins/cann/libacl_op_compiler.so" tests/torch_npu/nothing.c
 python3 tests/torch/standins.py "$standins/rest" "$wheels/torch/lib" "$wheels/torch_npu/lib" "$standins/cann"
 
-# The archive of scripts/test.sh, if that ran; VMMGRAPH_ARCHIVE names another.
+# The archive of scripts/test.sh, if present; VMMGRAPH_ARCHIVE overrides.
 archive=${VMMGRAPH_ARCHIVE:-$PWD/build/cmake/cargo/release/libvmmgraph.a}
 [ -e "$archive" ] || archive=
 cmake -S . -B build/torch_npu -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH_NPU=ON -DVMMGRAPH_TORCH_NPU_ROOT="$PWD/$wheels" \

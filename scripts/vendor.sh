@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes a source tarball that builds without a network: the committed tree, every crate of Cargo.lock, and the third-party notices.
+# Makes a source tarball for builds without a network: the committed tree, every crate of
+# Cargo.lock, and the third-party notices.
 #
 #   scripts/vendor.sh [FOLDER]     FOLDER/vmmgraph-VERSION.tar.gz; default: build
 #
-# In it CMake needs cargo and no more: .cargo/config.toml names the crates' folder, and cmake -DVMMGRAPH_CARGO_OFFLINE=ON keeps cargo from asking.
+# CMake needs only cargo: .cargo/config.toml names the crates' folder, and cmake
+# -DVMMGRAPH_CARGO_OFFLINE=ON keeps cargo off the network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +23,6 @@ git archive HEAD | tar -x -C "$work/$name"
   cargo vendor --locked third_party/crates > .cargo/config.toml
 )
 python3 scripts/notices.py --features bridge > "$work/$name/THIRD_PARTY_NOTICES.txt"
-# The same bytes for the same commit.
+# Reproducible: the same bytes for the same commit.
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" -c "$name" | gzip -n > "$out/$name.tar.gz"
 ls -l "$out/$name.tar.gz"

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# wheel.sh [RELEASE...]: a Python wheel in build/wheels. RELEASE is a minor version of torch, such as 2.11, with every CUDA major version of
-# its wheels, or 2.11-cu13 with one; none: all of torch-releases.txt. Needs what scripts/setup.sh test installs.
+# wheel.sh [RELEASE...]: builds a Python wheel in build/wheels. RELEASE is a minor version of torch:
+# 2.11 for every CUDA major version of its wheels, or 2.11-cu13 for one; default: all of
+# torch-releases.txt. Needs the tools of scripts/setup.sh test.
 #
-# VMMGRAPH_ARCHIVE and VMMGRAPH_TORCH_ARCHIVE name archives of the core that were built already, without and with the bridge;
-# VMMGRAPH_TORCH_BUILT a build folder whose objects serve one release ("2.11-cu13=build/torch"). VMMGRAPH_WHEEL_FOR_TESTS=1: warnings are
-# errors, and the packed core is larger, which takes less time.
+# VMMGRAPH_ARCHIVE and VMMGRAPH_TORCH_ARCHIVE name prebuilt archives of the core, without and with
+# the bridge. VMMGRAPH_TORCH_BUILT names a build folder with objects for one release
+# ("2.11-cu13=build/torch"). VMMGRAPH_WHEEL_FOR_TESTS=1 treats warnings as errors, and packs the
+# core faster and larger.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -19,6 +21,6 @@ if [ -n "${VMMGRAPH_WHEEL_FOR_TESTS:-}" ]; then
 fi
 mkdir -p build/wheels
 rm -f build/wheels/vmmgraph-*.whl
-# CMake looks for python3, as .venv's modules are the ones that are there.
+# CMake searches for python3 and must find .venv's, with its modules.
 PATH=$PWD/.venv/bin:$PATH "$python" -m build --wheel --no-isolation --skip-dependency-check --outdir build/wheels "${arguments[@]}" python
 ls -l build/wheels/vmmgraph-*.whl

@@ -1,10 +1,11 @@
-# Files out of wheels of the Python index, without installing them. Sourced by scripts that need vendors' headers, which are not in this repository.
-# Needs .venv (scripts/setup.sh test), or a pip in PIP.
+# Extracts files from wheels of the Python index, without installing. Sourced by scripts that need
+# vendors' headers, which the repository does not contain. Needs .venv (scripts/setup.sh test), or a
+# pip in PIP.
 read -ra pip <<<"${PIP:-.venv/bin/python -m pip}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# unpack FOLDER PREFIX...: what is below a PREFIX in the wheels of $work.
+# unpack FOLDER PREFIX...: extracts files starting with a PREFIX from the wheels of $work.
 unpack() {
   python3 - "$work" "$@" <<'END'
 import pathlib, sys, zipfile

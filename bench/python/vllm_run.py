@@ -1,20 +1,26 @@
 #!/usr/bin/env python3
-"""vllm_run.py MODEL [--mode full|piecewise|default] [--requests 300]: vLLM itself, with VMMGRAPH=1 in the environment or without.
+"""vllm_run.py MODEL [--mode full|piecewise|default] [--requests 300]: measures unmodified vLLM,
+with VmmGraph if VMMGRAPH=1 is set.
 
-MODEL is a folder with a config.json; weights are random, and large enough that every token depends on attention and the KV cache. Prints, as
-RESULT lines: how many tokens came out and a hash of them (the same with and without VmmGraph), what "Graph capturing took" by free memory,
-tokens a second (the median of later rounds of the same requests), the time a token of 1, 8 and 64 sequences, and what the arenas of each
-rank hold beside the hungriest shape's need. Nothing of vLLM is changed: with VMMGRAPH=1 the plugin is found by its entry point, for which
-this writes the metadata that an installation has. Needs a GPU and vllm; says SKIPPED without.
+MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
+attention and the KV cache. Prints RESULT lines. Tokens: their number and a hash, equal with and
+without VmmGraph. Capture: its memory by free bytes. Speed: tokens a second (median of later rounds
+of the same requests), and the time per token of 1, 8 and 64 sequences. Arenas: their memory on each
+rank, and the peak shape's need. With VMMGRAPH=1 vLLM finds the plugin by its entry point; this
+script writes the metadata of an installation. Needs a GPU and vllm; prints SKIPPED otherwise.
 
---then names what happens between further rounds, whose tokens must be those of the first: `evict` drops every second graph and captures again, `recapture`
-drops all but the first (torch itself cannot capture into a pool whose graphs are all gone), `sleep` puts the engine to sleep and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1).
+--then names operations between further rounds, which must give the tokens of the first round.
+`evict` drops every second graph and captures again. `recapture` drops all graphs but the first
+(torch cannot capture into a pool after all its graphs are gone). `sleep` puts the engine to sleep
+and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1).
 
-With --compare it runs itself for every mode, with and without, and prints the table and what is wrong.
+--compare runs the script for every mode, with and without VmmGraph, and prints a table and the
+failures.
 
---kv measures the size of the KV cache: vLLM's defaults (no memory flag, no length), and with VMMGRAPH=1 also VMMGRAPH_KV=1. Further RESULT lines: tokens that
-the KV cache has room for, seconds from the start of the process to the first token, and free memory at the end. --size 8b takes
-MODEL's config.json with the shape of Qwen3-8B. --then fill serves prompts that come to more than the KV cache holds.
+--kv measures the size of the KV cache with vLLM's defaults (no memory flag, no length), and adds
+VMMGRAPH_KV=1 to VMMGRAPH=1. Further RESULT lines: tokens of the KV cache, seconds from the start of
+the process to the first token, and free memory at the end. --size 8b gives MODEL's config.json the
+shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache.
 """
 
 from __future__ import annotations
@@ -35,7 +41,8 @@ MODES = {
     "piecewise": {"mode": 3, "cudagraph_mode": "PIECEWISE"},
     "default": {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"},
 }
-#: Entry points of vLLM's general plugins, which every process of it loads: the package's, and what measures here.
+#: Entry points of vLLM's general plugins, loaded by every vLLM process: the package's, and
+#: measure() of this script.
 PLUGINS = {"vmmgraph": "vmmgraph.plugins.vllm:enable", "vllm_run_measure": "vllm_run:measure"}
 THEN = ("evict", "recapture", "sleep", "fill")
 #: Qwen3-8B.
@@ -55,7 +62,7 @@ began = time.time()
 
 
 def install_entry_points() -> None:
-    """What pip would have written, on this process's path and on that of its workers."""
+    """Writes the metadata of a pip installation to the path of this process and its workers."""
     from importlib.metadata import entry_points
 
     there = {point.name for point in entry_points(group="vllm.general_plugins")}
@@ -72,7 +79,7 @@ def install_entry_points() -> None:
 
 
 def measure() -> None:
-    """A plugin: notes by free memory what the captures of this process take, in vLLM's runner of either generation."""
+    """vLLM plugin: records the memory of this process's captures, for both model runners."""
     import importlib
 
     import torch
@@ -107,8 +114,8 @@ def measure() -> None:
 
 
 def widen(model) -> None:
-    """Random weights by which every token depends on the whole model. Those of load_format="dummy" are within 0.001: what a layer adds to
-    a bf16 residual is below its last bit, and attention changes no token."""
+    """Sets random weights with which every token depends on the whole model. With
+    load_format="dummy" (below 0.001), layers change no bit of the bf16 residual."""
     import torch
 
     generator = torch.Generator(device="cuda").manual_seed(5)
@@ -121,7 +128,8 @@ def widen(model) -> None:
 
 
 def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> float:
-    """Milliseconds of a decode step of so many sequences: the median of rounds, each the difference of a long and a short generation."""
+    """Milliseconds of a decode step: median over rounds of the difference between a long and a
+    short generation."""
     from vllm import SamplingParams
 
     pick = random.Random(sequences)
@@ -200,7 +208,6 @@ def ledger(worker) -> list[str]:
 
 
 def look(worker) -> dict:
-    """What a worker's process knows, of numbers and texts only."""
     import sys
 
     import torch
@@ -217,7 +224,8 @@ def look(worker) -> dict:
 
 
 def drop_and_capture(worker, each: int) -> list[int]:
-    """Drops every `each`-th graph, but never the first, and captures what is missing; free bytes before, without them, and after."""
+    """Drops every `each`-th graph except the first and captures again. Returns free bytes before,
+    between and after."""
     import gc
 
     import torch
@@ -230,7 +238,7 @@ def drop_and_capture(worker, each: int) -> list[int]:
         return torch.cuda.mem_get_info()[0]
 
     runner = worker.model_runner
-    # The newer runner keeps its full graphs itself, and captures each of its list once.
+    # The newer runner owns its full graphs, and captures each listed descriptor once.
     manager = getattr(runner, "cudagraph_manager", None)
     seen = [free()]
     kept = [wrapper.concrete_cudagraph_entries for wrapper in list(CUDAGraphWrapper._all_instances)]
@@ -258,7 +266,7 @@ def free_bytes(worker) -> int:
 
 
 def sleep_and_wake(llm) -> list[str]:
-    """Sleep, weights, then KV; what each took and brought."""
+    """Returns time and memory of sleep and of each wake-up."""
     said = []
     before = sum(llm.collective_rpc(free_bytes))
     for name, act in (
@@ -279,9 +287,8 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    # Functions are sent to the workers.
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-    # torch's symmetric memory has multicast objects, which are not for every machine.
+    # torch's symmetric memory uses multicast objects, which not every machine supports.
     os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
     install_entry_points()
     from vllm import LLM, SamplingParams
@@ -338,7 +345,7 @@ def run(arguments: argparse.Namespace) -> None:
     seen = llm.collective_rpc(look)
     print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))}")
     print(f"RESULT {mode} capture_mib {sum(seen[0]['taken']) / MIB:.1f}")
-    # A round takes about a second, so that one alone says nothing to a hundredth; the first one warms up.
+    # A round takes about a second. The first is a warm-up.
     print(f"RESULT {mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
     print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
     for sequences in (1, 8, 64):

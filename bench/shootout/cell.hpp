@@ -1,4 +1,5 @@
-// One cell, measured in this process: eager references, captures, checked replays, timed replays.
+// Measurement of one cell in this process: eager references, captures, checked replays, timed
+// replays.
 
 #pragma once
 
@@ -24,7 +25,7 @@
 
 namespace shootout {
 
-// Torch's current stream for a while. Torch's own guard would need the CUDA runtime to link.
+// Sets torch's current stream in a scope. Torch's own guard would require linking the CUDA runtime.
 class CurrentStream {
 public:
     explicit CurrentStream(c10::cuda::CUDAStream stream) : before_(c10::cuda::getCurrentCUDAStream(stream.device_index())) {
@@ -46,7 +47,7 @@ public:
             throw std::invalid_argument("no shapes");
     }
 
-    // Fills the row and calls `done` before anything is taken down.
+    // Fills the row, and calls `done` before any teardown.
     template <class Done>
     void run(Done&& done) {
         c10::cuda::set_device(static_cast<c10::DeviceIndex>(options_.device));
@@ -73,7 +74,6 @@ public:
 
 private:
     static double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
-    // Of counters that may also fall.
     static std::int64_t growth(std::uint64_t now, std::uint64_t before) { return static_cast<std::int64_t>(now - before); }
 
     void describe() {
@@ -90,7 +90,7 @@ private:
         row_.set("expandable_segments", c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::expandable_segments());
     }
 
-    // The model, a warm-up, and for every shape what eager gives and the most bytes it needs at once.
+    // Makes the model and records the eager logits and peak bytes of every shape.
     void prepare() {
         std::int64_t rows = 1;
         std::int64_t tokens = 1;
@@ -100,7 +100,7 @@ private:
         }
         model_ = std::make_unique<Model>(options_, rows, tokens, device_);
         const auto longs = at::TensorOptions(device_).dtype(at::kLong);
-        // Other tokens for every shape, so that one shape's logits never pass for another's.
+        // Different tokens per shape, so logits differ too.
         ids_ = at::randint(options_.vocabulary, {static_cast<std::int64_t>(shapes_.size()), tokens}, longs);
         between_ = at::randn({512, 2048}, at::TensorOptions(device_).dtype(at::kBFloat16));
         for (const Shape& shape : shapes_)
@@ -136,7 +136,6 @@ private:
             const auto start = std::chrono::steady_clock::now();
             way.capture(stream, [this, shape] { model_->forward(shape); });
             seconds += seconds_since(start);
-            // Not timed.
             pool_peak = std::max(pool_peak, growth(way.pool_bytes(), pool_before));
             driver_peak = std::max(driver_peak, growth(free_before, driver_.free_bytes()));
         }
@@ -181,7 +180,6 @@ private:
         }
     }
 
-    // Every shape twice, shuffled, against the eager logits.
     void check(Way& way, c10::cuda::CUDAStream stream) {
         std::vector<std::size_t> plan;
         for (std::size_t i = 0; i < 2 * shapes_.size(); ++i)
@@ -196,13 +194,13 @@ private:
         std::string wrong_shapes;
         for (const std::size_t i : plan) {
             load(i);
-            // What a replay does not write shows.
+            // Logits not written by the replay stay NaN.
             model_->logits.fill_(std::numeric_limits<float>::quiet_NaN());
             way.replay(i, stream);
             if (!at::equal(result(i), references_[i])) {
                 const double difference = (result(i) - references_[i]).abs().max().item<double>();
                 const double limit = options_.tolerance * references_[i].abs().max().item<double>();
-                // A NaN is in no tolerance.
+                // NaN fails this comparison.
                 if (difference <= limit) {
                     ++inexact;
                     worst = std::max(worst, difference);
@@ -244,7 +242,7 @@ private:
             std::vector<double> times, host;
             for (const Stopwatch& watch : watches)
                 times.push_back(watch.milliseconds());
-            // The host's part of a replay, with nothing before it on the device.
+            // Host time of a replay on an idle device.
             for (int i = 0; i < options_.replays; ++i) {
                 cudaStreamSynchronize(stream.stream());
                 const auto start = std::chrono::steady_clock::now();

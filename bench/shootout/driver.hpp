@@ -1,4 +1,4 @@
-// The CUDA driver's functions that the benchmark needs, found at run time: nothing of a CUDA toolkit is linked.
+// CUDA driver functions of the benchmark, loaded at run time: no CUDA toolkit library is linked.
 
 #pragma once
 
@@ -12,7 +12,6 @@
 
 namespace shootout {
 
-// Every entry point by the ABI name that this file's calls were written for.
 #define SHOOTOUT_DRIVER_FUNCTIONS(X)          \
     X(Init, cuInit)                           \
     X(GetErrorString, cuGetErrorString)       \
@@ -36,10 +35,10 @@ public:
 #define SHOOTOUT_DECLARE(name, symbol) decltype(&::symbol) name = nullptr;
     SHOOTOUT_DRIVER_FUNCTIONS(SHOOTOUT_DECLARE)
 #undef SHOOTOUT_DECLARE
-    // cuEventElapsedTime's symbols differ between releases of the headers, its first form does not.
+    // The symbol of cuEventElapsedTime differs between header releases; its first version is
+    // stable.
     CUresult (*EventElapsedTime)(float*, CUevent, CUevent) = nullptr;
 
-    // The process's driver. Throws if there is none.
     static const Driver& get() {
         static const Driver driver;
         return driver;
@@ -53,7 +52,6 @@ public:
         }
     }
 
-    // Bytes that are free on the current device.
     [[nodiscard]] std::uint64_t free_bytes() const {
         std::size_t free = 0;
         std::size_t total = 0;
@@ -61,7 +59,6 @@ public:
         return free;
     }
 
-    // Bytes of the current device.
     [[nodiscard]] std::uint64_t total_bytes() const {
         std::size_t free = 0;
         std::size_t total = 0;
@@ -93,7 +90,7 @@ private:
     }
 };
 
-// Milliseconds of GPU time between two points of a stream.
+// GPU time between two points of a stream, in milliseconds.
 class Stopwatch {
 public:
     Stopwatch() {
@@ -108,7 +105,6 @@ public:
     }
     void start(CUstream stream) { driver_.check(driver_.EventRecord(start_, stream), "cuEventRecord"); }
     void stop(CUstream stream) { driver_.check(driver_.EventRecord(stop_, stream), "cuEventRecord"); }
-    // Waits for the second point.
     [[nodiscard]] double milliseconds() const {
         float elapsed = 0;
         driver_.check(driver_.EventSynchronize(stop_), "cuEventSynchronize");

@@ -1,4 +1,5 @@
-// The shoot-out: runs every cell in a process of its own (itself with --cell), prints one table, writes one JSON array.
+// Memory benchmark: runs every cell in a child process (this program with --cell), prints one
+// table, writes one JSON array.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -29,7 +30,7 @@ extern char** environ;
 namespace shootout {
 namespace {
 
-// Where a child writes its row.
+// Descriptor on which a child writes its row.
 constexpr int kRowDescriptor = 3;
 
 void send(const Row& row) {
@@ -50,7 +51,6 @@ int run_child(const Options& options) {
         Measurement(options, row).run([&] { send(row); });
         return 0;
     } catch (const std::exception& error) {
-        // What was measured before the failure counts.
         row.set("error", std::string_view(error.what()).substr(0, 400));
         send(row);
         std::fprintf(stderr, "%s %s %s: %s\n", options.cell.set.c_str(), options.cell.way.c_str(), options.cell.order.c_str(),
@@ -63,7 +63,7 @@ std::vector<std::string> environment_for(const Cell& cell) {
     std::vector<std::string> variables;
     for (char** variable = environ; *variable != nullptr; ++variable) {
         const std::string_view text = *variable;
-        // A cell's allocator is what its way says.
+        // Each way sets its own allocator configuration.
         if (text.starts_with("PYTORCH_CUDA_ALLOC_CONF=") || text.starts_with("PYTORCH_ALLOC_CONF="))
             continue;
         variables.emplace_back(text);
@@ -83,12 +83,12 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
     return result;
 }
 
-// Runs the cell in a process of its own and fills the row with what it says.
+// Runs the cell in a child process, which fills the row.
 void run_cell(int argc, char** argv, const Options& options, const Cell& cell, Row& row) {
     std::array<int, 2> ends{};
     if (pipe2(ends.data(), O_CLOEXEC) != 0)
         throw std::runtime_error(std::string("pipe2: ") + std::strerror(errno));
-    // A duplicate onto itself would keep close-on-exec: move out of the way.
+    // Duplicating a descriptor onto itself would keep close-on-exec, so use a different number.
     const int source = fcntl(ends[1], F_DUPFD_CLOEXEC, 10);
     close(ends[1]);
     std::vector<std::string> arguments(argv, argv + argc);
@@ -189,7 +189,6 @@ void print_table(const std::vector<Row>& rows) {
     }
     const auto line = [&](auto&& cell) {
         for (std::size_t c = 0; c < columns.size(); ++c) {
-            // Names to the left, numbers to the right.
             std::printf(c < 3 ? "%s%-*s" : "%s%*s", c == 0 ? "" : "  ", static_cast<int>(widths[c]), cell(c).c_str());
         }
     };

@@ -1,5 +1,5 @@
-// A Llama-shaped decoder with random bf16 weights. Everything a captured forward reads or writes for good lives here, outside any
-// graph's memory: weights, KV cache, token ids, positions, logits.
+// Llama-shaped decoder with random bf16 weights. Persistent data of a captured forward (weights, KV
+// cache, token ids, positions, logits) is outside all graph memory.
 
 #pragma once
 
@@ -48,13 +48,15 @@ public:
         const at::Tensor angle = at::outer(at::arange(positions, floats), frequency);
         cos_ = angle.cos().to(at::kBFloat16);
         sin_ = angle.sin().to(at::kBFloat16);
-        // Decode: every sequence writes the last slot of its cache and attends to all of it. Prefill: 0, 1, 2 ...
+        // Decode: every sequence writes the last slot of its cache and attends to the whole cache.
+        // Prefill: 0, 1, 2 ...
         decode_positions_ = at::full({max_rows}, o_.context - 1, ids.options());
         prefill_positions_ = at::arange(max_tokens, ids.options());
     }
 
-    // Reads `ids`, writes the first shape.rows() rows of `logits`. No host synchronisation; variables live as long as a Python
-    // forward's would, so that the captured lifetimes are those of the design's trace.
+    // Reads `ids` and writes the first shape.rows() rows of `logits`, without host synchronisation.
+    // Tensors live as long as in a Python forward, so the captured lifetimes match the design's
+    // trace.
     void forward(const Shape& shape) {
         const std::int64_t tokens = shape.tokens;
         const at::Tensor positions = (shape.decode ? decode_positions_ : prefill_positions_).narrow(0, 0, tokens);
@@ -87,13 +89,13 @@ private:
 
     at::Tensor normalized(const at::Tensor& x, const at::Tensor& weight) const { return at::rms_norm(x, {o_.hidden}, weight, 1e-6); }
 
-    // [tokens, heads * head_dim]
+    // Shape [tokens, heads * head_dim].
     at::Tensor attention(Layer& layer, const Shape& shape, const at::Tensor& qkv, const at::Tensor& positions, const at::Tensor& cos,
                          const at::Tensor& sin) const {
         const std::int64_t tokens = shape.tokens;
         const std::int64_t rotated_heads = o_.heads + o_.kv_heads;
         const std::int64_t d = o_.head_dim;
-        // RoPE of the query and key heads, which lie behind one another.
+        // RoPE of the query and key heads, which are adjacent.
         const at::Tensor halves = qkv.narrow(1, 0, rotated_heads * d).view({tokens, rotated_heads, 2, d / 2});
         const at::Tensor first = halves.select(2, 0);
         const at::Tensor second = halves.select(2, 1);
@@ -131,9 +133,9 @@ private:
     std::vector<Layer> layers_;
 
 public:
-    // Token ids, read by every forward; the first shape.tokens count.
+    // Token ids, read by every forward; the first shape.tokens are used.
     at::Tensor ids;
-    // Float32; decode writes a row per sequence, prefill one.
+    // Float32; decode writes one row per sequence, prefill one row.
     at::Tensor logits;
 };
 

@@ -1,4 +1,4 @@
-// The command line: sizes of the model, the shapes, and which cells to run.
+// Command line: model sizes, shapes, and cells to run.
 
 #pragma once
 
@@ -15,7 +15,6 @@
 
 namespace shootout {
 
-// One batch shape: decode of `tokens` sequences, or prefill of one sequence of `tokens`.
 struct Shape {
     bool decode = true;
     std::int64_t tokens = 1;
@@ -25,7 +24,7 @@ struct Shape {
     bool operator==(const Shape&) const = default;
 };
 
-// What is run in a process of its own.
+// A configuration measured in its own process.
 struct Cell {
     std::string set;
     std::string way;
@@ -36,7 +35,6 @@ struct Cell {
 inline constexpr std::array kSets{"decode", "mixed"};
 inline constexpr std::array kWays{"eager", "private", "shared", "shared_expandable", "published", "mempool", "blocks"};
 inline constexpr std::array kOrders{"ascending", "descending", "random"};
-// The shapes whose replays are timed.
 inline const std::array<Shape, 5> kTimed{{{true, 1}, {true, 64}, {true, 256}, {true, 512}, {false, 2048}}};
 
 inline std::vector<std::int64_t> default_decode() {
@@ -48,7 +46,6 @@ inline std::vector<std::int64_t> default_decode() {
     return batches;
 }
 
-// Every step-th batch up to the largest.
 inline std::vector<std::int64_t> every_decode(std::int64_t step, std::int64_t most) {
     if (step < 1 || most < step)
         throw std::invalid_argument("--decode-every needs a step from 1 to --decode-most");
@@ -84,7 +81,6 @@ struct Options {
     std::string json;
     double time_limit_s = 300;
     double cell_limit_s = 120;
-    // Set in a child: the one cell to run.
     bool child = false;
     Cell cell;
 };
@@ -202,7 +198,7 @@ inline Options parse(int argc, char** argv) {
     return options;
 }
 
-// The shapes of a set, in the order in which they are captured. Random is the same on every run.
+// Returns a set's shapes in capture order. The random order is the same on every run.
 inline std::vector<Shape> shapes_of(const Options& options, const Cell& cell) {
     std::vector<Shape> shapes;
     for (const std::int64_t tokens : options.decode)
@@ -221,7 +217,6 @@ inline std::vector<Shape> shapes_of(const Options& options, const Cell& cell) {
     return shapes;
 }
 
-// The cells that were asked for, in the order of the table.
 inline std::vector<Cell> cells_of(const Options& options) {
     // eager and private pools do not depend on the order.
     static const char* const kDefault =

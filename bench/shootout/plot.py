@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""plot.py [--check]: from docs/performance/h200-shootout.json, draws h200-shootout.svg beside it and writes the table of
-docs/performance.md; --check fails if what is there differs."""
+"""plot.py [--check]: draws h200-shootout.svg from docs/performance/h200-shootout.json, in the same
+folder, and writes the table of docs/performance.md. --check fails if the existing files differ."""
 
 import json
 import math
@@ -44,7 +44,8 @@ def marker(order, x, y, ours):
 
 
 def panel(top, title, rows, field, ticks, logarithmic, unit, floor=None):
-    """One chart: a line for each way, a mark for each order. Returns its lines and where it ends."""
+    """Draws one chart: a line for each way, a mark for each order. Returns the chart's lines and
+    its bottom coordinate."""
     low, high = ticks[0], ticks[-1]
 
     def at(value):

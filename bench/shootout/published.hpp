@@ -1,5 +1,6 @@
-// The published design, written from its description: one virtual reservation as large as the device per shape, bump allocation,
-// 2 MiB handles shared by all shapes, every existing page mapped into every new space.
+// The published design, implemented from its description: a virtual reservation of the device's
+// size per shape, bump allocation, 2 MiB handles shared by all shapes, every existing page mapped
+// into every new space.
 
 #pragma once
 
@@ -20,8 +21,8 @@ public:
 
     struct Space {
         CUdeviceptr base = 0;
-        std::size_t mapped = 0;  // Bytes with pages behind them, from the base.
-        std::size_t cursor = 0;  // Where the next allocation begins.
+        std::size_t mapped = 0;  // Mapped bytes, from the base.
+        std::size_t cursor = 0;  // Offset of the next allocation.
     };
 
     explicit PublishedArena(int device) : reservation_(driver_.total_bytes() / kPage * kPage) {
@@ -30,7 +31,6 @@ public:
     }
     PublishedArena(const PublishedArena&) = delete;
     PublishedArena& operator=(const PublishedArena&) = delete;
-    // Nothing may run in it any more.
     ~PublishedArena() {
         for (const Space& space : spaces_) {
             if (space.mapped != 0)
@@ -41,7 +41,7 @@ public:
             driver_.MemRelease(page);
     }
 
-    // A new space with every page there is. Its address stays valid as long as the arena.
+    // Opens a space with all existing pages. The pointer stays valid as long as the arena.
     Space* open() {
         Space space;
         call(driver_.MemAddressReserve(&space.base, reservation_, kPage, 0, 0), "cuMemAddressReserve");
@@ -53,14 +53,14 @@ public:
         return opened;
     }
 
-    // The next `bytes` of the space; null when memory ran out. Nothing is ever given back.
+    // Allocates the next `bytes` of the space; null if out of memory. Nothing is ever freed.
     void* allocate(Space& space, std::size_t bytes) {
         const std::size_t end = space.cursor + (bytes + kPage - 1) / kPage * kPage;
         if (end > reservation_)
             return nullptr;
         const std::size_t had = space.mapped;
         while (space.mapped < end) {
-            // A space's pages are the arena's first ones, in order: what it lacks beyond them is new.
+            // A space maps the arena's pages in order, so missing pages are at the end.
             const std::size_t index = space.mapped / kPage;
             if (index == pages_.size() && !grow())
                 break;
@@ -96,7 +96,6 @@ private:
         space.mapped += kPage;
     }
 
-    // One call for all that was mapped since `from`.
     void access(const Space& space, std::size_t from) {
         if (space.mapped == from)
             return;

@@ -1,4 +1,4 @@
-// One row of results: names and JSON values, in the order in which they were set.
+// One result row: names and JSON values, in order of insertion.
 
 #pragma once
 
@@ -26,7 +26,7 @@ public:
         put(key, text);
     }
     void none(std::string_view key) { put(key, "null"); }
-    // `json` is a JSON value already.
+    // `json` is a JSON value.
     void put(std::string_view key, std::string_view json) {
         for (auto& [name, value] : fields_) {
             if (name == key) {
@@ -37,7 +37,7 @@ public:
         fields_.emplace_back(key, json);
     }
 
-    // The value as a table shows it: a string without its quotes, "-" for what is missing.
+    // Returns the value for a table: a string without quotes, "-" if missing.
     [[nodiscard]] std::string shown(std::string_view key) const {
         for (const auto& [name, value] : fields_) {
             if (name != key)
@@ -56,7 +56,7 @@ public:
         return text + "}";
     }
 
-    // One line per field, for the pipe between a cell's process and its parent.
+    // One line per field, for the pipe from a cell's process to its parent.
     [[nodiscard]] std::string lines() const {
         std::string text;
         for (const auto& [name, value] : fields_)

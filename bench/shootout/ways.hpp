@@ -1,4 +1,4 @@
-// The ways to hold the memory of many graphs, behind one interface.
+// Common interface of the ways to allocate the memory of many graphs.
 
 #pragma once
 
@@ -28,7 +28,7 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Bytes of torch's segments: in private pools, and in the default one.
+// Bytes of torch's segments, in private pools and in the default pool.
 struct Reserved {
     std::uint64_t in_private = 0;
     std::uint64_t in_default = 0;
@@ -52,17 +52,15 @@ public:
     Way& operator=(const Way&) = delete;
     virtual ~Way() = default;
 
-    // Captures what `body` gives to `stream`, which is torch's current one.
+    // Captures `body` on torch's current stream.
     virtual void capture(c10::cuda::CUDAStream stream, const Body& body) = 0;
-    // Launches the n-th capture.
     virtual void replay(std::size_t index, c10::cuda::CUDAStream stream) = 0;
-    // Bytes of physical memory behind the graphs' tensors.
+    // Physical bytes behind the graphs' tensors.
     [[nodiscard]] virtual std::uint64_t pool_bytes() const { return reserved().in_private; }
-    // Bytes that cuBLAS has of its own for all graphs. 0 where its workspace is in torch's default pool, as after a warm-up.
+    // Bytes of cuBLAS workspaces; 0 if in torch's default pool, as after a warm-up.
     [[nodiscard]] virtual std::uint64_t workspace_bytes() const { return 0; }
-    // Calls to the driver so far that make, map or reserve memory; nothing where nobody counts them.
+    // Driver calls so far for creating, mapping and reserving memory; empty if not counted.
     [[nodiscard]] virtual std::optional<std::uint64_t> driver_calls() const { return std::nullopt; }
-    // Mean microseconds to open a space.
     [[nodiscard]] virtual std::optional<double> open_space_us() { return std::nullopt; }
     [[nodiscard]] virtual bool captures() const { return true; }
 };
@@ -81,7 +79,6 @@ private:
     std::vector<Body> bodies_;
 };
 
-// A pool of its own for each graph, or one for all.
 class TorchPools final : public Way {
 public:
     explicit TorchPools(bool shared) {
@@ -110,7 +107,7 @@ public:
         const auto start = std::chrono::steady_clock::now();
         PublishedArena::Space* const space = arena_->open();
         open_s_ += seconds_since(start);
-        // The callbacks keep the arena: torch may hand segments back after this object is gone.
+        // Torch may free segments after this object is destroyed.
         Shot shot;
         shot.allocator = torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
             [arena = arena_, space](std::size_t bytes, int, cudaStream_t) { return arena->allocate(*space, bytes); },
@@ -132,7 +129,6 @@ public:
     }
 
 private:
-    // Destroyed from the last member to the first.
     struct Shot {
         std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> allocator;
         std::unique_ptr<at::cuda::MemPool> pool;
@@ -166,20 +162,19 @@ public:
         graphs_.back().instantiate();
     }
     void replay(std::size_t index, c10::cuda::CUDAStream stream) override { graphs_[index].replay(stream.stream()); }
-    // The device's free pages too: this arena is the only one that made them.
     [[nodiscard]] std::uint64_t pool_bytes() const override { return device_.stats().physical_bytes; }
     [[nodiscard]] std::optional<std::uint64_t> driver_calls() const override {
         const vmmgraph::DeviceStats stats = device_.stats();
-        // At most: access is set once for a run of maps.
+        // Upper bound: access is set once for a run of maps.
         return stats.pages_created + stats.pages_released + 2 * stats.maps + stats.unmaps + stats.reservations;
     }
-    // All that torch has in private pools and that is no segment of a capture.
+    // Private pool bytes outside the captures' segments.
     [[nodiscard]] std::uint64_t workspace_bytes() const override {
         if (options_.route == vmmgraph::torch::Route::blocks)
             return 0;
         return reserved().in_private - arena_.stats().live_bytes;
     }
-    // Of empty spaces over the arena as it is now: pages are mapped when blocks need them.
+    // Of empty spaces after all captures.
     [[nodiscard]] std::optional<double> open_space_us() override {
         constexpr int kSpaces = 16;
         std::vector<vmmgraph::Space> spaces;
@@ -188,7 +183,6 @@ public:
             spaces.push_back(arena_.open_space());
         return seconds_since(start) * 1e6 / kSpaces;
     }
-    // What the captures say of themselves, summed.
     [[nodiscard]] vmmgraph::SealReport sum() const {
         vmmgraph::SealReport total{};
         for (const vmmgraph::torch::CapturedGraph& graph : graphs_) {
@@ -222,7 +216,7 @@ private:
     std::vector<vmmgraph::torch::CapturedGraph> graphs_;
 };
 
-// The way of that name. Not before CUDA is initialised.
+// Makes the way with this name. CUDA must be initialised.
 inline std::unique_ptr<Way> make_way(const std::string& name, const Options& options) {
     if (name == "eager")
         return std::make_unique<Eager>();

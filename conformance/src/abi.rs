@@ -1,19 +1,18 @@
-//! A platform's declarations as C that its vendor's header has to agree with.
+//! Checks a platform's declarations against its vendor's header, as C assertions.
 
 use std::fmt::Write;
 
 use vmmgraph::driver::abi::Abi;
 
-/// A C file that compiles, optimised, where a vendor's header says what the library assumes of it: the prototype of every function, the size and the
-/// offsets of every structure, the value of every constant. A function that the library can do without is left out with
-/// `-DWITHOUT_name`, for headers older than it.
+/// Returns a C file that compiles, optimised, if the vendor's header agrees with the library's
+/// declarations: prototypes, sizes, offsets and constants. `-DWITHOUT_name` skips an optional
+/// function, for older headers.
 #[must_use]
 pub fn assertions(abi: &Abi) -> String {
     let mut text = format!("/* What VmmGraph assumes of the platform {}. */\n", abi.platform);
     text += "#include <stddef.h>\n#include <stdint.h>\n";
     text += abi.preamble.trim_end();
     text += "\n\n";
-    // Writing to a String cannot fail.
     for function in &abi.functions {
         let (name, pointer) = (function.name, function.pointer());
         let assertion = format!(
@@ -37,7 +36,8 @@ pub fn assertions(abi: &Abi) -> String {
     }
     for constant in &abi.constants {
         let (name, value) = (constant.name, constant.value);
-        // Some headers have constant objects, which are no constant expressions in C: an optimiser knows their values all the same.
+        // Some headers define constants as objects, which are not constant expressions in C. An
+        // optimiser knows their values.
         let _ = writeln!(
             text,
             "extern void differs_{name}(void) __attribute__((error(\"the value of {name}\")));\nvoid look_at_{name}(void) \

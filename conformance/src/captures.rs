@@ -1,7 +1,5 @@
-//! How captures are made where the platform's own library is at hand: one row a platform, found by name at run time.
-//!
-//! Every platform has the same few functions here, with the same arguments but for one: pointers, a mode and an out pointer; they differ in their
-//! names. Whoever adds a platform adds a row, or none: then the cases about captures are not offered.
+//! Captures through the platform's own library, looked up by name: one row per platform. A platform
+//! without a row is not offered the capture cases.
 
 use std::ffi::{c_int, c_void};
 
@@ -11,10 +9,9 @@ use vmmgraph::driver::Graph;
 
 use crate::{Launch, Plug};
 
-/// The names of a platform's functions.
 struct Names {
     platform: &'static str,
-    /// The driver has one of these loaded already.
+    /// One of these libraries is already loaded by the driver.
     libraries: &'static [&'static str],
     /// `int (stream, int mode)`
     begin: &'static str,
@@ -28,15 +25,15 @@ struct Names {
     current: &'static str,
     /// `int (int *mode)`
     exchange: &'static str,
-    /// Where graphs are not launched as they are.
+    /// `None` if graphs are launched without executables.
     executables: Option<Making>,
 }
 
-/// The names of the functions that make an executable of a graph, and destroy it: `int (executable)`.
+/// Functions for making an executable of a graph and destroying an executable: `int (executable)`.
 enum Making {
     /// `int (executable *, graph, uint64_t flags)`
     Flags(&'static str, &'static str),
-    /// `int (executable *, graph, node *, char *, size_t)`: room for what is wrong with it
+    /// `int (executable *, graph, node *, char *, size_t)`, with a buffer for error text
     Log(&'static str, &'static str),
 }
 
@@ -101,19 +98,18 @@ type Exchange = unsafe extern "C" fn(*mut c_int) -> c_int;
 type WithFlags = unsafe extern "C" fn(*mut Pointer, Pointer, u64) -> c_int;
 type WithLog = unsafe extern "C" fn(*mut Pointer, Pointer, *mut Pointer, Pointer, usize) -> c_int;
 
-/// What makes an executable of a graph.
 #[derive(Clone, Copy, Debug)]
 enum Make {
     Flags(WithFlags),
     Log(WithLog),
 }
 
-/// The mode in which a capture allows its thread the least; the same number everywhere.
+/// The most restrictive capture mode; the same number on every platform.
 const GLOBAL: c_int = 0;
-/// Only calls of the capturing thread are restricted.
+/// Restricts only calls of the capturing thread.
 const THREAD_LOCAL: c_int = 1;
 
-/// A platform's captures.
+/// Captures of one platform.
 #[derive(Debug)]
 pub struct Captures {
     begin: WithMode,
@@ -126,7 +122,7 @@ pub struct Captures {
 }
 
 impl Captures {
-    /// Those of a platform by name, from the library that its driver has loaded; `None` if there is no row for it, or a function is missing.
+    /// Loads the platform's functions. Returns `None` without a row, or if a function is missing.
     #[must_use]
     pub fn of(platform: &str) -> Option<Self> {
         PLATFORMS.iter().find(|names| names.platform == platform).and_then(Self::load)
@@ -134,10 +130,10 @@ impl Captures {
 
     fn load(names: &Names) -> Option<Self> {
         let library = names.libraries.iter().find_map(|name| {
-            // SAFETY: the driver under test has loaded it before: no initialiser runs.
+            // SAFETY: already loaded by the driver under test, so no initialiser runs.
             unsafe { Library::open(Some(*name), RTLD_NOW | RTLD_LOCAL) }.ok()
         })?;
-        // SAFETY: the signatures are those of the headers that the rows name.
+        // SAFETY: the signatures are from the headers named in the rows.
         let captures = unsafe {
             Self {
                 begin: *library.get(names.begin.as_bytes()).ok()?,
@@ -159,7 +155,6 @@ impl Captures {
                 },
             }
         };
-        // It stays for as long as the process, and its functions with it.
         std::mem::forget(library);
         Some(captures)
     }
@@ -175,29 +170,30 @@ fn handle(stream: Stream) -> Pointer {
 
 impl Plug for Captures {
     fn begin(&self, stream: Stream) -> Result<(), String> {
-        // SAFETY: a stream of the door's, which exists.
+        // SAFETY: a live stream of the driver interface.
         succeeded("beginning the capture", unsafe { (self.begin)(handle(stream), GLOBAL) })
     }
 
     fn end(&self, stream: Stream) -> Result<Graph, String> {
         let mut graph = std::ptr::null_mut();
-        // SAFETY: a stream under capture, and a good out pointer.
+        // SAFETY: a stream under capture, and a valid out pointer.
         succeeded("ending the capture", unsafe { (self.end)(handle(stream), &raw mut graph) })?;
         if graph.is_null() {
             return Err("the capture ended without a graph".to_owned());
         }
-        // SAFETY: the platform gave it out just now.
+        // SAFETY: the platform just returned this graph.
         Ok(unsafe { Graph::from_raw(graph as u64) })
     }
 
     fn destroy(&self, graph: Graph) {
-        // SAFETY: a graph of `end`, destroyed once; what is refused then is lost either way.
+        // SAFETY: a graph of `end`, destroyed once. An error is ignored: the graph is lost either
+        // way.
         unsafe { (self.destroy)(graph.raw() as Pointer) };
     }
 
     fn launch(&self, what: Launch, stream: Stream) -> Result<(), String> {
         let launch = |what: Pointer| {
-            // SAFETY: what the platform made, on a stream that exists.
+            // SAFETY: made by the platform, and the stream is live.
             succeeded("launching", unsafe { (self.launch)(what, handle(stream)) })
         };
         match (what, self.executables) {
@@ -206,7 +202,7 @@ impl Plug for Captures {
             (Launch::Graph(graph), Some((make, destroy))) => {
                 let mut executable = std::ptr::null_mut();
                 let (to, graph, null) = (&raw mut executable, graph.raw() as Pointer, std::ptr::null_mut());
-                // SAFETY: a live graph and a good out pointer; nobody asks what is wrong with it.
+                // SAFETY: a live graph and a valid out pointer; the error text is not requested.
                 let code = unsafe {
                     match make {
                         Make::Flags(make) => make(to, graph, 0),
@@ -215,7 +211,7 @@ impl Plug for Captures {
                 };
                 succeeded("instantiating", code)?;
                 let launched = launch(executable);
-                // SAFETY: made above; platforms destroy an executable behind its last launch.
+                // SAFETY: made above; platforms destroy an executable after its last launch.
                 let code = unsafe { destroy(executable) };
                 launched.and(succeeded("destroying the executable", code))
             }
@@ -224,9 +220,10 @@ impl Plug for Captures {
 
     fn thread_state(&self) -> Result<Vec<u64>, String> {
         let (mut current, mut mode) = (0, THREAD_LOCAL);
-        // SAFETY: an out pointer with room for a pointer or an int. Where there is none, that is an answer too.
+        // SAFETY: an out pointer with room for a pointer or an int. An error code is part of the
+        // state.
         let code = unsafe { (self.current)(&raw mut current) };
-        // SAFETY: the mode comes back, and the one that was there before is put back below. Where there is no context, some refuse to say.
+        // SAFETY: a valid in-out pointer; the previous mode is restored below.
         let asked = unsafe { (self.exchange)(&raw mut mode) };
         let before = mode;
         if asked == 0 {

@@ -1,4 +1,4 @@
-//! What a case works on, and gives back whatever becomes of it.
+//! Driver objects of a case, released even if the case fails.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use vmmgraph::{Address, Peers, Result, Stream};
 
 use crate::{Stop, Verdict};
 
-/// The driver's objects of one case, counted in granules: addresses, pages, mappings, streams and events.
+/// Driver objects of one case. Lengths are in granules.
 pub(crate) struct Ground<'d> {
     pub(crate) driver: &'d dyn Driver,
     /// Bytes of a granule.
@@ -47,7 +47,7 @@ impl<'d> Ground<'d> {
 
     pub(crate) fn free(&self, base: Address) -> Result<()> {
         let Some(len) = self.reservations.borrow_mut().remove(&base) else { return Ok(()) };
-        // SAFETY: a reservation of this case, whose mappings are gone.
+        // SAFETY: a reservation of this case, without mappings.
         unsafe { self.driver.free_addresses(base, len) }
     }
 
@@ -61,7 +61,6 @@ impl<'d> Ground<'d> {
         Ok(Whole { page, bytes })
     }
 
-    /// A page that was had in another way is this case's from now on.
     pub(crate) fn adopt(&self, whole: Whole) -> Whole {
         self.pages.borrow_mut().push(whole.page);
         whole
@@ -78,7 +77,7 @@ impl<'d> Ground<'d> {
     }
 
     pub(crate) fn map_for(&self, at: Address, pages: &[Whole], peers: Peers) -> Verdict {
-        // SAFETY: every case maps pages of its own at free places of its own.
+        // SAFETY: every case maps its own pages at free places in its own reservations.
         let result = unsafe { self.driver.map(at, pages, peers) };
         let count = result.as_ref().map_or_else(|stopped| stopped.mapped, |()| pages.len());
         let mut next = at;
@@ -97,19 +96,19 @@ impl<'d> Ground<'d> {
             vec![(at, len)]
         };
         for (at, len) in each {
-            // SAFETY: whole mappings of this case, on which no work is under way; one, where that is said.
+            // SAFETY: whole mappings of this case, unused by running work; a single mapping if
+            // `unmap_each`.
             unsafe { self.driver.unmap(at, len) }?;
             self.mapped.borrow_mut().retain(|start, _| *start < at || start.0 >= at.0 + len);
         }
         Ok(())
     }
 
-    /// Somebody else has unmapped what was mapped here.
+    /// Forgets a mapping unmapped elsewhere.
     pub(crate) fn gone(&self, at: Address) {
         self.mapped.borrow_mut().remove(&at);
     }
 
-    /// A reservation of some granules with a page of its own behind each.
     pub(crate) fn single_pages(&self, granules: u64) -> Result<(Address, Vec<Whole>), Stop> {
         let base = self.reserve(granules)?;
         let mut pages = Vec::new();
@@ -145,7 +144,7 @@ impl<'d> Ground<'d> {
     }
 
     pub(crate) fn record(&self, event: Event, stream: Stream) -> Result<()> {
-        // SAFETY: both live, and no case records in a stream that it captures.
+        // SAFETY: both are live, and no case records in a stream under its own capture.
         unsafe { self.driver.event_record(event, stream) }
     }
 
@@ -164,7 +163,7 @@ impl<'d> Ground<'d> {
         unsafe { self.driver.event_synchronize(event) }
     }
 
-    /// Waits for all that was given to a stream.
+    /// Waits for all work on a stream.
     pub(crate) fn settle(&self, stream: Stream) -> Result<()> {
         let event = self.event()?;
         self.record(event, stream)?;
@@ -172,7 +171,6 @@ impl<'d> Ground<'d> {
         self.destroy_event(event)
     }
 
-    /// Fills bytes with one value, as every platform can.
     pub(crate) fn fill(&self, at: Address, len: u64, byte: u8, stream: Stream) -> Result<()> {
         self.fill_words(at, len, u32::from_ne_bytes([byte; 4]), stream)
     }
@@ -195,7 +193,8 @@ impl<'d> Ground<'d> {
     }
 
     pub(crate) fn copy_to_host(&self, from: Address, to: &mut [u8], stream: Stream) -> Result<()> {
-        // SAFETY: mapped memory of this case; every case waits for its copies before it looks at the bytes or lets them go.
+        // SAFETY: mapped memory of this case; every case waits for its copies before using or
+        // freeing the bytes.
         unsafe { self.driver.copy_to_host(from, to.as_mut_ptr(), to.len(), stream) }
     }
 
@@ -204,7 +203,6 @@ impl<'d> Ground<'d> {
         unsafe { self.driver.copy_from_host(to, from.as_ptr(), from.len(), stream) }
     }
 
-    /// Bytes that no earlier call gave.
     pub(crate) fn noise(&self, len: u64) -> Vec<u8> {
         let mut word = self.last.get();
         let mut bytes = Vec::with_capacity(len as usize + 3);
@@ -217,15 +215,13 @@ impl<'d> Ground<'d> {
         bytes
     }
 
-    /// Fails the case unless memory holds these bytes.
     pub(crate) fn expect(&self, at: Address, bytes: &[u8], what: &str) -> Verdict {
         same(&self.read(at, bytes.len() as u64)?, bytes, what)
     }
 
-    /// Gives everything back that is left; the first refusal.
+    /// Releases all remaining objects; returns the first error.
     pub(crate) fn give_back(&self) -> Result<()> {
         let mut result = Ok(());
-        // Copies: what is given back leaves the lists.
         let (streams, mapped) = (self.streams.borrow().clone(), self.mapped.borrow().clone());
         for stream in &streams {
             result = result.and(self.settle(*stream));
@@ -254,12 +250,11 @@ impl<'d> Ground<'d> {
 
 impl Drop for Ground<'_> {
     fn drop(&mut self) {
-        // Where a case returned early on a thread of its own; what the driver refuses now has failed the case already.
+        // After early returns; the case has already failed with the driver's error.
         let _ = self.give_back();
     }
 }
 
-/// Fails unless two runs of bytes are the same.
 pub(crate) fn same(found: &[u8], expected: &[u8], what: &str) -> Verdict {
     ensure(found == expected, || {
         let wrong = found.iter().zip(expected).filter(|(found, expected)| found != expected).count();
@@ -267,7 +262,6 @@ pub(crate) fn same(found: &[u8], expected: &[u8], what: &str) -> Verdict {
     })
 }
 
-/// Fails with what is wrong.
 pub(crate) fn ensure(holds: bool, wrong: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(Stop::Failed(wrong())) }
 }

@@ -1,9 +1,11 @@
-//! What VmmGraph relies on any platform to do, as cases over the one platform door ([`vmmgraph::driver::Driver`]).
+//! Conformance suite: VmmGraph's requirements of every platform, as cases over the driver interface
+//! ([`vmmgraph::driver::Driver`]).
 //!
-//! A driver passes a case, fails it, or does not offer what it is about, as its [`Capabilities`](vmmgraph::driver::Capabilities) say. No case knows which platform it runs
-//! on. Captures are not behind the door: whoever runs the suite says how they are made ([`Plug`]), or those cases are not offered.
+//! A driver passes a case, fails it, or does not offer it according to its
+//! [`Capabilities`](vmmgraph::driver::Capabilities). No case knows the platform. The caller
+//! supplies captures as a [`Plug`], or the capture cases are not offered.
 //!
-//! A device under test should be idle: its free memory is compared, and used up for a moment.
+//! The device should be idle: the suite compares its free memory and briefly allocates all of it.
 
 use std::time::{Duration, Instant};
 
@@ -24,26 +26,25 @@ pub use report::Report;
 
 use ground::Ground;
 
-/// What the suite runs on.
+/// Devices and capture functions under test.
 pub struct Subject<'p> {
     /// The device.
     pub driver: SharedDriver,
-    /// Another device of the same platform.
+    /// A second device of the same platform.
     pub other: Option<SharedDriver>,
-    /// How captures are made.
+    /// Capture functions.
     pub plug: Option<&'p dyn Plug>,
 }
 
-/// Why a case did not pass.
+/// Reason for not passing a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The platform has no such thing, and does not say that it has; why.
+    /// The platform does not offer the feature; the reason.
     NotOffered(String),
-    /// It does not do what the library relies on; what was found.
+    /// The platform violates the requirement; the observation.
     Failed(String),
 }
 
-/// What a case says of itself.
 pub(crate) type Verdict = Result<(), Stop>;
 
 impl From<Error> for Stop {
@@ -52,41 +53,41 @@ impl From<Error> for Stop {
     }
 }
 
-/// One thing that the library relies on.
+/// One requirement of the library.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// Its name, which is kept: tables from different machines are compared by it.
+    /// Stable name: tables from different machines are compared by name.
     pub name: &'static str,
-    /// What the library relies on.
+    /// The requirement.
     pub relies_on: &'static str,
     run: fn(&Subject, &Ground) -> Verdict,
 }
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is so.
+    /// The requirement holds.
     Passed,
-    /// It is not so.
+    /// The requirement is violated.
     Failed,
-    /// The platform does not offer it.
+    /// The platform does not offer the feature.
     NotOffered,
 }
 
-/// A case that was run.
+/// Result of one executed case.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The case's name.
+    /// Name of the case.
     pub name: &'static str,
-    /// What became of it.
+    /// Outcome of the case.
     pub outcome: Outcome,
-    /// What was found, or why it is not offered; empty if it passed.
+    /// The observation, or the reason for not offering; empty if passed.
     pub note: String,
-    /// How long it took.
+    /// Duration of the case.
     pub took: Duration,
 }
 
-/// Runs every case, one after the other, and goes on past failures.
+/// Runs all cases in order; continues after failures.
 #[must_use]
 pub fn run(subject: &Subject) -> Report {
     let mut report = Report::new(subject);

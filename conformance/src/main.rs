@@ -1,4 +1,5 @@
-//! `conformance --driver NAME`: does a device do what VmmGraph relies on? One table, and 1 if a case failed.
+//! `conformance --driver NAME`: tests a device against VmmGraph's requirements. Prints a table;
+//! exits with 1 if a case failed.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -61,7 +62,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// A closed output is no reason to panic.
 fn say(text: &str, code: ExitCode) -> ExitCode {
     let _ = writeln!(std::io::stdout(), "{text}");
     code
@@ -74,9 +74,9 @@ fn list() -> ExitCode {
 }
 
 fn test(platform: &Platform, wanted: &Wanted) -> Result<ExitCode, String> {
-    // Without the self-test of an opening, which is a case here.
+    // Without the self-test of `Device::open`, which is one of the cases.
     let open = |ordinal| {
-        // With pages for other processes, where that can be had.
+        // With exportable pages, if supported.
         let shared = DeviceOptions { sharing: Handles::Fd, ..DeviceOptions::default() };
         (platform.open)(ordinal, shared).or_else(|_| (platform.open)(ordinal, DeviceOptions::default()))
     };
@@ -87,7 +87,7 @@ fn test(platform: &Platform, wanted: &Wanted) -> Result<ExitCode, String> {
     let plug = captures.as_ref().map(|captures| captures as &dyn Plug);
     let subject = Subject { driver, other, plug };
     let mut report = Report::new(&subject);
-    // Line by line, so that a case that hangs has been named.
+    // Line by line, so the last name is a hanging case.
     say(&report.head(), ExitCode::SUCCESS);
     for case in CASES {
         let mut out = std::io::stdout();

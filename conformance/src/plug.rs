@@ -1,43 +1,44 @@
-//! Captures, which are the engine's and not behind the door.
+//! Captures: made by the engine, not part of the driver interface.
 
 use vmmgraph::Stream;
 use vmmgraph::driver::{Executable, Graph};
 
-/// What is launched.
+/// Object to launch.
 #[derive(Clone, Copy, Debug)]
 pub enum Launch {
-    /// A graph as the capture left it.
+    /// A graph as returned by the capture.
     Graph(Graph),
-    /// An executable that the door made of one.
+    /// An executable made through the driver interface.
     Executable(Executable),
 }
 
-/// How a platform's captures are made. Failures are words.
+/// Capture functions of a platform. Errors are texts.
 pub trait Plug: Sync {
-    /// Begins to capture a stream, in the mode that allows the thread the least.
+    /// Begins to capture a stream, in the most restrictive mode.
     ///
     /// # Errors
-    /// What the platform says.
+    /// The platform's error.
     fn begin(&self, stream: Stream) -> Result<(), String>;
 
-    /// Ends the capture; the graph, if it is intact.
+    /// Ends the capture and returns the graph.
     ///
     /// # Errors
-    /// What broke it, as the platform says.
+    /// The platform's error if the capture was invalidated.
     fn end(&self, stream: Stream) -> Result<Graph, String>;
 
     /// Destroys a graph.
     fn destroy(&self, graph: Graph);
 
-    /// Launches on a stream that is not captured, and does not wait.
+    /// Launches on a stream outside captures, without waiting.
     ///
     /// # Errors
-    /// What the platform says.
+    /// The platform's error.
     fn launch(&self, what: Launch, stream: Stream) -> Result<(), String>;
 
-    /// What the platform keeps for the calling thread: the context or device that is current, and its capture mode.
+    /// Returns the platform's state of the calling thread: current context or device, and capture
+    /// mode.
     ///
     /// # Errors
-    /// What the platform says.
+    /// The platform's error.
     fn thread_state(&self) -> Result<Vec<u64>, String>;
 }

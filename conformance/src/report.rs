@@ -1,4 +1,4 @@
-//! The table, for people and as JSON.
+//! Report of a run, as a text table and as JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use vmmgraph::driver::{Capabilities, DeviceInfo};
 
 use crate::{Outcome, Row, Subject};
 
-/// What a run has found.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The device.
     pub info: DeviceInfo,
-    /// Its driver's version, as that says it.
+    /// Version of the driver, in its own format.
     pub version: String,
-    /// What the driver said it can.
+    /// Capabilities reported by the driver.
     pub capabilities: Capabilities,
-    /// One row a case.
+    /// One row per case.
     pub rows: Vec<Row>,
 }
 
@@ -32,7 +32,7 @@ impl Outcome {
 }
 
 impl Report {
-    /// Of a device, with no case run yet.
+    /// Makes a report of a device, without rows.
     #[must_use]
     pub fn new(subject: &Subject) -> Self {
         let driver = &subject.driver;
@@ -44,19 +44,19 @@ impl Report {
         }
     }
 
-    /// How many cases came out so.
+    /// Number of cases with this outcome.
     #[must_use]
     pub fn count(&self, outcome: Outcome) -> usize {
         self.rows.iter().filter(|row| row.outcome == outcome).count()
     }
 
-    /// The names of the cases that came out so.
+    /// Names of the cases with this outcome.
     #[must_use]
     pub fn names(&self, outcome: Outcome) -> Vec<&'static str> {
         self.rows.iter().filter(|row| row.outcome == outcome).map(|row| row.name).collect()
     }
 
-    /// How long all cases took.
+    /// Total duration of all cases.
     #[must_use]
     pub fn took(&self) -> Duration {
         self.rows.iter().map(|row| row.took).sum()
@@ -82,7 +82,7 @@ impl Report {
         ]
     }
 
-    /// The whole report, to send and to compare.
+    /// The whole report as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let cases: Vec<Value> = self
@@ -117,7 +117,7 @@ impl Report {
 }
 
 impl Row {
-    /// What became of it: the table's line behind the name.
+    /// The table line after the name.
     #[must_use]
     pub fn line(&self) -> String {
         let text = format!("{:12} {:8.3} s  {}", self.outcome.word(), self.took.as_secs_f64(), self.note);
@@ -140,7 +140,7 @@ impl Report {
         text
     }
 
-    /// The line below the cases.
+    /// The summary line below the cases.
     #[must_use]
     pub fn sum(&self) -> String {
         let [passed, failed, not] =

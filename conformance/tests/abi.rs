@@ -1,6 +1,5 @@
-//! The library's declarations of vendors' functions against the vendors' own headers, one compilation a version.
-//!
-//! `scripts/abi.sh` fetches the headers and runs this; without them (`VMMGRAPH_ABI_HEADERS`) only the tests of the test are left.
+//! Compiles the library's declarations against the vendors' headers, fetched by `scripts/abi.sh`.
+//! Without headers (`VMMGRAPH_ABI_HEADERS`) only the checker is tested.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,8 @@ use vmmgraph::driver::abi::{Abi, Constant, Function, Layout};
 use vmmgraph::driver::platform::PLATFORMS;
 use vmmgraph_conformance::abi::assertions;
 
-/// Platform, version (the folder is `platform-version`), and the optional functions that this version does not have.
+/// Platform, version (the folder is `platform-version`), and optional functions missing in this
+/// version.
 const HEADERS: &[(&str, &str, &[&str])] = &[
     ("hip", "6.2", &[]),
     ("hip", "7.1", &[]),
@@ -19,10 +19,9 @@ const HEADERS: &[(&str, &str, &[&str])] = &[
     ("mlu", INSTALLED, &[]),
 ];
 
-/// The version of a header that no package carries: whichever is installed where the test runs.
+/// A header without a public package: the installed version is tested.
 const INSTALLED: &str = "installed";
 
-/// Compiles and says what the compiler complains of.
 fn compile(code: &str, include: &Path, without: &[&str]) -> Result<(), String> {
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu11", "-O1", "-c", "-o", "/dev/null", "-w", "-x", "c", "-", "-I"]).arg(include);
@@ -33,7 +32,6 @@ fn compile(code: &str, include: &Path, without: &[&str]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
-/// Whether some header has this word.
 fn mentioned(folder: &Path, word: &str) -> bool {
     std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).any(|path| {
         if path.is_dir() {
@@ -82,15 +80,13 @@ fn the_vendors_headers_say_what_is_called() {
     println!("{passed} header proofs passed");
 }
 
-/// Every platform that declares a C interface of its own has headers to be held against, of two versions; but for MLU, of the one that is
-/// installed.
+/// Every platform with a C interface has headers of two versions; MLU needs the installed one only.
 #[test]
 fn no_platform_declares_what_is_held_against_nothing() {
     for platform in PLATFORMS.iter().filter(|platform| !(platform.abi)().functions.is_empty()) {
         let versions = || HEADERS.iter().filter(|(name, ..)| *name == platform.name);
         let (all, installed) =
             (versions().count(), versions().filter(|(_, version, _)| *version == INSTALLED).count());
-        // Cambricon's is in no package: nothing but an installed toolkit can be looked at, and only for it that is enough.
         let expected = if platform.name == "mlu" { all == 1 && installed == 1 } else { all - installed >= 2 };
         assert!(expected, "{}: {all} versions, {installed} of them whichever is installed", platform.name);
         assert_eq!((platform.abi)().platform, platform.name);

@@ -1,8 +1,6 @@
-//! AMD's own libamdhip64, of the one version that is to be had as a package: Debian 12's 5.2, which is too old. It must never be taken, and
-//! never do harm.
-//!
-//! `scripts/debian_hip.sh` fetches it and runs this. Every process here starts with nothing but its folder on the library path, where the tests' stand-ins
-//! are not.
+//! AMD's own libamdhip64 in its only packaged version, Debian 12's 5.2: too old, and refused
+//! without side effects. `scripts/debian_hip.sh` fetches it and runs this file. Child processes
+//! have only its folder on the library path.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint};
 use std::os::unix::fs::symlink;
@@ -23,24 +21,23 @@ fn folder() -> PathBuf {
     folder.expect("VMMGRAPH_DEBIAN_HIP names the folder of scripts/debian_hip.sh")
 }
 
-/// A way to come by the library, as variables of the environment, and the words of the refusal.
+/// A way of finding the library, as environment variables, and texts of the refusal.
 struct Way {
     name: &'static str,
     variables: Vec<(&'static str, PathBuf)>,
     refused: &'static [&'static str],
 }
 
-/// Every way there is; `names` is an empty folder.
 fn ways(names: &Path) -> Vec<Way> {
     let library = folder().join(REAL);
     let file = library.canonicalize().unwrap();
     let named = |name: &str| names.join(name);
     symlink(&library, named("amd.so")).unwrap();
-    // A hard link has no other name to be known by, as a wheel's own copy has none.
+    // A hard link hides the name, like a copy in a wheel.
     if std::fs::hard_link(&file, named("vendored.so")).is_err() {
         std::fs::copy(&file, named("vendored.so")).unwrap();
     }
-    // What libamdhip64-dev puts on the path, which newer versions are found by.
+    // The libamdhip64-dev link in the path, by which newer versions are found.
     let development = named("development");
     std::fs::create_dir(&development).unwrap();
     symlink(&library, development.join("libamdhip64.so")).unwrap();
@@ -75,14 +72,12 @@ fn ways(names: &Path) -> Vec<Way> {
     ]
 }
 
-/// Runs a program where the library is on the path, and no variable but these says anything of drivers.
 fn run(program: &Path, arguments: &[&str], variables: &[(&str, PathBuf)]) -> Output {
     let mut command = Command::new(program);
     command.args(arguments).env_remove("VMMGRAPH_DRIVER").env("LD_LIBRARY_PATH", folder());
     command.envs(variables.iter().map(|(name, value)| (name, value))).output().unwrap()
 }
 
-/// Runs a part of this file so.
 fn child(part: &str, variables: &[(&str, PathBuf)]) -> Output {
     let variables: Vec<_> = variables.iter().cloned().chain([(CHILD, part.into())]).collect();
     run(&std::env::current_exe().unwrap(), &["--exact", "in_a_process_of_its_own", "--nocapture"], &variables)
@@ -111,7 +106,6 @@ fn however_it_is_come_by_it_is_refused_in_words_and_the_host_is_taken() {
             let missing = way.refused.iter().find(|words| !said.contains(**words));
             assert_eq!(missing, None, "{}: {said}", way.name);
         };
-        // It looks twice and then takes what there is.
         let output = child("refusal", &way.variables);
         expect(&output, 0);
         assert!(text(&output).contains("then: host"), "{}: {}", way.name, text(&output));
@@ -149,7 +143,6 @@ fn refusal() {
     let opened = Device::open(DriverChoice::HIP, 0, HostOptions::default()).map(drop);
     assert_eq!(opened, Err(refused.clone()));
     println!("refused: {refused}");
-    // The automatic choice goes on, and what it takes works.
     let device = Device::open(DriverChoice::Auto, 0, HostOptions::default()).unwrap();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = arena.open_space().unwrap();
@@ -158,8 +151,8 @@ fn refusal() {
     println!("then: {}", device.driver().info().platform);
 }
 
-/// Past the refusal: the functions and numbers that the driver relies on are those of the library, and without a GPU it answers what the driver takes for
-/// "none".
+/// Without the refusal: the library has the driver's functions and constants, and returns the codes
+/// for "no device" without a GPU.
 #[test]
 #[ignore = "SKIPPED: it needs AMD's library, which scripts/debian_hip.sh fetches"]
 fn the_library_has_the_functions_and_the_codes_that_the_driver_relies_on() {
@@ -170,7 +163,7 @@ fn the_library_has_the_functions_and_the_codes_that_the_driver_relies_on() {
 fn codes() {
     let hip = PLATFORMS.iter().find(|platform| platform.name == "hip").unwrap();
     let abi = (hip.abi)();
-    // SAFETY: the runtime's initialisers, which look for devices and go on without.
+    // SAFETY: the runtime's initialisers, which search for devices and tolerate none.
     let library = unsafe { Library::open(Some(REAL), RTLD_NOW | RTLD_LOCAL) }.unwrap();
     let library = std::mem::ManuallyDrop::new(library);
     let lacking: Vec<&str> = abi
@@ -178,7 +171,7 @@ fn codes() {
         .iter()
         .map(|function| function.name)
         .filter(|name| {
-            // SAFETY: only looked for.
+            // SAFETY: looked up, never called.
             unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err()
         })
         .collect();
@@ -197,12 +190,12 @@ fn codes() {
         abi.constants.iter().filter(|constant| constant.name.starts_with("hipError")).collect();
     assert!(errors.len() > 5, "{errors:?}");
     for error in errors {
-        // SAFETY: a text of the library's own.
+        // SAFETY: a static text of the library.
         let name = unsafe { CStr::from_ptr(name(error.value as c_int)) };
         assert_eq!(name.to_str(), Ok(error.name));
     }
     let (mut found, mut devices) = (0, -1);
-    // SAFETY: the out pointers are good.
+    // SAFETY: the out pointers are valid.
     unsafe {
         assert_eq!((version(&raw mut found), found), (0, 50_221_153));
         if !Path::new("/dev/kfd").exists() {

@@ -1,4 +1,4 @@
-//! The suite on the host driver, and on drivers that break one rule each, which it has to notice by name.
+//! Runs the suite on the host driver, and on drivers with one flaw each: the named cases must fail.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use vmmgraph_conformance::captures::Captures;
 use vmmgraph_conformance::{CASES, Launch, Outcome, Plug, Row, Subject, run};
 use vmmgraph_testkit::{BrokenDriver, Delay, Flaw, LateDriver};
 
-/// Descriptors are the process's and free memory is the device's: the tests take turns.
+/// Serialises the tests: descriptors are per process, free memory per device.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -20,7 +20,6 @@ fn host(ordinal: i32) -> Arc<HostDriver> {
     Arc::new(HostDriver::new(ordinal, options).unwrap().with_sharing(Handles::Fd))
 }
 
-/// Captures as the broken driver pretends them.
 struct Pretended(Arc<BrokenDriver>);
 
 impl Plug for Pretended {
@@ -30,7 +29,7 @@ impl Plug for Pretended {
     }
 
     fn end(&self, _: Stream) -> Result<Graph, String> {
-        // SAFETY: no driver looks at it.
+        // SAFETY: no driver dereferences this graph.
         if self.0.end_capture() { Ok(unsafe { Graph::from_raw(1) }) } else { Err("it is invalid".to_owned()) }
     }
 
@@ -45,7 +44,7 @@ impl Plug for Pretended {
     }
 }
 
-/// Flaw, and the cases that have to fail for it.
+/// Each flaw, and the cases required to fail.
 const FLAWS: &[(Flaw, &[&str])] = &[
     (Flaw::GranularityTooSmall, &["device"]),
     (Flaw::FreeBeyondTotal, &["device"]),
@@ -88,7 +87,6 @@ const FLAWS: &[(Flaw, &[&str])] = &[
     (Flaw::GraphKeepsPage, &["replay-after-replace"]),
 ];
 
-/// The same for drivers whose streams are late.
 const DELAYS: &[(Delay, &[&str])] = &[
     (Delay::IgnoresWaits, &["event-orders-streams", "alias-across-streams"]),
     (Delay::LastFirst, &["stream-order"]),
@@ -101,7 +99,7 @@ const DELAYS: &[(Delay, &[&str])] = &[
     (Delay::UnmapHopes, &["unmap-waits"]),
 ];
 
-/// For those that need a driver with graphs: the stand-in's.
+/// Flaws of graphs, on the stand-in's driver.
 const GRAPH_FLAWS: &[(Flaw, &[&str])] = &[
     (Flaw::GraphUncounted, &["graph-executables"]),
     (Flaw::CopyKept, &["graph-copies"]),
@@ -127,7 +125,6 @@ fn the_host_passes_what_it_offers() {
     assert_eq!(report.names(Outcome::Failed), [""; 0]);
     assert_eq!(report.names(Outcome::NotOffered), ["unmap-waits", "graph-executables", "graph-copies"]);
 
-    // Without a second device and without captures.
     let host = host(2);
     let report = run(&Subject { driver: host.clone(), other: None, plug: None });
     assert_eq!(report.names(Outcome::Failed), [""; 0]);

@@ -1,4 +1,4 @@
-//! The installed program: its table, its JSON and its exit code.
+//! The installed program: table, JSON and exit code.
 
 use std::process::{Command, Output};
 
@@ -57,7 +57,6 @@ fn a_failed_case_is_in_the_table_and_in_the_exit_code() {
 
 #[test]
 fn a_version_with_a_defect_is_told_from_those_without() {
-    // The stand-in has its own name, in the folder where cargo puts libraries for tests.
     let folder = std::env::current_exe().unwrap().parent().unwrap().join("libstandin_hip.so");
     let hip = |version| {
         let surroundings =
@@ -71,7 +70,8 @@ fn a_version_with_a_defect_is_told_from_those_without() {
     };
     let (code, failed, table) = hip("60200000");
     assert_eq!((code, failed), (Some(0), Vec::new()), "{table}");
-    // ROCm 7.0 to 7.13 give access to what follows a reservation's first mapping without a gap, and to nothing else.
+    // ROCm 7.0 to 7.13 give access only to the gapless mappings after a reservation's first
+    // mapping.
     assert!(!table.contains("this version of ROCm"), "{table}");
     let (code, failed, table) = hip("70200000");
     assert_eq!((code, failed), (Some(0), Vec::new()), "{table}");

@@ -1,4 +1,4 @@
-//! What a device has to show where its platform is not known to: the self-test finds broken aliases and mappings, and leaves nothing.
+//! The self-test of unproven platforms: finds broken aliases and mappings, and leaks nothing.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -7,7 +7,6 @@ use vmmgraph::driver::{CudaDriver, Driver, HostDriver, SharedDriver, self_test, 
 use vmmgraph::{Error, HostOptions};
 use vmmgraph_testkit::{BrokenDriver, FaultyDriver, Flaw};
 
-/// Small pages: what is looked at is how, not how much.
 const SMALL: u64 = 64 << 10;
 
 fn host(ordinal: i32) -> Arc<HostDriver> {
@@ -62,7 +61,7 @@ fn whatever_call_fails_the_self_test_gives_everything_back() {
     for number in 1..=calls {
         driver.arm(&[number]);
         let result = self_test(&*driver);
-        // A refusal to take something back is tried again, and says so only the second time.
+        // A refused release is retried; only a second refusal is reported.
         assert!(!matches!(result, Err(Error::Incoherent { .. })), "call {number}: {result:?}");
         assert_eq!(
             (below.leftovers(), below.host_leftovers()),
@@ -80,7 +79,6 @@ fn whatever_call_fails_the_self_test_gives_everything_back() {
     }
 }
 
-/// The number of the next page: 1 if none was made before.
 fn next_page(driver: &dyn Driver) -> u64 {
     let page = driver.create(SMALL).unwrap();
     // SAFETY: created just now.
@@ -101,7 +99,7 @@ fn a_device_is_tested_once_in_a_process_and_what_failed_stays_refused() {
     assert!(matches!(refused, Err(Error::Incoherent { device: 5, .. })), "{refused:?}");
     assert_eq!(self_test_once(&broken(5, Flaw::None)), refused);
 
-    // A refusal of the driver's says nothing about aliases.
+    // A driver error is no verdict about aliases: the test is repeated.
     let faulty = FaultyDriver::new(broken(6, Flaw::None));
     faulty.refuse("stream_create", true);
     let shared: SharedDriver = faulty.clone();
@@ -109,7 +107,7 @@ fn a_device_is_tested_once_in_a_process_and_what_failed_stays_refused() {
     faulty.refuse("stream_create", false);
     self_test_once(&shared).unwrap();
 
-    // Those that have shown it are not asked.
+    // Platforms with proven aliases are not tested.
     let proven: SharedDriver = Arc::new(BrokenDriver::new(host(7), Flaw::AliasIsAnotherPage, true));
     self_test_once(&proven).unwrap();
     assert_eq!(next_page(&*proven), 1);

@@ -1,4 +1,4 @@
-//! What every platform has to do, on its stand-in and through the driver that a real device would have.
+//! Runs the suite on every platform's stand-in, through the driver for real devices.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,9 @@ use vmmgraph_conformance::captures::Captures;
 use vmmgraph_conformance::{Outcome, Plug, Subject, run};
 use vmmgraph_testkit::{Captured, Trace, capture_with};
 
-/// A platform, the file of its stand-in, and the cases that its driver does not offer. All others pass.
+/// Platform, file of its stand-in, and cases the driver does not offer. All other cases pass.
 type Row = (&'static str, &'static str, &'static [&'static str]);
 
-/// One line a platform.
 const STAND_INS: &[Row] = &[
     ("cuda", "libcuda.so", &["unmap-waits"]),
     (
@@ -52,20 +51,19 @@ const STAND_INS: &[Row] = &[
     ),
 ];
 
-/// The free memory of devices is compared: the tests take turns.
+/// Serialises the tests, which compare free memory.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A platform's device over its stand-in.
 fn open(name: &str, file: &str, ordinal: i32) -> SharedDriver {
-    // SAFETY: a stand-in, which runs nothing when it is loaded; it stays, and drivers take what the process has loaded.
+    // SAFETY: a stand-in without initialisers, never unloaded. Drivers use loaded libraries.
     let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     std::mem::forget(library.unwrap_or_else(|error| panic!("{file}: {error}")));
     let platform = PLATFORMS.iter().find(|platform| platform.name == name);
     let platform = platform.unwrap_or_else(|| panic!("there is no platform {name}"));
-    // A platform that cannot share pages leaves it to `open` to refuse.
+    // `Platform::open` ignores unsupported sharing; `driver::platform::open` refuses.
     let options = DeviceOptions { sharing: Handles::Fd, ..DeviceOptions::default() };
     (platform.open)(ordinal, options).unwrap()
 }
@@ -84,7 +82,7 @@ fn every_stand_in_passes_what_its_driver_offers() {
     }
 }
 
-/// Every platform has a line above, or is the host.
+/// Every platform has a row above, or is the host.
 #[test]
 fn no_platform_is_left_out() {
     let named = STAND_INS.iter().map(|(name, ..)| *name).chain(["host"]);
@@ -95,7 +93,7 @@ fn no_platform_is_left_out() {
     assert_eq!(there, named);
 }
 
-/// What differs between platforms is in their capabilities; only how captures are made is found by name.
+/// Platform differences belong in the capabilities.
 #[test]
 fn the_suite_names_no_platform() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -105,7 +103,6 @@ fn the_suite_names_no_platform() {
     for path in cases.chain(others) {
         let text = std::fs::read_to_string(&path).unwrap().to_lowercase();
         for word in text.split(|c: char| !c.is_ascii_alphanumeric()) {
-            // The host is where bytes come from, too.
             let named = word != "host" && PLATFORMS.iter().any(|platform| platform.name == word);
             assert!(!named, "{} names {word}", path.display());
             words += 1;
@@ -115,7 +112,8 @@ fn the_suite_names_no_platform() {
     assert!(files > 10 && words > 5_000, "{files} files, {words} words");
 }
 
-/// The counts of a trace's captures: for each shape small pages, large pages, maps and maps after each event; then the device's.
+/// Per captured graph: small pages, large pages, maps, maps after each event; then the device's
+/// counts.
 type Counts = (Vec<(u64, u64, u64, Vec<u64>)>, [u64; 4]);
 
 fn counts(driver: SharedDriver, trace: &Trace, mark: bool) -> Counts {
@@ -132,7 +130,6 @@ fn counts(driver: SharedDriver, trace: &Trace, mark: bool) -> Counts {
     (each, [stats.pages_created, stats.maps, stats.physical_bytes, stats.reserved_bytes])
 }
 
-/// The traces of `tests/trace.rs`.
 #[test]
 fn every_platform_takes_the_pages_and_maps_of_the_host() {
     let _turn = turn();
@@ -141,7 +138,7 @@ fn every_platform_takes_the_pages_and_maps_of_the_host() {
     let all = load("capture-trace-65");
     let names = ["capture-trace-llama-70b-tp8", "capture-trace-qwen3-0.6b", "capture-trace-vision"];
     let passing = [all.decode_only(), all].into_iter().chain(names.map(load)).map(|trace| (trace, false));
-    // What stays is marked, since not every platform exchanges pages.
+    // Retained blocks are marked in advance, since not every platform replaces pages.
     for (trace, mark) in passing.chain([(load("capture-trace-65-retained"), true)]) {
         let host = counts(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()), &trace, mark);
         assert!(host.1.iter().all(|count| *count > 0), "{}: {:?}", trace.name, host.1);

@@ -1,4 +1,4 @@
-// Which memory is the library's: bookkeeping, which calls nothing.
+// Table of the library's blocks. Bookkeeping only; makes no calls.
 #pragma once
 
 #include <vmmgraph/vmmgraph.h>
@@ -13,21 +13,20 @@
 
 namespace vmmgraph::memory_saver {
 
-// A region for one tag on one device. A tag has several where memory was asked for while all it had were paused. They stay until the
-// process ends.
+// A region for one tag on one device, never destroyed. A tag has several regions if memory was
+// requested while all of them were paused.
 struct Home {
     vmmgraph_region_t region;
     vmmgraph_device_t device;
     int ordinal;
     const std::string* tag;
-    // Live ones.
     std::uint64_t blocks = 0;
 };
 
-// Host bytes that a caller has a pointer to.
+// Host copy of a block's bytes; the caller has a pointer to the copy.
 struct HostCopy {
     std::unique_ptr<std::uint8_t[]> bytes;
-    // The region's mapping whose contents they are.
+    // Generation of the region's mapping with these contents.
     std::uint64_t generation = 0;
 };
 
@@ -35,26 +34,26 @@ struct Block {
     std::uint64_t bytes;
     Home* home;
     bool backup;
-    // By offset and length.
     std::map<std::pair<std::uint64_t, std::uint64_t>, HostCopy> copies;
 };
 
-// What is to be paused or resumed on one device.
+// Tags to pause or resume on one device.
 struct Selection {
     int ordinal;
     vmmgraph_device_t device;
-    // Each once; they live as long as the process.
+    // Without duplicates; the strings live as long as the process.
     std::vector<const char*> tags;
 };
 
-// Every function takes the lock of the tables itself, unless it says otherwise.
+// Every function takes the lock of the tables itself unless stated otherwise.
 class Blocks {
 public:
     using Map = std::map<std::uintptr_t, Block>;
 
-    // The device's handle, if it is open.
+    // Returns the device's handle if the device is open.
     std::optional<vmmgraph_device_t> device(int ordinal);
-    // Keeps an open device; the handle that is not needed, if somebody else was first.
+    // Stores an open device's handle. Returns `device` if another thread stored one first: the
+    // caller must close it.
     vmmgraph_device_t add_device(int ordinal, vmmgraph_device_t device);
 
     std::vector<Home*> homes(int ordinal, const std::string* tag);
@@ -62,20 +61,20 @@ public:
     bool is_empty(const Home* home);
 
     void add(void* at, Block block);
-    // The block that begins there; null: somebody else's memory.
+    // Returns the region of the block starting at `at`; null for foreign memory.
     Home* home_at(const void* at);
-    // Takes the block out of the books; empty if there is none any more.
+    // Removes a block from the table; empty if not found.
     Map::node_type take(const void* at);
     void put_back(Map::node_type block) noexcept;
 
-    // Where the block is that all of these bytes are in; null: there is none.
+    // Returns the region of the block with all of these bytes; null if none.
     Home* home_around(const std::uint8_t* at, std::uint64_t bytes);
-    // That block, with its address. The caller holds the lock.
+    // Returns that block and its address. The caller holds the lock.
     Map::value_type* find(const std::uint8_t* at, std::uint64_t bytes);
 
-    // The devices with a tag; null: with any. In the order of their numbers.
+    // Returns the devices with a tag (null: any tag), in the order of their numbers.
     std::vector<Selection> select(const char* tag);
-    // Copies of what has come back are nobody's.
+    // Drops the host copies of resumed memory.
     void drop_copies(const Selection& resumed);
 
 private:

@@ -10,12 +10,11 @@ namespace {
 
 struct Known {
     std::shared_mutex gate;
-    // Both behind the gate. Streams that are captured, each until its capture has ended.
     std::set<void*> captured;
     std::set<void*> watched;
 };
 
-// Never destroyed: memory may be freed after every static object of the program.
+// Never destroyed: memory may be freed after all static objects of the program are destroyed.
 Known& known() {
     static Known& known = *new Known;
     return known;
@@ -24,7 +23,6 @@ Known& known() {
 bool is_capturing(const Runtime& runtime, void* stream) noexcept {
     int status = 0;
     if (runtime.stream_is_capturing(stream, &status) != 0) {
-        // Ours, not the program's.
         static_cast<void>(runtime.get_last_error());
         return false;
     }
@@ -49,7 +47,7 @@ bool NoneBegins::capturing(const Runtime& runtime) const noexcept {
 
 int begin_capture(const Runtime& runtime, void* stream, const std::function<int(const Runtime&)>& begin) {
     if (in_child()) {
-        // CUDA refuses it there, and nobody may open the gate any more.
+        // CUDA refuses the call in a forked child, and no thread may be left to release the gate.
         return begin(runtime);
     }
     const std::unique_lock lock(known().gate);
@@ -63,7 +61,8 @@ int begin_capture(const Runtime& runtime, void* stream, const std::function<int(
 
 int end_capture(const Runtime& runtime, void* stream, void** graph) {
     const int code = runtime.stream_end_capture(stream, graph);
-    // It goes on where another thread has to end it. Asked for no other reason: a failure here is the program's, and stays.
+    // After a failure the capture may continue on a different thread. The query clears no error of
+    // the program.
     if (!in_child() && (code == 0 || !is_capturing(runtime, stream))) {
         const std::unique_lock lock(known().gate);
         known().captured.erase(stream);

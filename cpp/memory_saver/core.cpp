@@ -28,7 +28,7 @@ bool load(void* where, Core& core) {
     return all;
 }
 
-// libvmmgraph_torch.so first: who loads it has arenas in it.
+// libvmmgraph_torch.so has priority, since the program's arenas belong to this core.
 int note_core(dl_phdr_info* info, std::size_t, void* into) {
     const char* const slash = std::strrchr(info->dlpi_name, '/');
     const char* const name = slash == nullptr ? info->dlpi_name : slash + 1;
@@ -48,7 +48,6 @@ bool load_any(Core& core) {
     if (load(RTLD_DEFAULT, core)) {
         return true;
     }
-    // None is closed: it has to stay.
     std::vector<std::string> loaded;
     dl_iterate_phdr(note_core, &loaded);
     for (const std::string& path : loaded) {

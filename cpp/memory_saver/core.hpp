@@ -1,6 +1,6 @@
-// VmmGraph's functions, of the core that the process has: the program's, libvmmgraph_torch.so's, else the libvmmgraph.so beside this
-// library. Looked up and not linked, since a process that is preloaded may load libvmmgraph_torch.so later, and two cores would be two
-// page pools.
+// Functions of the process's VmmGraph core: the program's, else libvmmgraph_torch.so's, else
+// libvmmgraph.so in this library's folder. Looked up, not linked: a preloaded process may load
+// libvmmgraph_torch.so later, and two cores would be two page pools.
 #pragma once
 
 #include <vmmgraph/vmmgraph.h>
@@ -16,9 +16,8 @@ struct Core {
     VMMGRAPH_SAVER_CORE(VMMGRAPH_SAVER_MEMBER)
 #undef VMMGRAPH_SAVER_MEMBER
 
-    // Null if there is none, which is looked for again at the next call. Stays the same once found.
+    // Returns null if no core is loaded; the next call searches again.
     static const Core* find() noexcept;
-    // For what has a handle of it: where there is one, it was found.
     static const Core& found() noexcept;
 };
 

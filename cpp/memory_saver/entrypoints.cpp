@@ -1,4 +1,4 @@
-// The C names: those of memory_saver.h, and the runtime's two that are put before the runtime's own.
+// The C functions: memory_saver.h, and the replacements for functions of the CUDA runtime.
 #include <vmmgraph/memory_saver.h>
 
 #include "captures.hpp"
@@ -14,10 +14,9 @@ using namespace vmmgraph::memory_saver;
 
 int no_runtime() noexcept { return fail(symbol_not_found, "the program has no shared CUDA runtime"); }
 
-// null and "" stand for all tags.
+// Null and "" select all tags.
 const char* chosen(const char* tag) noexcept { return tag != nullptr && *tag == '\0' ? nullptr : tag; }
 
-// A change of this thread's settings.
 template <class Change>
 void change(Change&& change) noexcept {
     guarded([&] {
@@ -189,7 +188,6 @@ void* tms_torch_malloc(ssize_t bytes, int device, void*) {
         if (bytes < 0 || device < 0) {
             return fail(invalid_value, "tms_torch_malloc: %zd bytes on device %d", bytes, device);
         }
-        // Nothing to have, and no failure.
         return bytes == 0 ? static_cast<int>(success) : Saver::instance().allocate(&block, static_cast<size_t>(bytes), device, settings);
     });
     return block;

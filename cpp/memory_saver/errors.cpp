@@ -11,7 +11,7 @@ namespace vmmgraph::memory_saver {
 
 namespace {
 
-// Without a destructor: a thread may fail while its own thread-local objects are gone already.
+// Without destructors: a thread may fail after its thread-locals are destroyed.
 thread_local int last_code = success;
 thread_local char last_text[512] = "";
 
@@ -42,7 +42,7 @@ int runtime_code(vmmgraph_status_t status) noexcept {
         case VMMGRAPH_ERROR_INVALID_DEVICE:
             return not_initialized;
         case VMMGRAPH_ERROR_DRIVER: {
-            // The runtime has the driver's numbers.
+            // The runtime uses the driver's error numbers.
             vmmgraph_error_info_t info{};
             info.struct_size = sizeof info;
             const bool known = Core::found().last_error(&info) == VMMGRAPH_OK && info.driver_result > 0;

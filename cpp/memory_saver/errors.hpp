@@ -1,4 +1,5 @@
-// Failures as the CUDA runtime's numbers, and in words for tms_last_error. cudaError_t is an int in the C ABI; no header of CUDA's is needed.
+// Failures as CUDA runtime error codes, with text for tms_last_error. cudaError_t is an int in the
+// C ABI, so no CUDA header is needed.
 #pragma once
 
 #include <new>
@@ -6,7 +7,6 @@
 
 namespace vmmgraph::memory_saver {
 
-// Of cudaError_t.
 enum Code : int {
     success = 0,
     invalid_value = 1,
@@ -20,19 +20,19 @@ enum Code : int {
     unknown = 999,
 };
 
-// Notes a failure of this thread; returns `code`.
+// Stores this thread's failure and returns `code`.
 [[gnu::format(printf, 2, 3)]] int fail(int code, const char* format, ...) noexcept;
 
-// The same, and a line on stderr: for what no return value tells, unless VMMGRAPH_LOG is "off".
+// Like fail(), and prints to stderr unless VMMGRAPH_LOG is "off". For functions without a return
+// value.
 [[gnu::format(printf, 2, 3)]] int fail_aloud(int code, const char* format, ...) noexcept;
 
-// Notes what this thread's last call of VmmGraph says; VMMGRAPH_OK is success.
+// Stores the failure of this thread's last VmmGraph call.
 int fail_with(vmmgraph_status_t status) noexcept;
 
-// This thread's last failure, which is forgotten, and its text.
+// Returns this thread's last failure and its text, and clears it.
 int take_last(const char** message) noexcept;
 
-// What a C function does: no exception passes.
 template <class Body>
 int guarded(Body&& body) noexcept {
     try {

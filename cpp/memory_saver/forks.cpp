@@ -12,7 +12,7 @@ std::atomic<bool> used{false};
 std::atomic<bool> child{false};
 
 std::mutex& mutex() noexcept {
-    // Constant initialisation, and nothing to destroy: usable before and after every static object.
+    // Constant-initialised and never destroyed: usable before and after all static objects.
     static std::mutex mutex;
     return mutex;
 }
@@ -20,7 +20,7 @@ std::mutex& mutex() noexcept {
 }  // namespace
 
 std::mutex& tables() noexcept {
-    // It fails for lack of memory only, and then forks go unnoticed.
+    // Fails only without memory; forks are then not detected.
     [[maybe_unused]] static const int watching = pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); },
                                                                 [] {
                                                                     mutex().unlock();

@@ -1,18 +1,18 @@
-// The lock of the library's tables, and children made by fork.
+// Lock of the library's tables, and detection of forked children.
 #pragma once
 
 #include <mutex>
 
 namespace vmmgraph::memory_saver {
 
-// Held for a look into a table, never while VmmGraph or the runtime is called that may call back. A fork waits for it, so that no child
-// finds it held by a thread it does not have.
+// Held during table look-ups, never during calls with possible callbacks. fork() waits for this
+// lock, so no child inherits a locked mutex.
 std::mutex& tables() noexcept;
 
-// Regions are used from now on: a child made after this has none.
+// Marks regions as used: children forked later cannot use regions.
 void note_use() noexcept;
 
-// Whether this is such a child. Nothing of the library's memory works there.
+// True in such a child, where the library's memory does not work.
 bool in_child() noexcept;
 
 }  // namespace vmmgraph::memory_saver

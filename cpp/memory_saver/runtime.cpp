@@ -50,7 +50,7 @@ int note_runtime(dl_phdr_info* info, std::size_t, void* into) {
     return 0;
 }
 
-// The runtime behind this library in the order of loading; else one that was loaded for a library only, as Python's are.
+// Loads the next runtime in load order, else one with local symbols, as loaded by Python.
 bool load_any(Runtime& runtime) {
     if (load_all(RTLD_NEXT, runtime)) {
         return true;
@@ -58,7 +58,6 @@ bool load_any(Runtime& runtime) {
     std::vector<std::string> loaded;
     dl_iterate_phdr(note_runtime, &loaded);
     for (const std::string& path : loaded) {
-        // Not closed: it has to stay.
         void* const library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
         if (library != nullptr && load_all(library, runtime)) {
             return true;
@@ -67,7 +66,6 @@ bool load_any(Runtime& runtime) {
     return false;
 }
 
-// A device is current while this lives.
 class OnDevice {
 public:
     OnDevice(const Runtime& runtime, int device) noexcept : runtime_(runtime), code_(runtime.get_device(&before_)) {
@@ -96,7 +94,7 @@ private:
 }  // namespace
 
 const Runtime* Runtime::find() noexcept {
-    // Kept for ever, and made by whoever comes first: a cudaMalloc may run before and after this library's own static objects live.
+    // Never destroyed: cudaMalloc may run before and after this library's static objects exist.
     static std::atomic<const Runtime*> known{nullptr};
     if (const Runtime* const found = known.load(std::memory_order_acquire); found != nullptr) {
         return found;
@@ -127,14 +125,13 @@ int Runtime::wait_for(int device) const {
     int code = there.code();
     int status = 0;
     if (code == success) {
-        // The default stream knows of all captures on blocking streams, and asking it harms none.
+        // The default stream's query covers all captures on blocking streams and invalidates none.
         code = stream_is_capturing(nullptr, &status);
     }
     if (code == success && status == 0) {
         code = device_synchronize();
     }
     if (code != success) {
-        // Ours, not the program's.
         static_cast<void>(get_last_error());
     }
     return code == capture_implicit || status != 0 ? static_cast<int>(capturing) : code;

@@ -1,5 +1,5 @@
-// The CUDA runtime of the program. It is looked for and not linked: which one a program has is its own business, and a runtime of ours
-// beside it would be a second one.
+// The program's CUDA runtime. Looked up, not linked: linking would add a second runtime to the
+// process.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +21,19 @@ struct Runtime {
     int (*stream_begin_capture_to_graph)(void* stream, void* graph, const void* dependencies, const void* data, std::size_t count,
                                          int mode);
 
-    // Null while the program has none. Looked for again then, since Python loads it late.
+    // Returns null while the program has no runtime; the next call searches again, since Python
+    // loads it late.
     static const Runtime* find() noexcept;
 
-    // Waits until the device does nothing more, or returns the error that stands against it: capturing, without harm to a capture that
-    // is known (captures.hpp) or on a stream that the default stream waits for. The current device stays what it is, and so does the last error but for its own.
+    // Waits until the device is idle. Returns `capturing`, without harm, if a capture is known
+    // (captures.hpp) or runs on a blocking stream. Keeps the current device and the runtime's last
+    // error.
     int wait_for(int device) const;
 
-    // Free bytes of a device; an error as above.
+    // Errors as in wait_for().
     int free_bytes(int device, std::size_t* bytes) const noexcept;
 
-    // Makes "out of memory" the last error, as a failed cudaMalloc does: there is no other way to set it.
+    // Makes "out of memory" the runtime's last error, like a failed cudaMalloc.
     void set_out_of_memory() const noexcept;
 };
 

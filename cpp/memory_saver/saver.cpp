@@ -17,7 +17,8 @@ int refuse_in_child() noexcept {
     return fail(not_initialized, "this process was forked from one that uses regions; CUDA does not work here");
 }
 
-// Waits for a device. A program whose runtime is not to be found (a static one) has to have waited itself.
+// Waits for a device. Does nothing for a static runtime, which cannot be looked up: the program
+// must wait itself.
 int wait_for(int ordinal) {
     const Runtime* const runtime = Runtime::find();
     const int code = runtime == nullptr ? static_cast<int>(success) : runtime->wait_for(ordinal);
@@ -71,7 +72,7 @@ int Saver::open(int ordinal, vmmgraph_device_t* device) {
     }
     vmmgraph_device_options_t options{};
     options.struct_size = sizeof options;
-    // This machine's memory is no answer to cudaMalloc, unless somebody asks for it by name.
+    // Host memory is a valid result of cudaMalloc only if VMMGRAPH_DRIVER requests the host driver.
     options.driver = std::getenv("VMMGRAPH_DRIVER") == nullptr ? VMMGRAPH_DRIVER_CUDA : VMMGRAPH_DRIVER_AUTO;
     options.device = ordinal;
     if (const int code = fail_with(Core::found().device_open(&options, device)); code != success) {
@@ -120,8 +121,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     if (int code = success; !within_margin(ordinal, bytes, &code)) {
         return code;
     }
-    // Between a region that is there, or was just made, and the block in it another thread may pause them all: each further round is one
-    // in which one did.
+    // Another thread may pause a region found or made here; each further round repeats the race.
     constexpr int most_rounds = 1000;
     for (int round = 1;; ++round) {
         Home* home = nullptr;
@@ -142,7 +142,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
 
 vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code) {
     const std::int32_t policy = settings.backup ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
-    // The default stream stands for all: a free and a pause wait for the device.
+    // The default stream stands for all streams: a free and a pause wait for the device.
     const auto try_in = [&](Home* in) {
         *home = in;
         return Core::found().region_allocate(in->region, bytes, policy, nullptr, block);
@@ -153,8 +153,8 @@ vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Sett
             return status;
         }
     }
-    // All are paused, and the new memory shall be there at once: it needs a region of its own. One without blocks serves again, or
-    // there would be more with each cycle.
+    // All regions are paused, but the new memory must be mapped now. Reuse an empty region, or each
+    // cycle would add one.
     for (Home* const one : homes) {
         if (blocks_.is_empty(one) && Core::found().region_resume(one->region, 0, nullptr) == VMMGRAPH_OK && try_in(one) == VMMGRAPH_OK) {
             return VMMGRAPH_OK;
@@ -173,7 +173,7 @@ std::optional<int> Saver::free(void* at) {
     if (const int code = wait_for(home->ordinal); code != success) {
         return code;
     }
-    // Out of the books first: the address may be another block's as soon as it is free.
+    // Remove the block first: a new block may get the freed address at once.
     auto block = blocks_.take(at);
     if (!block) {
         return std::nullopt;
@@ -182,7 +182,8 @@ std::optional<int> Saver::free(void* at) {
         blocks_.put_back(std::move(block));
         return code;
     }
-    // Who frees memory wants it to be there for others: the region looks what is over by now, and free pages go to the driver.
+    // Makes the memory available outside the library: the query reaps completed frees, the trim
+    // returns pages to the driver.
     static_cast<void>(wait_for(home->ordinal));
     static_cast<void>(stats_of(home->region));
     static_cast<void>(Core::found().device_trim(home->device, nullptr));
@@ -224,7 +225,7 @@ int Saver::include_arenas(const std::string* tag, int ordinal) {
         return refuse_in_child();
     }
     note_use();
-    // A pause goes by the tags of regions: an empty region stands for the tag.
+    // Pauses select regions by tag: an empty region represents the tag.
     Home* made = nullptr;
     return blocks_.homes(ordinal, tag).empty() ? make_home(ordinal, tag, &made) : static_cast<int>(success);
 }
@@ -244,7 +245,7 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
         return none(foreign);
     }
     const auto stats = stats_of(home->region);
-    // Held over the copy: a free beside it would take the block away.
+    // Held during the copy: a concurrent free would remove the block.
     const std::lock_guard lock(tables());
     auto* const found = blocks_.find(at, bytes);
     if (found == nullptr || found->second.home != home) {
@@ -264,7 +265,7 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
     }
     HostCopy copy;
     if (known != block.copies.end()) {
-        // The same place for the same bytes: somebody may have kept the pointer.
+        // Keep the address: a caller may still use the pointer.
         copy.bytes = std::move(known->second.bytes);
     } else {
         copy.bytes.reset(new std::uint8_t[bytes == 0 ? 1 : bytes]);

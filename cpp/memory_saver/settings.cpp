@@ -53,7 +53,7 @@ const char* initial_backend() noexcept {
 
 Settings& Settings::own() {
     if (settings.tag == nullptr) {
-        // Words about the environment once, not for each thread.
+        // Warnings about the environment are printed once, not per thread.
         static const Settings initial = [] {
             if (flag("TMS_INIT_ENABLE_DISK_BACKUP")) {
                 fail_aloud(not_supported, "TMS_INIT_ENABLE_DISK_BACKUP: there is no backup on disk");
@@ -66,7 +66,7 @@ Settings& Settings::own() {
 }
 
 const std::string* tag_named(const char* name) {
-    // Never destroyed: what points to a tag may outlive every static object.
+    // Never destroyed: pointers to tags may outlive all static objects.
     static auto& tags = *new std::set<std::string>;
     const std::lock_guard lock(tables());
     return &*tags.emplace(name).first;

@@ -1,4 +1,4 @@
-// What threads say of their next allocations, and what the process says of all.
+// Settings of a thread for its next allocations, and process-wide settings.
 #pragma once
 
 #include <atomic>
@@ -7,28 +7,26 @@
 
 namespace vmmgraph::memory_saver {
 
-// One thread's. Without a destructor: allocations may come while a thread's own objects are gone already.
+// Without destructors: a thread may allocate after its thread-locals are destroyed.
 struct Settings {
     bool interesting;
     bool backup;
-    // Lives as long as the process, and is the same object for the same tag.
+    // Lives as long as the process; equal tags share one object.
     const std::string* tag;
     const char* backend;
 
-    // This thread's, at first as the environment says.
+    // Returns this thread's settings, initialised from the environment.
     static Settings& own();
 };
 
-// The one object of a tag.
 const std::string* tag_named(const char* name);
 
-// "pinned" or "mmap" for one of these, else null.
+// Returns the static string "pinned" or "mmap"; null for any other name.
 const char* backend_named(const char* name) noexcept;
 
-// Whether copies of backups stay when memory is resumed.
+// Whether host copies of backups survive a resume.
 std::atomic<bool>& retain_backups() noexcept;
 
-// Bytes of a device that stay free.
 inline std::atomic<std::uint64_t> margin_bytes{0};
 
 }  // namespace vmmgraph::memory_saver

@@ -24,18 +24,19 @@ using compat::CUDAAllocator;
 using Pluggable = ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
 
 thread_local std::shared_ptr<Memory> announced;
-// Torch has said on this thread that it counts a capture no more, and will say which by its pool (2.13 and later).
+// True after torch called markCaptureEnd() on this thread; the pool follows in endAllocateToPool()
+// (torch 2.13 and later).
 thread_local bool end_is_marked = false;
 
-// The deleter of everything that comes from our allocator by raw_alloc, and of every block.
+// Deleter of every block and of every pointer from this allocator's raw_alloc().
 void delete_any(void* pointer) {
     if (pointer != nullptr && !registry::release_block(pointer)) {
         registry::native()->raw_delete(pointer);
     }
 }
 
-// Where a storage of this thread belongs: to the capture that the stream takes part in, else to a region or to an arena's eager work, else
-// to torch.
+// Destination of a storage made on this thread: the capture that owns the stream, else a region or
+// an eager scope, else torch.
 struct Here {
     c10::DeviceIndex device = c10::cuda::current_device();
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
@@ -43,7 +44,7 @@ struct Here {
     const ActiveScope* scope = memory ? nullptr : scope_for(device, stream);
 
     [[nodiscard]] bool ours() const { return memory || scope != nullptr; }
-    // Null if it is torch's.
+    // Null for torch's storages.
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         if (memory) {
             return registry::allocate_block(memory, device, bytes, stream);
@@ -52,11 +53,10 @@ struct Here {
     }
 };
 
-// Forwards to the native allocator, except for what belongs to a capture of ours or to a region.
+// Forwards to the native allocator, except for storages of a capture, a region or an eager scope.
 //
-// The base is torch's concrete allocator and not the abstract one, so that a virtual function that a later torch adds does not
-// break the build. A template for the reason that Forwarding is one: what is declared without `override` is virtual, and has a
-// body, in some releases only.
+// Derives from torch's concrete allocator and is a template, like `Forwarding`, because the set of
+// virtual functions differs between releases.
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
 #endif
@@ -83,8 +83,8 @@ public:
         TORCH_CHECK(Here().memory == nullptr, "vmmgraph: a capture chooses its addresses itself");
         return Forwards::allocateWithAddress(bytes, address);
     }
-    // What torch compares a tensor's deleter with, to see whether it is one of its own: the native one, but where raw_allocate() gives a
-    // block.
+    // Torch recognises its own tensors by this deleter: the native one, unless raw_alloc() would
+    // return a block.
     c10::DeleterFnPtr raw_deleter() const override { return Here().ours() ? &delete_any : Forwards::raw_deleter(); }
     void* raw_alloc(std::size_t bytes) override {
         return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
@@ -115,14 +115,13 @@ public:
         try {
             return Forwards::shareIpcHandle(pointer);
         } catch (const c10::Error& error) {
-            // What CUDA says of memory that it did not allocate by cudaMalloc.
+            // CUDA's error for memory not from cudaMalloc.
             const std::string why = error.what_without_backtrace();
             TORCH_CHECK(why.find("invalid argument") == std::string::npos, "vmmgraph: cannot share the memory at ", pointer,
                         " with another process: CUDA exports no handle for it, as for memory of a region of the memory saver", instead);
             throw;
         }
     }
-    // No history is kept of blocks.
     std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer) {
         return registry::owner_of(pointer) ? nullptr : Forwards::getContextForPointer(pointer);
     }
@@ -132,7 +131,7 @@ public:
         }
     }
 
-    // With all pools (up to torch 2.7 there is no choice), the idle pages of the library too.
+    // Emptying all pools also returns the library's idle pages.
     void emptyCache() {
         Forwards::emptyCache();
         give_back_idle_pages();
@@ -144,18 +143,18 @@ public:
         }
     }
 
-    // The device's arenas as well: torch asks once for each pair, before its first copy between them.
+    // Also for the device's arenas. Torch calls this once per device pair.
     void enablePeerAccess(Device device, Device to) override {
         Forwards::enablePeerAccess(device, to);
         detail::check(bridge::admit(to, device));
     }
 
-    // The native allocator has a pool of the same id beside ours, in use as often, and the same filter: only so it knows that a capture is
-    // under way, and asks no event of a capturing stream when something is freed. In that pool is what goes past us: a storage that was
-    // made before install() and is resized in the capture.
+    // The native allocator gets a pool with the same id and filter, so it knows of the capture, and
+    // a free queries no event of a capturing stream. Storages made before install() and resized in
+    // the capture use this pool.
     //
-    // A program may end the pool within its capture and begin it again, with a filter of its own, to have something of another pool in
-    // between (vLLM's symmetric memory): that is the same capture, and the same use of the pool.
+    // A program may end its pool and begin the pool again within the capture (vLLM's symmetric
+    // memory does): one capture, and one use of the pool.
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
         const auto paused = announced ? nullptr : registry::paused_memory({device, pool});
         TORCH_CHECK(announced || paused || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
@@ -164,15 +163,15 @@ public:
             registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
         } else if (paused) {
             registry::resume_capture({device, pool}, std::move(filter), paused);
-            // The native allocator counted it again, and torch releases the pool once.
+            // Counted twice now, but torch releases the pool once.
             Forwards::releasePool(device, pool);
         } else {
-            // A capture that stays torch's own. Torch does not say whether it is one: in a MemPool's scope nothing is lost by it but pages.
+            // A capture in torch's memory, or a MemPool scope, for which the note only costs pages.
             bridge::note_capture(device);
         }
     }
     void endAllocateToPool(Device device, Pool pool) override {
-        // It may have ended already: after a failed capture torch ends it once more in reset().
+        // After a failed capture, torch's reset() ends the pool again.
         if (registry::end_capture({device, pool}, std::exchange(end_is_marked, false)) || !ours(device, pool)) {
             Forwards::endAllocateToPool(device, pool);
         }
@@ -229,7 +228,7 @@ public:
     }
 
 private:
-    // Torch's allocation, and once more if the device was full and somebody made room.
+    // Retries torch's allocation once if make_room() freed memory.
     template <class Allocate>
     static auto patiently(std::size_t bytes, Allocate&& allocate) {
         try {
@@ -247,7 +246,7 @@ private:
     }
 };
 
-// Made once for the native allocator it stands over, and never destroyed, since torch may call it at exit.
+// Never destroyed, because torch may call it at exit.
 CUDAAllocator* forwarding(CUDAAllocator* native) {
     static std::mutex mutex;
     static auto* const made = new std::unordered_map<CUDAAllocator*, BlockAllocator<CUDAAllocator>*>;
@@ -268,7 +267,8 @@ bool withdraw() noexcept { return std::exchange(announced, nullptr) != nullptr; 
 
 namespace {
 
-// Torch counts a capture that it did not end for ever, and asks at each allocation and free from then on whether the current stream is captured.
+// Without this, torch counts an unended capture forever and queries the current stream at each
+// allocation and free.
 template <class Native>
 void end_mark(Native& native, c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
     if constexpr (compat::marks_captures<Native>) {
@@ -295,7 +295,7 @@ bool abandon(c10::DeviceIndex device, compat::PoolId pool) {
 
 bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory) {
     end_mark(*registry::native(), device, pool, memory);
-    // Ended by the program itself, the native allocator's was, too.
+    // The program ended the pool itself, and thereby the native allocator's.
     const bool paused = registry::paused_memory({device, pool}).get() == memory;
     if (registry::end_capture_into({device, pool}, memory)) {
         registry::native()->endAllocateToPool(device, pool);

@@ -1,4 +1,5 @@
-// The blocks route: a CUDAAllocator over the installed one that keeps the tensors of captures in their spaces.
+// Blocks route: a CUDAAllocator over the installed one, which places the tensors of captures in
+// spaces.
 #pragma once
 
 #include <memory>
@@ -11,12 +12,11 @@
 
 namespace vmmgraph::torch {
 
-// Announces that the next pool this thread begins to allocate to is the capture of `memory`.
+// Binds `memory` to the next pool this thread begins to allocate to, which is its capture.
 void announce(std::shared_ptr<Memory> memory);
-// Takes that back; whether no pool had begun.
+// Undoes announce(). Returns true if no pool had begun.
 bool withdraw() noexcept;
 
-// The same, taken back when it goes.
 class Announcement {
 public:
     explicit Announcement(std::shared_ptr<Memory> memory) { announce(std::move(memory)); }
@@ -25,11 +25,11 @@ public:
     ~Announcement() { static_cast<void>(withdraw()); }
 };
 
-// Forgets a capture that was begun and will not end, here and in the native allocator; whether torch had not released its pool. The
-// capture's graph must still exist: until here other threads may ask its filter.
+// Forgets an unfinished capture, here and in the native allocator. Returns true if torch had not
+// released its pool. The capture's graph must still exist: other threads may call its filter.
 bool abandon(c10::DeviceIndex device, compat::PoolId pool);
-// The same for one of several captures into one pool, which stays the others'. Where torch's graphs clean up after themselves, its graph still
-// releases the pool. Whether there is more to be cleaned up: it had been begun, torch had not ended it, and will not.
+// Like abandon(), for one of several captures into a pool. Returns true if the capture was
+// unfinished and torch's graph will not clean up; otherwise the graph still releases the pool.
 bool abandon_one(c10::DeviceIndex device, compat::PoolId pool, const Memory* memory);
 
 }  // namespace vmmgraph::torch

@@ -1,4 +1,4 @@
-// Whom the blocks under torch's storages belong to.
+// Owners of the blocks under torch's storages.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -7,7 +7,8 @@
 
 namespace vmmgraph::torch {
 
-// The memory of a capture, or a region. Each block keeps it. Any thread, any time.
+// Memory of a capture, a region, or an arena's eager scopes. Each block keeps its owner alive.
+// Thread-safe.
 class BlockOwner {
 public:
     BlockOwner() = default;
@@ -15,26 +16,26 @@ public:
     BlockOwner& operator=(const BlockOwner&) = delete;
     virtual ~BlockOwner() = default;
 
-    // Frees a block, which the default stream and torch's current one on the device (none: -1) may still read. Never throws: torch frees
-    // in destructors. What is refused is logged.
+    // Frees a block, which the default stream and torch's current stream on the device (-1: none)
+    // may still read. Never throws, since torch frees in destructors; logs refusals.
     virtual vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept = 0;
 
-    // Notes that a stream uses a block. Throws Error.
     virtual void record_stream(void* block, void* stream) = 0;
 
-    // Whether torch is to make its own error of a refusal: out of memory, addresses, budget or descriptors, or more bytes than there can be.
+    // True if torch reports the refusal as its own out-of-memory error: no memory, addresses,
+    // budget or descriptors, or an impossible size.
     static bool is_out_of_memory(vmmgraph_status_t status) noexcept {
         return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
                status == VMMGRAPH_ERROR_INVALID_SIZE;
     }
 
 protected:
-    // Programs drop tensors right after work on this stream that reads them, as torch's own memory stays mapped.
+    // Programs drop tensors while work on this stream still reads their bytes.
     static cudaStream_t current_stream(c10::DeviceIndex device) noexcept {
         try {
             return device < 0 ? nullptr : c10::cuda::getCurrentCUDAStream(device).stream();
         } catch (...) {
-            // Torch is going down, with all its streams.
+            // Torch is shutting down.
             return nullptr;
         }
     }

@@ -32,7 +32,7 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// Whether torch took memory for the pool, from wherever.
+// Returns true if torch has a segment for the pool, from any allocator.
 bool holds_memory(compat::PoolId pool) {
     for (const auto& segment : caching::snapshot().segments) {
         if (segment.owner_private_pool_id == pool) {
@@ -57,20 +57,19 @@ struct CapturedGraph::State {
     SegmentPool segments;
     std::shared_ptr<Workspace> workspace;
     std::vector<KeptWorkspace> kept_workspaces;
-    // The last piece, and those before it.
     std::unique_ptr<compat::Graph> graph;
     std::vector<std::unique_ptr<compat::Graph>> earlier;
     SealReport report;
     std::size_t memset_kernels = 0;
-    // The executables of the graphs; null before the captures are over.
+    // Executables of the graphs; null until the captures have ended.
     std::shared_ptr<Template> graphs = nullptr;
-    // What a ring copies within the graph.
     std::optional<RingGraph> ring = std::nullopt;
     LastStream last_stream{};
 
     OnStream on(void* stream) const { return OnStream({c10::kCUDA, device}, stream); }
 
-    // Every piece in its order on torch's current stream, and what is to run between them.
+    // Launches all pieces in order on torch's current stream; `between` runs after each but the
+    // last.
     void launch(const OnStream& current, const std::function<void(std::size_t)>& between) {
         auto* const stream = current.stream().stream();
         last_stream.note(current.stream());
@@ -83,7 +82,6 @@ struct CapturedGraph::State {
             earlier[piece]->launch(stream);
             if (between) {
                 between(piece);
-                // It may have left another device or stream behind.
                 current.again();
             }
         }
@@ -97,8 +95,8 @@ struct CapturedGraph::State {
     ~State() {
         const OnDevice current(c10::Device(c10::kCUDA, device));
         const Relaxed relaxed;
-        // What a graph reads goes with it in many a program, so its replays are waited for, as far as that is possible: not while the
-        // stream of the last one is captured. Without this it would be the engine's to wait.
+        // Programs often drop a graph's inputs with the graph, so wait for its replays, unless the
+        // last stream is under capture.
         if (graph) {
             try {
                 space.wait();
@@ -110,8 +108,9 @@ struct CapturedGraph::State {
             graphs->close();
         }
         ring.reset();
-        // The graphs first: they release their pool. Then the pool, which gives its segments back. The space last, which is unmapped
-        // behind its replays, but for what lies under tensors that are alive: they have the memory, and nothing else has the space.
+        // Order: the graphs release their pool, the pool returns its segments, and the space unmaps
+        // its pages after its replays. Live tensors share ownership of `memory` and keep their
+        // pages.
         graph.reset();
         earlier.clear();
         bury(std::move(segments));
@@ -182,7 +181,7 @@ struct CaptureScope::State {
     Retain retain;
     std::shared_ptr<ExecutablePool> executables;
     Generators generators;
-    // Null where none is captured: also before its capture has begun and when it is over, since another's of the ring may be under way then.
+    // Null unless a ring is being captured: outside its capture the ring may serve a different one.
     Ring* ring;
     RingCaptureOptions ring_capture;
     c10::cuda::CUDAStream stream;
@@ -195,9 +194,10 @@ struct CaptureScope::State {
     int uses_before = 0;
     bool begun = false;
     bool end_tried = false;
-    // NCCL may know pages of this capture.
+    // True if NCCL may have registered pages of this capture.
     bool collectives = false;
-    // The caller sets parameters of kernels in the executables, which a new instantiation would not have.
+    // True if the caller sets kernel parameters in the executables. A new instantiation would lose
+    // the parameters.
     bool pinned = false;
 
     void leave() noexcept {
@@ -221,7 +221,7 @@ struct CaptureScope::State {
     }
 
     void begin_piece() {
-        // By the blocks route each piece has an id of its own for the same memory, since torch releases it with the piece.
+        // Each piece has its own pool id, since torch releases the id with the piece.
         if (route == Route::mempool) {
             uses_before = captured->segments.pool->use_count();
         } else {
@@ -250,15 +250,14 @@ struct CaptureScope::State {
         finish();
         captured->earlier.push_back(std::exchange(captured->graph, std::make_unique<compat::Graph>()));
         begun = end_tried = false;
-        // The body may have left another stream behind.
+        // The body may have changed the current stream.
         const c10::cuda::CUDAStreamGuard back(stream);
         begin_piece();
     }
 
-    // Once, and only what began: torch counts beginnings and ends from 2.13 on.
+    // At most once, and only after begin_piece(): torch 2.13 and later count begins and ends.
     void end() {
         end_tried = true;
-        // The body may have left another stream behind.
         const c10::cuda::CUDAStreamGuard back(stream);
         if (auto* const ends = std::exchange(ring, nullptr); ends != nullptr) {
             captured->ring = ends->capture_end(stream.stream());
@@ -267,7 +266,6 @@ struct CaptureScope::State {
         captured->memory->capture_ended();
     }
 
-    // Looks at what was captured, before it is instantiated.
     void finish() {
         auto* const graph = captured->graph->graph();
         collectives = collectives || has_registered_collectives(graph, captured->memory->is_shareable());
@@ -276,7 +274,7 @@ struct CaptureScope::State {
         }
     }
 
-    // All pieces, which none will follow.
+    // Makes the template of all pieces; no piece may follow.
     void make_template() {
         std::vector<cudaGraph_t> graphs;
         for (const auto& piece : captured->earlier) {
@@ -304,7 +302,7 @@ struct CaptureScope::State {
         }
     }
 
-    // Whether torch has still to be told that the capture is over and its pool is not used by it.
+    // Returns true if torch still counted the use.
     bool give_pool_back() {
         if (route == Route::blocks) {
             return abandon(captured->device, pool_id);
@@ -315,13 +313,12 @@ struct CaptureScope::State {
         try {
             caching::endAllocateToPool(captured->device, pool_id);
         } catch (...) {
-            // It had ended already.
+            // The pool had ended already.
         }
         caching::releasePool(captured->device, pool_id);
         return true;
     }
 
-    // Ends a capture that failed, so that torch and the arena go on.
     void abandon_capture() noexcept {
         auto& graph = captured->graph;
         bool ended = false;
@@ -330,7 +327,8 @@ struct CaptureScope::State {
         }
         if (!end_tried && (begun || is_capturing(stream.stream()))) {
             try {
-                // As long as the capture is intact this is the orderly way, and the only one that resets torch's generators.
+                // Works while the capture is intact. Only the regular end resets torch's
+                // generators.
                 end();
                 ended = true;
             } catch (...) {
@@ -342,15 +340,15 @@ struct CaptureScope::State {
         try {
             captured->memory->capture_ended();
         } catch (...) {
-            // Out of host memory: the seal frees those blocks.
+            // Out of host memory: the seal frees the blocks.
         }
         try {
             graph->reset();
         } catch (...) {
-            // What it did not do is done below.
+            // The code below does the rest.
         }
         try {
-            // Before the graph goes: torch's filters refer to it.
+            // Before the graph is destroyed: torch's filters refer to the graph.
             if (give_pool_back()) {
                 compat::abandon_host_pool(pool_id);
             }
@@ -358,12 +356,12 @@ struct CaptureScope::State {
             if (workspaces) {
                 static_cast<void>(workspaces->end(*captured->memory));
             }
-            // Tensors that are still alive are the program's, and nobody else's memory.
+            // Live tensors belong to the program, so the seal gives each its own pages.
             if (route == Route::blocks && captured->space.stats().blocks > 0) {
                 static_cast<void>(captured->space.seal(Retain::own_pages));
             }
         } catch (...) {
-            // Nothing more can be done in a destructor; the next capture begins with its own space.
+            // A destructor cannot do more. The next capture opens a new space.
         }
         if (!ended) {
             reset_generators(stream, generators);
@@ -398,13 +396,12 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     }
     {
         const OnDevice current(device);
-        // A failure below would otherwise end somebody else's capture.
+        // Otherwise a failure below would end the stream's own capture.
         if (is_capturing(static_cast<cudaStream_t>(stream))) {
             refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
         }
         require_stream_of(device, stream);
     }
-    // Torch's own name of the stream, if it is the current one already.
     const auto current = c10::cuda::getCurrentCUDAStream(device.index());
     const auto torch_stream =
         current.stream() == stream ? current : c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
@@ -430,10 +427,10 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
                            std::nullopt,
                            std::nullopt,
                            std::nullopt});
-    // This thread may capture on another device: what torch allocates and makes at the beginning of a capture would break that one, and
-    // torch ends the process when it cannot register a generator.
+    // This thread may capture on a second device. Torch's allocations would break the other
+    // capture, and a generator that fails to register terminates the process.
     const Relaxed relaxed;
-    // What the capture needs for itself would step aside with a region.
+    // The capture's own memory must not be paused with a region.
     const DisableScope torchs_own;
     bury();
     try {
@@ -474,13 +471,13 @@ bool CaptureScope::holds(const void* storage) const {
         return registry::owner_of(storage) == captured.memory;
     }
     try {
-        // Torch's blocks lie in segments, which are the space's blocks.
+        // Torch's blocks lie in segments, which are blocks of the space.
         std::size_t bytes = 0;
         auto* const segment = caching::getBaseAllocation(const_cast<void*>(storage), &bytes);
         const auto segments = captured.space.live_blocks();
         return std::find(segments.begin(), segments.end(), segment) != segments.end();
     } catch (const c10::Error&) {
-        // No memory of torch's.
+        // Not memory of torch.
         return false;
     }
 }
@@ -501,7 +498,6 @@ CapturedGraph CaptureScope::end() {
     if (!state_ || !state_->under_way || state_->end_tried) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
     }
-    // As at the beginning: this thread may capture on another device.
     const Relaxed relaxed;
     const DisableScope torchs_own;
     // If this throws, the destructor abandons the capture.

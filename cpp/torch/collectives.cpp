@@ -26,7 +26,7 @@ int devices_in_use() {
     return used;
 }
 
-// The driver's, which the runtime has loaded: only the driver tells a kernel's name.
+// The driver library loaded by the CUDA runtime: only the driver API returns kernel names.
 struct Driver {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     template <class F>
@@ -39,7 +39,7 @@ struct Driver {
     CUresult (*const function_name)(const char**, CUfunction) = get<CUresult(const char**, CUfunction)>("cuFuncGetName");
     CUresult (*const kernel_name)(const char**, CUkernel) = get<CUresult(const char**, CUkernel)>("cuKernelGetName");
 
-    // A kernel whose name cannot be had counts as one of NCCL's.
+    // An unreadable kernel name counts as one of NCCL.
     [[nodiscard]] bool may_be_nccls(CUgraphNode node) const {
         if (params == nullptr || function_name == nullptr || kernel_name == nullptr) {
             return true;

@@ -1,4 +1,5 @@
-// What differs between the torch releases this compiles against, told by what their headers have and never by their numbers.
+// Differences between the supported torch releases, detected from their headers and never from
+// version numbers.
 #pragma once
 
 #include <algorithm>
@@ -23,19 +24,19 @@
 #define VMMGRAPH_TORCH_MEMPOOL c10::cuda::MemPool
 #endif
 
-// Complete up to torch 2.7, where an allocator is used only on a thread with such a context; never defined afterwards.
+// Complete up to torch 2.7, which requires one on each allocating thread; never defined later.
 namespace c10::cuda {
 struct MemPoolContext;
 }
 
-// Torch 2.7 and later; only named here.
 namespace at {
 struct HostAllocator;
 TORCH_API HostAllocator* getHostAllocator(c10::DeviceType device_type);
 }  // namespace at
 
 namespace at::cuda {
-// ATen/cuda/CUDAContextLight.h, which would pull in cuBLAS, cuSPARSE and cuSOLVER headers.
+// Declared in ATen/cuda/CUDAContextLight.h, which pulls in the headers of cuBLAS, cuSPARSE and
+// cuSOLVER.
 TORCH_CUDA_CPP_API void clearCublasWorkspaces();
 }  // namespace at::cuda
 
@@ -45,20 +46,20 @@ using c10::cuda::CUDACachingAllocator::CUDAAllocator;
 using MemPool = VMMGRAPH_TORCH_MEMPOOL;
 using PoolId = decltype(at::cuda::graph_pool_handle());
 
-// Whether a MemPool keeps its allocator alive (2.11 and later). Before, it has a plain pointer, and so have the segments it leaves
-// behind when a tensor outlives it.
+// True if a MemPool owns its allocator (2.11 and later). Before, the pool and segments of surviving
+// tensors hold a plain pointer.
 inline constexpr bool pool_owns_allocator = std::is_constructible_v<MemPool, std::shared_ptr<CUDAAllocator>>;
 
-// Whether expandable segments pass a MemPool's allocator by (2.6) or are refused in its pools (2.7 to 2.9). The releases whose
-// MemPool is ATen's allocate from the pool's allocator whatever the setting.
+// True if expandable segments bypass a MemPool's allocator (2.6) or are refused in its pools (2.7
+// to 2.9).
 inline constexpr bool pool_fails_with_expandable_segments = !VMMGRAPH_TORCH_ATEN_MEMPOOL;
 
-// Whether torch tells its allocator of captures beside their pools (2.13 and later).
+// True if torch tells its allocator about captures separately from pools (2.13 and later).
 template <class Allocator>
 inline constexpr bool marks_captures = requires(Allocator& allocator) { allocator.markCaptureEnd(c10::DeviceIndex{0}); };
 
-// Torch's tables of cuBLAS workspaces, by handle and stream: with their sizes since it tells of captures, with a mutex behind each map since
-// ATen has the MemPool (2.10 and later). tests/torch/matrix.sh holds both against the header of each release.
+// Torch's tables of cuBLAS workspaces, by handle and stream: with sizes since 2.13, with a mutex
+// since 2.10. tests/torch/matrix.sh checks both against each release.
 using WorkspaceEntry = std::conditional_t<marks_captures<CUDAAllocator>, std::pair<c10::DataPtr, std::size_t>, c10::DataPtr>;
 using WorkspaceMap = std::map<std::tuple<void*, void*>, WorkspaceEntry>;
 inline constexpr bool workspaces_have_mutex = VMMGRAPH_TORCH_ATEN_MEMPOOL;
@@ -80,8 +81,8 @@ std::unique_ptr<Pool> make_pool(const std::shared_ptr<CUDAAllocator>& allocator)
     }
 }
 
-// Whether torch takes the end of a pool of the device now. In the destructor, where it empties the pool, it asserts that nobody allocates
-// to a pool there, and a program may do so itself: so it is asked for the same of an empty pool first, where it may throw.
+// Returns true if torch can destroy a pool of the device now. The pool's destructor asserts that no
+// thread allocates to a pool; the same operation on an empty pool throws instead.
 template <class Id = PoolId>
 bool may_destroy_pools(c10::DeviceIndex device) {
     namespace caching = c10::cuda::CUDACachingAllocator;
@@ -114,11 +115,12 @@ template <Complete Context>
 struct ContextOrNone<Context> {
     using type = Context;
 };
-// Makes a pool's allocator the one of this thread, where torch needs that; stays on this thread for the whole capture.
+// Makes a pool's allocator current on this thread, if needed. Must live for the whole capture.
 using PoolContext = ContextOrNone<c10::cuda::MemPoolContext>::type;
 
-// Whether torch keeps the graph that it captured when it is asked to (2.8 and later). Before, capture_end() instantiates it and destroys it.
-// VMMGRAPH_TORCH_KEEPS_NO_GRAPHS is for tests: a later release is taken for one of those.
+// True if torch can keep the captured graph (2.8 and later); otherwise capture_end() instantiates
+// and destroys it. Tests define VMMGRAPH_TORCH_KEEPS_NO_GRAPHS to treat a later release as an
+// earlier one.
 #ifdef VMMGRAPH_TORCH_KEEPS_NO_GRAPHS
 template <class Base>
 inline constexpr bool keeps_graphs = false;
@@ -127,13 +129,12 @@ template <class Base>
 inline constexpr bool keeps_graphs = std::is_constructible_v<Base, bool>;
 #endif
 
-// A node that does nothing, since torch warns of an empty graph.
+// Adds an empty host node, since torch warns about an empty graph.
 inline cudaError_t capture_nothing(cudaStream_t stream) {
     return cudaLaunchHostFunc(stream, [](void*) {}, nullptr);
 }
 
-// A graph that stays as it was captured, to be looked at and altered, and is launched by whatever executable it is lent. Torch has both as
-// members that it shows to a subclass.
+// Editable captured graph, launched with an executable lent by the caller.
 template <class Base>
 struct LentGraph final : Base {
     LentGraph()
@@ -146,7 +147,8 @@ struct LentGraph final : Base {
     LentGraph& operator=(const LentGraph&) = delete;
     ~LentGraph() { lend(nullptr); }
 
-    // capture_end() of what is captured on `stream`, torch's current one, without an executable. Where it throws, the capture may go on.
+    // Ends the capture on `stream`, torch's current one, without an executable. If it throws, the
+    // capture may still be running.
     void end(cudaStream_t stream) {
         if constexpr (keeps_graphs<Base>) {
             this->capture_end();
@@ -164,16 +166,16 @@ struct LentGraph final : Base {
         }
     }
 
-    // Before capture_begin(): the capture may draw from this generator of CUDA's, too. From 2.14 on torch asks for none.
+    // Registers a CUDA generator for the capture, before capture_begin(); a no-op from torch 2.14
+    // on.
     void draw_from(const at::Generator& generator) {
         if constexpr (requires(Base& graph) { graph.register_generator_state(generator); }) {
             this->register_generator_state(generator);
         }
     }
 
-    // Launches on a stream of its device, which is torch's current one. Torch's replay() asks for the device twice, for the state of its
-    // context and for that of the stream before it does so, for the sake of generators: a graph that draws no random numbers needs none
-    // of that.
+    // Launches on `stream`, torch's current stream. Calls torch's replay() only if the graph draws
+    // random numbers, because replay() queries device, context and stream.
     void launch(cudaStream_t stream) {
         const auto& draws = this->captured_generator_states_;
         if (std::any_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; })) {
@@ -183,25 +185,25 @@ struct LentGraph final : Base {
         }
     }
 
-    // After end().
     cudaGraph_t graph() const noexcept { return this->graph_; }
 
-    // Makes launch() and replay() launch an executable that stays the caller's.
+    // Sets the executable that launch() and replay() use. The caller keeps ownership.
     void lend(cudaGraphExec_t exec) noexcept {
         this->graph_exec_ = exec;
         this->has_graph_exec_ = exec != nullptr;
     }
 
 private:
-    // It would leave an executable that nobody destroys.
+    // Hidden, since it would leave an executable without an owner.
     using Base::capture_end;
 
-    // Has torch end a capture of one node that does nothing, with all that it does at the end of one, and destroys what it made of it.
+    // Lets torch end a capture of one empty node, with all its bookkeeping, and destroys the
+    // result.
     void end_another(cudaStream_t stream) {
         C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
         C10_CUDA_CHECK(capture_nothing(stream));
         this->capture_end();
-        // Torch keeps it in its debug mode.
+        // Torch keeps the graph in its debug mode.
         if (std::exchange(this->has_graph_, false)) {
             C10_CUDA_CHECK_WARN(cudaGraphDestroy(this->graph_));
         }
@@ -211,19 +213,19 @@ private:
 };
 using Graph = LentGraph<at::cuda::CUDAGraph>;
 
-// A graph of torch's that somebody else made: what LentGraph does with one of ours.
+// Counterpart of LentGraph for a graph made by the program.
 template <class Base>
 struct GraphOfOthers : Base {
-    // Whether one that was made with keep_graph=True can be lent executables.
+    // True if a graph made with keep_graph=True can be lent executables.
     static constexpr bool lends = keeps_graphs<Base>;
 
-    // Whether the graph is what its owner says: its pool, and the cudaGraph_t that it keeps, null where it keeps none.
+    // Returns true if the graph has the expected pool and cudaGraph_t (`raw` null: not compared).
     static bool is(Base& graph, const decltype(at::cuda::graph_pool_handle())& pool, cudaGraph_t raw) {
         return graph.*(&GraphOfOthers::mempool_id_) == pool && (raw == nullptr || graph.*(&GraphOfOthers::graph_) == raw);
     }
 
-    // As torch's replay(), and with less work where no random numbers are drawn; `exec` is launched where it is not null, and stays the
-    // caller's. The graph's device is the current one, and the stream torch's current one.
+    // Like torch's replay(), faster if no random numbers are drawn. Launches `exec` unless null;
+    // the caller keeps ownership. Device and `stream` must be current.
     static void launch(Base& graph, cudaGraphExec_t exec, cudaStream_t stream) {
         if constexpr (lends) {
             if (exec != nullptr) {
@@ -240,13 +242,13 @@ struct GraphOfOthers : Base {
         graph.replay();
     }
 
-    // Whether a graph ends and releases, when it goes or is reset, the pools that its capture began with and did not come to release (2.14 and later).
+    // True if a graph that is destroyed or reset releases the pools of an unfinished capture (2.14
+    // and later).
     static constexpr bool cleans_up() {
         return requires(GraphOfOthers& graph) { graph.allocated_pool_; };
     }
 
 private:
-    // Torch destroys and launches what it has: so it has ours during a launch only.
     struct Lent {
         Lent(Base& graph, cudaGraphExec_t exec) : graph(graph) {
             graph.*(&GraphOfOthers::graph_exec_) = exec;
@@ -262,7 +264,6 @@ private:
     };
 };
 
-// How often torch's allocator has a pool in use; 0 where a release does not tell.
 template <class Allocator, class Id>
 int uses_of_pool(Allocator& allocator, c10::DeviceIndex device, const Id& pool) {
     if constexpr (requires { allocator.getPoolUseCount(device, pool); }) {
@@ -272,8 +273,7 @@ int uses_of_pool(Allocator& allocator, c10::DeviceIndex device, const Id& pool) 
     }
 }
 
-// Ends and releases the pool of pinned memory that a capture begins with the id of its own (2.11 and later), for a capture that torch
-// does not clean up.
+// Ends and releases the pinned-memory pool of a capture torch does not clean up (2.11 and later).
 template <class Host = at::HostAllocator>
 void abandon_host_pool(const PoolId& pool) noexcept {
     if constexpr (requires(Host& host) { host.end_allocate_to_pool(pool), host.release_pool(pool); }) {
@@ -281,12 +281,12 @@ void abandon_host_pool(const PoolId& pool) noexcept {
         try {
             host->end_allocate_to_pool(pool);
         } catch (...) {
-            // It had ended, or never begun.
+            // The pool had ended, or never begun.
         }
         try {
             host->release_pool(pool);
         } catch (...) {
-            // It had gone, or never been.
+            // The pool was released, or never existed.
         }
     }
 }

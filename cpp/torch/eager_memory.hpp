@@ -1,4 +1,5 @@
-// The eager memory of an arena, as the allocator sees it: a thin owner of the Rust side, which keeps the blocks and not the arena.
+// Eager memory of an arena as a block owner. Wraps the Rust object, which keeps the blocks alive
+// but not the arena.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@ namespace vmmgraph::torch {
 
 class EagerMemory final : public BlockOwner {
 public:
-    // Throws Error for an arena that was moved from.
+    // Throws Error for a moved-from arena.
     explicit EagerMemory(const SharedVmmAllocator& arena) try
         : memory_(bridge::eager_memory(reinterpret_cast<std::size_t>(arena.handle()))) {
     } catch (const rust::Error& error) {
@@ -22,8 +23,8 @@ public:
         throw Error(error.what(), info);
     }
 
-    // A block of the scope under way on the stream. Null when there is no memory, budget, or address for it; throws Error for everything
-    // else.
+    // Allocates a block of the stream's active scope. Returns null when out of memory; throws Error
+    // otherwise.
     void* allocate(std::size_t bytes, void* stream, bool kept) {
         std::size_t block = 0;
         const auto status = bridge::allocate_eager(*memory_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);

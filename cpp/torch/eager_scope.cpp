@@ -20,7 +20,7 @@ struct EagerScope::State {
 
 EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::uint64_t> bytes) {
     const auto device = device_of(arena);
-    // What is made in it comes by this handle.
+    // Storages of the scope are recognised by this stream handle.
     auto* const stream = handle_of(on);
     require_release();
     if (!installed()) {
@@ -32,7 +32,7 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::u
         if (is_capturing(stream)) {
             refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture");
         }
-        // Torch's current one is: an executor's step asks nothing more.
+        // torch's current stream needs no further check.
         if (c10::cuda::getCurrentCUDAStream(device.index()).stream() != stream) {
             require_stream_of(device, stream);
         }
@@ -48,7 +48,7 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::u
 EagerScope::~EagerScope() {
     active_scope = state_->active.around;
     if (state_->active.used) {
-        // Within the turn, so that their bytes are the arena's again at once.
+        // Inside the replay slot, so the arena can reuse the workspaces' bytes at once.
         forget_scoped_workspaces();
     }
     state_->active.ending->end_here();

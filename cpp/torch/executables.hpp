@@ -22,23 +22,23 @@ struct ExecutablePool::State {
     rust::Box<bridge::ExecutablePool> pool;
     Instantiator instantiator;
 
-    // What a capture in the arena uses that names a pool or none; null where graphs do not share. Throws Error for a pool of another device.
+    // Returns `named`, or the device's pool. Throws Error for a pool of a different device.
     static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena, const std::shared_ptr<ExecutablePool>& named);
 };
 
-// The graphs of one capture, in a pool.
+// The graphs of one capture, in an executable pool.
 class Template {
 public:
-    // Adds graphs, which stay as they are and live until close(). Pinned executables are never evicted. Throws Error.
+    // Adds graphs, which must not change and must live until close(). Pinned executables are never
+    // evicted. Throws Error.
     Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool pinned);
 
-    // Bytes that executables of these graphs would take, estimated from those measured so far.
     static std::uint64_t expected_bytes(const ExecutablePool& pool, const std::vector<cudaGraph_t>& graphs);
 
-    // Executables for one launch of all graphs; by one thread at a time.
+    // Executables for one launch of all graphs. One thread at a time.
     class Launch {
     public:
-        // Instantiates first, if there are none. Throws Error.
+        // Instantiates the graphs if needed. Throws Error.
         explicit Launch(Template& from);
         Launch(const Launch&) = delete;
         Launch& operator=(const Launch&) = delete;
@@ -49,15 +49,15 @@ public:
         Template& from_;
     };
 
-    // Instantiates ahead of a launch, if the limits leave room; whether there are executables now. Any thread, also beside a launch and
-    // close(). Throws Error.
+    // Instantiates ahead of a launch if the limits leave room. Returns whether executables exist.
+    // Thread-safe, also during a launch and close(). Throws Error.
     bool instantiate();
-    // Before the graphs go. Waits for an instantiate() that is under way.
+    // Call before the graphs are destroyed. Waits for a running instantiate().
     void close() noexcept;
 
-    // Hints that it launches soon; whether it has executables.
+    // Hints that this graph launches soon: its executable is evicted last. Returns whether it has
+    // one.
     [[nodiscard]] bool touch() const { return bridge::touch(*held_); }
-    // Its executables are never evicted from now on.
     void pin() const { bridge::pin(*held_); }
     [[nodiscard]] bool is_instantiated() const { return bridge::is_instantiated(*held_); }
     [[nodiscard]] std::uint64_t bytes() const { return bridge::executable_bytes(*held_); }
@@ -67,9 +67,8 @@ public:
 private:
     std::shared_ptr<ExecutablePool> pool_;
     rust::Box<bridge::GraphTemplate> held_;
-    // Of the launch that is under way.
     std::vector<std::size_t> executables_;
-    // Between instantiate() and close().
+    // Serialises instantiate() and close().
     std::mutex mutex_;
     bool closed_ = false;
 };

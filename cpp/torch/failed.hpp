@@ -1,4 +1,4 @@
-// What is left of a capture that failed.
+// Clean-up after a failed capture.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace vmmgraph::torch {
 
 using Generators = std::vector<std::shared_ptr<const at::Generator>>;
 
-// Up to torch 2.12, a capture that was not ended in the orderly way leaves its generators in the state of a capture: random numbers
-// fail from then on. An empty capture ends that.
+// Up to torch 2.12, generators of a capture without a regular end stay in capture state, and random
+// numbers fail. An empty capture resets them.
 inline void reset_generators(const c10::cuda::CUDAStream& stream, const Generators& generators) noexcept {
     try {
         const c10::cuda::CUDAStreamGuard guard(stream);
@@ -29,11 +29,11 @@ inline void reset_generators(const c10::cuda::CUDAStream& stream, const Generato
         static_cast<void>(compat::capture_nothing(stream.stream()));
         graph.end(stream.stream());
     } catch (...) {
-        // The device is in no state to capture.
+        // The device cannot capture.
     }
 }
 
-// Ends a stream's capture by hand, whatever state it is in, and forgets what CUDA says of it.
+// Ends a stream's capture in any state, and clears the CUDA error of the capture.
 inline void end_by_hand(cudaStream_t stream) noexcept {
     cudaGraph_t partial = nullptr;
     if (is_capturing(stream)) {

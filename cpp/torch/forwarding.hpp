@@ -1,4 +1,4 @@
-// Every virtual function of torch's allocators, passed on to another allocator.
+// Forwards every virtual function of torch's allocators to a second allocator.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,18 @@
 
 #include "compat.hpp"
 
-// Torch 2.10 and later; only named here.
+// Torch 2.10 and later; declared without a definition.
 namespace c10::cuda::CUDACachingAllocator {
 struct StreamSegmentSize;
 }
 
 namespace vmmgraph::torch {
 
-// `Base` is one of torch's concrete allocators, `Native` the type of the one behind.
+// `Base` is one of torch's concrete allocators, `Native` the type of the allocator to forward to.
 //
-// A function is declared with every signature that a release gave it, and never marked `override`: in a template, a body is made
-// only if the function overrides one of the base, so signatures that the release at hand lacks cost nothing. That none is
-// missing is tested on the vtable (tests/torch/forwards.sh), for each release of tests/torch/matrix.sh. copy_data is final in the base.
+// Each function is declared with every signature of any release and never marked `override`: in a
+// template, a body is instantiated only if it overrides a base function. tests/torch/forwards.sh
+// checks the vtable for missing functions. copy_data is final in the base.
 template <class Base, class Native>
 class Forwarding : public Base {
 protected:
@@ -47,7 +47,7 @@ public:
     void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) { return native_->raw_alloc_with_stream(bytes, stream); }
     void raw_delete(void* pointer) { native_->raw_delete(pointer); }
     void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) { native_->recordStream(data, stream); }
-    // Torch 2.9 and later; the other one decides.
+    // Torch 2.9 and later. The overload above decides.
     void recordStream(const c10::DataPtr& data, c10::Stream stream) { this->recordStream(data, c10::cuda::CUDAStream(stream)); }
     void* getBaseAllocation(void* pointer, std::size_t* size) { return native_->getBaseAllocation(pointer, size); }
 
@@ -131,7 +131,7 @@ public:
     void attachOutOfMemoryObserver(c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) {
         native_->attachOutOfMemoryObserver(std::move(observer));
     }
-    // Spelt out: torch 2.12 gave the type a name.
+    // The type has a name only from torch 2.12 on.
     void attachOomRejectionObserver(std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)> observer) {
         native_->attachOomRejectionObserver(std::move(observer));
     }

@@ -16,8 +16,8 @@
 #include "rust/cxx.h"
 #include "vmmgraph/src/bridge/device.rs.h"
 
-// What at::show_config() reads it from. That one asks for devices as well, and a process that has asked CUDA anything cannot fork workers
-// (vLLM's main process). Weak: a torch without it is not told from another release, and loads.
+// Source of at::show_config(), which also queries devices; a process with CUDA initialised cannot
+// fork workers (vLLM's main process). Weak: without it the release is not checked.
 namespace caffe2 {
 __attribute__((weak)) const std::map<std::string, std::string>& GetBuildOptions();
 }
@@ -27,7 +27,7 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// The release that is loaded, as "2.11.0", from torch's build settings; empty if they do not tell.
+// Release of the loaded torch, as "2.11.0"; empty if unknown.
 std::string loaded_release() {
     if (caffe2::GetBuildOptions == nullptr) {
         return {};
@@ -62,7 +62,7 @@ void require_native_allocator() {
                "torch's allocator is " + (allocator == nullptr ? "missing" : allocator->name()) +
                    ", and graphs can only be captured over the native one (unset backend:cudaMallocAsync and custom allocators)");
     }
-    // The variable overrides what isEnabled() says; its value is not looked at.
+    // Any value of the variable overrides isEnabled().
     if (!allocator->isEnabled() || std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
                "torch's caching is off (PYTORCH_NO_CUDA_MEMORY_CACHING), so its captures ask no allocator for memory");
@@ -94,7 +94,8 @@ void require_stream_of(c10::Device device, void* stream) {
     const OnDevice current(device);
     cudaEvent_t event = nullptr;
     C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    // Up to CUDA 12.7 a stream does not tell its device, but events are recorded on streams of their own device only.
+    // Up to CUDA 12.7 a stream's device cannot be queried, but events are only recorded on streams
+    // of their own device.
     const auto recorded = cudaEventRecord(event, static_cast<cudaStream_t>(stream));
     C10_CUDA_IGNORE_ERROR(recorded);
     C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event));

@@ -14,7 +14,7 @@
 namespace vmmgraph::torch {
 namespace {
 
-// A step has about three graphs that may be next; what is older than a few steps is not next any more.
+// A step has about three candidates for the next graph; older requests are stale.
 constexpr std::size_t most_waiting = 8;
 
 }  // namespace
@@ -35,7 +35,8 @@ Instantiator::~Instantiator() {
     }
     queue_->changed.notify_all();
     if (thread_.joinable()) {
-        // The thread may have had the last reference to a graph of the pool, and through it to this.
+        // This thread may have released the last reference to a graph, and thereby destroyed its
+        // pool and this object.
         thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
     }
 }
@@ -69,7 +70,7 @@ void Instantiator::work(const std::shared_ptr<Queue>& queue) {
                 static_cast<void>(graph->instantiate());
             }
         } catch (const std::exception& error) {
-            // Its replay will say so, if there is one.
+            // The graph's replay reports the error.
             VLOG(1) << "vmmgraph: cannot instantiate ahead: " << error.what();
         }
         lock.lock();

@@ -1,4 +1,4 @@
-// A thread that instantiates graphs before they are launched.
+// Thread for instantiating graphs ahead of their launch.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@ public:
     Instantiator();
     Instantiator(const Instantiator&) = delete;
     Instantiator& operator=(const Instantiator&) = delete;
-    // Waits for an instantiation that is under way, unless that is what ends it.
+    // Waits for a running instantiation, unless called from within one.
     ~Instantiator();
 
-    // Queues a graph that may be launched soon. Of more than eight the oldest is dropped.
+    // Queues a graph that may be launched soon. If more than eight wait, drops the oldest.
     void ask(std::weak_ptr<Template> graph);
 
 private:
@@ -24,7 +24,6 @@ private:
     static void work(const std::shared_ptr<Queue>& queue);
 
     std::shared_ptr<Queue> queue_;
-    // From the first question on.
     std::thread thread_;
 };
 

@@ -20,7 +20,6 @@
 namespace vmmgraph::torch {
 namespace {
 
-// Bytes of a block of a plane.
 std::uint64_t bytes_of(const KvPlane& plane, std::size_t number) {
     const auto wrong = [&](const std::string& what) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "plane " + std::to_string(number) + " of a KV cache: " + what);
@@ -30,7 +29,7 @@ std::uint64_t bytes_of(const KvPlane& plane, std::size_t number) {
         if (extent <= 0) {
             wrong("an extent of " + std::to_string(extent) + ", which is to be 1 or more");
         }
-        // What is too much together is refused by the cache, which knows how much there may be.
+        // Only extents that would overflow are refused here. The cache checks the total.
         if (bytes > std::numeric_limits<std::uint32_t>::max() || extent > std::numeric_limits<std::uint32_t>::max()) {
             wrong("a block of " + std::to_string(bytes) + " x " + std::to_string(extent) + " bytes and more");
         }
@@ -47,7 +46,6 @@ KvOptions to_cache(const KvTensorOptions& options) {
     return made;
 }
 
-// Where torch has the tensors of a device.
 c10::Device place_of(const Device& device) {
     const auto info = device.info();
     return info.driver == VMMGRAPH_DRIVER_HOST ? c10::Device(c10::kCPU)
@@ -61,7 +59,7 @@ struct KvTensors::State {
     State(const State&) = delete;
     State& operator=(const State&) = delete;
 
-    // Programs drop tensors right after work that reads them, as torch's own memory stays mapped.
+    // Programs drop tensors while work still reads their bytes.
     ~State() {
         try {
             PauseFence fence;
@@ -75,16 +73,15 @@ struct KvTensors::State {
             const OnDevice on(place);
             cache.shrink_to(0, {}, fence);
         } catch (...) {
-            // Torch and the driver are going down. What the library could not note it logged.
+            // Torch and the driver are shutting down. The library logged the failure.
         }
     }
 
-    // Whether torch may have memory for others, which it gives up.
+    // Empties torch's cache; false on a CPU.
     bool relieve() const {
         if (!place.is_cuda()) {
             return false;
         }
-        // This thread may capture on another device.
         const Relaxed relaxed;
         const OnDevice on(place);
         c10::cuda::CUDACachingAllocator::emptyCache();
@@ -101,7 +98,6 @@ struct KvTensors::State {
     c10::Device place;
     KvCache cache;
     std::mutex mutex;
-    // Who uses the tensors.
     std::vector<void*> streams;
 };
 
@@ -128,7 +124,7 @@ KvTensors::KvTensors(const Device& device, const KvTensorOptions& options) {
             strides[dimension] = strides[dimension + 1] * sizes[dimension + 1];
         }
         strides[0] = static_cast<std::int64_t>(at.stride_bytes / element);
-        // With the device said, torch does not ask the driver about addresses that have no memory yet.
+        // With an explicit device, torch does not query the driver about addresses without memory.
         planes_.push_back(at::from_blob(
             reinterpret_cast<void*>(at.address), sizes, strides, [owner = state_](void*) {},
             at::TensorOptions().dtype(plane.dtype).device(place), place));
@@ -152,7 +148,7 @@ Committed KvTensors::commit(BlockRange blocks) {
     } catch (const OutOfMemory& error) {
         refused.emplace(error);
     }
-    // A budget is not torch's to relieve.
+    // Emptying torch's cache does not help against a budget.
     if (refused->status() != VMMGRAPH_ERROR_OUT_OF_MEMORY || !state_->relieve()) {
         throw OutOfMemory(*refused);
     }

@@ -1,4 +1,4 @@
-// Replays on streams that may be gone at the next one.
+// Replays on streams that may be destroyed before the next replay.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -9,8 +9,8 @@
 
 namespace vmmgraph::torch {
 
-// Puts a mark behind a replay on a stream that may not last, when it goes: the next one waits for that and does not name the stream.
-// Nothing for torch's own streams.
+// Records a mark after a replay on destruction, so the next replay does not use the stream. Does
+// nothing for torch's own streams, which are never destroyed.
 class MarkBehind {
 public:
     MarkBehind(const Space& space, const c10::cuda::CUDAStream& stream) noexcept : space_(lasts(stream) ? nullptr : space.handle()) {}
@@ -18,7 +18,6 @@ public:
     MarkBehind& operator=(const MarkBehind&) = delete;
     ~MarkBehind() {
         if (space_ != nullptr) {
-            // Where it cannot be recorded the next replay says so.
             static_cast<void>(vmmgraph_space_mark(space_));
         }
     }

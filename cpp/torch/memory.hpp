@@ -1,4 +1,5 @@
-// One capture's memory, as the two allocators see it: a thin owner of the Rust side, which keeps the blocks and not the space.
+// Memory of one capture, for both allocators. Wraps the Rust object, which keeps the blocks alive
+// but not the space.
 #pragma once
 
 #include <atomic>
@@ -26,8 +27,8 @@ public:
         throw Error(error.what(), info);
     }
 
-    // A block. Null when the arena is out of memory, addresses, budget or descriptors, and for more bytes than there can be;
-    // throws Error for everything else.
+    // Allocates a block. Returns null when out of memory or for an impossible size; throws Error
+    // otherwise.
     void* allocate(std::size_t bytes, void* stream, bridge::BlockKind kind) {
         free_parked(parked_.joined(static_cast<cudaStream_t>(stream)));
         std::size_t block = 0;
@@ -42,55 +43,55 @@ public:
         return reinterpret_cast<void*>(block);
     }
 
-    // Whether a remote block was ever made in it.
     [[nodiscard]] bool has_remote() const noexcept { return has_remote_.load(); }
-    // Whether other processes can be given its pages, as libraries do by themselves with what they meet in a capture.
+    // True if other processes can import the pages: NCCL and similar libraries export pages of a
+    // capture on their own.
     [[nodiscard]] bool is_shareable() const { return bridge::is_shareable(*allocator_); }
 
-    // What the streams may still read matters if the capture is over.
     vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept override {
         const auto status =
             bridge::release(*allocator_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current_stream(device)));
         try {
             parked_.freed(block);
         } catch (const std::exception&) {
-            // Out of host memory: the block is busy until the seal.
+            // Out of host memory: the block stays busy until the seal.
         }
         return status;
     }
 
-    // A capture of it has ended, or was abandoned: blocks that other streams used in it can be used again by the next piece.
+    // Call after a capture: the next piece can reuse blocks that several streams used.
     void capture_ended() { free_parked(parked_.end()); }
 
-    // Whether the address lies in the space, in a live block or not.
+    // True if the address lies in the space, inside a live block or not.
     [[nodiscard]] bool contains(const void* address) const { return bridge::contains(*allocator_, reinterpret_cast<std::size_t>(address)); }
 
-    // With `only`, and from the beginning on: what is captured is launched by replays of the space only, until this is called without. A tensor
-    // that goes before the first one costs nothing then.
+    // `only` is true (from the beginning on) while captured graphs are launched only by replays of
+    // the space. A tensor freed before the first launch then costs no pages.
     void launch_by_replay_only(bool only) { detail::check(bridge::launch_by_replay_only(*allocator_, only)); }
-    // Its short blocks are kept ones where those of the arena's earlier captures outlived them.
+    // Allocates short blocks as kept blocks if the same blocks outlived earlier captures of the
+    // arena.
     void keep_as_before() { detail::check(bridge::keep_as_before(*allocator_)); }
-    // A stream that lasts was captured, on which the program may use tensors without saying so.
+    // Records a captured stream that is never destroyed. The program may use tensors on it without
+    // record_stream().
     void captured_on(void* stream) { detail::check(bridge::captured_on(*allocator_, reinterpret_cast<std::size_t>(stream))); }
 
-    // Before a seal, around which the caller carries over what was written since the capture: until the end of what this returns every block
-    // stays where it is, whoever frees it. Throws Error.
+    // Call before a seal that must preserve contents: no block is freed until the returned object
+    // is destroyed. Throws Error.
     [[nodiscard]] rust::Box<bridge::Carry> carry(Retain retain) const {
         auto carry = bridge::no_carry();
         detail::check(bridge::begin_carry(*carry, *allocator_, static_cast<std::int32_t>(retain)));
         return carry;
     }
 
-    // Addresses for what kernels use in passing, on the arena's device; the status.
+    // Reserves addresses for transient kernel memory.
     vmmgraph_status_t make_workspace(bridge::Workspace& workspace, std::size_t bytes) const noexcept {
         return bridge::make_workspace(workspace, *allocator_, bytes);
     }
-    // Before a replay on a stream that lasts, or `anywhere`, that uses it, where nothing else of the arena does; the status. Says whether that may be
-    // anywhere from now on.
+    // Call before a replay that uses the workspace on `stream`, or on any stream (`anywhere`). No
+    // other work of the arena may use it. Sets `anywhere` if later replays may use any stream.
     vmmgraph_status_t use_workspace(const bridge::Workspace& workspace, void* stream, bool& anywhere) const noexcept {
         return bridge::use_workspace(workspace, *allocator_, reinterpret_cast<std::size_t>(stream), anywhere);
     }
-    // Nobody else gets its page before the arena's replays so far are over.
     void leave_workspace(const bridge::Workspace& workspace) const noexcept {
         static_cast<void>(bridge::leave_workspace(workspace, *allocator_));
     }
@@ -104,7 +105,7 @@ public:
     }
 
 private:
-    // The seal frees what is refused here.
+    // Blocks refused here are freed by the seal.
     void free_parked(const std::vector<void*>& blocks) const {
         for (void* const block : blocks) {
             static_cast<void>(bridge::free_parked(*allocator_, reinterpret_cast<std::size_t>(block)));

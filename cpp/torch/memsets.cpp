@@ -22,14 +22,14 @@ cudaError_t add_edges(Add add, cudaGraph_t graph, const Nodes& from, const Nodes
     }
 }
 
-// What a memset writes, as a tensor and its element.
+// A memset as a tensor and the value of its elements.
 struct Fill {
     at::Tensor place;
     std::int64_t element = 0;
 };
 
 std::optional<Fill> fill_of(const cudaMemsetParams& memset, c10::Device device) {
-    // Rows that do not follow one another.
+    // Rows are not contiguous.
     if (memset.height != 1 && memset.pitch != memset.width * memset.elementSize) {
         return std::nullopt;
     }
@@ -51,7 +51,6 @@ std::optional<Fill> fill_of(const cudaMemsetParams& memset, c10::Device device) 
         value};
 }
 
-// The graph of a fill, by a capture of its own; null if there is none.
 cudaGraph_t capture_fill(const Fill& fill, const c10::cuda::CUDAStream& stream) {
     if (cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
         return nullptr;
@@ -59,7 +58,7 @@ cudaGraph_t capture_fill(const Fill& fill, const c10::cuda::CUDAStream& stream) 
     try {
         fill.place.fill_(fill.element);
     } catch (...) {
-        // The capture below is what counts: it has no node then.
+        // On failure the captured graph has no node.
     }
     cudaGraph_t graph = nullptr;
     return cudaStreamEndCapture(stream.stream(), &graph) == cudaSuccess ? graph : nullptr;
@@ -80,7 +79,7 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
     if (captured == nullptr) {
         return false;
     }
-    // The parameters lie in the captured graph, which therefore goes last.
+    // Destroy the captured graph last: it contains the kernel parameters.
     const auto kernels = nodes_of(captured);
     cudaKernelNodeParams kernel{};
     cudaGraphNode_t added = nullptr;
@@ -92,7 +91,7 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
         done = false;
     }
     if (done) {
-        // Parameters leave out the priority of the stream that it was captured on.
+        // Not included in the kernel parameters.
         cudaKernelNodeAttrValue priority{};
         if (cudaGraphKernelNodeGetAttribute(kernels->front(), cudaKernelNodeAttributePriority, &priority) == cudaSuccess) {
             static_cast<void>(cudaGraphKernelNodeSetAttribute(added, cudaKernelNodeAttributePriority, &priority));
@@ -113,9 +112,9 @@ std::size_t replace_memsets(cudaGraph_t graph, const c10::cuda::CUDAStream& stre
             replaced += is(node, cudaGraphNodeTypeMemset) && replace(graph, node, stream) ? 1 : 0;
         }
     } catch (...) {
-        // Out of host memory: the graph is right with memsets too.
+        // Out of host memory: the graph stays correct with memsets.
     }
-    // What did not work must not be torch's next error.
+    // Otherwise torch would report the error later.
     static_cast<void>(cudaGetLastError());
     return replaced;
 }

@@ -1,4 +1,4 @@
-// Memset nodes of a captured graph as kernel nodes.
+// Replaces memset nodes of a captured graph by kernel nodes.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,11 @@
 
 namespace vmmgraph::torch {
 
-// Puts a fill kernel of torch's in the place of every memset node, and says of how many. CUDA launches a graph of kernels in one go, but
-// stops at every memset: measured, 1.3 us for 320 kernels and 8.8 us with eight memsets between them (docs/performance.md), and
-// cuBLAS brings one for many a product. Where a node cannot be replaced (rows with a pitch, edges with data, no memory) it
-// stays. `stream` is not under capture.
+// Replaces memset nodes by torch's fill kernels; returns how many. CUDA launches a graph of kernels
+// in one go, but stops at every memset: measured, 1.3 us for 320 kernels and 8.8 us with eight
+// memsets between them (docs/performance.md). cuBLAS adds a memset for many products. Nodes stay if
+// not replaceable (rows with a pitch, edges with data, no memory). `stream` must not be under
+// capture.
 std::size_t replace_memsets(cudaGraph_t graph, const c10::cuda::CUDAStream& stream) noexcept;
 
 }  // namespace vmmgraph::torch

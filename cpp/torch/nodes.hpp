@@ -1,4 +1,4 @@
-// The nodes of a graph that was captured.
+// Nodes of a captured graph.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@ namespace vmmgraph::torch {
 
 using Nodes = std::vector<cudaGraphNode_t>;
 
-// What `ask(to, count)` lists: first how many with null, then themselves. Nothing if it fails.
+// Reads a list by `ask(to, count)`: first the count, with null, then the nodes. Empty optional on
+// failure.
 template <class Ask>
 std::optional<Nodes> nodes_from(Ask&& ask) {
     std::size_t count = 0;
@@ -27,7 +28,6 @@ std::optional<Nodes> nodes_from(Ask&& ask) {
     return nodes;
 }
 
-// Those of a graph; nothing if it does not tell.
 inline std::optional<Nodes> nodes_of(cudaGraph_t graph) {
     return nodes_from([graph](cudaGraphNode_t* to, std::size_t* count) { return cudaGraphGetNodes(graph, to, count); });
 }
@@ -37,8 +37,8 @@ inline bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
     return cudaGraphNodeGetType(node, &found) == cudaSuccess && found == type;
 }
 
-// The neighbours of a node, by cudaGraphNodeGetDependencies or ...GetDependentNodes; nothing if an edge carries data. From CUDA 13 on
-// these have a place for that data.
+// Neighbours of a node; empty optional if an edge carries data. CUDA 13 adds a parameter for edge
+// data.
 template <class Get>
 std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
     return nodes_from([&](cudaGraphNode_t* to, std::size_t* count) {
@@ -50,16 +50,15 @@ std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
     });
 }
 
-// The nodes that a node waits for; nothing if an edge carries data.
 inline std::optional<Nodes> dependencies_of(cudaGraphNode_t node) { return neighbours(&cudaGraphNodeGetDependencies, node); }
 
-// A stream under capture: the capture's id, and the nodes that the stream's next work will wait for.
+// State of a stream under capture: the capture's id, and the nodes the stream's next work depends
+// on.
 struct CaptureFront {
     unsigned long long capture;
     Nodes nodes;
 };
 
-// Nothing for a stream that is not under capture.
 inline std::optional<CaptureFront> front_of(cudaStream_t stream) {
     auto status = cudaStreamCaptureStatusNone;
     unsigned long long capture = 0;
@@ -76,7 +75,7 @@ inline std::optional<CaptureFront> front_of(cudaStream_t stream) {
     return CaptureFront{capture, Nodes(nodes, nodes + count)};
 }
 
-// What the next work of a stream under capture would wait for.
+// Nodes the stream's next work depends on; empty optional outside captures.
 inline std::optional<Nodes> last_of(cudaStream_t stream) {
     auto front = front_of(stream);
     return front ? std::optional(std::move(front->nodes)) : std::nullopt;

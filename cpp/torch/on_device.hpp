@@ -1,4 +1,4 @@
-// What a thread's calls of the CUDA runtime and of torch depend on: its current device, torch's current stream, its capture mode, and
+// Thread state of the CUDA runtime and torch: current device, current stream, capture mode,
 // captures.
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace vmmgraph::torch {
 
-// Makes a device the thread's current one while it lives; nothing for a CPU. The runtime makes a context on the current device at almost
-// any call, and the default stream is that device's.
+// Makes a device current during its lifetime; does nothing for a CPU. Almost any runtime call
+// creates a context on the current device, to which the default stream belongs.
 //
-// Costs one cudaGetDevice where the device is current already, unlike torch's guards, which ask the driver when they go. Never throws: where
-// the device cannot be made current, the driver is gone, and what is asked of it fails by itself.
+// Costs one cudaGetDevice if already current; torch's guards also query the driver at the end.
+// Never throws: if it fails, the driver has shut down and later calls fail too.
 class OnDevice {
 public:
     explicit OnDevice(c10::Device device) noexcept {
@@ -38,7 +38,7 @@ private:
     std::optional<c10::cuda::CUDAGuard> guard_;
 };
 
-// Whether a stream is under capture, also if the capture is broken. The default stream is not while others are.
+// Returns true if a stream is under capture, also an invalidated one.
 inline bool is_capturing(cudaStream_t stream) noexcept {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) {
@@ -49,27 +49,28 @@ inline bool is_capturing(cudaStream_t stream) noexcept {
     return false;
 }
 
-// The handle that torch knows a caller's stream by. It has no name for the legacy default stream's second one, cudaStreamLegacy: its number is
-// odd, as those of torch's own streams are, and torch throws where it is used.
+// Returns torch's handle of a stream: null for cudaStreamLegacy, whose odd value torch would take
+// for one of its own streams.
 inline cudaStream_t handle_of(void* stream) noexcept {
     const auto handle = static_cast<cudaStream_t>(stream);
     return handle == cudaStreamLegacy ? nullptr : handle;
 }
 
-// Whether a stream is there as long as the process: one of torch's pools or the default one. Torch names others by their handles.
+// Returns true for the default stream and torch's pool streams, which live as long as the process.
+// Torch names external streams by their handles.
 inline bool lasts(const c10::cuda::CUDAStream& stream) noexcept {
     try {
         return stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
     } catch (...) {
-        // None that torch knows.
+        // Not a stream known to torch.
         return false;
     }
 }
 
-// Where something was launched last. Any thread.
+// Stream of the last launch. Thread-safe.
 class LastStream {
 public:
-    // Whether that one lasts: nothing is known of others.
+    // Returns whether the stream exists as long as the process; only such a stream is stored.
     bool note(const c10::cuda::CUDAStream& stream) noexcept {
         const bool known = lasts(stream);
         handle_.store(known ? reinterpret_cast<std::uintptr_t>(stream.stream()) : nowhere);
@@ -82,21 +83,20 @@ public:
     }
 
 private:
-    // The default stream's handle is null.
+    // Not null, which is the default stream's handle.
     static constexpr auto nowhere = ~std::uintptr_t{0};
     std::atomic<std::uintptr_t> handle_{nowhere};
 };
 
-// Makes a stream torch's current one, and its device the thread's, while it lives; afterwards both are again what they were, whatever ran
-// meanwhile. Throws what torch throws of a device that cannot be made current.
+// Makes a stream torch's current stream, and its device current, during its lifetime. Throws
+// torch's error if the device cannot be made current.
 //
-// One stands at the top of whatever is called for every step, and what is called below it relies on it. Where device and stream are
-// current already it costs one cudaGetDevice at its beginning and one at its end; torch's own guard asks the driver for the state of a
-// context besides.
+// Every per-step entry point constructs one. If already current, costs two cudaGetDevice; torch's
+// own guard also queries the context state.
 class OnStream {
 public:
     OnStream(c10::Device device, void* stream) : before_(begin(device)), stream_(before_) {
-        // By the name that torch has for it, if it is the current one already.
+        // If the stream is current already, keep torch's object for it.
         if (const auto on = handle_of(stream); before_.stream() != on) {
             stream_ = c10::cuda::getStreamFromExternal(on, device.index());
             c10::cuda::setCurrentCUDAStream(stream_);
@@ -107,7 +107,6 @@ public:
     ~OnStream() {
         try {
             c10::cuda::setCurrentCUDAStream(before_);
-            // If another device was current, torch's guard goes back to that one.
             if (!other_) {
                 c10::cuda::set_device(before_.device_index());
             }
@@ -116,9 +115,8 @@ public:
         }
     }
 
-    // As torch has it.
     [[nodiscard]] const c10::cuda::CUDAStream& stream() const noexcept { return stream_; }
-    // Makes both current again, where somebody else's code may have left others.
+    // Makes both current again after foreign code.
     void again() const {
         c10::cuda::set_device(stream_.device_index());
         c10::cuda::setCurrentCUDAStream(stream_);
@@ -137,8 +135,8 @@ private:
     c10::cuda::CUDAStream stream_;
 };
 
-// Lets this thread destroy graphs, free memory and start libraries while it captures, on this device or another, which would break that
-// capture otherwise. Asks for nothing that can fail but in a driver that is gone.
+// Lets this thread destroy graphs, free memory and load libraries without breaking its captures on
+// any device.
 class Relaxed {
 public:
     Relaxed() noexcept { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }

@@ -14,7 +14,8 @@ Dl_info library_of(const void* address) {
     return info;
 }
 
-// The path of another library that offers vmmgraph.h to this process, before or behind this one in the order of symbol look-up.
+// Returns the path of a second library with vmmgraph.h functions, found before or after this one;
+// empty if none.
 std::string other_core() {
     const auto ours = library_of(&here);
     for (void* const scope : {RTLD_DEFAULT, RTLD_NEXT}) {

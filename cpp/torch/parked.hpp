@@ -1,4 +1,5 @@
-// Blocks that a capture frees while other streams were noted for them, and when the captured graph shows that their bytes can be used again.
+// Blocks freed during a capture after record_stream(), and the point in the graph from which their
+// bytes can be reused.
 #pragma once
 
 #include <algorithm>
@@ -16,21 +17,20 @@
 
 namespace vmmgraph::torch {
 
-// Where the graph under capture is looked at. Tests have a graph of their own.
+// Access to the graph under capture; tests substitute their own graph.
 struct CaptureView {
     std::optional<CaptureFront> (*front)(cudaStream_t) = &front_of;
     std::optional<Nodes> (*dependencies)(cudaGraphNode_t) = &dependencies_of;
 };
 
-// The parked blocks of one capture at a time. When a block is freed, the last nodes of all streams that
-// use it are its markers. Once the block's own stream depends on all markers, everything captured on that
-// stream from then on runs behind every use of the block. Torch does the same for its own pools with
-// graph_capture_record_stream_reuse. Any thread.
+// Parked blocks of one capture at a time. The last nodes of all streams that use a freed block are
+// its markers. Once the block's own stream depends on all markers, its later work runs after every
+// use. Torch does the same for its own pools with graph_capture_record_stream_reuse. Thread-safe.
 class ParkedBlocks {
 public:
     explicit ParkedBlocks(CaptureView view = {}) : view_(view) {}
 
-    // Another stream uses a live block, which was allocated for `own`.
+    // Adds a stream to the users of a live block of `own`.
     void note(void* block, cudaStream_t own, cudaStream_t stream) {
         const std::lock_guard lock(mutex_);
         auto& noted = noted_[block];
@@ -41,8 +41,8 @@ public:
         any_.store(true, std::memory_order_release);
     }
 
-    // The block is freed: it is parked if streams were noted for it and all of them are in one capture. A
-    // block for which that cannot be found out is busy until the seal.
+    // Parks a freed block if all its streams are in one capture; otherwise the block stays busy
+    // until the seal.
     void freed(void* block) {
         if (!any_.load(std::memory_order_acquire)) {
             return;
@@ -69,7 +69,8 @@ public:
         parked_.push_back(std::move(parked));
     }
 
-    // The parked blocks of a stream whose uses the stream's next work depends on. They are parked no more.
+    // Removes and returns the stream's parked blocks with all uses ordered before the stream's next
+    // work.
     std::vector<void*> joined(cudaStream_t own) {
         if (!any_.load(std::memory_order_acquire)) {
             return {};
@@ -89,8 +90,9 @@ public:
         });
     }
 
-    // The capture has ended, which joins all its streams: its parked blocks, which are parked no more. Streams that were noted are
-    // forgotten: they may be destroyed from now on, and CUDA ends the process that asks for the capture of such a stream.
+    // Removes and returns all parked blocks after a capture, which has joined its streams. Forgets
+    // the noted streams: the program may destroy them, and CUDA aborts the process on a capture
+    // query of a destroyed stream.
     std::vector<void*> end() {
         const std::lock_guard lock(mutex_);
         noted_.clear();
@@ -110,7 +112,8 @@ private:
         Nodes markers;
     };
 
-    // What was parked in a capture that nobody ended stays busy until the seal: its nodes may be gone.
+    // Blocks parked in a capture that was never ended stay busy until the seal: its nodes may be
+    // destroyed.
     void begin(unsigned long long capture) {
         if (capture != capture_) {
             parked_.clear();
@@ -119,14 +122,15 @@ private:
         }
     }
 
-    // All nodes that a stream's next work depends on. Each node is looked at once a stream.
+    // Returns all nodes the stream's next work depends on. Visits each node once per stream.
     const std::unordered_set<cudaGraphNode_t>& reach(cudaStream_t stream, Nodes waiting) {
         auto& reached = reached_[stream];
         while (!waiting.empty()) {
             auto* const node = waiting.back();
             waiting.pop_back();
             if (reached.insert(node).second) {
-                // Behind an edge with data, as of a programmatic launch, work may begin before its dependency is done.
+                // With edge data (a programmatic launch), work may begin before its dependency is
+                // done.
                 if (const auto before = view_.dependencies(node)) {
                     waiting.insert(waiting.end(), before->begin(), before->end());
                 }
@@ -150,11 +154,8 @@ private:
 
     CaptureView view_;
     std::mutex mutex_;
-    // Whether a stream was ever noted: captures on one stream pay one load.
     std::atomic<bool> any_{false};
-    // By block, since the capture before ended.
     std::unordered_map<void*, Noted> noted_;
-    // Of the capture with this id.
     std::vector<Parked> parked_;
     std::unordered_map<cudaStream_t, std::unordered_set<cudaGraphNode_t>> reached_;
     unsigned long long capture_ = 0;

@@ -1,4 +1,5 @@
-// A region, as the allocator sees it: a thin owner of the Rust side, which lives as long as any tensor in it.
+// A region as a block owner. Wraps the Rust object, which lives as long as any tensor in the
+// region.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@ namespace vmmgraph::torch {
 
 class RegionMemory final : public BlockOwner {
 public:
-    // Throws Error for a region that was moved from.
+    // Throws Error for a moved-from region.
     explicit RegionMemory(const Region& region) try : region_(bridge::torch_region(reinterpret_cast<std::size_t>(region.handle()))) {
     } catch (const rust::Error& error) {
         // No rust:: type leaves the library.
@@ -21,10 +22,11 @@ public:
         throw Error(error.what(), info);
     }
 
-    // The number of its CUDA device; -1 if it is on one of another driver.
+    // CUDA device of the region; -1 for a different driver.
     [[nodiscard]] int cuda_device() const { return bridge::cuda_device_of(*region_); }
 
-    // A block. Null when there is no memory, budget, or address for it; throws Error for everything else, such as a paused region.
+    // Allocates a block. Returns null when out of memory; throws Error otherwise, for example if
+    // paused.
     void* allocate(std::size_t bytes, Policy policy, void* stream) {
         std::size_t block = 0;
         const auto status =

@@ -30,7 +30,7 @@ void* allocate_in(const ActiveScope& scope, std::size_t bytes, cudaStream_t stre
     void* block = allocate();
     if (block == nullptr && !scope.over()) {
         {
-            // What torch keeps for later is free memory to everybody else. This thread may capture on another device.
+            // Torch's cached memory is reclaimable. This thread may capture on a second device.
             const Relaxed relaxed;
             registry::native()->emptyCache();
         }

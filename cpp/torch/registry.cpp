@@ -15,9 +15,9 @@
 namespace vmmgraph::torch {
 namespace {
 
-// Of this thread.
 thread_local std::size_t kept_scopes = 0;
-// How many KeptScopes are around the innermost RemoteScope, which counts while there are no more.
+// Value of `kept_scopes` at the innermost RemoteScope. The RemoteScope is the innermost scope while
+// both are equal.
 constexpr std::size_t no_scope = ~std::size_t{0};
 thread_local std::size_t kept_around_remote = no_scope;
 
@@ -47,18 +47,17 @@ struct Capture {
     std::function<bool(cudaStream_t)> filter;
     std::shared_ptr<Memory> memory;
     std::thread::id thread = std::this_thread::get_id();
-    // Torch counts it.
     bool marked = false;
 };
 
-// A capture whose pool ended before the capture did, or whose end nobody has told us yet.
+// A capture with an ended pool. The capture may continue, or its end was not reported yet.
 struct Paused {
     PoolKey pool;
     std::shared_ptr<Memory> memory;
     bool marked;
 };
 
-// Only compared: the capture's graph, which uses the pool, owns the memory too.
+// Only compared: the capture's graph, which uses the pool, also owns the memory.
 struct PoolUse {
     PoolKey pool;
     const Memory* memory;
@@ -70,18 +69,18 @@ struct Registry {
     std::vector<Capture> captures;
     std::vector<Paused> paused;
     std::vector<PoolUse> uses;
-    // Read without the mutex, so that allocations outside captures cost one load.
+    // Read without the mutex, so allocations outside captures cost one load.
     std::atomic<std::size_t> captures_under_way{0};
     std::atomic<std::size_t> blocks_alive{0};
     std::atomic<compat::CUDAAllocator*> native{nullptr};
 
-    // With the mutex held.
     auto find_use(const PoolKey& pool) {
         return std::find_if(uses.begin(), uses.end(), [&](const PoolUse& use) { return use.pool == pool; });
     }
 };
 
-// Never destroyed: tensors in static storage are freed after any destructor of ours would have run.
+// Never destroyed: tensors in static storage are freed after this library's destructors would have
+// run.
 Registry& registry() {
     static auto* const instance = new Registry;
     return *instance;
@@ -120,7 +119,6 @@ std::shared_ptr<Memory> paused_memory(const PoolKey& pool) {
 
 void forget_capture(const Memory* memory) noexcept {
     auto& all = registry();
-    // The last reference tears the space down, outside the lock.
     std::vector<Paused> over;
     const std::lock_guard lock(all.mutex);
     const auto end =
@@ -141,7 +139,6 @@ bool end_first(Which&& which, bool end_is_marked) {
         if (found == all.captures.end()) {
             return false;
         }
-        // Moved out, so that the filter (and what it captured) dies outside the lock.
         ended = std::move(*found);
         all.captures.erase(found);
         all.paused.push_back({ended.pool, ended.memory, ended.marked && !end_is_marked});
@@ -200,7 +197,7 @@ std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream) 
     }
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
-    // The latest first, as torch does since 2.10.
+    // The latest first, like torch since 2.10.
     for (auto capture = all.captures.rbegin(); capture != all.captures.rend(); ++capture) {
         if (capture->pool.device == device && capture->filter(stream)) {
             return capture->memory;
@@ -306,7 +303,7 @@ bool release_block(void* pointer) {
         all.blocks.erase(found);
     }
     all.blocks_alive.fetch_sub(1, std::memory_order_release);
-    // Outside the lock: the last reference tears the space or the region down.
+    // Outside the lock: the last reference destroys the space or the region.
     static_cast<void>(owner->release(pointer, device));
     return true;
 }

@@ -1,4 +1,5 @@
-// What outlives every install and uninstall: blocks that tensors still own, captures under way, pools that torch will release.
+// Process-wide state that outlives install() and uninstall(): live blocks, running captures, pools
+// that torch will release.
 #pragma once
 
 #include <cstddef>
@@ -19,50 +20,51 @@
 
 namespace vmmgraph::torch::registry {
 
-// One capture's pool, and the empty one of the same id that the native allocator has.
+// Pool of one capture; the native allocator has an empty pool with the same id.
 struct PoolKey {
     c10::DeviceIndex device;
     compat::PoolId id;
     bool operator==(const PoolKey&) const = default;
 };
 
-// The allocator under ours; set by the first install and never cleared, since deleters may come later.
+// The allocator under this library's; set by the first install and never cleared, since deleters
+// may run later.
 compat::CUDAAllocator* native();
 void set_native(compat::CUDAAllocator* native);
 
-// A capture begins: its filter tells which streams take part. The pool is in use until it is released.
+// Registers a capture; its filter selects the participating streams. The pool is in use until
+// released.
 void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory);
-// Whether it was under way. It may go on: programs end a capture's pool and begin it again to allocate elsewhere in between, and only
-// forget_capture() says that they did not. `end_is_marked`: torch has told that it counts it no more.
+// Ends the capture of a pool; false if there is none. The capture may continue: programs end its
+// pool, allocate elsewhere and begin the pool again. `end_is_marked`: torch no longer counts the
+// capture.
 bool end_capture(const PoolKey& pool, bool end_is_marked = false);
-// As end_capture(), of the capture into this memory only.
+// Like end_capture(), only for the capture into this memory.
 bool end_capture_into(const PoolKey& pool, const Memory* memory);
-// Whether a capture is under way that uses the pool, or has ended it and may go on.
+// True if a capture uses the pool, or has ended the pool and may continue.
 bool is_captured_into(const PoolKey& pool);
-// The memory of a capture whose pool ended and that may go on; null if there is none.
+// Memory of a capture that ended its pool and may continue; null if none.
 std::shared_ptr<Memory> paused_memory(const PoolKey& pool);
-// As begin_capture, for one that goes on: the pool is in use already.
+// Like begin_capture(), for a continued capture, whose pool is in use already.
 void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, const std::shared_ptr<Memory>& memory);
-// It is over.
 void forget_capture(const Memory* memory) noexcept;
-// How many are. Costs one load.
+// Number of running captures. Costs one load.
 std::size_t captures_under_way();
-// Torch counts the device's capture that this thread began last (2.13 and later).
+// Marks this thread's latest capture on the device as counted by torch (2.13 and later).
 void mark_begun(c10::DeviceIndex device);
-// Whether torch still counts a capture into this memory, null: any, by that pool; it is not asked twice.
+// Returns whether torch still counts a capture into this memory (null: any) by the pool, and clears
+// the mark.
 bool take_mark(const PoolKey& pool, const Memory* memory);
-// The memory of the capture the stream takes part in, by torch's own filter: helper threads and forked streams count too.
+// Memory of the capture the stream belongs to by torch's filter; null if none.
 std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream);
 
-// How often a pool is in use; 0: it is torch's.
+// Uses of a capture's pool; 0 for a pool of torch.
 int uses_of(const PoolKey& pool);
-// Whether it is a capture's.
+// Both return false if the pool does not belong to a capture.
 bool add_use(const PoolKey& pool);
 bool drop_use(const PoolKey& pool);
-// The live blocks of a capture's pool; nothing if it is torch's.
 std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool);
 
-// Torch's own out-of-memory error, for a block: with the library's numbers, which say what ran out.
 class OutOfBlocks final : public c10::OutOfMemoryError {
 public:
     OutOfBlocks(c10::SourceLocation where, std::string message, const ErrorInfo& info)
@@ -73,15 +75,14 @@ private:
     ErrorInfo info_;
 };
 
-// Throws it, with what the memory was for ("for a graph capture").
 [[noreturn]] void out_of_memory(std::size_t bytes, c10::DeviceIndex device, const char* what);
-// Notes a block that torch gets; if that fails, it is freed.
+// Registers a block for torch, or frees it on failure.
 void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c10::DeviceIndex device);
-// A block for torch, of the kind that this thread's scopes say. Throws OutOfBlocks.
+// Allocates a block of the kind chosen by this thread's scopes. Throws OutOfBlocks.
 void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
-// Frees a block; whether it was one.
+// Frees a block. Returns false if `pointer` is not one.
 bool release_block(void* pointer);
-// Whom a live block belongs to, and its size if asked for; null for everything else.
+// Owner of a live block, and optionally its size; null for any other pointer.
 std::shared_ptr<BlockOwner> owner_of(const void* pointer, std::size_t* bytes = nullptr);
 
 }  // namespace vmmgraph::torch::registry

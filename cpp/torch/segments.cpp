@@ -19,7 +19,6 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// Torch asks it for segments and gives them back when their pool goes.
 class VMMTorchAllocator final : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
 public:
     explicit VMMTorchAllocator(const std::shared_ptr<const SegmentSource>& source)
@@ -31,7 +30,7 @@ public:
         return source_->allocate(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
     }
     void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override { return source_->allocate(bytes, stream); }
-    // The base throws for a segment that it did not hand out, and torch calls this in destructors.
+    // The base class throws for foreign segments, and torch calls this in destructors.
     void raw_delete(void* segment) override { release(*source_, segment); }
     std::string name() override { return "vmmgraph"; }
 
@@ -40,7 +39,8 @@ private:
         if (segment == nullptr || source.release(segment) != VMMGRAPH_ERROR_FOREIGN_POINTER) {
             return;
         }
-        // Up to torch 2.7 a thread without a MemPoolContext got this from cudaMalloc, in the same pool.
+        // Up to torch 2.7 a thread without a MemPoolContext gets segments of the same pool from
+        // cudaMalloc.
         if (cudaFree(segment) != cudaSuccess) {
             static_cast<void>(cudaGetLastError());
         }
@@ -52,7 +52,6 @@ private:
 struct Graveyard {
     std::mutex mutex;
     std::vector<SegmentPool> pools;
-    // Captures under way, by device, and threads that destroy pools.
     std::unordered_map<c10::DeviceIndex, std::size_t> captures;
     std::size_t destroying = 0;
     std::condition_variable destroyed;
@@ -64,7 +63,8 @@ Graveyard& graveyard() {
     return *instance;
 }
 
-// Whether torch would leave blocks behind that it later frees through a pointer to a dead allocator (or by cudaFree, up to 2.7).
+// True if torch would keep blocks and later free them through a dangling allocator pointer (or by
+// cudaFree, up to 2.7).
 bool must_wait(const SegmentPool& waiting) {
     if constexpr (compat::pool_owns_allocator) {
         return false;
@@ -90,7 +90,7 @@ std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource sour
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
-    // Spaces of the host driver may be where torch has no device.
+    // Spaces of the host driver may exist where torch has no device.
     const c10::DeviceIndex device = c10::cuda::device_count() > 0 ? c10::cuda::current_device() : -1;
     return make_segment_allocator(
         {[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, bridge::BlockKind::Local); },
@@ -111,7 +111,6 @@ std::shared_ptr<compat::CUDAAllocator> make_allocator(std::shared_ptr<SharedVmmA
                                        try {
                                            return arena->allocate(bytes, stream);
                                        } catch (const OutOfMemory&) {
-                                           // Torch makes its own error of it.
                                            return nullptr;
                                        }
                                    },
@@ -134,7 +133,7 @@ void bury(SegmentPool pool) {
     if (ready.empty()) {
         return;
     }
-    // Without the lock, since torch takes its own, and may hold it where graphs are dropped for want of memory.
+    // Torch may hold its own lock while a program short of memory drops graphs.
     ++all.destroying;
     lock.unlock();
     ready.clear();

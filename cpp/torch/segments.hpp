@@ -1,4 +1,4 @@
-// The MemPool route's side of torch: an allocator that a MemPool asks for segments, and the end of such pools.
+// MemPool route: the allocator of a MemPool's segments, and the destruction of MemPools.
 #pragma once
 
 #include <atomic>
@@ -13,29 +13,30 @@
 
 namespace vmmgraph::torch {
 
-// Where segments come from. The functions own what they use, so that a late raw_delete is good whatever was destroyed before.
+// Source of segments. The functions own their state, so a late raw_delete() works.
 struct SegmentSource {
-    // Null when out of memory; throws Error for everything else.
+    // Returns null when out of memory; throws Error otherwise.
     std::function<void*(std::size_t bytes, void* stream)> allocate;
-    // VMMGRAPH_ERROR_FOREIGN_POINTER for what is not its own. Never throws.
+    // Returns VMMGRAPH_ERROR_FOREIGN_POINTER for foreign segments. Never throws.
     std::function<vmmgraph_status_t(void* segment)> release;
 };
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource source);
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory);
 
-// A pool and its allocator, which outlives it.
+// A pool and its allocator, which outlives the pool.
 struct SegmentPool {
     std::shared_ptr<compat::CUDAAllocator> allocator;
     std::unique_ptr<compat::MemPool> pool;
 };
 
-// Destroys a pool as soon as torch can take it: not while a capture of its device is under way or anybody else allocates to a pool of it,
-// since torch asserts in the destructor then (2.6 to 2.12), and where pools do not own their allocators, not before the last tensor in it is gone. Retries those that wait.
+// Destroys a pool as soon as possible, and retries waiting ones. Torch's destructor asserts that no
+// thread allocates to a pool of the device (2.6 to 2.12). If pools do not own their allocators,
+// their tensors must be gone too.
 void bury(SegmentPool pool = {});
 
-// A capture of a stream of a device: bury destroys no pool of that device while this lives. Waits for the pools that are being destroyed, and marks
-// behind replays of any arena that were on the stream last, so that other threads may go on with those.
+// A running capture: bury() destroys no pool of its device. Waits for pools being destroyed, and
+// marks replays of any arena that ran last on the stream, so other threads can order after them.
 class CaptureUnderWay {
 public:
     CaptureUnderWay(c10::DeviceIndex device, cudaStream_t stream);
@@ -43,12 +44,10 @@ public:
     CaptureUnderWay& operator=(const CaptureUnderWay&) = delete;
     ~CaptureUnderWay();
 
-    // Whether there is one that this thread began.
     static bool by_this_thread() noexcept;
 
 private:
     c10::DeviceIndex device_;
-    // How many its thread began; it may go on another one.
     std::shared_ptr<std::atomic<int>> begun_;
 };
 

@@ -26,7 +26,8 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 
 using Others = compat::GraphOfOthers<at::cuda::CUDAGraph>;
 
-// What live blocks hold while a seal changes the pages under them: on the device if it has room, else in host memory.
+// Copy of live blocks' contents while a seal replaces their pages: on the device if there is room,
+// else in host memory.
 class Contents {
 public:
     Contents(const rust::Vec<bridge::CarriedBlock>& blocks, cudaStream_t stream) : stream_(stream) {
@@ -77,7 +78,7 @@ private:
     std::vector<char> host_;
 };
 
-// But for one that is captured, which would break.
+// Waiting for a capturing stream would break the capture.
 void wait_for(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) {
@@ -106,15 +107,16 @@ Shape::~Shape() {
     const OnDevice current({c10::kCUDA, device_});
     const Relaxed relaxed;
     try {
-        // Tensors that are still alive are the program's, and nobody else's memory.
+        // Live tensors belong to the program, so the seal must give each its own pages.
         if (!sealed_ && space_.stats().blocks > 0) {
             static_cast<void>(seal_keeping_contents(policy(Retain::inherit)));
         }
     } catch (...) {
-        // No memory for that: what others write there, they see.
+        // Out of memory: live tensors stay on shared pages, and later replays of the arena
+        // overwrite them.
     }
     if (waits_.load()) {
-        // That stream may be gone, and with it the means to tell torch.
+        // The stream may be destroyed, so torch cannot be told about it.
         static_cast<void>(vmmgraph_space_wait(space_.handle()));
     }
     workspace_->leave(*memory_, last_stream_, kept_workspaces_);
@@ -135,7 +137,7 @@ void Shape::begin(const compat::PoolId& pool) {
     }
     const auto stream = this->stream();
     if (stream.stream() == nullptr) {
-        // Torch's words, since programs look for them.
+        // Torch's wording, because programs search for this text.
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
     }
     const std::lock_guard lock(mutex_);
@@ -144,7 +146,8 @@ void Shape::begin(const compat::PoolId& pool) {
                sealed_ ? "the shape is sealed: open another one for another capture" : "a capture into this shape is under way");
     }
     if (registry::is_captured_into({device_, pool})) {
-        // As torch's allocator does; but that comes when torch has begun to count the other one's random numbers anew.
+        // Torch's allocator checks this too, but only after torch has reset the running capture's
+        // random-number state.
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a capture into this pool is under way already");
     }
     if (registry::uses_of({device_, pool}) == 0 && torchs_uses_of(device_, pool) > 0) {
@@ -154,11 +157,11 @@ void Shape::begin(const compat::PoolId& pool) {
     if (is_capturing(stream.stream())) {
         refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
     }
-    // As for a CaptureScope: what torch makes at the beginning of a capture breaks no other one, and steps aside with no region.
+    // As in CaptureScope.
     std::optional<Relaxed> relaxed(std::in_place);
     std::optional<DisableScope> torchs_own(std::in_place);
     under_way_ = std::make_unique<UnderWay>(device_, stream, *workspace_);
-    // They end with begun(), and this thread's mode is Relaxed until then.
+    // Restarted in `under_way_`; end in begun().
     relaxed.reset();
     torchs_own.reset();
     under_way_->relaxed.emplace();
@@ -197,7 +200,7 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
         captured_on_.insert(under_way->stream.stream());
         memory_->captured_on(under_way->stream.stream());
     } else {
-        // It may be gone when a tensor goes, and nobody could say whether it is done.
+        // The stream may be destroyed before a tensor is freed.
         memory_->launch_by_replay_only(false);
     }
     auto kept = under_way->workspaces.end(*memory_);
@@ -240,7 +243,7 @@ void Shape::abandon(const compat::PoolId& pool) noexcept {
         static_cast<void>(under_way->workspaces.end(*memory_));
         reset_generators(under_way->stream, {});
     } catch (...) {
-        // Nothing more can be done; the next capture begins with its own space.
+        // No more can be done; the next capture opens a new space.
     }
 }
 
@@ -254,13 +257,14 @@ SealReport Shape::seal_keeping_contents(Retain retain) {
     if (is_capturing(stream.stream())) {
         return space_.seal(retain);
     }
-    // What is put back to a block that another thread frees meanwhile would be on pages that a graph uses.
+    // Blocks must not be freed between here and put_back(): the copy would land on pages a graph
+    // uses.
     const auto carry = memory_->carry(retain);
     const auto blocks = bridge::carried(*carry);
     if (blocks.empty()) {
         return space_.seal(retain);
     }
-    // Where a program writes to them, whatever stream it seals on.
+    // Programs may write to the tensors on these streams.
     wait_for(cudaStreamLegacy);
     std::for_each(captured_on_.begin(), captured_on_.end(), wait_for);
     Contents contents(blocks, stream.stream());
@@ -279,7 +283,6 @@ SealReport Shape::seal(Retain retain, Written written) {
     if (!sealed_) {
         retain = policy(retain);
         sealed_ = written == Written::no ? space_.seal(retain) : seal_keeping_contents(retain);
-        // Of no template yet: until its first replay a graph is its owner's to change.
         sealed_->executable_bytes = Template::expected_bytes(*pool_, lending());
     }
     return *sealed_;
@@ -322,14 +325,13 @@ bool Shape::instantiate() {
 }
 
 void Shape::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream) {
-    // As often as an arena tries.
     constexpr int tries = 8;
     for (int tried = 1;; ++tried) {
         const auto status = stream != nullptr ? workspace_->use_on(*memory_, *stream) : workspace_->use_anywhere(*memory_);
         if (!BlockOwner::is_out_of_memory(status) || tried == tries) {
             return detail::check(status);
         }
-        // Whoever is asked may end graphs.
+        // The callbacks of make_room() may destroy graphs.
         lock.unlock();
         const bool again = make_room(device_, workspace_->bytes());
         lock.lock();
@@ -371,7 +373,7 @@ void Shape::launched_by_hand() {
     const OnDevice current({c10::kCUDA, device_});
     std::unique_lock lock(mutex_);
     by_hand_ = true;
-    // What is being captured uses it: behind that.
+    // A running capture uses the workspace; its end repeats this call.
     if (!under_way_) {
         use_workspace(lock, nullptr);
     }
@@ -385,7 +387,7 @@ void Shape::drop(std::size_t number, bool keep) {
                "there is no piece " + std::to_string(number) + ", the shape has " + std::to_string(pieces_.size()));
     }
     auto& piece = pieces_[number];
-    // The others are a set of their own from now on.
+    // The remaining pieces form a new template.
     if (piece.lends != nullptr && template_) {
         template_->close();
         template_.reset();

@@ -1,4 +1,4 @@
-// One space and the graphs of torch's that were captured into it, which their owners keep: what the C functions of torch_c.h come down to.
+// Graph group: one space and the torch graphs captured into it, which the program owns.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@
 
 namespace vmmgraph::torch {
 
-// A graph whose capture has ended, as its owner describes it.
+// A graph after its capture, as described by its owner.
 struct ForeignGraph {
     at::cuda::CUDAGraph* graph;
     compat::PoolId pool;
@@ -36,7 +36,7 @@ struct ForeignGraph {
     bool memset_kernels;
 };
 
-// Its number in its shape, and what became of it.
+// Index of a graph in its group, and properties of the capture.
 struct ForeignPiece {
     std::size_t number;
     std::size_t memset_kernels;
@@ -44,10 +44,11 @@ struct ForeignPiece {
     bool lent;
 };
 
-// Whether a program has written to the tensors of a shape since their captures.
+// Whether the program wrote to tensors of the group since their captures.
 enum class Written { no, perhaps };
 
-// All functions throw Error, and what torch throws passes. Any thread, but begin() and begun(), which are called on one.
+// All functions throw Error and pass torch's exceptions on. Thread-safe, except begin() and
+// begun(), which run on one thread.
 class Shape {
 public:
     explicit Shape(SharedVmmAllocator& arena);
@@ -55,36 +56,35 @@ public:
     Shape& operator=(const Shape&) = delete;
     ~Shape();
 
-    // Around torch's capture_begin(): the first announces the space, the second takes that back if it was not asked for.
+    // Call before and after torch's capture_begin(). begun() withdraws an announcement torch did
+    // not use.
     void begin(const compat::PoolId& pool);
     void begun();
     ForeignPiece end(const ForeignGraph& graph);
-    // Also where nothing began.
     void abandon(const compat::PoolId& pool) noexcept;
 
     SealReport seal(Retain retain, Written written);
     void replay(std::size_t piece);
-    // Ahead of the first replay, of all pieces; whether they have executables now. Sealed shapes only.
+    // Instantiates all pieces of a sealed group. Returns whether executables exist.
     bool instantiate();
     Difference verify(std::size_t piece, const std::vector<Output>& outputs);
-    // Others may launch its graphs from now on, and tell nobody.
+    // The program may launch the graphs on its own from now on.
     void launched_by_hand();
-    // Its executable is torch's own from now on (keep), or it goes.
+    // `keep`: torch makes the piece's executable from now on; otherwise the graph is removed.
     void drop(std::size_t piece, bool keep);
 
     [[nodiscard]] const Space& space() const noexcept { return space_; }
 
 private:
     struct Piece {
-        // Null: its owner replays it, or it is gone.
+        // Null after drop(), or if the owner replays the graph.
         at::cuda::CUDAGraph* graph;
-        // Null: torch makes its executable.
+        // Null if torch makes the executable.
         cudaGraph_t lends;
-        // Its place among those that borrow, while there is a template.
         std::size_t place = 0;
     };
 
-    // One capture that is under way: what stands around torch's own work at its beginning, and what stands until its end.
+    // Guards of a running capture.
     struct UnderWay {
         c10::cuda::CUDAStream stream;
         CaptureUnderWay counted;
@@ -96,13 +96,12 @@ private:
 
     [[nodiscard]] c10::cuda::CUDAStream stream() const;
     void launch(std::size_t piece, const c10::cuda::CUDAStream& stream);
-    // Before a launch on the stream, or by others (null). The mutex is held, but while others are asked for memory.
+    // Prepares the workspace for a launch on the stream, or for the program's launches (null).
+    // Releases the mutex to ask for memory.
     void use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream);
     [[nodiscard]] Retain policy(Retain asked) const;
     SealReport seal_keeping_contents(Retain retain);
-    // With the mutex held.
     const Piece& replayable(std::size_t piece) const;
-    // The graphs of the pieces that borrow, in their places.
     std::vector<cudaGraph_t> lending();
     Template& executables();
 
@@ -112,22 +111,22 @@ private:
     std::shared_ptr<Workspace> workspace_;
     std::shared_ptr<ExecutablePool> pool_;
 
-    // Held during launches, which the arena's order keeps apart anyway, and never while waiting for a turn: what ends a graph may run on a
-    // thread that has one.
+    // Held during launches, which the arena serialises. Never held while waiting for a replay slot:
+    // its thread may destroy a graph.
     std::mutex mutex_;
     std::vector<KeptWorkspace> kept_workspaces_;
     std::vector<Piece> pieces_;
     std::unique_ptr<UnderWay> under_way_;
-    // Of all pieces that borrow; null before the first replay and where one of them went.
+    // Null before the first replay and after drop() of a piece.
     std::unique_ptr<Template> template_;
     std::optional<SealReport> sealed_;
     bool collectives_ = false;
-    // Somebody else than replay() launches some of its graphs.
+    // True if the program launches some graphs without replay().
     bool by_hand_ = false;
-    // The streams that were captured, of those that last.
+    // Captured streams that exist as long as the process.
     std::set<cudaStream_t> captured_on_;
     LastStream last_stream_;
-    // Some replay was on one that does not last.
+    // True after a replay on a stream that may be destroyed.
     std::atomic<bool> waits_{false};
 };
 

@@ -15,12 +15,11 @@
 namespace vmmgraph::torch {
 namespace {
 
-// As long as an allocation of ours waits for others before it fails.
+// The same time as allocations of the library wait before failing.
 constexpr std::uint64_t patience_ms = 2000;
 
-// Torch calls this whenever its cache has no room, before it asks the driver, with its lock held, and does not say for how much: so it
-// must be quick, and waits for nothing. Few idle pages beside much free memory stay: the next capture takes them without a call to
-// the driver.
+// Called by torch with its lock held when its cache has no room, without a size. Must be fast and
+// never wait. A few idle pages stay for the next capture.
 class GiveBack final : public c10::FreeMemoryCallback {
 public:
     bool Execute() override {
@@ -39,7 +38,7 @@ public:
             static_cast<void>(cudaGetLastError());
             return false;
         }
-        // Torch then looks into its cache again, where nothing has come: its own next step finds the memory.
+        // Torch's next step, a driver allocation, finds the memory.
         if (idle > free / 8) {
             static_cast<void>(bridge::give_back(device));
         }
@@ -52,7 +51,8 @@ public:
 void offer_idle_pages() {
     static std::once_flag once;
     std::call_once(once, [] {
-        // Not when the library is loaded: for a name that is taken already, by another copy of it, torch would end the process.
+        // Not at library load: torch terminates the process if a second copy registers the same
+        // name.
         auto* const callbacks = c10::FreeCudaMemoryCallbacksRegistry();
         if (!callbacks->Has("vmmgraph")) {
             callbacks->Register("vmmgraph", [] { return std::unique_ptr<c10::FreeMemoryCallback>(std::make_unique<GiveBack>()); });
@@ -61,7 +61,7 @@ void offer_idle_pages() {
 }
 
 void give_back_idle_pages() noexcept {
-    // More than what captures of small graphs leave behind each time.
+    // More than captures of small graphs leave idle.
     constexpr std::uint64_t few = 16 << 20;
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) {
@@ -74,7 +74,8 @@ void give_back_idle_pages() noexcept {
 }
 
 bool make_room(c10::DeviceIndex device, std::size_t bytes) noexcept {
-    // What torch asks the driver for: a segment of 20 MiB for what is shorter (c10/core/AllocatorConfig.h), else up to 2 MiB more than the tensor's.
+    // Size of torch's driver allocation: 20 MiB for smaller tensors (c10/core/AllocatorConfig.h),
+    // else up to 2 MiB more than the tensor.
     constexpr std::uint64_t step = 2 << 20;
     constexpr std::uint64_t endless = std::uint64_t{1} << 62;
     const std::uint64_t segment = std::max(std::min<std::uint64_t>(bytes, endless) + step, 10 * step);

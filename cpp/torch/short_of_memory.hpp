@@ -1,4 +1,4 @@
-// What torch gets of the library when a device is short of memory.
+// Gives memory of the library to torch when a device is short of memory.
 #pragma once
 
 #include <cstddef>
@@ -7,15 +7,16 @@
 
 namespace vmmgraph::torch {
 
-// From now on torch's allocator takes idle pages when its cache has no room and little else is free.
+// Registers a callback with torch's allocator: frees idle pages when torch's cache has no room and
+// little memory is free.
 void offer_idle_pages();
 
-// Torch's cache is emptied: gives the idle pages of all open devices back to the driver. A few idle pages stay, since torch.cuda.graph()
-// empties the cache before each capture, which takes them then. Waits for nothing.
+// Returns idle pages of all open devices to the driver, except a few: torch.cuda.graph() empties
+// the cache before each capture, which reuses them. Never waits.
 void give_back_idle_pages() noexcept;
 
-// Torch found no room for a tensor: gives the device's idle pages back to the driver, after waiting a little for what is on its way there, and asks
-// reclaimers for what is missing still; whether it is worth trying again. The caller holds no lock.
+// Returns idle pages to the driver, waits briefly for pending unmaps, and asks reclaimers for the
+// rest of `bytes`. Returns whether a retry is worthwhile. The caller must hold no lock.
 bool make_room(c10::DeviceIndex device, std::size_t bytes) noexcept;
 
 }  // namespace vmmgraph::torch

@@ -1,4 +1,4 @@
-// The C functions of torch_c.h: handles to shapes, and errors as statuses.
+// The C functions of torch_c.h: handles to graph groups, and errors as status codes.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -28,7 +28,7 @@
 namespace vmmgraph::torch {
 namespace {
 
-// Why this thread's last call failed.
+// Error of this thread's last call.
 std::string& message() {
     thread_local std::string text;
     return text;
@@ -38,12 +38,12 @@ vmmgraph_status_t failed(vmmgraph_status_t status, const char* why) noexcept {
     try {
         message() = why;
     } catch (...) {
-        // Out of host memory: the status has to do.
+        // Out of host memory: the caller gets the status only.
     }
     return status;
 }
 
-// Nothing leaves but a status.
+// Converts exceptions to a status.
 template <class Body>
 vmmgraph_status_t guarded(Body&& body) noexcept {
     try {
@@ -73,7 +73,7 @@ T& required(T* pointer, const char* name) {
     return *pointer;
 }
 
-// A struct of the caller's that is at least as long as ours: these are as old as the functions.
+// Checks a caller's struct. Shorter structs do not exist: each struct is as old as its functions.
 template <class T>
 T& sized(T* given, const char* name) {
     if (const auto size = required(given, name).struct_size; size < sizeof(T) || size > 4096 || size % 8 != 0) {
@@ -83,10 +83,9 @@ T& sized(T* given, const char* name) {
     return *given;
 }
 
-// Shapes by key; keys are never used twice.
 class Shapes {
 public:
-    // Never destroyed: programs close what they have in destructors.
+    // Never destroyed: programs close handles in destructors.
     static Shapes& all() {
         static auto* const shapes = new Shapes;
         return *shapes;
@@ -106,7 +105,7 @@ public:
         }
         return found->second;
     }
-    // To be dropped without the lock.
+    // The caller drops the result without the lock.
     std::shared_ptr<Shape> remove(vmmgraph_torch_shape_t handle) {
         auto shape = find(handle);
         const std::lock_guard lock(mutex_);
@@ -122,13 +121,12 @@ private:
     std::unordered_map<std::uintptr_t, std::shared_ptr<Shape>> shapes_;
 };
 
-// The scopes of this thread, the innermost last.
 std::vector<std::unique_ptr<RemoteScope>>& remote_scopes() {
     thread_local std::vector<std::unique_ptr<RemoteScope>> scopes;
     return scopes;
 }
 
-// An arena of the caller's as C++ has it.
+// C++ view of an arena owned by the caller.
 class Borrowed {
 public:
     explicit Borrowed(vmmgraph_arena_t handle) : arena_(SharedVmmAllocator::adopt(handle)) {}
@@ -141,10 +139,10 @@ private:
     SharedVmmAllocator arena_;
 };
 
-// Which eager scope an arena has that was entered here: one at a time at most.
+// At most one eager scope per arena.
 class EagerEndings {
 public:
-    // Never destroyed: threads leave their scopes when they end.
+    // Never destroyed: threads leave their scopes when they exit.
     static EagerEndings& all() {
         static auto* const endings = new EagerEndings;
         return *endings;
@@ -154,13 +152,11 @@ public:
         const std::lock_guard lock(mutex_);
         endings_.insert_or_assign(arena, std::move(ending));
     }
-    // Null: none.
     std::shared_ptr<EagerEnding> find(vmmgraph_arena_t arena) {
         const std::lock_guard lock(mutex_);
         const auto found = endings_.find(arena);
         return found == endings_.end() ? nullptr : found->second;
     }
-    // If it is this one.
     void remove(vmmgraph_arena_t arena, const std::shared_ptr<EagerEnding>& ending) noexcept {
         const std::lock_guard lock(mutex_);
         if (const auto found = endings_.find(arena); found != endings_.end() && found->second == ending) {
@@ -173,7 +169,7 @@ private:
     std::unordered_map<vmmgraph_arena_t, std::shared_ptr<EagerEnding>> endings_;
 };
 
-// A scope of eager work that leaves torch's current device and stream as they are.
+// Eager scope that leaves torch's current device and stream unchanged.
 class ThreadsEagerScope {
 public:
     ThreadsEagerScope(vmmgraph_arena_t handle, std::optional<std::uint64_t> bytes) : handle_(handle) {
@@ -196,12 +192,11 @@ public:
             c10::cuda::setCurrentCUDAStream(stream);
             c10::cuda::set_device(device);
         } catch (const std::exception&) {
-            // The driver is gone.
+            // The driver has shut down.
         }
     }
 
     [[nodiscard]] bool is_of(vmmgraph_arena_t arena) const noexcept { return handle_ == arena && !over(); }
-    // Whether it was ended before its thread left it.
     [[nodiscard]] bool over() const noexcept { return ending_->over(); }
     void end() {
         ending_->end();
@@ -215,7 +210,6 @@ private:
     std::shared_ptr<EagerEnding> ending_;
 };
 
-// The scopes of this thread, the innermost last, which is not over.
 std::vector<std::unique_ptr<ThreadsEagerScope>>& eager_scopes() {
     thread_local std::vector<std::unique_ptr<ThreadsEagerScope>> scopes;
     while (!scopes.empty() && scopes.back()->over()) {
@@ -233,7 +227,6 @@ vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
     return guarded([&] { use(*Shapes::all().find(handle)); });
 }
 
-// With a report, which may be null, checked before.
 void seal(Shape& shape, Retain retain, Written written, vmmgraph_seal_report_t* report) {
     if (report != nullptr) {
         static_cast<void>(sized(report, "report"));
@@ -245,14 +238,15 @@ void seal(Shape& shape, Retain retain, Written written, vmmgraph_seal_report_t* 
     }
 }
 
-// What is not there in this release.
+// Returns the executable pool of the arena's device. Refuses if this torch release cannot lend
+// executables.
 std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
     Borrowed arena(handle);
     if (!compat::GraphOfOthers<at::cuda::CUDAGraph>::lends) {
         refuse(VMMGRAPH_ERROR_UNSUPPORTED, "torch " TORCH_VERSION " keeps no graphs that could borrow executables (2.8 and later)");
     }
     auto pool = ExecutablePool::of(*arena);
-    // It keeps its limits when it has no graphs; there is one for a device.
+    // Kept alive, so the device's pool keeps its limits while it has no graphs.
     static std::mutex mutex;
     static auto* const kept = new std::unordered_map<const void*, std::shared_ptr<ExecutablePool>>;
     const std::lock_guard lock(mutex);
@@ -378,7 +372,6 @@ vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena) {
         }
         ending->end();
         EagerEndings::all().remove(arena, ending);
-        // If it was this thread's.
         static_cast<void>(eager_scopes());
     });
 }

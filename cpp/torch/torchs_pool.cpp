@@ -16,7 +16,7 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// Addresses of what a pool has from the driver, and whether anything there is alive.
+// Segments of a torch pool, and whether any block in them is live.
 struct Held {
     std::vector<std::pair<std::size_t, std::size_t>> segments;
     bool alive = false;
@@ -40,7 +40,7 @@ struct Held {
     }
 };
 
-// Torch frees what a pool has cached when nobody uses the pool, and makes it anew for whoever begins to allocate to it.
+// Torch frees the cached segments of an unused pool and creates the pool again when allocated to.
 template <class Id>
 void free_and_make_anew(c10::DeviceIndex device, const Id& pool) {
     if constexpr (requires { caching::emptyCache(pool); }) {
@@ -48,9 +48,9 @@ void free_and_make_anew(c10::DeviceIndex device, const Id& pool) {
         try {
             caching::emptyCache(pool);
         } catch (const c10::Error&) {
-            // The pool is still there: torch says so below.
+            // The pool still exists: torch throws below.
         }
-        // Throws for one that is there and in nobody's use.
+        // Throws if the pool exists without users.
         caching::beginAllocateToPool(device, pool, [](cudaStream_t) { return false; });
         caching::endAllocateToPool(device, pool);
     }
@@ -65,7 +65,8 @@ int torchs_uses_of(c10::DeviceIndex device, const compat::PoolId& pool) {
     try {
         return compat::uses_of_pool(*registry::native(), device, pool);
     } catch (const c10::Error&) {
-        // It throws for a pool that graph_pool_handle() has only named (seen with torch 2.11 on a GPU).
+        // Torch throws for a pool only named by graph_pool_handle() (seen with torch 2.11 on a
+        // GPU).
         return 0;
     }
 }
@@ -82,7 +83,6 @@ void empty_torchs_pool(c10::DeviceIndex device, const compat::PoolId& pool) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "the pool is none of torch's, or others use it too");
     }
     const OnDevice current({c10::kCUDA, device});
-    // This thread may capture on another device.
     const Relaxed relaxed;
     const Held held(device, pool);
     if (held.segments.empty()) {

@@ -1,4 +1,4 @@
-// Pools of torch's own, as an arena sees them that takes their place.
+// Torch's own pools that an arena replaces.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,10 +7,10 @@
 
 namespace vmmgraph::torch {
 
-// How often torch's own allocator has a pool in use; 0 for one that it does not know, or where a release does not tell.
+// Number of uses of a pool counted by torch; 0 if unknown.
 int torchs_uses_of(c10::DeviceIndex device, const compat::PoolId& pool);
 
-// vmmgraph_torch_pool_empty() of torch_c.h.
+// Implements vmmgraph_torch_pool_empty() of torch_c.h.
 void empty_torchs_pool(c10::DeviceIndex device, const compat::PoolId& pool);
 
 }  // namespace vmmgraph::torch

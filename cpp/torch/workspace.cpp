@@ -16,16 +16,19 @@
 #include "registry.hpp"
 
 namespace at::cuda {
-// ATen/cuda/CUDAContextLight.h, which would pull in cuBLAS's headers; the handle is a pointer, and looking it up is what makes torch keep a
-// workspace. Without an argument up to torch 2.11, with one since.
+// Declared in ATen/cuda/CUDAContextLight.h, which pulls in cuBLAS headers; the handle is a pointer.
+// Calling this makes torch create a workspace. Without an argument up to torch 2.11, with one
+// since.
 TORCH_CUDA_CPP_API void* getCurrentCUDABlasHandle() __attribute__((weak));
 TORCH_CUDA_CPP_API void* getCurrentCUDABlasHandle(bool setup) __attribute__((weak));
-// The same header: since torch 2.8 and 2.9. References to a map; from 2.10 on to a struct that begins with it.
+// From the same header, since torch 2.8 and 2.9. References to a map; since 2.10 to a struct that
+// begins with the map.
 TORCH_CUDA_CPP_API char& cublas_handle_stream_to_workspace() __attribute__((weak));
 TORCH_CUDA_CPP_API char& cublaslt_handle_stream_to_workspace() __attribute__((weak));
-// Their size in bytes, which programs may change from 2.13 on; 2.12 declares it and has it not.
+// Workspace size in bytes. Programs can change the size since 2.13; torch 2.12 declares the
+// function without defining it.
 TORCH_CUDA_CPP_API std::size_t getChosenWorkspaceSize() __attribute__((weak));
-// Whether torch keeps any by itself: from 2.15 on only if it is told to.
+// Whether torch caches workspaces: since 2.15 only if the program enables caching.
 TORCH_CUDA_CPP_API bool isCUDABlasWorkspaceCachingEnabled() __attribute__((weak));
 }  // namespace at::cuda
 
@@ -33,7 +36,6 @@ namespace vmmgraph::torch {
 namespace {
 
 using compat::workspace_of;
-// Handle and stream to workspace.
 using Map = compat::WorkspaceMap;
 using Key = Map::key_type;
 struct MapWithMutex {
@@ -46,7 +48,6 @@ bool tables_are_there() { return &at::cuda::cublas_handle_stream_to_workspace !=
 using Table = char& (*)();
 constexpr Table tables[] = {at::cuda::cublas_handle_stream_to_workspace, at::cuda::cublaslt_handle_stream_to_workspace};
 
-// Calls `use` with a table, which nobody else uses meanwhile; not for one that torch does not have.
 template <class Use>
 void in_table(Table table, Use&& use) {
     if (table == nullptr) {
@@ -61,7 +62,6 @@ void in_table(Table table, Use&& use) {
     }
 }
 
-// With each table.
 template <class Use>
 void in_tables(Use&& use) {
     for (const auto table : tables) {
@@ -69,7 +69,6 @@ void in_tables(Use&& use) {
     }
 }
 
-// Moves the entries of a stream out of a table.
 Map take(Map& table, cudaStream_t stream) {
     Map taken;
     for (auto entry = table.begin(); entry != table.end();) {
@@ -82,8 +81,8 @@ Map take(Map& table, cudaStream_t stream) {
     return taken;
 }
 
-// cuBLAS's handles that products on a device had their workspaces by, of any thread. One is there for life, and torch forgets its workspaces on a
-// stream when a graph that was captured there goes (2.14 and later).
+// All cuBLAS handles seen on a device, of any thread and never destroyed. Torch drops a captured
+// stream's workspaces with the graph (2.14 and later), so the handles are remembered.
 std::vector<void*> handles_seen(c10::DeviceIndex device) {
     static std::mutex mutex;
     static auto* const all = new std::unordered_map<c10::DeviceIndex, std::set<void*>>;
@@ -103,21 +102,21 @@ std::vector<void*> handles_seen(c10::DeviceIndex device) {
 
 void release_share(void* context) { delete static_cast<KeptWorkspace*>(context); }
 
-// Another owner of a workspace, as an entry of a table.
 c10::DataPtr entry_of(const KeptWorkspace& kept) { return {kept->get(), new KeptWorkspace(kept), &release_share, kept->device()}; }
 
-// Where CUDA has failed for good, torch's allocator throws at what other streams used, and who lets go of a workspace is a destructor.
+// After a fatal CUDA error, torch's allocator throws for memory used on several streams, and the
+// caller may be a destructor.
 void let_go(c10::DataPtr* workspace) noexcept {
     const std::unique_ptr<c10::DataPtr> owner(workspace);
     const auto free = owner->get_deleter();
     try {
         free(owner->release_context());
     } catch (...) {
-        // Torch has lost it.
+        // Torch has lost the memory.
     }
 }
 
-// Makes a table's entry one of its owners.
+// Makes a table entry shared, and returns a second owner.
 KeptWorkspace share(c10::DataPtr& entry) {
     if (entry.get_deleter() == &release_share) {
         return *static_cast<KeptWorkspace*>(entry.get_context());
@@ -127,7 +126,8 @@ KeptWorkspace share(c10::DataPtr& entry) {
     return kept;
 }
 
-// This thread's cuBLAS handle on a device, for which torch then keeps a workspace on the current stream. A thread has one for life.
+// This thread's cuBLAS handle on the current device, never destroyed. Torch keeps a workspace for
+// the handle on the current stream.
 void* handle_with_workspace() {
     void* (*const with_setup)(bool) = at::cuda::getCurrentCUDABlasHandle;
     void* (*const without)() = at::cuda::getCurrentCUDABlasHandle;
@@ -136,7 +136,7 @@ void* handle_with_workspace() {
 
 thread_local std::unordered_map<c10::DeviceIndex, void*> handles;
 
-// Bytes that torch's allocator was asked for at an address; 0: it has nothing there.
+// Requested size of torch's block at an address; 0 if none.
 std::size_t bytes_asked_at(const void* address) {
     for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot().segments) {
         auto at = segment.address;
@@ -150,12 +150,12 @@ std::size_t bytes_asked_at(const void* address) {
     return 0;
 }
 
-// Bytes of torch's workspaces; 0: not known. The stream is torch's current one.
+// Size of torch's workspaces; 0 if unknown. `stream` must be torch's current stream.
 std::size_t chosen_bytes(const c10::cuda::CUDAStream& stream) {
     if (&at::cuda::getChosenWorkspaceSize != nullptr) {
         return at::cuda::getChosenWorkspaceSize();
     }
-    // The same for all devices, for life.
+    // Constant for the process and equal on all devices.
     static std::atomic<std::size_t> seen{0};
     if (seen.load() == 0) {
         const Relaxed relaxed;
@@ -177,7 +177,7 @@ struct Workspace::Pages {
     rust::Box<bridge::Workspace> pages = bridge::no_workspace();
     std::size_t bytes = 0;
 
-    // As torch's tables have it, which is an owner of it.
+    // Table entry with shared ownership.
     static c10::DataPtr entry_of(const std::shared_ptr<Pages>& pages, c10::DeviceIndex device) {
         auto* const address = reinterpret_cast<void*>(bridge::workspace_address(*pages->pages));
         return {address, new std::shared_ptr<Pages>(pages), [](void* context) { delete static_cast<std::shared_ptr<Pages>*>(context); },
@@ -189,7 +189,7 @@ Workspace::Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> shape) : d
 
 std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& shape) {
     static std::mutex mutex;
-    // Handles are never used twice, so an arena cannot find another's.
+    // Arena handles are never reused, so each entry belongs to one arena.
     static auto* const all = new std::unordered_map<vmmgraph_arena_t, std::weak_ptr<Workspace>>;
     const std::lock_guard lock(mutex);
     std::erase_if(*all, [](const auto& one) { return one.second.expired(); });
@@ -211,7 +211,7 @@ bool Workspace::keep() {
     if (shape_ && pages_ && !bridge::keep_workspace(*pages_->pages)) {
         return false;
     }
-    // Where it was not needed yet it will be torch's memory.
+    // If not allocated yet, the workspace will be torch's memory.
     shape_.reset();
     return true;
 }
@@ -233,19 +233,19 @@ std::shared_ptr<Workspace::Pages> Workspace::make(std::size_t bytes) const {
 void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others) {
     if (&at::cuda::isCUDABlasWorkspaceCachingEnabled != nullptr && !at::cuda::isCUDABlasWorkspaceCachingEnabled()) {
         const Relaxed relaxed;
-        // A capture can make none, and this may be the thread's first product.
+        // A capture cannot create a handle.
         if (auto& handle = handles[stream.device_index()]; handle == nullptr) {
             handle = handle_with_workspace();
         }
         return;
     }
     const auto chosen = chosen_bytes(stream);
-    // Reclaimers may be asked, which is done without a lock.
+    // Without a lock: may call reclaimers.
     auto made = make(chosen);
     const std::lock_guard lock(mutex_);
     if (chosen != bytes_) {
         if (memory_) {
-            // Graphs that were captured with the old one have it.
+            // Captured graphs contain the old address.
             earlier_.push_back(std::move(memory_));
             memory_.reset();
         }
@@ -255,15 +255,14 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
         pages_ = std::move(made);
         memory_ = std::make_shared<c10::DataPtr>(Pages::entry_of(pages_, stream.device_index()));
     }
-    // Making a handle would break a capture that this thread has under way on another device.
+    // Creating a handle would break this thread's capture on a second device.
     const Relaxed relaxed;
     auto& handle = handles[stream.device_index()];
     if (!memory_ || handle == nullptr) {
         handle = handle_with_workspace();
     }
-    // What torch made for us, and ours takes the place of; freed without a lock.
     std::vector<c10::DataPtr> replaced;
-    // cuBLASLt's has none of this size.
+    // cuBLASLt's table has no workspace of this size.
     in_table(tables[0], [&](Map& table) {
         const auto own = table.find(Key{handle, stream.stream()});
         if (!memory_ && own != table.end()) {
@@ -290,7 +289,7 @@ vmmgraph_status_t Workspace::use_anywhere(const Memory& shape) { return use(shap
 
 vmmgraph_status_t Workspace::use(const Memory& shape, std::uintptr_t stream) {
     const auto used = used_.load(std::memory_order_relaxed);
-    // What a default stream's handle means depends on the thread and its context.
+    // A default stream's handle depends on the thread and context.
     constexpr std::uintptr_t last_default = 2;
     if (used == anywhere || (used == stream && stream > last_default)) {
         return VMMGRAPH_OK;
@@ -298,7 +297,6 @@ vmmgraph_status_t Workspace::use(const Memory& shape, std::uintptr_t stream) {
     std::shared_ptr<Pages> pages;
     {
         const std::lock_guard lock(mutex_);
-        // Where it is the arena's or torch's memory, its page stays.
         pages = shape_ ? pages_ : nullptr;
     }
     bool alone = stream == anywhere || !pages;
@@ -321,7 +319,7 @@ void Workspace::leave(const Memory& shape, const LastStream& last, const std::ve
     }
     try {
         const auto stream = last.get(device_);
-        // Of what is not torch's memory torch notes nothing.
+        // Torch ignores memory it does not own.
         const auto note = [&](const KeptWorkspace& memory) {
             if (stream && memory) {
                 c10::cuda::CUDACachingAllocator::recordStream(*memory, *stream);
@@ -331,18 +329,17 @@ void Workspace::leave(const Memory& shape, const LastStream& last, const std::ve
         note(memory_);
         std::for_each(kept.begin(), kept.end(), note);
     } catch (...) {
-        // Torch has lost them.
+        // Torch has lost the memory.
     }
 }
 
 struct WorkspaceTable::Saved {
-    // Of each table, in their order.
     std::vector<Map> tables;
 };
 
 WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream)
     : stream_(stream), saved_(std::make_unique<Saved>()) {
-    // A graph must not bake in what steps aside.
+    // A graph must not contain the address of memory that can be paused.
     forget_scoped_workspaces();
     std::vector<void*> others;
     if (tables_are_there()) {
@@ -365,14 +362,13 @@ WorkspaceTable::~WorkspaceTable() {
     try {
         restore();
     } catch (...) {
-        // Out of host memory: the table keeps what it has.
+        // Out of host memory: the table keeps the current entries.
     }
 }
 
 std::vector<KeptWorkspace> WorkspaceTable::end(const Memory& memory) {
     restore();
     std::vector<KeptWorkspace> kept;
-    // Freed when no lock of torch's is held.
     std::vector<c10::DataPtr> brought;
     if (tables_are_there()) {
         in_tables([&](Map& table) {
@@ -383,7 +379,7 @@ std::vector<KeptWorkspace> WorkspaceTable::end(const Memory& memory) {
                     entry = table.erase(entry);
                     continue;
                 }
-                // Those of another capture go with it.
+                // Another capture's workspaces end with that capture.
                 if (workspace.device().index() == stream_.device_index() && !registry::owner_of(workspace.get())) {
                     kept.push_back(share(workspace));
                 }
@@ -394,7 +390,6 @@ std::vector<KeptWorkspace> WorkspaceTable::end(const Memory& memory) {
     return kept;
 }
 
-// The stream's entries are again what they were.
 void WorkspaceTable::restore() {
     if (!saved_) {
         return;
@@ -404,7 +399,6 @@ void WorkspaceTable::restore() {
         at::cuda::clearCublasWorkspaces();
         return;
     }
-    // Freed when no lock of torch's is held.
     std::vector<Map> brought;
     auto before = saved->tables.begin();
     in_tables([&](Map& table) {
@@ -419,7 +413,6 @@ void forget_workspaces(const std::function<bool(const void*)>& there) noexcept {
             at::cuda::clearCublasWorkspaces();
             return;
         }
-        // Freed when no lock of torch's is held.
         std::vector<c10::DataPtr> forgotten;
         in_tables([&](Map& table) {
             for (auto entry = table.begin(); entry != table.end();) {
@@ -432,7 +425,7 @@ void forget_workspaces(const std::function<bool(const void*)>& there) noexcept {
             }
         });
     } catch (...) {
-        // Out of host memory: what is left goes the next time.
+        // Out of host memory: the rest is removed next time.
     }
 }
 

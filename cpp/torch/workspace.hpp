@@ -1,9 +1,8 @@
-// The workspaces that torch keeps for cuBLAS, and what of them graphs have baked in.
+// cuBLAS workspaces in captured graphs.
 //
-// Torch allocates a workspace at the first product of a thread on a stream and keeps it in a table for later ones. Were that within a
-// capture, the first graph's memory would stay for as long as the table has it, later graphs would bake its address in, and whoever clears
-// the table (clearCublasWorkspaces) would pull it away from them. So during a capture the entries of its stream are the arena's own, and
-// afterwards they are again what they were.
+// Torch keeps a workspace per handle and stream in a table. A workspace allocated in a capture
+// would pin memory of the first graph, and clearCublasWorkspaces() would free it under later
+// graphs. During a capture the stream's entries are therefore the arena's workspace.
 #pragma once
 
 #include <atomic>
@@ -23,77 +22,79 @@
 
 namespace vmmgraph::torch {
 
-// A workspace of torch's memory that graphs may have baked in: there for as long as any of them, whoever clears torch's table.
+// Workspace in torch's memory, alive as long as any graph that contains its address, even if
+// torch's table is cleared.
 using KeptWorkspace = std::shared_ptr<c10::DataPtr>;
 
-// One workspace for all captures of an arena, whose replays never overlap. It stays as long as any of its graphs; another arena has
-// another one, since theirs may.
+// One workspace for all captures of an arena, shared because the arena's replays never overlap.
+// Lives as long as any graph of the arena. Replays of different arenas may overlap, so each arena
+// has its own.
 //
-// It is torch's memory, 32 MiB on an H200. Of a device's second arena on it is addresses of its own over a page of all such arenas that are
-// replayed on one stream (src/workspace.rs), as long as they have one shape each, as those have that a program names no pool for: hundreds of graphs
-// take one page so, as torch's own that are captured on one stream do, and may run at the same time, as torch's may not.
+// A device's first arena uses torch's memory, 32 MiB on an H200. A further arena with a single
+// graph group reserves addresses instead (src/workspace.rs); graphs without a named pool have such
+// arenas. All these arenas replayed on one stream share one page. So hundreds of graphs cost one
+// page, and graphs on different streams may run at the same time.
 class Workspace {
 public:
-    // The arena's; made if none of its graphs has one. With a shape's memory: for a capture that only replays of that shape will launch.
+    // Returns the arena's workspace, making one if needed. `shape`: memory of a graph group
+    // launched only by replays of the group.
     static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& shape = nullptr);
 
     Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> shape);
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
-    // Makes it the one of this thread's products on the stream, which is torch's current one, is not under capture and has none, and of those by the
-    // handles of other threads, such as autograd's: the stream has all in order. Does nothing where torch keeps none (2.15 and later, unless it is
-    // told to).
+    // Installs the workspace for products on `stream` with this thread's and other threads' handles
+    // (autograd). `stream` must be torch's current stream, not under capture. Does nothing if torch
+    // caches no workspaces (2.15 and later, unless enabled).
     void provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others);
-    // Before a replay of a shape on the stream, within its turn, while nothing else launches or captures what uses it; the status. Out of memory: it may
-    // be tried again.
+    // Call inside the replay slot, before a replay on the stream. No other work may use the
+    // workspace. After out of memory the call can be repeated.
     vmmgraph_status_t use_on(const Memory& shape, const c10::cuda::CUDAStream& stream);
-    // The same before a shape's graphs are launched by others.
+    // Like use_on(), before the program's own launches on any stream.
     vmmgraph_status_t use_anywhere(const Memory& shape);
-    // Bytes that a page of it has.
     [[nodiscard]] std::size_t bytes() const;
-    // A shape goes, whose replays may not be over: before they are, nobody else has it, nor what is kept for the shape.
+    // Call when a graph group is destroyed: its workspaces are not reused before its replays are
+    // done.
     void leave(const Memory& shape, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept;
 
 private:
-    // Its addresses and whose page is behind them.
     struct Pages;
 
-    // Of so many bytes; null if it is to be torch's memory or cannot be had.
+    // Makes a workspace of `bytes`; null if it must be torch's memory or if the request is refused.
     [[nodiscard]] std::shared_ptr<Pages> make(std::size_t bytes) const;
-    // Whether it can be any capture's of the arena.
+    // Makes the workspace usable by all captures of the arena; false if refused.
     bool keep();
     vmmgraph_status_t use(const Memory& shape, std::uintptr_t stream);
 
     const c10::DeviceIndex device_;
     mutable std::mutex mutex_;
-    // Whose only it is; null: all of the arena have it.
+    // The only user; null: all captures of the arena.
     std::shared_ptr<Memory> shape_;
     std::shared_ptr<Pages> pages_;
     KeptWorkspace memory_;
-    // Of another size, that graphs have baked in.
     std::vector<KeptWorkspace> earlier_;
     std::size_t bytes_ = 0;
-    // The stream that it is used on, or what stands for any; what stands for none: it was not used.
+    // The stream of the last use, `anywhere`, or `not_used`.
     std::atomic<std::uintptr_t> used_{not_used};
 
     static constexpr std::uintptr_t not_used = ~std::uintptr_t{0};
     static constexpr std::uintptr_t anywhere = not_used - 1;
 };
 
-// Torch's table during one capture. Up to torch 2.7 it cannot be reached: there all of it is cleared before and after a capture, as torch
-// advises, what a capture needs in between is its own passing memory, and graphs captured elsewhere with a workspace of the table lose it.
+// Torch's table during one capture. Up to torch 2.7 it is not accessible and is cleared before and
+// after each capture: graphs captured elsewhere lose their workspaces.
 class WorkspaceTable {
 public:
-    // Takes away what is kept for the stream, until the capture has ended, and provides the arena's.
+    // Replaces the stream's entries by the arena's workspace.
     WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream);
     WorkspaceTable(const WorkspaceTable&) = delete;
     WorkspaceTable& operator=(const WorkspaceTable&) = delete;
-    // As end(), without what is kept. Never throws.
+    // Like end(), without a result. Never throws.
     ~WorkspaceTable();
 
-    // The capture has ended, its space is not sealed: removes what the capture brought, on any stream and thread, and puts back what was
-    // there. What other streams have is shared with the graph, which may use it.
+    // Call between the end of the capture and the seal. Removes workspaces made in the capture and
+    // restores the previous entries. Returns shared ownership of workspaces on other streams.
     std::vector<KeptWorkspace> end(const Memory& memory);
 
 private:
@@ -104,10 +105,10 @@ private:
     std::unique_ptr<Saved> saved_;
 };
 
-// Takes out of torch's tables the workspaces that lie where `there` says of their address: the next product on that stream gets another one. Up to
-// torch 2.7 the tables are cleared. Never throws.
+// Removes workspaces selected by `there` from torch's tables (up to torch 2.7 all). Never throws.
 void forget_workspaces(const std::function<bool(const void*)>& there) noexcept;
-// The same of what lies in regions, where it would step aside, and in arenas' eager memory, where it would keep pages from the graphs.
+// Removes workspaces in regions, which can be paused, and in arenas' eager memory, which would hold
+// pages of the graphs.
 void forget_scoped_workspaces() noexcept;
 
 }  // namespace vmmgraph::torch

@@ -1,4 +1,4 @@
-// An allocator over torch_npu's own that keeps the tensors of captures in their spaces.
+// Allocator over torch_npu's own, which places the tensors of captures in spaces.
 
 #include <atomic>
 #include <mutex>
@@ -22,36 +22,37 @@ using Pool = c10::MempoolId_t;
 using Data = c10::DataPtr;
 using Stream = c10_npu::NPUStream;
 
-// The allocator under ours; set by the first install and never cleared, since deleters may come later.
+// The allocator under this library's; set by the first install and never cleared, since deleters
+// may run later.
 std::atomic<NPUAllocator*> native_allocator{nullptr};
 
-// The deleter of every block, and of what comes from our allocator by raw_alloc.
+// Deleter of every block and of every pointer from this allocator's raw_alloc().
 void delete_any(void* pointer) {
     if (pointer != nullptr && !release_block(pointer)) {
         native_allocator.load()->raw_delete(pointer);
     }
 }
 
-// Where a storage of this thread belongs. The stream's queue is not drained: nothing is done with its handle here but to compare it.
+// Destination of a storage made on this thread. Does not drain the stream's queue: the handle is
+// only compared.
 struct Here {
     Device device = c10_npu::current_device();
     void* stream = c10_npu::getCurrentNPUStream(device).stream(false);
     std::shared_ptr<Memory> memory = memory_of(device, stream);
 
-    // Null if it is torch_npu's.
+    // Returns null if the storage belongs to torch_npu.
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         return memory && bytes > 0 ? allocate_block(memory, device, bytes, stream) : nullptr;
     }
 };
 
-// Every virtual function of torch_npu 2.14's allocator: what is not a capture's of ours is passed on. `override` everywhere, so that another release
-// does not compile where it differs; that none is missing is tested on the vtable (tests/torch_npu/links.sh).
+// Overrides every virtual function of torch_npu 2.14's allocator and forwards everything except
+// storages of captures. tests/torch_npu/links.sh checks the vtable for missing functions.
 class BlockAllocator final : public NPUAllocator {
 public:
     explicit BlockAllocator(NPUAllocator* native) : native_(native) {}
 
     Data allocate(std::size_t bytes) override {
-        // Outside captures one load, and no stream is asked for.
         if (captures_under_way() > 0) {
             const Here here;
             if (void* const block = here.allocate(bytes)) {
@@ -82,7 +83,7 @@ public:
         return native_->raw_alloc_with_stream(bytes, stream);
     }
     void raw_delete(void* pointer) override { delete_any(pointer); }
-    // What torch compares a tensor's deleter with, to see whether it is one of its own.
+    // Torch recognises its own tensors by this deleter.
     c10::DeleterFnPtr raw_deleter() const override {
         return captures_under_way() > 0 && Here().memory ? &delete_any : native_->raw_deleter();
     }
@@ -98,13 +99,12 @@ public:
         }
     }
     void recordStream(const Data& data, c10::Stream stream) override { recordStream(data, Stream(stream)); }
-    // A block's streams are noted for good.
     void eraseStream(const Data& data, Stream stream) override {
         if (!owner_of(data.get())) {
             native_->eraseStream(data, stream);
         }
     }
-    // Null for a block: HCCL's work notes nothing then, and the streams of record_stream() hold.
+    // Null for a block: HCCL records no work, and the streams of record_stream() protect the block.
     void* getBlockPtr(const Data& data) override { return owner_of(data.get()) ? nullptr : native_->getBlockPtr(data); }
     void eraseStreamWithBlockPtr(void* block, Stream stream, void* work) override {
         if (block != nullptr) {
@@ -125,7 +125,6 @@ public:
         return native_->shareIpcHandle(pointer);
     }
     std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return native_->getIpcDevPtr(std::move(handle)); }
-    // No error of the device's is looked for in blocks.
     bool checkBlockIsSafe(const Data& data) override { return owner_of(data.get()) || native_->checkBlockIsSafe(data); }
     void updateBlockToSafe(const Data& data) override {
         if (!owner_of(data.get())) {
@@ -133,7 +132,7 @@ public:
         }
     }
 
-    // The native allocator has a pool of the same id beside ours: only so it knows that a capture is under way.
+    // The native allocator gets a pool with the same id, so it knows of the capture.
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(aclrtStream)> filter) override {
         native_->beginAllocateToPool(device, pool, filter);
         if (auto memory = announced()) {
@@ -204,7 +203,7 @@ private:
     NPUAllocator* const native_;
 };
 
-// Made once for the native allocator it stands over, and never destroyed, since torch_npu may call it at exit.
+// Never destroyed, because torch_npu may call it at exit.
 NPUAllocator* forwarding(NPUAllocator* native) {
     static std::mutex mutex;
     static auto* const made = new std::unordered_map<NPUAllocator*, BlockAllocator*>;

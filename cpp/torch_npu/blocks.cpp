@@ -27,12 +27,13 @@ struct Books {
     std::mutex mutex;
     std::unordered_map<const void*, Block> blocks;
     std::vector<Capture> captures;
-    // Read without the mutex, so that allocations outside captures cost one load.
+    // Read without the mutex, so allocations outside captures cost one load.
     std::atomic<std::size_t> under_way{0};
     std::atomic<std::size_t> alive{0};
 };
 
-// Never destroyed: tensors in static storage are freed after any destructor of ours would have run.
+// Never destroyed: tensors in static storage are freed after this library's destructors would have
+// run.
 Books& books() {
     static auto* const instance = new Books;
     return *instance;
@@ -58,7 +59,6 @@ void begin_capture(const PoolKey& pool, Filter filter, std::shared_ptr<Memory> m
 
 bool end_capture(const PoolKey& pool) {
     auto& all = books();
-    // Moved out, so that the filter, and what it captured, dies outside the lock.
     Capture ended{};
     const std::lock_guard lock(all.mutex);
     const auto found = std::find_if(all.captures.begin(), all.captures.end(), [&](const Capture& one) { return one.pool == pool; });
@@ -126,19 +126,20 @@ bool release_block(void* block) noexcept {
         all.blocks.erase(found);
     }
     all.alive.fetch_sub(1, std::memory_order_release);
-    // Outside the lock: the last reference tears the space down.
+    // Outside the lock: the last reference destroys the space.
     try {
         if (was.memory->sealed.load(std::memory_order_acquire)) {
-            // Programs drop tensors right after work on this stream that reads them. With the queue drained, since that is where the work may be.
+            // Programs drop tensors while work on this stream still reads their bytes. stream()
+            // drains torch_npu's queue.
             was.memory->space.record_stream(block, c10_npu::getCurrentNPUStream(was.device).stream());
         }
     } catch (...) {
-        // torch_npu is going down, with all its streams.
+        // Torch_npu and its streams are shutting down.
     }
     try {
         was.memory->space.free(block);
     } catch (...) {
-        // It stays the space's until that goes.
+        // The block stays in the space until the space is destroyed.
     }
     return true;
 }

@@ -19,7 +19,7 @@ namespace {
     throw Error(why, info);
 }
 
-// The arena's NPU, by the words that its statistics begin with: C tells a device's number by the device only.
+// Parsed from the statistics: the C interface only reports a device handle's number.
 c10::DeviceIndex device_of(const SharedVmmAllocator& arena) {
     const auto stats = arena.stats_json();
     const std::string npu = "{\"driver\":\"ascend\",\"device\":";
@@ -29,12 +29,11 @@ c10::DeviceIndex device_of(const SharedVmmAllocator& arena) {
     return static_cast<c10::DeviceIndex>(std::stoi(stats.substr(npu.size(), 9)));
 }
 
-// Makes a device the thread's current one while it lives, and knows torch_npu's current stream there.
 class OnDevice {
 public:
     explicit OnDevice(c10::DeviceIndex device) : guard_(device), stream_(c10_npu::getCurrentNPUStream(device)) {}
 
-    // The stream, to which everything has gone that torch_npu's queue held for it.
+    // Returns the stream after draining torch_npu's queue into it.
     [[nodiscard]] aclrtStream drained() const { return stream_.stream(); }
     [[nodiscard]] bool is_default() const { return stream_ == c10_npu::getDefaultNPUStream(stream_.device_index()); }
 
@@ -43,7 +42,7 @@ private:
     c10_npu::NPUStream stream_;
 };
 
-// Whether a stream is under capture, also if the capture is broken.
+// Returns true if a stream is under capture, also if the capture is invalidated.
 bool is_capturing(aclrtStream stream) noexcept {
     aclmdlRICaptureStatus status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
     aclmdlRI model = nullptr;
@@ -61,7 +60,8 @@ struct CapturedGraph::State {
     SealReport report{};
 
     ~State() {
-        // The graph first, which releases its pool. The memory lives as long as its tensors do, and is unmapped behind the arena's replays.
+        // Destroy the graph first, which releases its pool. The memory lives as long as its tensors
+        // and is unmapped after the arena's replays.
         graph.reset();
     }
 };
@@ -81,7 +81,7 @@ CapturedGraph::State& CapturedGraph::state() const {
 void CapturedGraph::replay() {
     auto& own = state();
     const OnDevice current(own.device);
-    // Before the arena notes where the replay stands, and after: what it notes goes past the queue.
+    // Drain before and after: the arena's own events bypass torch_npu's queue.
     own.memory->space.replay(current.drained(), [&] {
         own.graph->replay();
         static_cast<void>(current.drained());
@@ -98,7 +98,7 @@ struct CaptureScope::State {
     std::optional<OnDevice> current;
     bool under_way = false;
 
-    // Ends what torch_npu left open of a capture that was lost: its allocator would take the capture for one that goes on.
+    // Otherwise torch_npu's allocator would treat a lost capture as running.
     void forget() noexcept {
         namespace caching = c10_npu::NPUCachingAllocator;
         if (!end_capture({captured->device, pool})) {
@@ -109,7 +109,7 @@ struct CaptureScope::State {
             caching::markCaptureEnd(captured->device);
             caching::releasePool(captured->device, pool);
         } catch (...) {
-            // It has no such pool.
+            // The pool does not exist.
         }
     }
 
@@ -117,29 +117,30 @@ struct CaptureScope::State {
         under_way = false;
         announce(nullptr);
         try {
-            // Its own end, which tells the allocator too. The stream is captured by nobody else: that was asked before.
+            // The regular end also notifies the allocator. The constructor checked for other
+            // captures of the stream.
             if (is_capturing(current->drained())) {
                 captured->graph->capture_end();
             }
         } catch (...) {
-            // It was lost.
+            // The capture was lost.
         }
         forget();
         try {
             captured->graph->reset();
         } catch (...) {
-            // Nothing more can be done in a destructor.
+            // A destructor cannot do more.
         }
         captured->graph.reset();
         current.reset();
         try {
-            // Tensors that are still alive are the program's, and nobody else's memory.
+            // Live tensors belong to the program, so the seal gives each its own pages.
             if (captured->memory->space.stats().blocks > 0) {
                 captured->memory->space.seal(Retain::own_pages);
                 captured->memory->sealed.store(true, std::memory_order_release);
             }
         } catch (...) {
-            // The next capture begins with a space of its own.
+            // The next capture opens a new space.
         }
     }
 };
@@ -161,20 +162,20 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& opti
     captured->memory = std::make_shared<Memory>(std::move(space));
     state_.reset(new State{options.retain, c10_npu::graph_pool_handle(), std::move(captured), std::nullopt});
     state_->current.emplace(device);
-    // A failure below would otherwise end somebody else's capture.
+    // Otherwise a failure below would end the stream's own capture.
     if (is_capturing(state_->current->drained())) {
         refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
     }
     state_->under_way = true;
     announce(state_->captured->memory);
     try {
-        // THREAD_LOCAL: other threads load kernels meanwhile.
+        // THREAD_LOCAL, because other threads load kernels during the capture.
         state_->captured->graph->capture_begin(state_->pool, ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL);
     } catch (...) {
         state_->abandon();
         throw;
     }
-    // Nothing of ours is left to be announced if torch_npu has begun; else it never asked the allocator.
+    // The announcement is still pending only if torch_npu never asked this allocator.
     if (announced() != nullptr) {
         state_->abandon();
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch_npu began the capture with another allocator");

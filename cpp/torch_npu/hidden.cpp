@@ -1,5 +1,6 @@
-// What torch_npu's own inline functions call and libtorch_npu.so does not export (all releases up to 2.14 hide it). A class derived from its allocator makes
-// those bodies, so they have to be found; the version script keeps them in this library. They say what a failed call of ACL's was, and no more.
+// Stubs for functions called by torch_npu's inline functions but not exported by libtorch_npu.so
+// (all releases up to 2.14). The version script keeps them local. A failed ACL call is reported
+// with its code only.
 
 #include <string>
 
@@ -16,7 +17,7 @@ std::string getDeviceErrorMessage(int) { return {}; }
 bool isCannOOM(const std::string&) { return false; }
 
 namespace acl {
-// 0: nothing is pending, so that the code at hand is the one that is told.
+// Returns 0 (no pending error), so the error at hand is reported.
 aclError AclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 }  // namespace acl
 

@@ -1,6 +1,7 @@
-// Two processes on two GPUs, whose captured graphs sum over both by reading each other's graph memory.
+// Two processes on two GPUs. Their captured graphs compute sums by reading each other's graph
+// memory.
 //
-//   all_reduce_example [REPLAYS]     10,000; exit status 1 if an element of a sum differs, 77 without two GPUs
+//   all_reduce_example [REPLAYS]     10,000; exit status 1 if a sum is wrong, 77 without two GPUs
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -33,10 +34,10 @@ using all_reduce_example::Call;
 using all_reduce_example::share_of;
 
 constexpr int ranks = 2;
-// Floats of the sums: in a slab, uneven shares, in a page, more than a page.
+// Floats per sum: in a slab, with uneven shares, one page, more than one page.
 constexpr std::array<std::int64_t, 6> counts{1 << 10, 4 * 1001, 1 << 16, 5 << 18, 9 << 18, 5 << 20};
 
-// A graph that sums what both ranks make, and what the peer has to know of it.
+// A graph that sums data of both ranks, with the buffers accessed by the peer.
 struct Shape {
     at::Tensor base[ranks], factor, output;
     void* input = nullptr;
@@ -48,11 +49,11 @@ void capture(Shape& shape, const Call* call, int rank, const all_reduce_example:
              cudaStream_t stream) {
     const auto& mine = shape.base[rank];
     vmmgraph::torch::CaptureOptions options;
-    // All that peers use is marked, and what stays is not.
+    // All buffers accessed by peers are marked; outputs are not.
     options.retain = vmmgraph::Retain::shared_remote;
     const auto body = [&] {
         std::optional<vmmgraph::torch::RemoteScope> remote(std::in_place);
-        // The peer reads these two. Between replays they are memory of all graphs.
+        // The peer reads these two. Between replays all graphs share their memory.
         const at::Tensor input = mine * shape.factor;
         const at::Tensor part = at::empty({share_of(mine.numel(), ranks)}, mine.options());
         remote.reset();
@@ -65,7 +66,7 @@ void capture(Shape& shape, const Call* call, int rank, const all_reduce_example:
     shape.graph.emplace(vmmgraph::torch::capture(arena, stream, body, options));
 }
 
-// Replays at random, both ranks in one order, each with delays of its own; how many elements differ from a sum that this rank makes alone.
+// Replays in random order. Returns the number of elements different from a local sum.
 std::int64_t replay(std::vector<Shape>& shapes, const std::array<c10::cuda::CUDAStream, 2>& streams, int rank, int replays) {
     std::mt19937 common(1), own(100 + rank);
     const auto options = shapes[0].factor.options();
@@ -77,7 +78,7 @@ std::int64_t replay(std::vector<Shape>& shapes, const std::array<c10::cuda::CUDA
         const auto turn = number % streams.size();
         const double factors[ranks] = {common() % 1000 / 64.0, common() % 1000 / -32.0};
         auto& shape = shapes[number];
-        // A shape keeps to its stream, so that its factor is not changed while it runs; the arena orders the replays of both.
+        // One stream per graph, so its factor is not changed during a replay.
         const c10::cuda::CUDAStreamGuard guard(streams[turn]);
         if (own() % 8 == 0) {
             delay.fill_(i);
@@ -104,7 +105,7 @@ int run(int rank, int socket, int replays) {
     const auto options = at::TensorOptions().dtype(at::kFloat).device(c10::kCUDA, static_cast<c10::DeviceIndex>(rank));
     const std::array<c10::cuda::CUDAStream, 2> streams{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
     all_reduce_example::Neighbour neighbour(device, socket);
-    // Counts what has arrived, from replay to replay, and peers write to it whenever they come: no memory of graphs.
+    // Counts arrivals across replays, and peers write at any time: must not be graph memory.
     auto* const pad = static_cast<unsigned*>(arena.allocate_exclusive(all_reduce_example::pad_bytes));
     neighbour.offer(vmmgraph::export_range(arena, pad, all_reduce_example::pad_bytes));
     std::vector<Shape> shapes(counts.size());
@@ -114,7 +115,6 @@ int run(int rank, int socket, int replays) {
     for (std::size_t i = 0; i < shapes.size(); ++i) {
         at::manual_seed(i);
         for (auto& base : shapes[i].base) {
-            // The same on both ranks.
             base = at::randn({counts[i]}, at::kFloat).to(options.device());
         }
         shapes[i].factor = at::zeros({1}, options);
@@ -138,7 +138,7 @@ int run(int rank, int socket, int replays) {
     const auto wrong = replay(shapes, streams, rank, replays);
     std::printf("rank %d: %d replays of %zu graphs over %.1f MiB, %lld elements wrong\n", rank, replays, shapes.size(),
                 static_cast<double>(arena.stats().shared_bytes) / (1 << 20), static_cast<long long>(wrong));
-    // Nobody takes memory away that the other one still reads.
+    // The peer may still read the memory until both are done.
     neighbour.meet();
     shapes.clear();
     arena.free_exclusive(pad);
@@ -148,7 +148,7 @@ int run(int rank, int socket, int replays) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    // Whatever hangs ends.
+    // Ends the process if it hangs.
     alarm(240);
     try {
         const int replays = argc > 1 ? std::atoi(argv[1]) : 10'000;
@@ -161,7 +161,6 @@ int main(int argc, char** argv) {
         }
         int sockets[2] = {-1, -1};
         socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets);
-        // The second rank is this program again, with the other end.
         std::string count = std::to_string(replays), socket = std::to_string(sockets[1]);
         char* const arguments[] = {argv[0], count.data(), socket.data(), nullptr};
         pid_t child = 0;

@@ -1,4 +1,5 @@
-// Memory of this process and of the one at the other end of a socket, for each other: pages are exported and imported once, whatever lies on them.
+// Exchanges memory with the process at the far end of a socket. Each page is exported and imported
+// once, for any number of ranges on it.
 #pragma once
 
 #include <array>
@@ -14,15 +15,15 @@ namespace all_reduce_example {
 
 class Neighbour {
 public:
-    // A connected socket that keeps messages apart (SOCK_SEQPACKET).
+    // `socket`: connected, and preserves message boundaries (SOCK_SEQPACKET).
     Neighbour(const vmmgraph::Device& device, int socket) : device_(device), socket_(socket) {}
 
-    // Notes a range for the other process, by what export_range() says of it. Both sides note as many, in the same order.
+    // Adds a range (from export_range()) for the peer. Both sides must add the same number of
+    // ranges in the same order.
     void offer(const std::vector<vmmgraph::PageExtent>& range) {
         for (const auto& extent : range) {
             const auto found = numbers_.try_emplace(extent.page, static_cast<std::uint32_t>(exported_.size()));
             if (found.second) {
-                // From here on the page stays what it is.
                 exported_.emplace_back(device_, extent.page);
             }
             parts_.push_back({ranges_, found.first->second, extent.offset, extent.bytes, extent.page_bytes});
@@ -30,7 +31,8 @@ public:
         ++ranges_;
     }
 
-    // Tells the other process, and where its ranges are in this one, in the order in which it noted them.
+    // Sends the ranges, and returns the addresses of the peer's ranges in this process, in the
+    // peer's order.
     std::vector<void*> swap() {
         std::vector<int> descriptors;
         for (const auto& page : exported_) {
@@ -53,7 +55,7 @@ public:
         return addresses;
     }
 
-    // Waits until the other process is here too.
+    // Waits until the peer also calls meet().
     void meet() const {
         char byte = 0;
         vmmgraph::send_descriptors(socket_, {}, &byte, 1);
@@ -63,7 +65,6 @@ public:
     }
 
 private:
-    // Of which range, and of which page: its place in the message.
     struct Part {
         std::uint32_t range, page;
         std::uint64_t offset, bytes, page_bytes;

@@ -1,5 +1,6 @@
-// An all-reduce of two shots, in the manner of SGLang's and vLLM's custom all-reduce: each rank sums its share of all inputs, then takes the others'
-// shares. All of it is reading; what is written is a rank's own.
+// Two-shot all-reduce, like the custom all-reduce of SGLang and vLLM: each rank sums its share of
+// all inputs, then reads the shares of the other ranks. Ranks read remote memory and write only
+// their own.
 #pragma once
 
 #include <cstddef>
@@ -15,23 +16,21 @@
 
 namespace all_reduce_example {
 
-// Where the buffers of one all-reduce are, by rank, as this rank sees them. It lies in device memory and is filled in after the capture: before it
-// nobody knows the peers' addresses.
+// Buffers of one all-reduce by rank. Filled in after the capture, when the peers' addresses are
+// known.
 struct Call {
     const float* input[8];
-    // A rank's share of the sum: share_of() floats.
     float* part[8];
-    // pad_bytes, zero at first, which keep what they hold between replays: never shared with anything.
+    // Counters, initially zero, kept between replays: must not be shared memory.
     unsigned* pad[8];
 };
 
 constexpr unsigned blocks = 32, threads = 512;
 constexpr std::size_t pad_bytes = blocks * 16 * sizeof(unsigned);
 
-// Floats that one rank sums, of so many, which is a multiple of 4.
+// Number of floats one rank sums; `count` must be a multiple of 4.
 constexpr std::int64_t share_of(std::int64_t count, int ranks) { return (count / 4 + ranks - 1) / ranks * 4; }
 
-// For NVRTC.
 inline constexpr const char* source = R"(
 struct Call {
     const float4* input[8];
@@ -85,7 +84,6 @@ extern "C" __global__ void two_shot(const Call* given, float4* output, long long
 }
 )";
 
-// Calls a function of a library that answers 0 when all is well.
 template <class... Arguments>
 void call(void* library, const char* name, Arguments... arguments) {
     auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(library, name));
@@ -96,7 +94,7 @@ void call(void* library, const char* name, Arguments... arguments) {
 
 class TwoShot {
 public:
-    // Compiles the kernel, or other code for it, for the current device, or throws.
+    // Compiles the kernel (default or given source) for the current device. Throws on failure.
     TwoShot(int rank, int ranks, const char* code_of_kernel = source) : rank_(rank), ranks_(ranks) {
         int device = 0;
         cudaDeviceProp properties{};
@@ -114,13 +112,13 @@ public:
         std::vector<char> code(bytes);
         call(nvrtc, "nvrtcGetCUBIN", program, code.data());
         CUmodule module = nullptr;
-        // The device's context.
         C10_CUDA_CHECK(cudaFree(nullptr));
         call(driver_, "cuModuleLoadData", &module, static_cast<const void*>(code.data()));
         call(driver_, "cuModuleGetFunction", &kernel_, module, "two_shot");
     }
 
-    // Gives it to the stream, captured or not. Every rank gives as many, in the same order. When it is done, no peer reads this rank's input or part.
+    // Launches on the stream, captured or not. All ranks must launch equally often in the same
+    // order. After completion no peer reads this rank's input or part.
     void launch(const Call* given, float* output, std::int64_t count, cudaStream_t stream) const {
         long long vectors = count / 4;
         int rank = rank_, ranks = ranks_;

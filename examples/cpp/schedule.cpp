@@ -1,4 +1,5 @@
-// A scheduler of the policies: requests share one number of pages for KV and activations, wait in turn, wait on the host, and none is lost.
+// Scheduler built from the policies: requests share a number of pages for KV and activations, and
+// wait in a queue or on the host. No request is lost.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -8,8 +9,8 @@
 
 namespace {
 
-constexpr std::uint64_t pages = 256, block_tokens = 16;  // a page holds a block of all planes
-constexpr std::uint64_t patience = 400;                  // steps after which a request is first
+constexpr std::uint64_t pages = 256, block_tokens = 16;  // A page has one block of all planes.
+constexpr std::uint64_t patience = 400;                  // Steps after which a request goes first.
 
 struct Request {
     std::uint64_t id, arrival, tokens, generated, wanted, first;
@@ -23,7 +24,7 @@ int main() {
     std::mt19937_64 random(1);
     vmmgraph::Grants grants(pages, 4);
     vmmgraph::Lengths lengths(64, 900, 64);
-    vmmgraph::HostKv host(512);  // in blocks, here
+    vmmgraph::HostKv host(512);  // In blocks.
     vmmgraph::SloControl control(16, 64, 512);
     std::vector<Request> waiting, running, parked;
     std::uint64_t served = 0, by_the_host = 0, lost = 0, most = 0;
@@ -32,7 +33,7 @@ int main() {
         for (const auto& other : running) {
             all.push_back({other.tokens, lengths.total(other.generated) - other.generated});
         }
-        // A quarter stays for the activations of prompts to come.
+        // Reserves a quarter for the activations of later prompts.
         return running.empty() || vmmgraph::admission_peak(block_tokens, all) <= pages * 3 / 4;
     };
     for (std::uint64_t step = 0; served < 400; ++step) {
@@ -41,7 +42,7 @@ int main() {
             waiting.push_back({id, step, prompt, 0, 1 + random() % 120, 0});
         }
         bool first_late = false, other_late = false;
-        // Who was on the host comes back as there is room.
+        // Fetch parked requests as room allows.
         for (auto one = parked.begin(); one != parked.end();) {
             const auto blocks = blocks_of(one->tokens);
             if (admitted(*one) && grants.ask(one->id, {blocks, 0}) == vmmgraph::Grant::granted) {
@@ -52,7 +53,6 @@ int main() {
                 ++one;
             }
         }
-        // Whose turn it is; one prompt a step, to the device or to the host.
         std::vector<vmmgraph::Due> due;
         for (const auto& one : waiting) {
             due.push_back({one.arrival + 20 + one.tokens / 50, 1 + one.tokens / 200, one.arrival + patience});
@@ -83,7 +83,7 @@ int main() {
             first_late = step > due[at].by;
             const auto stats = grants.stats();
             most = std::max(most, stats.kv + stats.activations);
-            grants.give({0, need.activations});  // the prefill is over
+            grants.give({0, need.activations});  // The prefill has ended.
             one.first = step;
             one.tokens += 1;
             one.generated = 1;
@@ -92,7 +92,7 @@ int main() {
             waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(at));
             break;
         }
-        // A token for each that runs; who finds no page steps aside to the host, the last to come first.
+        // One token per running request. If no page is free, the last request moves to the host.
         for (std::size_t i = 0; i < running.size(); ++i) {
             while (blocks_of(running[i].tokens + 1) > blocks_of(running[i].tokens) && !grants.extend(1)) {
                 const auto last = running.back();

@@ -17,10 +17,10 @@ using namespace vmmgraph::engine;
 
 constexpr std::string_view lengths = "lengths";
 constexpr std::string_view next_token = "next";
-// Tokens of the hot granule before the first step, so that one becomes cold after a few.
+// Initial tokens of the hot granule, so that it becomes cold after a few steps.
 constexpr std::int64_t hot_at_first = Shape::granule - 8;
 
-// Everything that was given to the device is done.
+// Waits for all work of the device.
 void wait(at::Device device) {
     if (device.is_cuda()) {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
@@ -52,7 +52,6 @@ ExecutorOptions one_bucket(Ring& ring) {
     ExecutorOptions options;
     options.full = {Key::of(1)};
     options.ring = &ring;
-    // Keys and values.
     options.capture.ring_capture.most_runs = 2;
     options.eager_runs = 1;
     options.on_failure = OnFailure::throws;
@@ -106,16 +105,15 @@ Decoder::Decoder(Contents& contents, bool resident, const vmmgraph::RingOptions&
                Input::output(next_token, at::kLong, {Extent::along(Axis::tokens)})},
               {Key::of(1)}, InputsOptions{contents.shape.on}),
       arena_(contents.shape.on.is_cuda() ? std::make_shared<vmmgraph::SharedVmmAllocator>(contents.device) : nullptr) {
-    // All of a unit at first, so that every byte of a slot is a number: what is behind the last token counts with a weight of 0.
+    // Initially whole units, so that all bytes are valid numbers: positions after the last token
+    // are multiplied by 0.
     for (std::size_t unit = 0; unit < contents.host.size(); ++unit) {
         ring_.set_source(unit, contents.host[unit]);
     }
     executor_ = std::make_unique<GraphExecutor>(arena_, inputs_, [this](Recorder& recorder) { body(recorder); }, one_bucket(ring_));
-    // Its eager run and the tensors made above are on two streams.
     wait(contents.shape.on);
     executor_->warm_up();
     wait(contents.shape.on);
-    // The warm-up wrote there.
     hot_.copy_(contents.hot);
     set_sources();
     moved_before_ = ring_.stats().copied_bytes;
@@ -125,7 +123,7 @@ void Decoder::set_sources() {
     if (contents_.streams == Streams::weights) {
         return;
     }
-    // What the step before copied ahead is out of date, and so is what stays.
+    // Units copied ahead in the previous step, and resident units, are outdated.
     again_ = contents_.host.size() - streamed() + (streamed() > 0 ? 1 : 0);
     for (std::size_t unit = 0; unit < contents_.host.size(); ++unit) {
         set_source(unit, cold_tokens_);
@@ -149,7 +147,8 @@ void Decoder::store(std::int64_t number, std::int64_t side, const at::Tensor& fr
     auto& buffer = contents_.host[static_cast<std::size_t>(number)];
     const auto at = static_cast<std::uint64_t>(side * shape.capacity + cold_tokens_) * shape.row_bytes();
     if (shape.on.is_cuda()) {
-        // By the link's other direction, beside whatever the device does next; nobody waits here.
+        // Uses the link's second direction, in parallel with later work of the device. Does not
+        // wait.
         buffer.store(at, from.const_data_ptr(), from.nbytes(), stream);
     } else {
         buffer.write(at, from.const_data_ptr(), from.nbytes());
@@ -161,7 +160,6 @@ void Decoder::flush(void* stream) {
         for (std::int64_t side = 0; side < 2; ++side) {
             store(layer, side, hot_.select(0, layer).select(0, side), stream);
         }
-        // The next step writes there.
         contents_.host[static_cast<std::size_t>(layer)].before(stream);
     }
     cold_tokens_ += Shape::granule;
@@ -180,7 +178,6 @@ Decoder::Output Decoder::prefill(const std::vector<std::int64_t>& prompt, std::i
     set_sources();
     for (auto* const buffer : leaving_to_) {
         if (buffer != nullptr) {
-            // Of a prompt that failed.
             buffer->before(stream);
         }
     }
@@ -199,7 +196,7 @@ Decoder::Output Decoder::prefill(const std::vector<std::int64_t>& prompt, std::i
     }
     leaving_.reset();
     if (contents_.streams == Streams::keys_and_values) {
-        // The first layers of the next step are on their way; those that stay are not.
+        // The first layers of the next step are being copied; resident layers are not.
         planned_ += 2 * static_cast<std::uint64_t>(cold_tokens_) * shape.row_bytes() * ring_.schedule().slots;
         again_ = contents_.host.size() - streamed();
     }
@@ -213,7 +210,7 @@ at::Tensor Decoder::prefill_chunk(const at::Tensor& tokens, void* stream) {
     const auto group = shape.heads / shape.kv_heads;
     const auto count = tokens.size(0), past = cold_tokens_, whole = count / Shape::granule * Shape::granule;
     const auto positions = [&](std::int64_t end) { return at::arange(end, shape.numbers().dtype(at::kLong)); };
-    // A token sees what was there before the chunk, and of the chunk what is not behind it.
+    // A token attends to all tokens before the chunk, and to the chunk's tokens up to itself.
     const auto masked = positions(past + count) > (positions(count) + past).unsqueeze(1);
     auto x = contents_.embedding.index_select(0, tokens);
     for (std::int64_t number = 0; number < shape.layers; ++number) {
@@ -226,7 +223,8 @@ at::Tensor Decoder::prefill_chunk(const at::Tensor& tokens, void* stream) {
         const auto keys = qkv.narrow(1, shape.heads, shape.kv_heads), values = qkv.narrow(1, shape.heads + shape.kv_heads, shape.kv_heads);
         const auto all = at::from_blob(cold, {2, shape.capacity, shape.kv_heads, shape.dimension}, shape.numbers()).narrow(1, 0, past);
         const auto attended = at::empty({count, shape.heads, shape.dimension}, shape.numbers());
-        // One head's keys at a time, since the scores of all would take more than the weights.
+        // One head's keys at a time: the scores of all heads would need more memory than the
+        // weights.
         for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
             const auto of_head = [&](std::int64_t side, const at::Tensor& made) {
                 return at::cat({all.select(0, side).select(1, head), made.select(1, head)});
@@ -238,7 +236,7 @@ at::Tensor Decoder::prefill_chunk(const at::Tensor& tokens, void* stream) {
         }
         keep(number, keys, values, stream);
         if (!weights) {
-            // For the next chunk, which begins to read ahead before this one ends.
+            // For the next chunk, which starts reading ahead before this chunk ends.
             set_source(unit, past + whole);
         }
         x = feed_forward(x, parameters, attended.view({count, -1}));

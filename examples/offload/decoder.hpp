@@ -1,8 +1,9 @@
-// A decoder whose keys and values, or whose weights, stream from the host: one graph a step, layer after layer through a few slots of a ring.
+// Decoder with keys and values, or weights, streamed from the host: one graph per step, layer by
+// layer through a few slots of a ring.
 //
-// Attention reads two parts: the cold one, whole granules of tokens that never change, at the addresses of the layer's unit; and the hot one, the last
-// tokens, which the graph writes and which stay on the device. A granule that is full goes to the host between two steps. A prompt comes in chunks,
-// eagerly and through the same ring: what is cold is read layer after layer, and what a chunk adds goes to the host beside the next layers.
+// Attention reads a cold part, of whole granules at the layer's unit, and a hot part on the device
+// with the last tokens. A full granule is copied to the host between two steps. Prompts run eagerly
+// in chunks through the same ring.
 #pragma once
 
 #include <array>
@@ -26,24 +27,24 @@ struct Shape {
     std::int64_t dimension = 128;
     std::int64_t inner = 6144;
     std::int64_t vocabulary = 8192;
-    // Tokens that are there before the first step, all cold.
+    // Tokens before the first step, all cold.
     std::int64_t context = 4096;
-    // Cold tokens that there is room for.
+    // Capacity for cold tokens.
     std::int64_t capacity = 4096;
-    // On a CPU nothing is captured, and the ring is the host driver's.
+    // On a CPU nothing is captured, and the ring uses the host driver.
     at::Device on = at::kCUDA;
 
-    // Tokens that become cold together.
+    // Number of tokens that become cold together.
     static constexpr std::int64_t granule = 128;
 
-    // Bytes of a token's keys, or of its values, in a layer.
     [[nodiscard]] std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(kv_heads * dimension) * 2; }
     [[nodiscard]] std::uint64_t cold_bytes() const { return 2 * static_cast<std::uint64_t>(capacity) * row_bytes(); }
     [[nodiscard]] std::uint64_t weight_bytes() const;
     [[nodiscard]] at::TensorOptions numbers() const { return at::TensorOptions().dtype(at::kBFloat16).device(on); }
 };
 
-// What decoders of one model share: the contents of what streams, on the host, and everything else, on the device.
+// Shared by decoders of one model: the streamed contents on the host, and all other data on the
+// device.
 struct Contents {
     Contents(const vmmgraph::Device& device, const Shape& shape, Streams streams);
 
@@ -53,12 +54,11 @@ struct Contents {
     const vmmgraph::Device& device;
     Shape shape;
     Streams streams;
-    // By layer.
     std::deque<vmmgraph::HostBuffer> host;
-    // By layer, what does not stream: its weights, or its cold keys and values.
+    // Contents not streamed, by layer: the weights, or the cold keys and values.
     std::vector<at::Tensor> weights;
     at::Tensor cold;
-    // [layer][keys, values][token][head][dimension], as the prompt left them.
+    // [layer][keys, values][token][head][dimension], after the prompt.
     at::Tensor hot;
     at::Tensor embedding;
     at::Tensor head;
@@ -66,20 +66,21 @@ struct Contents {
 
 class Decoder {
 public:
-    // Captures the step. All of it stays on the device if it is `resident`.
+    // Captures the step. With `resident`, everything stays on the device.
     Decoder(Contents& contents, bool resident, const vmmgraph::RingOptions& options);
 
     struct Output {
         std::int64_t token;
         at::Tensor hidden;
     };
-    // Puts one token behind the others; which one is next. On torch's current stream, which it waits for.
+    // Appends one token and returns the next. Runs on torch's current stream, and waits for it.
     Output step(std::int64_t token);
-    // Begins anew with a prompt, so many tokens at a time (whole granules); the token behind it, and the last hidden state. On torch's current stream, which
-    // it waits for. What was there before is lost if it throws, and the next call begins anew.
+    // Restarts with a prompt, `chunk` tokens at a time (whole granules). Returns the next token and
+    // the last hidden state. Waits for torch's current stream. If it throws, the next call
+    // restarts.
     Output prefill(const std::vector<std::int64_t>& prompt, std::int64_t chunk);
 
-    // Bytes that the steps and prompts so far were to bring from the host.
+    // Planned bytes of all steps and prompts from the host.
     [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return planned_; }
     [[nodiscard]] std::uint64_t moved_bytes() const { return ring_.stats().copied_bytes - moved_before_; }
     [[nodiscard]] std::uint64_t device_bytes() const { return ring_.stats().device_bytes; }
@@ -91,17 +92,17 @@ private:
     at::Tensor layer(std::int64_t number, const at::Tensor& x, void* weights, void* cold, const at::Tensor& position,
                      const at::Tensor& masked);
     at::Tensor feed_forward(const at::Tensor& x, void* weights, const at::Tensor& attended) const;
-    // Puts tokens behind the cold ones; what the last layer makes of them.
+    // Appends tokens to the cold ones. Returns the output of the last layer.
     at::Tensor prefill_chunk(const at::Tensor& tokens, void* stream);
-    // Keys and values of a layer's new tokens, [token][head][dimension] each: whole granules become cold, the rest is hot.
+    // Stores keys and values of a layer's new tokens, [token][head][dimension] each: whole granules
+    // become cold, the rest is hot.
     void keep(std::int64_t number, const at::Tensor& keys, const at::Tensor& values, void* stream);
-    // Units of keys and values are copied from as much as is cold.
     void set_sources();
     void set_source(std::size_t unit, std::int64_t cold_tokens);
-    // Keys (0) or values (1) of a layer become cold from `cold_tokens_` on.
+    // Stores a layer's keys (0) or values (1) as cold tokens, from `cold_tokens_` on.
     void store(std::int64_t number, std::int64_t side, const at::Tensor& from, void* stream);
     [[nodiscard]] std::uint64_t streamed() const;
-    // A full granule becomes cold, behind what the stream has.
+    // Makes a full granule cold, after the stream's current work.
     void flush(void* stream);
 
     Contents& contents_;
@@ -109,16 +110,16 @@ private:
     at::Tensor cold_;
     at::Tensor cold_positions_;
     at::Tensor hot_positions_;
-    // What the last two layers of a chunk add, on its way to the host: [layer % 2][keys, values][token][head][dimension], and where to.
+    // Data being copied to the host for a chunk's last two layers: [layer % 2][keys,
+    // values][token][head][dimension]; and destinations.
     at::Tensor leaving_;
     std::array<vmmgraph::HostBuffer*, 2> leaving_to_{};
     std::int64_t cold_tokens_;
     std::int64_t hot_tokens_;
     std::uint64_t planned_ = 0;
     std::uint64_t moved_before_ = 0;
-    // Units that the next step is to bring beyond those that stream in it.
+    // Units the next step copies in addition to its streamed ones.
     std::uint64_t again_ = 0;
-    // Outlives the executor.
     vmmgraph::Ring ring_;
     vmmgraph::engine::GraphInputs inputs_;
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena_;

@@ -1,10 +1,12 @@
-// Decodes with keys and values, or weights, in host memory, by one graph a step, and compares with the same decoder that has everything on the device.
-// Then answers a prompt, which comes in chunks through the same ring.
+// Decodes with keys and values, or weights, in host memory, with one graph per step, and compares
+// with the same decoder fully on the device. Then answers a prompt in chunks through the same ring.
 //
-//   offload [--streams kv|weights] [--context TOKENS] [--prompt TOKENS] [--chunk TOKENS] [--layers N] [--slots N] [--steps N]
+//   offload [--streams kv|weights] [--context TOKENS] [--prompt TOKENS] [--chunk TOKENS]
+//           [--layers N] [--slots N] [--steps N]
 //
-// Without --streams it does the keys and values of two contexts, and the weights. Says beforehand what can be had at best. Exit status 1 if a token or a
-// number of a hidden state differs, or other bytes were moved than planned; 77 where there is no GPU.
+// Without --streams: keys and values of two contexts, and weights. Prints the theoretical optimum
+// first. Exit status 1 if a token or a value of a hidden state differs, or if the moved bytes
+// differ from the plan; 77 without a GPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -42,7 +44,6 @@ struct Settings {
 struct Decoded {
     std::vector<std::int64_t> tokens;
     std::vector<at::Tensor> hidden;
-    // Of a step, its median.
     double seconds = 0;
 };
 
@@ -69,7 +70,7 @@ Decoded decode(Decoder& decoder, std::int64_t steps) {
     return all;
 }
 
-// GiB a second from pinned host memory.
+// Returns GiB per second from pinned host memory.
 double measure_link(const vmmgraph::Device& device) {
     constexpr std::uint64_t bytes = 256 << 20;
     const vmmgraph::HostBuffer from(device, bytes);
@@ -84,7 +85,6 @@ double measure_link(const vmmgraph::Device& device) {
     return static_cast<double>(bytes) / (1 << 30) / median(std::move(seconds));
 }
 
-// How many tokens and hidden states are wrong.
 std::size_t compare(const vmmgraph::Device& device, const Settings& settings, Streams streams, std::int64_t context, double link) {
     Shape shape;
     shape.layers = settings.layers;
@@ -106,7 +106,6 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     std::printf("all resident: %.2f ms a step, %.1f tokens/s\n", wanted.seconds * 1e3, 1 / wanted.seconds);
 
     vmmgraph::RingDemand demand;
-    // As long as they are before the first step.
     demand.units = std::vector<vmmgraph::RingUnit>(
         contents.host.size(), {weights ? contents.unit_bytes() : 2 * static_cast<std::uint64_t>(context) * shape.row_bytes()});
     demand.slots = static_cast<std::size_t>(settings.slots);
@@ -138,7 +137,7 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     return wrong + (moved != planned ? 1 : 0);
 }
 
-// What a decoder makes of a prompt and so many steps behind it, and the seconds of its second time, when libraries are warm.
+// Output of a decoder for a prompt and several steps, and the seconds of a warm run.
 struct Answered {
     Decoded steps;
     at::Tensor hidden;
@@ -163,8 +162,8 @@ Answered answer(Decoder& decoder, const std::vector<std::int64_t>& prompt, std::
     return answered;
 }
 
-// How many tokens and hidden states are wrong behind a prompt. `work` is what such a prompt takes with nothing to copy, which the decoder finds that has its
-// weights resident.
+// Returns the number of wrong tokens and hidden states after a prompt. `work`: seconds of the
+// prompt without copies, measured by the decoder with resident weights.
 std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& settings, Streams streams, double link, double& work) {
     Shape shape;
     shape.layers = settings.layers;
@@ -185,7 +184,7 @@ std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& setti
     if (weights) {
         work = wanted.seconds;
     } else {
-        // The other decoder is to find its own there.
+        // The second decoder must compute its own contents.
         const auto nothing = at::zeros({static_cast<std::int64_t>(contents.unit_bytes())}, at::kByte);
         for (auto& buffer : contents.host) {
             buffer.write(0, nothing.const_data_ptr(), buffer.bytes());
@@ -202,7 +201,6 @@ std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& setti
     for (std::size_t step = 0; step < wanted.steps.hidden.size(); ++step) {
         wrong += !at::equal(got.steps.hidden[step], wanted.steps.hidden[step]);
     }
-    // Of each chunk all that is before it, or all weights.
     std::uint64_t bytes = 0;
     for (std::int64_t from = 0; from < settings.prompt; from += settings.chunk) {
         const auto of_layer = weights ? shape.weight_bytes() : 2 * static_cast<std::uint64_t>(from) * shape.row_bytes();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint32_t most_sequences = 16;
 
-// Written once, so that the host's copy of the first sleep serves every later one.
+// Written once, so the host copy of the first sleep serves all later sleeps.
 vmmgraph::RegionOptions for_weights() {
     vmmgraph::RegionOptions options;
     options.policy = vmmgraph::Policy::backup;
@@ -30,7 +30,7 @@ xllm_example::Options for_graphs() {
     return options;
 }
 
-// What `make` allocates is the region's.
+// Calls `make` with its allocations in the region.
 template <class Make>
 auto in(const vmmgraph::Region& region, Make&& make) {
     const vmmgraph::torch::RegionScope scope(region);
@@ -67,10 +67,10 @@ std::vector<std::int64_t> Engine::step() {
 }
 
 vmmgraph::PauseReport Engine::sleep() {
-    // The graphs' pages go with the cache's; the graphs stay as they are.
+    // The graphs' pages are freed with the cache; the graphs stay unchanged.
     const auto report = vmmgraph::pause(device_, {weights_tag_, kv_tag_}, {{c10::cuda::getCurrentCUDAStream().stream()}, {}});
     scheduler_->lose_cache();
-    // What torch keeps for later is no use to others either.
+    // Torch's cached memory must also become free for other programs.
     c10::cuda::CUDACachingAllocator::emptyCache();
     return report;
 }
@@ -81,7 +81,8 @@ vmmgraph::ResumeReport Engine::wake_weights(std::chrono::microseconds deadline) 
 
 vmmgraph::ResumeReport Engine::wake_cache(std::chrono::microseconds deadline) {
     const auto report = vmmgraph::resume(device_, {kv_tag_}, deadline);
-    // It holds anything now. What lies beyond a sequence's end counts with a weight of 0, and 0 times what is no number is none.
+    // The contents are undefined now. Positions after a sequence's end are multiplied by 0, but 0
+    // times NaN is NaN.
     for (const auto& cache : caches_) {
         cache.k.zero_();
         cache.v.zero_();

@@ -1,5 +1,5 @@
-// An engine that sleeps: the decoder of examples/xllm_executor with its weights in one region and its KV cache in another, and its graphs
-// captured once.
+// An engine with a sleep mode: the decoder of examples/xllm_executor with its weights in one
+// region, its KV cache in a second one, and its graphs captured once.
 #pragma once
 
 #include <chrono>
@@ -18,27 +18,28 @@ using xllm_example::ModelArgs;
 
 class Engine {
 public:
-    // Loads the weights, makes the cache and captures the graphs. `name` begins the tags, so that engines of one device sleep apart.
-    // vmmgraph::torch::install() was called before.
+    // `name` is the prefix of the tags, so engines on one device sleep independently. Call
+    // vmmgraph::torch::install() first.
     Engine(const vmmgraph::Device& device, const ModelArgs& args, const std::string& name);
 
-    // Begins with the first requests of a fixed series.
+    // Restarts with the first requests of a fixed series.
     void restart();
-    // A step of all running sequences, on torch's current stream: their next tokens.
+    // Runs one step of all running sequences on torch's current stream. Returns their next tokens.
     [[nodiscard]] std::vector<std::int64_t> step();
 
-    // Gives the memory of weights, cache and graphs away, behind what the stream was given. No step until both have come back.
+    // Frees the memory of weights, cache and graphs after the stream's current work. No step may
+    // run until both are resumed.
     vmmgraph::PauseReport sleep();
-    // The weights as they were. They may be used, or replaced, while the cache is not there yet.
+    // Restores the weights, which may be used or replaced before the cache is resumed.
     vmmgraph::ResumeReport wake_weights(std::chrono::microseconds deadline);
-    // The graphs' memory, and the cache, empty: the next step fills it again from the sequences' tokens, as after a preemption.
+    // Resumes the graphs' memory and the cache, which is empty and recomputed from the sequences'
+    // tokens.
     vmmgraph::ResumeReport wake_cache(std::chrono::microseconds deadline);
 
     [[nodiscard]] std::uint64_t weight_bytes() const { return weights_.stats().live_bytes; }
     [[nodiscard]] std::uint64_t cache_bytes() const { return kv_.stats().live_bytes; }
     [[nodiscard]] std::uint64_t arena_bytes() const { return arena_->mapped_size(); }
     [[nodiscard]] std::size_t graphs() const noexcept { return graphs_; }
-    // Steps that ran by graphs.
     [[nodiscard]] std::size_t by_graphs() const noexcept { return by_graphs_; }
 
 private:

@@ -1,4 +1,5 @@
-// Generates tokens with graphs, sleeps while another model runs in its memory, wakes in two stages and goes on with the same tokens.
+// Generates tokens with graphs, sleeps while a second model uses the memory, wakes in two stages,
+// and continues with the same tokens.
 //
 //   sleep [LAYERS]     layers of the model, 8; exit status 1 if a token differs
 #include <cstdio>
@@ -20,7 +21,6 @@ using sleep_example::ModelArgs;
 using Tokens = std::vector<std::vector<std::int64_t>>;
 
 constexpr int steps = 120;
-// Before which steps it sleeps: the second time the host still has the weights.
 constexpr int sleeps[] = {40, 80};
 constexpr auto patience = std::chrono::seconds(10);
 
@@ -57,7 +57,7 @@ void print(const char* what, const vmmgraph::ResumeReport& report) {
                 gib(report.bytes), gib(report.copied_bytes), report.copy_gib_per_second);
 }
 
-// Doubles: after a sleep the cache is computed in one step for what was many, in another order, and that must not turn a token.
+// Doubles: a sleep changes the order of computation, and rounding must not change a token.
 ModelArgs model(std::int64_t layers) {
     ModelArgs args;
     args.layers = layers;
@@ -72,7 +72,8 @@ ModelArgs model(std::int64_t layers) {
     return args;
 }
 
-// Another model, with graphs of its own, while the first one sleeps; every byte that is still free is written to as well.
+// Runs a second model with its own graphs during the sleep, and overwrites all remaining free
+// memory.
 void run_another(const vmmgraph::Device& device, std::size_t free_before) {
     auto args = model(4);
     args.hidden = 1024;
@@ -117,7 +118,7 @@ int run(std::int64_t layers) {
             const auto free_before = free_bytes();
             print(engine.sleep());
             run_another(device, free_before);
-            // Its memory, which the caches of torch and of the device still have.
+            // Frees the guest's memory, which torch and the device still cache.
             c10::cuda::CUDACachingAllocator::emptyCache();
             device.trim();
             print("weights", engine.wake_weights(patience));

@@ -1,7 +1,6 @@
-// Stand-ins for the declarations of xLLM that the files of this folder use,
-// written for this test: members have xLLM's names and meanings (xLLM-AI/xllm
-// at 3906f5a9), and there are no others. What the engine implements, the test
-// implements.
+// Stand-ins for the xLLM declarations used in this folder, written for this
+// test. Members have xLLM's names and meanings (xLLM-AI/xllm at 3906f5a9). The
+// test implements the engine's functions.
 #pragma once
 
 #include <ATen/cuda/MemPool.h>
@@ -21,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-// Reader and writer of one name.
+// Getter and setter of one property.
 #define XLLM_STAND_IN_PROPERTY(T, name, value)            \
   T name##_ = value;                                      \
   [[nodiscard]] const T& name() const { return name##_; } \
@@ -30,7 +29,7 @@
     return *this;                                         \
   }
 
-// With a semicolon of its own, as there.
+// With a semicolon, as in xLLM.
 #define COUNTER_INC(name) ++::xllm::name;
 
 namespace tvm::ffi {
@@ -125,7 +124,7 @@ struct ModelInputParams {
     std::int32_t num_sequences = 0, kv_max_seq_len = 0, q_max_seq_len = 0;
   } meta;
   struct {
-    // Empty where the scheduler filled the device's tensors only.
+    // Empty if the scheduler filled only the device's tensors.
     struct {
       std::vector<std::int32_t> q_seq_lens, kv_seq_lens;
     } host;
@@ -152,7 +151,7 @@ inline bool is_rec_multi_round_mode() { return false; }
 namespace layer {
 
 struct AttentionMetadataBuilder {
-  // As on CUDA: a step without sequences becomes one of a token in slot 0.
+  // As on CUDA: a step without sequences becomes one with a token in slot 0.
   static AttentionMetadata build(
       const ModelInputParams& params,
       bool enable_mla,
@@ -341,7 +340,7 @@ struct ExecutorImplFactory {
           });                                                                  \
   }
 
-// Its own captures of prefills in pieces, of which there are none here.
+// xLLM's own piecewise captures of prefills, unused here.
 namespace kernel::cuda {
 struct AttentionRunner {
   void run_capture(const std::string&,
@@ -372,7 +371,7 @@ struct GlobalCaptureInstance {
 };
 }  // namespace runtime::cuda
 
-// The part of its executor that makes pools.
+// The part of xLLM's executor that makes pools.
 namespace runtime::cuda {
 using TorchMemPool = at::cuda::MemPool;
 class CudaGraphExecutorImpl {

@@ -1,4 +1,5 @@
-// A layer's attention. What xLLM has in core/kernels/cuda/attention_runner.cpp: the same call, recorded or run.
+// Attention of a layer, recorded or run. Counterpart of xLLM's
+// core/kernels/cuda/attention_runner.cpp.
 #include "decoder.hpp"
 
 namespace xllm_example {
@@ -8,12 +9,12 @@ using vmmgraph::engine::Step;
 
 void Decoder::attention(const at::Tensor& q, const KVCache& cache, const AttentionMetadata& metadata, const at::Tensor& out) const {
     if (metadata.is_decode) {
-        // A sequence that is not there has no key, and a softmax over none is no number.
+        // A padded sequence has no keys, and a softmax over nothing is NaN.
         attend_decode(q, cache, metadata.block_table, at::diff(metadata.kv_cu_seq_lens).clamp_min(1), out);
         return;
     }
     if (auto* const recorder = Recorder::current()) {
-        // Between two graphs, at every replay, by the plan of that step.
+        // Runs between two graphs at every replay, with the step's plan.
         recorder->eager({q, out}, [this, cache, metadata](const Step&, at::TensorList tensors) {
             attend_ragged(tensors[0], cache, metadata.block_table, *metadata.plan_info, tensors[1]);
         });

@@ -20,7 +20,6 @@ Batch make_batch(const ModelArgs& args, const std::vector<Sequence*>& sequences)
         (sequence->in_cache == 0 ? prefill : decode) = true;
         for (std::int64_t place = sequence->in_cache; place < length; ++place) {
             tokens.push_back(sequence->tokens[static_cast<std::size_t>(place)]);
-            // As if there were images: time, height and width.
             positions[0].push_back(static_cast<std::int32_t>(place));
             positions[1].push_back(static_cast<std::int32_t>(place / 2));
             positions[2].push_back(static_cast<std::int32_t>(place % 7));

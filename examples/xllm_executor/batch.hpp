@@ -1,4 +1,4 @@
-// A step over sequences: what a scheduler knows of them, as the executor wants it.
+// Conversion of a scheduler's sequences to an executor's step.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@ namespace xllm_example {
 struct Sequence {
     std::uint64_t id = 0;
     std::vector<std::int32_t> tokens;
-    // Tokens whose keys and values are in the cache.
+    // Tokens with keys and values in the cache.
     std::int64_t in_cache = 0;
-    // How many tokens it is to have, the prompt's among them.
+    // Final number of tokens, including the prompt.
     std::int64_t wanted = 0;
-    // Its blocks in order; below 0: not on the device.
+    // Blocks in order; negative: not on the device.
     std::vector<std::int32_t> blocks;
 };
 
-// A step on the host that computes what is not in the cache yet; afterwards it is.
+// A step, on the host, for computing all uncached tokens; marks the tokens as cached.
 struct Batch {
     ForwardInput input;
-    // The rows of the step whose tokens are asked for: the last of each sequence.
+    // Rows of the step with requested tokens: the last one of each sequence.
     std::vector<std::int64_t> rows;
 };
 [[nodiscard]] Batch make_batch(const ModelArgs& args, const std::vector<Sequence*>& sequences);

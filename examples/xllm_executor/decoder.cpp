@@ -7,7 +7,7 @@ namespace xllm_example {
 
 Decoder::Decoder(const ModelArgs& args) : args_(args) {
     at::manual_seed(17);
-    // On the CPU first, so that a model is the same on every device.
+    // On the CPU first, so the model is the same on every device.
     const auto cpu = at::TensorOptions().dtype(at::kDouble);
     const auto weight = [&](std::int64_t in, std::int64_t out) {
         return (at::randn({in, out}, at::kFloat) / std::sqrt(static_cast<double>(in))).to(args.options);
@@ -65,7 +65,7 @@ at::Tensor Decoder::forward(const at::Tensor& tokens, const at::Tensor& position
                             const ModelInputParams& params) const {
     const auto n = tokens.size(0);
     const auto& metadata = *params.attn_metadata;
-    // By block and place, so that the blocks of a cache may lie apart.
+    // By block and offset, since the blocks of a cache may have gaps between.
     const auto slots = metadata.slot_mapping.to(at::kLong);
     const auto block = at::floor_divide(slots, args_.block_size), offset = at::remainder(slots, args_.block_size);
     const auto cos = at_positions(cos_, positions);
@@ -101,7 +101,7 @@ void Decoder::attend_decode(const at::Tensor& q, const KVCache& cache, const at:
     const auto beyond = places_.narrow(0, 0, longest).unsqueeze(0) >= kv_seq_lens.unsqueeze(1);
     const auto scores = (at::matmul(grouped, gather(cache.k).permute({0, 2, 3, 1})) / std::sqrt(static_cast<double>(args_.head_dim)))
                             .masked_fill(beyond.view({batch, 1, 1, longest}), -std::numeric_limits<double>::infinity());
-    // A weight of 0 times what is no number is none: places without a token hold anything.
+    // 0 times NaN is NaN, and positions without a token are undefined: mask the values too.
     const auto values = gather(cache.v).masked_fill(beyond.view({batch, longest, 1, 1}), 0);
     const auto attended = at::matmul(scores.softmax(-1), values.permute({0, 2, 1, 3}));
     out.copy_(attended.reshape({batch, args_.heads * args_.head_dim}));
@@ -114,14 +114,12 @@ void Decoder::attend_ragged(const at::Tensor& q, const KVCache& cache, const at:
         const std::int64_t queries = plan.q_cu_seq_lens[i + 1] - start;
         const std::int64_t keys = plan.kv_cu_seq_lens[i + 1] - plan.kv_cu_seq_lens[i];
         if (queries == 0) {
-            // Padding.
             continue;
         }
         const auto blocks = block_tables[static_cast<std::int64_t>(i)].narrow(0, 0, (keys + args_.block_size - 1) / args_.block_size);
         const auto gather = [&](const at::Tensor& of) {
             return of.index_select(0, blocks).view({-1, args_.kv_heads, 1, args_.head_dim}).narrow(0, 0, keys);
         };
-        // [kv_heads, group, queries, head_dim]
         const auto grouped =
             q.narrow(0, start, queries).view({queries, args_.kv_heads, args_.heads / args_.kv_heads, args_.head_dim}).permute({1, 2, 0, 3});
         const auto beyond = places_.narrow(0, 0, keys).unsqueeze(0) > places_.narrow(0, keys - queries, queries).unsqueeze(1);
@@ -130,7 +128,7 @@ void Decoder::attend_ragged(const at::Tensor& q, const KVCache& cache, const at:
         const auto attended = at::matmul(scores.softmax(-1), gather(cache.v).permute({1, 2, 0, 3}));
         out.narrow(0, start, queries).copy_(attended.permute({2, 0, 1, 3}).reshape({queries, args_.heads * args_.head_dim}));
     }
-    // Rows of padding: not a number would spread through the cache's spare block.
+    // Zero the padding rows: NaNs would spread through the cache's padding block.
     const std::int64_t end = plan.q_cu_seq_lens.empty() ? 0 : plan.q_cu_seq_lens.back();
     out.narrow(0, end, out.size(0) - end).zero_();
 }

@@ -1,5 +1,5 @@
-// A small decoder as engines have it: paged KV cache, block tables, RMSNorm, RoPE, grouped-query attention, SwiGLU. Plain ATen, so that it
-// runs on any device and in any dtype.
+// Small decoder with an engine's structure: paged KV cache, block tables, RMSNorm, RoPE,
+// grouped-query attention, SwiGLU. Plain ATen, for any device and dtype.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,13 @@ struct ModelArgs {
     std::int64_t head_dim = 32;
     std::int64_t intermediate = 512;
     std::int64_t vocabulary = 1000;
-    // Tokens of a cache block, blocks of the cache, and most blocks of a sequence. Block 0 is nobody's: padding writes there.
+    // Tokens per cache block, blocks of the cache, and maximum blocks of a sequence. Block 0 is
+    // reserved for padding.
     std::int64_t block_size = 16;
     std::int64_t blocks = 512;
     std::int64_t blocks_of_sequence = 6;
-    // Positions [3, tokens], a third of the rotary dimensions each, and steps whose embeddings come from elsewhere.
+    // Positions [3, tokens] with a third of the rotary dimensions each, and steps with given
+    // embeddings.
     bool multimodal = false;
     at::TensorOptions options;
 };
@@ -36,22 +38,23 @@ struct KVCache {
 
 class Decoder {
 public:
-    // Random weights of a fixed seed.
+    // Random weights with a fixed seed.
     explicit Decoder(const ModelArgs& args);
 
     [[nodiscard]] const ModelArgs& args() const noexcept { return args_; }
     [[nodiscard]] std::vector<KVCache> make_caches() const;
-    // Hidden states [tokens, hidden]; writes keys and values into the caches. Integers of 32 bits, all on the device; reads of the params
-    // the attention metadata and, where they are, the embeddings.
+    // Returns hidden states [tokens, hidden]; writes keys and values to the caches. Integers are
+    // 32-bit and on the device.
     [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& caches,
                                      const ModelInputParams& params) const;
-    // The likeliest next tokens behind these hidden states.
+    // Returns the most likely next tokens for these hidden states.
     [[nodiscard]] at::Tensor greedy(const at::Tensor& hidden) const;
 
-    // One query for each sequence, over all of its blocks, masked by its length: of fixed shapes, so a graph can hold it.
+    // One query per sequence over all of its blocks, masked by its length. The shapes are fixed, so
+    // a graph can contain it.
     void attend_decode(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const at::Tensor& kv_seq_lens,
                        const at::Tensor& out) const;
-    // Sequences of any lengths, which the host must know: no graph can hold it.
+    // Sequences of any lengths, which the host must know, so a graph cannot contain it.
     void attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const PlanInfo& plan,
                        const at::Tensor& out) const;
 
@@ -61,15 +64,15 @@ private:
     };
 
     [[nodiscard]] at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
-    // Of the angles' cosines or sines, [tokens, 1, head_dim / 2].
+    // Selects cosines or sines of the angles, [tokens, 1, head_dim / 2].
     [[nodiscard]] at::Tensor at_positions(const at::Tensor& of, const at::Tensor& positions) const;
-    // Attention of a layer's queries [tokens, heads, head_dim] over its cache, written to `out` [tokens, heads * head_dim].
+    // Attention of a layer's queries [tokens, heads, head_dim] over its cache, written to `out`
+    // [tokens, heads * head_dim].
     void attention(const at::Tensor& q, const KVCache& cache, const AttentionMetadata& metadata, const at::Tensor& out) const;
     [[nodiscard]] at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
 
     ModelArgs args_;
     at::Tensor embedding_, final_norm_, head_, cos_, sin_;
-    // 0, 1, ... over the longest sequence.
     at::Tensor places_;
     std::vector<Layer> layers_;
 };

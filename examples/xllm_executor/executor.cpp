@@ -22,10 +22,10 @@ std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) 
     std::vector<Input> inputs{
         Input::host(names::tokens, at::kInt, {tokens}),
         Input::host(names::positions, at::kInt, positions),
-        // Slot 0 and block 0 are nobody's.
+        // Slot 0 and block 0 are reserved for padding.
         Input::host(names::new_cache_slots, at::kInt, {tokens}, Pad::zero()),
         Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(blocks)}),
-        // Cumulative: a sequence that is not there has no token.
+        // Cumulative: a padded sequence has no tokens.
         Input::host(names::q_seq_lens, at::kInt, {one_more}, Pad::repeat_last()),
         Input::host(names::kv_seq_lens, at::kInt, {one_more}, Pad::repeat_last()),
         Input::host(names::paged_kv_indptr, at::kInt, {one_more}, Pad::repeat_last()),
@@ -52,8 +52,8 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
     auto graph = options.graph;
     std::vector<Key> buckets;
     if (options.enable_graph) {
-        // Decode: a token for each sequence. With a prefill in it: tokens as the step has them, and room for every sequence, since the
-        // pieces do not know how many there are.
+        // Decode: one token per sequence. With a prefill: the step's tokens, and room for the
+        // maximum number of sequences, since the pieces do not know the number.
         for (const auto size : bucket_sizes(VMMGRAPH_SIZES_XLLM, options.max_seqs_per_batch)) {
             graph.full.push_back(Key::of(size, size, uniform_decode));
         }
@@ -70,7 +70,6 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
         buckets = {Key::of(1, 1)};
     }
     graph.before_launch = [this](const Key& bucket, const Step&) {
-        // The attention of decodes needs no plan here.
         if ((bucket.variant & uniform_decode) == 0) {
             plan();
         }
@@ -99,7 +98,8 @@ Step CudaGraphExecutorImpl::step_of(const at::Tensor& tokens, const ModelInputPa
     auto n = static_cast<std::uint32_t>(tokens.size(0));
     auto sequences = static_cast<std::uint32_t>(params.meta.num_sequences);
     if (const auto& of = params.parallel; of.dp_global_token_nums.size() > 1) {
-        // The collectives of a step are as long on every rank: all run the graph of the largest, and decode only if all do.
+        // Collectives need equal steps on every rank: all run the graph of the largest rank, and
+        // decode only if all decode.
         n = static_cast<std::uint32_t>(*std::max_element(of.dp_global_token_nums.begin(), of.dp_global_token_nums.end()));
         const bool decode = std::all_of(of.dp_is_decode.begin(), of.dp_is_decode.end(), [](std::int32_t does) { return does != 0; });
         phase = decode ? Phase::decode : Phase::mixed;
@@ -112,10 +112,9 @@ Step CudaGraphExecutorImpl::step_of(const at::Tensor& tokens, const ModelInputPa
 std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& tokens, const at::Tensor& positions,
                                                          const ModelInputParams& params) const {
     const auto& on_device = params.attention.device;
-    // Called for every step: a list in braces would copy each tensor once more.
+    // Called for every step: a braced list would copy each tensor once more.
     std::vector<NamedValue> values;
     if (tokens.size(0) == 0) {
-        // A rank without tokens of its own: all is padding.
         return values;
     }
     values.reserve(11);
@@ -124,7 +123,7 @@ std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& token
     add(names::positions, positions);
     add(names::new_cache_slots, on_device.new_cache_slots);
     add(names::block_tables, on_device.block_tables);
-    // From the host, where they are planned from.
+    // From the host, where the plan is made.
     add(names::q_seq_lens, params.attention.host.q_seq_lens);
     add(names::kv_seq_lens, params.attention.host.kv_seq_lens);
     add(names::paged_kv_indptr, on_device.paged_kv_indptr);
@@ -165,7 +164,6 @@ ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tenso
         step_of(tokens, params), values_of(tokens, positions, params),
         [&] { output.hidden_states = eager(tokens, positions, kv_caches, params); }, stream);
     if (output.ran.mode != Mode::eager) {
-        // A rank without tokens of its own has none.
         output.hidden_states = inputs_->hidden_states(tokens.size(0));
     }
     return output;

@@ -1,6 +1,6 @@
-// An engine's graph executor, with the signature of xLLM's CudaGraphExecutorImpl (core/runtime/cuda_graph_executor_impl.h): run() takes
-// tokens, positions, caches and parameters and returns hidden states. What such a class has of its own (buckets, persistent tensors, pools,
-// maps of graphs, captures and their failures) is the library's here.
+// Graph executor with the signature of xLLM's CudaGraphExecutorImpl
+// (core/runtime/cuda_graph_executor_impl.h). The library replaces the rest of such a class:
+// buckets, persistent tensors, pools, captures and their failures.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace xllm_example {
 
-// Of a bucket's and a step's variant: the embeddings come from elsewhere.
+// Bit of a variant: the step has given embeddings.
 inline constexpr std::uint32_t with_embedding = 2;
 
 // Valid until the next step.
@@ -23,14 +23,14 @@ struct ModelOutput {
 };
 
 struct Options {
-    // Most sequences of a step, and most tokens of a step with a prefill in it that a graph runs.
+    // Maximum sequences per step, and maximum tokens of a graph step with a prefill.
     std::uint32_t max_seqs_per_batch = 64;
     std::uint32_t max_tokens_for_graph = 256;
     bool enable_graph = true;
-    // Of the library's executor: most_graphs, most_bytes, on_failure, guard, capture.
+    // Options of the library's executor: most_graphs, most_bytes, on_failure, guard, capture.
     vmmgraph::engine::ExecutorOptions graph = default_graph();
 
-    // As xLLM's warm-up run before a capture.
+    // Like xLLM's warm-up run before a capture.
     static vmmgraph::engine::ExecutorOptions default_graph() {
         vmmgraph::engine::ExecutorOptions options;
         options.eager_runs = 1;
@@ -40,21 +40,17 @@ struct Options {
 
 class CudaGraphExecutorImpl {
 public:
-    // `model` must outlive it. `arena` is null on a CPU.
+    // `model` must outlive the executor. `arena` is null on a CPU.
     CudaGraphExecutorImpl(const Decoder& model, std::shared_ptr<vmmgraph::SharedVmmAllocator> arena, const Options& options);
 
-    // Captures every shape; the graphs that are there.
     std::size_t warm_up(std::vector<KVCache>& kv_caches);
-    // On torch's current stream.
     ModelOutput run(const at::Tensor& tokens, const at::Tensor& positions, std::vector<KVCache>& kv_caches, const ModelInputParams& params);
 
     [[nodiscard]] vmmgraph::engine::GraphExecutor& graphs() noexcept { return *executor_; }
     [[nodiscard]] vmmgraph::engine::GraphInputs& inputs() noexcept { return *inputs_; }
-    // The step's shape and values for the library.
     [[nodiscard]] vmmgraph::engine::Step step_of(const at::Tensor& tokens, const ModelInputParams& params) const;
     [[nodiscard]] std::vector<vmmgraph::engine::NamedValue> values_of(const at::Tensor& tokens, const at::Tensor& positions,
                                                                       const ModelInputParams& params) const;
-    // The step without a graph.
     [[nodiscard]] at::Tensor eager(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& kv_caches,
                                    const ModelInputParams& params) const;
 
@@ -65,7 +61,7 @@ private:
     const Decoder& model_;
     Options options_;
     std::vector<KVCache>* kv_caches_ = nullptr;
-    // Of the step that runs; what runners between pieces read.
+    // Plan of the running step, read by attention between pieces.
     std::shared_ptr<PlanInfo> plan_info_ = std::make_shared<PlanInfo>();
     std::unique_ptr<vmmgraph::engine::GraphInputs> inputs_;
     std::unique_ptr<vmmgraph::engine::GraphExecutor> executor_;

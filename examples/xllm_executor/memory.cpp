@@ -30,12 +30,12 @@ ServingMemory::ServingMemory(vmmgraph::torch::KvTensors& kv, const vmmgraph::Sha
 
 ServingMemory::~ServingMemory() {
     try {
-        // Nobody is left to ask. What is on lease is over once none of its blocks has memory.
+        // No engine is left to ask. A lease ends when none of its blocks has memory.
         auto& cache = kv_.cache();
         cache.release({0, cache.stats().most_blocks}, fence());
         vmmgraph::recall(arena_, options_.deadline);
     } catch (...) {
-        // The library logs what it could not give back.
+        // The library logs a failure.
     }
 }
 

@@ -1,5 +1,6 @@
-// The memory of an engine that serves under one budget. Activations of graphs and of eager prefills are an arena's; a KV cache has pages of its
-// own, and on lease those of the arena that only long prompts need, as long as none of them is being prefilled.
+// Memory of a serving engine under one budget. An arena has the activations of graphs and eager
+// prefills. A KV cache has its own pages, and leases pages of the arena while no long prompt is
+// prefilled.
 #pragma once
 
 #include <chrono>
@@ -17,55 +18,55 @@
 namespace xllm_example {
 
 struct MemoryOptions {
-    // The most bytes of its own pages that the cache has.
+    // Maximum bytes of the cache's own pages.
     std::uint64_t kv_bytes = 0;
-    // Bytes of the arena that the graphs of every step need: never borrowed.
+    // Arena bytes needed by the graphs of every step: never borrowed.
     std::uint64_t arena_keeps = 0;
     bool lending = true;
-    // Blocks that are to be free before each step, and for how many steps there must be too many before some go.
+    // Watermarks of free blocks before each step, and the steps a surplus must last before blocks
+    // are released.
     vmmgraph::Watermarks free_blocks;
     std::uint64_t residence = 1'000;
-    // How long a recall may take.
     std::chrono::microseconds deadline = std::chrono::seconds(10);
-    // What all work on the blocks is given to; null on a CPU.
+    // Stream of all work on the blocks; null on a CPU.
     void* stream = nullptr;
 };
 
-// What it did so far.
 struct MemoryStats {
     std::uint64_t leases = 0;
     std::uint64_t recalls = 0;
     std::uint64_t lent_bytes = 0;
     std::uint64_t most_lent_bytes = 0;
-    // Host time of both, the engine's own work (copies) left out of the second.
+    // Host time of lending and of recalls; recalls exclude the engine's copies.
     double lend_micros = 0;
     double recall_micros = 0;
 };
 
 class ServingMemory {
 public:
-    // Stops using these blocks, and frees them.
     using GiveUp = std::function<void(const std::vector<std::uint64_t>& blocks)>;
 
-    // Pages of the cache are as long as the arena's large ones and hold whole blocks; the cache lies by block.
+    // The cache must be laid out by block, with pages of the arena's large page size and of whole
+    // blocks.
     ServingMemory(vmmgraph::torch::KvTensors& kv, const vmmgraph::SharedVmmAllocator& arena, const MemoryOptions& options);
     ~ServingMemory();
     ServingMemory(const ServingMemory&) = delete;
     ServingMemory& operator=(const ServingMemory&) = delete;
 
-    // Who is asked for blocks at a recall; on the thread that recalls.
+    // Sets the callback that gives up blocks at a recall, on the recalling thread.
     void on_recall(GiveUp give_up) { give_up_ = std::move(give_up); }
-    // A step begins: commits, borrows or gives back as the policy says.
+    // Call at the beginning of a step: commits, borrows or returns pages by policy.
     void step();
-    // Backs more blocks, until so many are free: its own pages first, then borrowed ones. As many as there are.
+    // Backs blocks until `free` are free or memory runs out: own pages first, then borrowed ones.
     void prepare(std::uint64_t free, bool borrow = true);
-    // So many blocks, or none.
+    // Returns `count` blocks, or none.
     [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate(std::size_t count, bool borrow = true);
     void free(const std::vector<std::uint64_t>& blocks);
-    // Where blocks in use would fill fewer pages than they lie on: asks for the blocks of the emptiest, to be moved or given up by `vacate`, and
-    // gives all pages back but those that so many free blocks more take.
+    // Compacts blocks: asks `vacate` to move or give up blocks of the emptiest pages, then returns
+    // all pages except those for `free` free blocks.
     void gather(std::uint64_t free, const std::function<void(const vmmgraph::EvictionRequest&)>& vacate);
-    // Gives all back that is borrowed: a long prompt needs the activations. At the boundary of two steps.
+    // Returns all borrowed pages, because a long prompt needs the activations. Call between two
+    // steps.
     void recall();
 
     [[nodiscard]] vmmgraph::torch::KvTensors& kv() noexcept { return kv_; }
@@ -76,7 +77,7 @@ public:
 private:
     [[nodiscard]] vmmgraph::PauseFence fence() const;
     void give_back(std::uint64_t keep);
-    // Pages that could come just now.
+    // Pages that could be added now.
     [[nodiscard]] std::uint64_t own_room() const;
     [[nodiscard]] std::uint64_t lendable() const;
     bool commit(vmmgraph::BlockRange blocks);

@@ -20,7 +20,8 @@ void Scheduler::join() {
 }
 
 ForwardInput Scheduler::next() {
-    // In every second step or so, as many as there is room for but four; for a hundred steps until all is full, then until little is left.
+    // In about every second step, up to four requests join: a hundred steps up to a full batch,
+    // then a hundred steps up to a small one.
     const std::size_t room = step_++ / 100 % 2 == 0 ? most_ : most_ / 8;
     const bool joins = running_.empty() || pick(0, 1) == 0;
     for (int i = 0; i < 4 && joins && running_.size() < room; ++i) {
@@ -35,7 +36,7 @@ ForwardInput Scheduler::next() {
     auto [input, rows] = make_batch(args_, sequences);
     rows_ = std::move(rows);
     if (args_.multimodal && prefill && pick(0, 1) == 0) {
-        // Every bit of it is some token's.
+        // Every element depends on a token.
         input.input_params.embedding.input_embedding =
             (at::outer(input.token_ids, at::arange(1, args_.hidden + 1, at::kInt)) % 17 / 8.0 - 1)
                 .to(c10::typeMetaToScalarType(args_.options.dtype()));

@@ -1,4 +1,5 @@
-// Continuous batching over the decoder: sequences join with a prompt, get a token each step and leave.
+// Continuous batching over the decoder: sequences join with a prompt, get one token per step, and
+// leave.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace xllm_example {
 
-// What joins when, the same for every seed; so two engines that run the same schedule differ by their tokens only.
+// Equal seeds give equal arrivals, so two engines with one schedule can only differ in tokens.
 class Scheduler {
 public:
     Scheduler(const ModelArgs& args, std::uint32_t most_sequences, unsigned seed) : args_(args), most_(most_sequences), random_(seed) {
@@ -19,19 +20,17 @@ public:
         }
     }
 
-    // The next step, on the host. Its tokens are the last ones given to take().
+    // Returns the next step, on the host. Its tokens are from the last take().
     [[nodiscard]] ForwardInput next();
-    // The rows of the step whose tokens are asked for: the last of each sequence.
     [[nodiscard]] const std::vector<std::int64_t>& rows() const noexcept { return rows_; }
-    // The sequences' next tokens, in the step's order; those that are done leave.
+    // Takes the sequences' next tokens in the step's order; finished sequences leave.
     void take(const std::vector<std::int64_t>& tokens);
-    // The cache has lost its contents: the next step computes those of all running sequences again.
+    // Marks the cache as lost: the next step recomputes it for all running sequences.
     void lose_cache() noexcept {
         for (auto& sequence : running_) {
             sequence.in_cache = 0;
         }
     }
-    // All tokens of the step's n-th sequence so far.
     [[nodiscard]] const std::vector<std::int32_t>& tokens_of(std::size_t n) const { return running_[n].tokens; }
     [[nodiscard]] std::size_t joined() const noexcept { return joined_; }
     [[nodiscard]] std::size_t left() const noexcept { return left_; }

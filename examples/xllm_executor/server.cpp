@@ -47,7 +47,7 @@ std::int64_t HostBlocks::put(std::int32_t block) {
 void HostBlocks::take(std::int64_t slot, std::int32_t block) {
     copy(base_ + static_cast<std::uint64_t>(block) * stride_,
          memory_.data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(slot) * block_bytes_);
-    // Whoever writes there next is behind this on the stream.
+    // A later write to this slot is ordered after the copy on the stream.
     free_.push_back(slot);
 }
 
@@ -76,7 +76,7 @@ void Server::give_up(Entries& of, Entries::iterator entry, const std::function<b
         if (block < 0 || !which(block)) {
             continue;
         }
-        // What holds no token yet has nothing to lose.
+        // A block without a token has no contents to save.
         saved[i] = static_cast<std::int64_t>(i) * options_.block_size < sequence.in_cache ? host_.put(block) : -1;
         freed.push_back(static_cast<std::uint64_t>(block));
         block = -1;
@@ -117,14 +117,14 @@ void Server::resume() {
         all += missing_of(entry);
     }
     if (all > 0) {
-        // In as few leases as there can be.
+        // Use as few leases as possible.
         memory_.prepare(all);
     }
     while (!paused_.empty() && running_.size() < options_.most_sequences) {
         auto& entry = paused_.front();
         const auto blocks = memory_.allocate(missing_of(entry));
         if (!blocks) {
-            // Those that run end some day; those that wait may hold what it needs.
+            // Running requests will end; waiting ones may hold the needed blocks.
             if (running_.empty() && make_room(&entry)) {
                 continue;
             }
@@ -146,7 +146,7 @@ void Server::resume() {
 void Server::admit() {
     for (std::size_t n = 0; n < options_.prefills_a_step && !waiting_.empty(); ++n) {
         const bool is_long = engine_.is_long(waiting_.front());
-        // Who stepped aside comes before others, but not before a long prompt: its turn would never come.
+        // Paused requests come first, except before a long prompt, which would otherwise starve.
         if (running_.size() >= options_.most_sequences || (!is_long && !paused_.empty())) {
             return;
         }
@@ -224,7 +224,6 @@ void Server::gather() {
             for (std::size_t i = 0; i < candidate.block_count; ++i) {
                 const auto from = candidate.blocks[i];
                 const auto owner = owners.find(from);
-                // The pool hands out what lies on the fullest page with room.
                 const auto to = owner == owners.end() ? std::nullopt : memory_.pool().allocate(1);
                 if (!to) {
                     continue;

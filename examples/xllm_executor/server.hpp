@@ -1,5 +1,5 @@
-// Serving from a ServingMemory: requests wait, are prefilled one by one, are decoded together, and step aside to host memory where their blocks
-// are needed for something else. Which model runs, and how, is the engine's.
+// Serving from a ServingMemory: requests wait, are prefilled one by one and decoded together.
+// Requests move to host memory if their blocks are needed elsewhere. The `Engine` runs the model.
 #pragma once
 
 #include <cstddef>
@@ -19,21 +19,21 @@ namespace xllm_example {
 struct Request {
     std::uint64_t id = 0;
     std::vector<std::int32_t> prompt;
-    // How many tokens it is to have, the prompt's among them.
+    // Final number of tokens, including the prompt.
     std::int64_t wanted = 0;
 };
 
-// Blocks that wait on the host.
 class HostBlocks {
 public:
-    // Room for so many blocks of a cache by block; registered with the device where there is one.
+    // Memory for `blocks` blocks of a cache laid out by block; registered with the device if there
+    // is one.
     HostBlocks(const vmmgraph::torch::KvTensors& kv, std::int64_t blocks, void* stream);
 
-    // Copies a block there, behind the stream's work so far; where it is.
+    // Copies a block to the host after the stream's current work. Returns its slot.
     [[nodiscard]] std::int64_t put(std::int32_t block);
-    // Copies it back, to another block.
+    // Copies a slot back, to any block.
     void take(std::int64_t slot, std::int32_t block);
-    // Copies a block to another one, on the device.
+    // Copies a block on the device.
     void move(std::int32_t from, std::int32_t to);
     [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
 
@@ -52,63 +52,61 @@ private:
 struct ServerOptions {
     std::int64_t block_size = 16;
     std::size_t most_sequences = 64;
-    // Prompts that are prefilled in one step, at most.
     std::size_t prefills_a_step = 4;
-    // Blocks that may wait on the host.
     std::int64_t host_blocks = 1024;
-    // While no request waits, blocks move to where they fill whole pages, but for so many free ones; none: they stay.
+    // While no request waits, compacts blocks and releases all free ones except this many; nullopt:
+    // never.
     std::optional<std::uint64_t> gather_but = std::nullopt;
 };
 
 struct ServerStats {
     std::uint64_t steps = 0;
-    // Tokens of decodes, and sequences of the step that had the most.
+    // Decoded tokens, and the maximum sequences of a step.
     std::uint64_t decoded = 0;
     std::uint64_t most_at_once = 0;
-    // The same of the steps with requests left to wait for room.
+    // The same for steps with requests waiting for room.
     std::uint64_t full_steps = 0;
     std::uint64_t full_decoded = 0;
     std::uint64_t prefills = 0;
     std::uint64_t long_prefills = 0;
-    // How often a sequence stepped aside.
     std::uint64_t paused = 0;
-    // Blocks that moved on the device.
     std::uint64_t moved = 0;
 };
 
 class Server {
 public:
     struct Engine {
-        // Computes a prompt into its blocks, and its next token.
+        // Computes a prompt into its blocks. Returns its next token.
         std::function<std::int64_t(Sequence&)> prefill;
-        // The next token of each.
+        // Returns the next token of each sequence.
         std::function<std::vector<std::int64_t>(const std::vector<Sequence*>&)> decode;
-        // Whether a prompt's activations are more than what is never lent.
+        // Returns true if a prompt's activations exceed the memory never lent.
         std::function<bool(const Request&)> is_long;
     };
 
-    // The memory must outlive it.
+    // `memory` must outlive the server.
     Server(ServingMemory& memory, Engine engine, const ServerOptions& options);
     Server(const Server&) = delete;
     Server& operator=(const Server&) = delete;
     ~Server() { memory_.on_recall({}); }
 
     void submit(Request request) { waiting_.push_back(std::move(request)); }
-    // One step of the engine; false if there is nothing left to do. Throws std::runtime_error if a request needs more than there is.
+    // Runs one step; false if no work is left. Throws std::runtime_error if a request needs more
+    // memory than exists.
     bool step();
 
-    // The tokens of the requests that are done, by number.
+    // Tokens of finished requests, by request id.
     [[nodiscard]] const std::map<std::uint64_t, std::vector<std::int32_t>>& done() const noexcept { return done_; }
     [[nodiscard]] const ServerStats& stats() const noexcept { return stats_; }
     [[nodiscard]] std::uint64_t host_bytes() const noexcept { return host_.bytes(); }
-    // Sequences that are neither done nor wait for their prefill.
+    // Number of sequences after their prefill and not finished.
     [[nodiscard]] std::size_t under_way() const noexcept { return running_.size() + paused_.size(); }
     [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
 
 private:
     struct Entry {
         Sequence sequence;
-        // Where on the host the blocks are that have contents and are not on the device; else below 0.
+        // Host slot of each block saved on the host; negative for other blocks.
         std::vector<std::int64_t> saved;
     };
     using Entries = std::list<Entry>;
@@ -118,9 +116,9 @@ private:
     void decode();
     void gather();
     void finish_or_keep(Entries& from, Entries::iterator entry, std::int64_t token);
-    // Some blocks of a sequence go to the host, and the sequence waits for them to come back.
+    // Moves some blocks of a sequence to the host; the sequence waits for their return.
     void give_up(Entries& of, Entries::iterator entry, const std::function<bool(std::int32_t)>& which);
-    // The last to come gives all up that it has; whether there was one, beside the one that it is for.
+    // Takes all blocks of the last request, except `besides`. Returns false if none has blocks.
     bool make_room(const Entry* besides);
 
     ServingMemory& memory_;
@@ -129,7 +127,6 @@ private:
     HostBlocks host_;
     std::deque<Request> waiting_;
     Entries running_;
-    // By number, the first to come first.
     Entries paused_;
     std::map<std::uint64_t, std::vector<std::int32_t>> done_;
     ServerStats stats_;

@@ -1,5 +1,5 @@
-// Serving under one budget: long prompts are prefilled eagerly in the arena, whose pages the KV cache has in between. Tokens are those of
-// serving without that.
+// Serving under one budget: long prompts are prefilled eagerly in the arena, and the KV cache
+// borrows the arena's pages in between. The tokens must equal those of serving without lending.
 #include <cstdio>
 #include <cstring>
 #include <random>
@@ -35,7 +35,7 @@ ModelArgs model_args() {
 
 std::uint64_t page_bytes() { return has_gpu() ? 2 * MiB : 64 * KiB; }
 
-// Prompts by number, most of them short; every eighth is as long as they come.
+// Prompts by id, mostly short; every eighth has nearly the maximum length.
 std::vector<Request> requests_of(const ModelArgs& args, std::uint64_t count) {
     const auto longest = args.blocks_of_sequence * args.block_size;
     std::vector<Request> requests;
@@ -56,7 +56,7 @@ std::vector<Request> requests_of(const ModelArgs& args, std::uint64_t count) {
     return requests;
 }
 
-// What becomes of a long prompt while pages are on lease.
+// Treatment of long prompts while pages are on lease.
 enum class Check { recalls, refuses, off };
 
 struct Result {
@@ -67,8 +67,8 @@ struct Result {
     std::uint64_t budget_bytes = 0;
 };
 
-// Where activations lie. Without a GPU nothing is captured, and work does not lie in the arena: graphs are spaces of which each replay writes all
-// bytes, as the kernels of one may.
+// Memory of activations. Without a GPU nothing is captured: a graph is a space, and each replay
+// writes all of its bytes, as kernels may.
 class Activations {
 public:
     Activations(const Device& device, Check check) : check_(check) {
@@ -82,13 +82,11 @@ public:
         }
     }
 
-    // A step that graphs run.
     template <class Body>
     auto step(Body&& body) {
         return has_gpu() ? body() : replay(*step_, step_block_, 256 * KiB, body);
     }
 
-    // A long prompt's, eager.
     template <class Body>
     auto prompt(Body&& body) {
         if (has_gpu()) {
@@ -103,7 +101,7 @@ public:
     }
 
     [[nodiscard]] std::shared_ptr<SharedVmmAllocator> arena() const { return arena_; }
-    // What graphs show, if nothing else was there yet.
+    // Bytes of the graphs, if nothing else was allocated yet.
     [[nodiscard]] std::uint64_t of_graphs() const { return has_gpu() ? arena_->mapped_size() : 256 * KiB; }
 
 private:
@@ -139,7 +137,6 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
         if (has_gpu()) {
             return Device::open(options);
         }
-        // One of its own: other tests have their granularity.
         options.driver = vmmgraph::DriverChoice::host;
         options.device = 7;
         options.host_granularity_bytes = 4 * KiB;
@@ -154,7 +151,6 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
     Activations activations(device, check);
     Result result;
     {
-        // Addresses for as much as there could be.
         const auto dtype = c10::typeMetaToScalarType(args.options.dtype());
         const vmmgraph::torch::KvPlane plane{{args.block_size, args.kv_heads, args.head_dim}, dtype};
         vmmgraph::torch::KvTensorOptions kv_options{
@@ -166,7 +162,6 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
         for (std::size_t i = 0; i < kv.planes().size(); i += 2) {
             caches.push_back({kv.planes()[i], kv.planes()[i + 1]});
         }
-        // Block 0 is nobody's: padding writes there.
         kv.commit({0, 1});
         kv.before(stream);
 
@@ -178,7 +173,6 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
         const auto graphs = activations.of_graphs();
 
         MemoryOptions memory_options;
-        // Room for two long sequences and some short ones.
         memory_options.kv_bytes = (has_gpu() ? 5 : 10) * static_cast<std::uint64_t>(args.blocks_of_sequence) *
                                       kv.cache().stats().block_bytes / 4 / page_bytes() * page_bytes() +
                                   2 * page_bytes();
@@ -212,7 +206,8 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
             return activations.prompt(
                 [&] { return greedy(executor.eager(input.token_ids, input.positions, caches, input.input_params), batch.rows).front(); });
         };
-        // The longest prompt once, so that the arena has what it needs; then nothing beyond is granted to anybody.
+        // Run the longest prompt once, so the arena has its full size; the budget then allows no
+        // more.
         Sequence longest{0, std::vector<std::int32_t>(static_cast<std::size_t>(args.blocks_of_sequence * args.block_size), 1), 0, 0, {}};
         const auto first = memory.allocate(static_cast<std::size_t>(args.blocks_of_sequence)).value();
         longest.blocks.assign(first.begin(), first.end());
@@ -287,7 +282,8 @@ TEST(Serving, ALongPromptThatRecallsNothingIsRefused) {
     EXPECT_NE(refusal.find("lease"), std::string::npos) << refusal;
 }
 
-// What the refusal is for. On a GPU the program that measures lending does this with real graphs.
+// Shows the need for the refusal. On a GPU, the program that measures lending tests this with real
+// graphs.
 TEST(Serving, WithTheCheckOffTokensAreWrong) {
     if (has_gpu()) {
         GTEST_SKIP() << "of the host: nothing there writes activations unless a test does";

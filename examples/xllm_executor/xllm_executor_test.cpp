@@ -1,4 +1,5 @@
-// Greedy decoding by graphs, token for token that of eager: sequences join and leave, prefills run piecewise, decodes by full graphs.
+// Compares greedy decoding with graphs to eager decoding, token by token. Sequences join and leave;
+// prefills run piecewise, decodes by full graphs.
 #include <cstdio>
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -13,8 +14,8 @@ using namespace vmmgraph::engine;
 using engine_tests::has_gpu;
 using engine_tests::most_steps;
 
-// Doubles where steps are compared with others of another number of rows: their products may be computed in another order, and that must not
-// turn a token.
+// Doubles if steps with different numbers of rows are compared: products may be computed in a
+// different order, and rounding must not change a token.
 ModelArgs small_model(c10::ScalarType dtype = at::kDouble) {
     ModelArgs args;
     args.options = engine_tests::on_device(dtype);
@@ -34,7 +35,8 @@ struct Engine {
     std::vector<KVCache> caches;
     CudaGraphExecutorImpl executor;
     Scheduler scheduler;
-    // Of the last step, valid until the next; padding may stand behind the tokens' rows.
+    // Hidden states of the last step, valid until the next; may have padding after the tokens'
+    // rows.
     at::Tensor hidden;
     std::int64_t tokens_of_step = 0;
 
@@ -55,7 +57,6 @@ struct Engine {
         return std::make_shared<vmmgraph::SharedVmmAllocator>(0);
     }
 
-    // A step's tokens, from the hidden states that `run` makes of it.
     template <class Run>
     std::vector<std::int64_t> step_by(Run&& run) {
         const auto input = scheduler.next();
@@ -65,7 +66,6 @@ struct Engine {
         return take(hidden);
     }
 
-    // The next tokens of what the scheduler made last.
     std::vector<std::int64_t> take(const at::Tensor& of) {
         const auto rows = at::tensor(scheduler.rows(), at::kLong).to(of.device());
         const auto tokens = model.greedy(of.index_select(0, rows)).cpu();
@@ -112,12 +112,12 @@ Options options_of(bool graph) {
     Options options;
     options.enable_graph = graph;
     options.max_seqs_per_batch = has_gpu() ? 64 : 12;
-    // Fewer than an engine would have, so that graphs are evicted all the time.
+    // Fewer than in an engine, to force evictions.
     options.graph.executables = {2, 0};
     return options;
 }
 
-// Of the device, without what torch's own allocator holds: that grows with the shapes of eager work.
+// Memory of the device, without torch's own allocator, which grows with the shapes of eager work.
 std::size_t device_bytes() {
     std::size_t free = 0;
     std::size_t total = 0;
@@ -134,7 +134,6 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     Engine eager(model, options_of(false));
     const auto there = graphs.executor.warm_up(graphs.caches);
     const auto arena_bytes = graphs.arena ? graphs.arena->mapped_size() : 0;
-    // What eager steps need is there before memory is compared.
     const auto first = compare(graphs, eager, most_steps(has_gpu() ? 100 : 20));
     engine_tests::wait();
     const auto bytes = device_bytes();
@@ -160,7 +159,7 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
         EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_FULL], 0u);
         EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], 0u);
         EXPECT_GT(graphs.scheduler.left(), has_gpu() ? 64u : 12u);
-        // Kernels that a later shape of eager work is the first to use are loaded then.
+        // Kernels used first by a later eager shape are loaded in between.
         EXPECT_LE(most, bytes + (std::size_t{64} << 20)) << "memory of the device is flat";
     }
     graphs.executor.graphs().clear();
@@ -172,7 +171,7 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     EXPECT_NE(executor.prometheus().find("vmmgraph_dispatch_steps_total{mode=\"eager\",reason=\"too_large\"} 0\n"), std::string::npos);
 }
 
-// The step as its bucket's graph has to see it. Attention between pieces looks at the sequences that are there only.
+// Pads the step to its bucket's shape. Attention between pieces ignores padding sequences.
 ForwardInput padded(ForwardInput input, const Key& bucket, std::int64_t blocks_of_sequence) {
     auto& device = input.input_params.attention.device;
     const auto longer = [](const at::Tensor& of, std::int64_t length) { return at::constant_pad_nd(of, {0, length - of.size(-1)}); };
@@ -188,8 +187,8 @@ ForwardInput padded(ForwardInput input, const Key& bucket, std::int64_t blocks_o
     return input;
 }
 
-// Of as many rows, products are the same whoever launches them: in the dtype that engines use, and bit for bit. The eager engine has caches,
-// sequences and padding of its own; of the graphs it knows the bucket only.
+// With equal numbers of rows, graph and eager products are equal bit for bit, in the dtype of
+// engines.
 TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
     const auto dtype = has_gpu() ? at::kBFloat16 : at::kFloat;
     const Decoder model(small_model(dtype));
@@ -222,7 +221,7 @@ TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
     EXPECT_EQ(outcome.wrong, 0u);
     EXPECT_EQ(equal, steps);
     for (std::size_t layer = 0; layer < graphs.caches.size(); ++layer) {
-        // Block 0 is nobody's, and rows of padding race for it.
+        // Block 0 is reserved for padding, and padding rows race for it.
         const auto blocks = [](const at::Tensor& of) { return of.narrow(0, 1, of.size(0) - 1); };
         EXPECT_TRUE(at::equal(blocks(graphs.caches[layer].k), blocks(eager.caches[layer].k))) << "keys of layer " << layer;
         EXPECT_TRUE(at::equal(blocks(graphs.caches[layer].v), blocks(eager.caches[layer].v))) << "values of layer " << layer;
@@ -234,7 +233,7 @@ TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
     }
 }
 
-// Paged and batched decoding against the plainest one: a sequence alone, recomputed from its first token.
+// Compares paged and batched decoding with recomputing a single sequence from its first token.
 TEST(XllmExecutor, ThePagedDecoderIsTheDecoder) {
     const auto args = small_model();
     const Decoder model(args);
@@ -254,7 +253,6 @@ TEST(XllmExecutor, ThePagedDecoderIsTheDecoder) {
             auto& params = alone.input_params;
             params.meta = {Phase::prefill, 1};
             params.attention.host = {{0, length}, {0, length}};
-            // Blocks of its own, in order, in caches of its own.
             params.attention.device.new_cache_slots = at::arange(args.block_size, args.block_size + length, at::kInt);
             params.attention.device.block_tables = at::arange(1, args.blocks_of_sequence + 1, at::kInt).view({1, -1});
             const auto whole = engine.executor.eager(alone.token_ids, alone.positions, model.make_caches(), params);
@@ -268,7 +266,7 @@ TEST(XllmExecutor, ThePagedDecoderIsTheDecoder) {
     EXPECT_GT(checked, 3);
 }
 
-// On demand, with fewer graphs than there are shapes.
+// Captures on demand, with fewer graphs than shapes.
 TEST(XllmExecutor, WithHalfTheGraphsTokensAreTheSame) {
     const Decoder model(small_model());
     auto options = options_of(true);
@@ -284,7 +282,8 @@ TEST(XllmExecutor, WithHalfTheGraphsTokensAreTheSame) {
     EXPECT_TRUE(graphs.executor.graphs().stats().evictions > 0 || engine_tests::shortened());
 }
 
-// Positions [3, tokens], and embeddings that come and go: a graph for steps with and one for steps without.
+// Positions [3, tokens], and embeddings in some steps: one graph for steps with and one for steps
+// without.
 TEST(XllmExecutor, AMultiModalModelDecodesAsEager) {
     auto args = small_model();
     args.multimodal = true;
@@ -302,12 +301,12 @@ TEST(XllmExecutor, AMultiModalModelDecodesAsEager) {
     EXPECT_TRUE((embedded[0] > 0 && embedded[1] > 0) || engine_tests::shortened());
 }
 
-// Two data-parallel ranks: of each step both know how many tokens all have, and run graphs of one shape; also one that has none.
+// Two data-parallel ranks know the token counts of both in each step and run graphs of one shape,
+// also if one has no tokens.
 TEST(XllmExecutor, RanksPadToTheLargestAndAgreeOnTheMode) {
     const Decoder model(small_model());
     std::array<Engine, 2> ranks{Engine(model, options_of(true)), Engine(model, options_of(true))};
     std::array<Engine, 2> eager{Engine(model, options_of(false)), Engine(model, options_of(false))};
-    // Another schedule than the first rank's.
     ranks[1].scheduler = Scheduler(model.args(), options_of(true).max_seqs_per_batch, 29);
     std::array<int, 4> by_mode{};
     int idle = 0;
@@ -316,7 +315,7 @@ TEST(XllmExecutor, RanksPadToTheLargestAndAgreeOnTheMode) {
         ModelInputParams all;
         for (std::size_t rank = 0; rank < 2; ++rank) {
             if (rank == 1 && step % 5 == 0) {
-                // Nothing to do now; it takes part in what the other does.
+                // The rank has no tokens, but takes part in the step.
                 inputs[rank] = {at::empty({0}, at::kInt), at::empty({0}, at::kInt), {}};
                 ++idle;
             } else {

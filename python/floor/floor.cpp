@@ -1,4 +1,5 @@
-// What libstdc++'s headers of today call and GCC 8's library did not have. Hidden: each library has its own.
+// Functions used by current libstdc++ headers and missing in GCC 8's library. Hidden: each library
+// has its own copy.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -16,19 +17,20 @@ namespace std {
     abort();
 }
 
-// GLIBCXX_3.4.29: what str() of a lasting stream is since C++20.
+// GLIBCXX_3.4.29: str() of an lvalue stream since C++20.
 template string basic_stringbuf<char>::str() const&;
 
 // GLIBCXX_3.4.26.
 template basic_ostringstream<char>::basic_ostringstream();
 
-// CXXABI_1.3.13: what headers of today make copies and ends of exception_ptr of, which were functions of the library's.
+// CXXABI_1.3.13: current headers inline the copy and destruction of exception_ptr, formerly library
+// functions, and call these two.
 namespace __exception_ptr {
 extern "C" void vmmgraph_floor_copy(void* to, const void* from) noexcept __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
 extern "C" void vmmgraph_floor_end(void* it) noexcept __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
 
 void exception_ptr::_M_addref() noexcept {
-    // A copy that never ends is a reference.
+    // A copy that is never destroyed counts as a reference.
     void* copy = nullptr;
     vmmgraph_floor_copy(&copy, this);
 }

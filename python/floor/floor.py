@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""floor.py OUT: libraries to link with instead of the system's, which have what glibc 2.28 and GCC 8 had and nothing newer.
+"""floor.py OUT: writes link-time stub libraries with the symbols of glibc 2.28 and GCC 8 and
+nothing newer.
 
-A wheel that says manylinux_2_28 may ask for no newer symbol version, but a linker takes the newest that the build machine has. The system's
-own libraries know all versions that a symbol ever had; OUT gets libraries with the newest one of each that is old enough, and with no
-code. Give the linker OUT with -L. What headers and compilers of today use beyond it is in floor.c and floor.cpp, which go into whatever is
-linked; what is missing there is an undefined symbol, not a wheel that fails elsewhere. Needs readelf and a C and a C++ compiler.
+A manylinux_2_28 wheel must not need newer symbol versions, but a linker takes the newest one. The
+stubs have the newest permitted version of each symbol, and no code. Pass OUT to the linker with -L.
+floor.c and floor.cpp define newer functions used by current headers and compilers; link both into
+every library. A missing function is then an undefined symbol at link time, not a failure on the
+user's machine. Needs readelf and a C and a C++ compiler.
 """
 
 import os
@@ -13,17 +15,17 @@ import re
 import subprocess
 import sys
 
-# Versions of manylinux_2_28, as auditwheel has them.
+# Versions of manylinux_2_28, as in auditwheel.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 LIBRARIES = ("libc.so.6", "libm.so.6", "libgcc_s.so.1", "libstdc++.so.6", "ld-linux-x86-64.so.2")
-# glibc 2.34 moved these into libc.so.6; before, whoever uses them has to bring their library.
+# Moved into libc.so.6 by glibc 2.34; before, programs had to link these libraries.
 MOVED = {
     "libpthread.so.0": re.compile(r"(__)?(pthread|sem)_"),
     "libdl.so.2": re.compile(r"dl(addr1?|close|error|info|mopen|open|sym|vsym)$"),
     "librt.so.1": re.compile(r"(aio|lio|mq|timer)_|shm_(open|unlink)"),
     "libutil.so.1": re.compile(r"(forkpty|login|login_tty|logout|logwtmp|openpty)$"),
 }
-# Nothing is linked with these any more, but floor.c calls them.
+# Symbols without a default version today, but called by floor.c.
 KEPT = {"__xstat64", "__lxstat64", "__fxstat64", "__fxstatat64"}
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -33,7 +35,8 @@ def output(*command):
 
 
 def number(version):
-    """("GLIBC", (2, 28)) of GLIBC_2.28; None of a version that is none, such as GLIBC_PRIVATE."""
+    """Returns ("GLIBC", (2, 28)) for GLIBC_2.28; None for names without a number, such as
+    GLIBC_PRIVATE."""
     found = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
     return found and (found[1], tuple(int(part) for part in found[2].split(".")))
 
@@ -44,7 +47,7 @@ def old_enough(version):
 
 
 def symbols(library):
-    """name -> (kind, [(version, whether it is the default)])"""
+    """Returns name -> (kind, [(version, whether it is the default)])."""
     found = {}
     for line in output("readelf", "--dyn-syms", "-W", library).splitlines():
         fields = line.split()
@@ -56,11 +59,11 @@ def symbols(library):
 
 
 def chosen(library):
-    """name -> (kind, version, whether glibc 2.34 moved it here)"""
+    """Returns name -> (kind, version, whether glibc 2.34 moved the symbol to this library)."""
     picked = {}
     for name, (kind, versions) in symbols(library).items():
         old = [version for version, _ in versions if old_enough(version)]
-        # Without a version of today's, it is there for old programs only.
+        # A symbol without a default version exists for old programs only.
         if old and (any(default for _, default in versions) or name in KEPT):
             version = max(old, key=lambda each: number(each)[1])
             picked[name] = kind, version, not any(default and version == each for each, default in versions)
@@ -68,7 +71,7 @@ def chosen(library):
 
 
 def write(out, soname, names):
-    """A shared library without code that has these symbols: {name: (kind, version)}."""
+    """Writes a shared library without code that defines these symbols: {name: (kind, version)}."""
     assembly, nodes = [".text"], {}
     for name, (kind, version) in sorted(names.items()):
         shape = {"OBJECT": "object", "TLS": "tls_object"}.get(kind, "function")
@@ -108,7 +111,8 @@ def main(out):
     archive = out / "libvmmgraph_floor.a"
     archive.unlink(missing_ok=True)
     subprocess.run(["ar", "rcs", archive, out / "floor_c.o", out / "floor_cpp.o"], check=True)
-    # What a linker looks for by -l. libc_nonshared.a has what was never in the shared library, such as atexit.
+    # Files a linker finds by -l. libc_nonshared.a has symbols that were never in the shared
+    # library, such as atexit.
     nonshared = output(cc, "-print-file-name=libc_nonshared.a").strip()
     group = f"{out}/libc.so.6 {archive} {nonshared} AS_NEEDED ( {out}/ld-linux-x86-64.so.2 )"
     (out / "libc.so").write_text(f"/* GNU ld script */\nGROUP ( {group} )\n")

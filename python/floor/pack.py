@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""pack.py ARCHIVE BRIDGE OUT LEVEL: what `python -m vmmgraph build` takes in place of cargo: the core's archive without debug information, packed
-by xz with that level (0 to 9), and the bridge's headers. An OUT that is newer than ARCHIVE is kept."""
+"""pack.py ARCHIVE BRIDGE OUT LEVEL: packs the precompiled core for `python -m vmmgraph build`: the
+archive without debug information, compressed by xz with level 0 to 9, and the bridge's headers.
+Keeps an OUT newer than ARCHIVE."""
 
 import lzma
 import pathlib
@@ -19,7 +20,6 @@ def main(archive: str, bridge: str, folder: str, level: str) -> None:
     for header in sorted(pathlib.Path(bridge).rglob("*.h")):
         to = out / "cxxbridge" / header.relative_to(bridge)
         to.parent.mkdir(parents=True, exist_ok=True)
-        # Cargo has links there.
         shutil.copyfile(header, to)
     subprocess.run(["strip", "--strip-debug", "-o", str(stripped), str(source)], check=True)
     part = out.parent / packed.name

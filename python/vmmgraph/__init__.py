@@ -1,10 +1,12 @@
-"""GPU memory for graph-mode LLM engines: CUDA graphs that share their memory, in any order of capture and replay.
+"""GPU memory for graph-mode LLM engines: CUDA graphs that share their memory, in any order of
+capture and replay.
 
     import vmmgraph
     vmmgraph.enable()
 
-From then on what ``torch.cuda.CUDAGraph`` captures lies in arenas: graphs with the same ``pool=`` share pages, and cost what the hungriest
-of them needs. Engines with plugins (vLLM, SGLang) need no code: set ``VMMGRAPH=1``. See docs/python.md.
+After `enable`, captures of ``torch.cuda.CUDAGraph`` allocate from arenas. Graphs with the same
+``pool=`` share pages and cost the memory of the peak graph. Engines with plugins (vLLM, SGLang)
+need no code: set ``VMMGRAPH=1``. See docs/python.md.
 """
 
 from __future__ import annotations
@@ -43,18 +45,18 @@ __all__ = [
 
 
 def library_path() -> Path | None:
-    """The library for the torch that is installed; ``None`` if there is none."""
+    """Returns the library for the installed torch, or ``None``."""
     return _find()[0]
 
 
 def arenas() -> list[Arena]:
-    """The arenas that are there now, by device and then by age of their pool."""
+    """Returns the existing arenas, by device and then by age of their pool."""
     return sorted(_door.arenas(), key=lambda arena: (arena.device, arena.pool))
 
 
 def instantiate() -> int:
-    """Instantiates every captured graph that has no executable yet, within the limits, so that no replay takes device memory later. Returns how
-    many shapes have none all the same."""
+    """Instantiates every graph without an executable, within the limits. Returns the number of
+    graph groups still without executables."""
     door = _door.opened()
     for arena in arenas():
         arena.seal()
@@ -65,7 +67,8 @@ def instantiate() -> int:
 
 
 def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:
-    """``cuda_graph.verify(outputs)``: which output relies on what other graphs left, and where; ``None``: none does."""
+    """``cuda_graph.verify(outputs)``: returns the output and offset that depends on data of other
+    graphs, or ``None``."""
     return cuda_graph.verify(outputs)
 
 
@@ -87,8 +90,8 @@ def _line(arena: Arena) -> str:
 
 
 def report() -> str:
-    """What graphs hold, for a log: a line for each arena, the page map's table where the library has one, and the ledger of each device that
-    has one (`VMMGRAPH_KV=1` under vLLM)."""
+    """Returns the memory of all graphs as text: a line per arena, the page map's table if available,
+    and the ledger of each device which has one (`VMMGRAPH_KV=1` under vLLM)."""
     from . import _ledger
 
     chosen = status()
@@ -103,8 +106,8 @@ def report() -> str:
 
 
 def save_map(path: str | Path, arena: Arena | None = None) -> Path:
-    """Writes the page map of an arena (the one that holds most, unless one is named): a web page that fetches nothing, or the map as
-    JSON where the name ends so. Raises `Error` if the library has no page map."""
+    """Writes the page map of an arena (default: the largest) as a self-contained web page, or as
+    JSON for a name with ``.json``. Raises `Error` if the library has no page map."""
     path = Path(path)
     door = _door.need()
     chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)
@@ -116,7 +119,7 @@ def save_map(path: str | Path, arena: Arena | None = None) -> Path:
 
 
 def check() -> str:
-    """Which library serves the torch at hand, by which route, and why; enables nothing."""
+    """Returns the library and route for the installed torch, and the reasons. Enables nothing."""
     try:
         path, why = _find()
         import torch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, that of the process's own arguments if none are given; its exit status."""
+    """Runs a command (default: the process's arguments) and returns its exit status."""
     from ._cli import main as run
 
     return run(sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""Arenas, and the shapes that are captured into them."""
+"""Arenas, and the graph groups captured into them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("vmmgraph")
-#: From so many captures that leave so much on, somebody should know.
+#: Warn after this many captures that left this many bytes alive.
 MANY, MUCH = 12, 64 << 20
 
 
 class Device:
-    """A device that is open for as long as this object lives."""
+    """An open device; closed when this object is destroyed."""
 
-    #: Null in the class: ``__del__`` runs whatever happens before there is one.
+    #: Class default: ``__del__`` may run before ``__init__`` is done.
     handle = _c.Handle()
 
     def __init__(self, library: Library, number: int, sharing: str = "none", peers: int = 0) -> None:
@@ -41,7 +41,7 @@ class Device:
         library.device_open(byref(options), byref(self.handle))
 
     def trim(self) -> int:
-        """Gives pages that nobody uses back to the driver; their bytes."""
+        """Returns free pages to the driver; returns their bytes."""
         released = c_uint64()
         self.library.device_trim(self.handle, byref(released))
         return released.value
@@ -55,7 +55,6 @@ _devices_lock = threading.Lock()
 
 
 def device_of(library: Library, number: int, sharing: str = "none", peers: int = 0) -> Device:
-    """The device, as it is if it is open; else opened with ``sharing`` and ``peers``, one bit a device."""
     with _devices_lock:
         key = (id(library), number)
         device = _devices.get(key)
@@ -65,12 +64,11 @@ def device_of(library: Library, number: int, sharing: str = "none", peers: int =
 
 
 def bits(devices: Sequence[int]) -> int:
-    """A bit for each of some devices."""
+    """Returns a mask with one bit per device."""
     return sum(1 << device for device in set(devices))
 
 
 def sharing_asked(given: str | None) -> str:
-    """What a device's pages can be shared by: what is given, else what the environment says."""
     asked = given if given is not None else os.environ.get("VMMGRAPH_SHARING") or "none"
     if asked not in _c.SHARING:
         raise ValueError(f"sharing is {asked!r}, none of {', '.join(_c.SHARING)}")
@@ -80,15 +78,19 @@ def sharing_asked(given: str | None) -> str:
 class Arena:
     """Pages on one device, shared by graphs that never run at the same time.
 
-    ``budget`` limits its bytes (0: none). ``retain`` says what becomes of tensors that live when a capture has ended: ``own_pages``
-    (they keep their contents, as in a private pool), ``shared_pages`` (the next graph may overwrite them), ``shared_remote`` (as
-    ``own_pages``, but what was made within :func:`vmmgraph.remote` stays where it is, shared) or ``in_place``. ``expected_bytes`` is about
-    what the hungriest graph needs, from which the size of a page follows. ``poison`` fills shared pages before every replay, which shows
-    graphs that rely on what others left. ``serial`` refuses replays on another stream or thread than the first. ``remote_peers`` are the numbers of other
-    devices that read, in this process, what is made within :func:`vmmgraph.remote`, and exclusive blocks. ``tag`` is what a pause finds the
-    arena by, such as that of :mod:`vmmgraph.memory_saver`.
+    ``budget``: limit in bytes (0: none). ``retain``: policy for tensors alive after a capture.
+    ``own_pages`` keeps their contents, as in a private pool. ``shared_pages`` lets the next graph
+    overwrite them. ``shared_remote`` is ``own_pages``, except for tensors made within
+    :func:`vmmgraph.remote`. ``in_place`` never moves a tensor.
 
-    Any thread. Memory goes back to the device when the arena, its graphs and their tensors are gone.
+    ``expected_bytes``: approximate need of the peak graph, for the page size. ``poison``: fills
+    shared pages before every replay, to find dependencies on other graphs. ``serial``: refuses
+    replays on a second stream or thread. ``remote_peers``: devices of this process that access
+    remote blocks (:func:`vmmgraph.remote`) and exclusive blocks. ``tag``: selects the arena for a
+    pause, such as a tag of :mod:`vmmgraph.memory_saver`.
+
+    Thread-safe. The memory returns to the device when the arena, its graphs and their tensors are
+    gone.
     """
 
     handle = _c.Handle()
@@ -116,7 +118,6 @@ class Arena:
         door = _door.need()
         self._library: Library = door.library
         self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)
-        # The library copies the text.
         tag_text = ctypes.c_char_p(tag.encode()) if tag else None
         flags = _c.FLAGS["poison"] * poison | _c.FLAGS["trace_blocks"] * trace_blocks | _c.FLAGS["serial"] * serial
         self.handle = _c.Handle(self._library.raw["arena_destroy"])
@@ -133,18 +134,17 @@ class Arena:
         self._library.arena_create(self._device.handle, byref(options), byref(self.handle))
         self.label = label
         self.tag = tag
-        #: The token that `torch.cuda.graph(pool=...)` takes for this arena.
         self.pool: tuple[int, int] = door.new_pool()
-        #: Its shapes are instantiated at the end of their capture, as torch's own graphs are; else at their first replay.
+        #: Whether a capture's end instantiates, as in torch; otherwise the first replay.
         self.instantiates = door.instantiate == "capture"
-        #: The program made it.
+        #: True if the program named the pool.
         self._pool_is_named = False
-        #: Torch was given it, and what stands for the captures for which it was that are there.
+        #: True once torch has seen this pool id. `_pool_users` holds one token per live capture
+        #: that uses it.
         self._pool_given = False
         self._pool_users: set[object] = set()
-        #: Shapes that are not sealed: under capture, on several threads perhaps, or more pieces may come to them.
+        #: Graph groups before their seal.
         self._open: list[Shape] = []
-        #: Captures without a name that left something alive until the next one, and its bytes; the last of them.
         self._left = (0, 0)
         self._last: weakref.ref[Shape] | None = None
         self._lock = threading.RLock()
@@ -152,58 +152,61 @@ class Arena:
 
     @property
     def device(self) -> int:
-        """The device's number."""
+        """Device number."""
         return self._device.number
 
     def stats(self) -> dict[str, int]:
-        """What the arena holds now, in bytes and counts (``vmmgraph_arena_stats_t``)."""
+        """Returns sizes in bytes and counts of the arena (``vmmgraph_arena_stats_t``)."""
         stats = _c.ArenaStats()
         self._library.arena_stats(self.handle, byref(stats))
         return stats.as_dict()
 
     def executables(self) -> dict[str, int]:
-        """The executables of the device's graphs (``vmmgraph_torch_executables_t``); empty up to torch 2.7."""
+        """Returns statistics of the device's executables (``vmmgraph_torch_executables_t``); empty
+        up to torch 2.7."""
         stats = _c.Executables()
         if not self._library.with_torch or self._library.raw["torch_executable_stats"](self.handle, byref(stats)) != _c.OK:
             return {}
         return stats.as_dict()
 
     def spaces(self) -> list[dict[str, Any]]:
-        """What each shape uses, as the library says it."""
+        """Returns the library's statistics of each graph group."""
         return json.loads(self._library.text("arena_stats_json", self.handle)).get("spaces", [])
 
     def set_budget(self, budget: int) -> None:
-        """Limits the arena's bytes; 0: no limit. Takes nothing away."""
+        """Sets the limit in bytes; 0: none. Frees nothing."""
         self._library.arena_set_budget(self.handle, budget)
 
     def allocate_exclusive(self, size: int, granularity: int = 0) -> int:
-        """A block of ``size`` bytes that no graph shares, zero at first, for what peers write without waiting for this device or what keeps its contents from
-        replay to replay; its address, a multiple of ``granularity`` (0: of a small page)."""
+        """Allocates a block of ``size`` bytes not shared with graphs, initially zero, for data
+        written by peers at any time, or kept across replays. Returns the address, a multiple of
+        ``granularity`` (0: small page)."""
         block = c_void_p()
         self._library.arena_allocate_exclusive(self.handle, size, granularity, byref(block))
         return block.value or 0
 
     def free_exclusive(self, address: int) -> None:
-        """Frees an exclusive block. Its memory goes behind the arena's replays so far."""
+        """Frees an exclusive block. Its memory is reused after the arena's current replays."""
         self._library.arena_free_exclusive(self.handle, address)
 
     def trim(self) -> int:
-        """Waits for the arena's replays and gives what nobody uses back to the driver; bytes."""
+        """Waits for the arena's replays and returns free pages to the driver. Returns the bytes."""
         released = c_uint64()
         self._library.arena_trim(self.handle, byref(released))
         return released.value
 
     def mark(self) -> None:
-        """Before the stream of the last replay is captured or destroyed by somebody else."""
+        """Records a mark. Call before the program captures or destroys the stream of the last
+        replay."""
         self._library.arena_mark(self.handle)
 
     def seal(self) -> None:
-        """Ends what is open. A replay, eager work and the next capture in the arena do so by themselves."""
+        """Seals all open graph groups. Replays, eager work and captures do this automatically."""
         self._settle(None)
 
     def _captured(self, shape: Shape) -> None:
-        """A capture into the shape has ended. What is no piece is sealed while nobody has written to it, so that what the program does there from
-        then on is its own; what goes before the first replay costs nothing all the same."""
+        """Called at the end of a capture. Seals unlabelled groups at once, before the program
+        writes to their tensors, so no contents are copied."""
         with self._lock:
             shape.capturing = False
             if shape.unnamed:
@@ -212,7 +215,8 @@ class Arena:
                 self._last = weakref.ref(shape)
 
     def _ended(self, key: object) -> None:
-        """No piece of that key will follow. Others may launch what they have seen, or write to it, and meet no seal then."""
+        """Called when no further piece of this key follows. The program may launch or write without
+        a replay that seals."""
         with self._lock:
             for opened in list(self._open):
                 if opened.key is key and not opened.capturing:
@@ -222,19 +226,19 @@ class Arena:
                         self._end(opened)
 
     def _abandoned(self, shape: Shape, unwritten: bool) -> None:
-        """None of its graphs will be replayed. Tensors of theirs may live on, and no graph may write to those."""
+        """Called if no graph of the group will be replayed: the seal protects its live tensors from
+        other graphs."""
         with self._lock:
             if shape in self._open:
                 self._end(shape, unwritten)
                 self._close(shape)
 
     def _end(self, shape: Shape, unwritten: bool = False) -> None:
-        # What fails is tried again before the next replay, which says so; of what is abandoned, the next replay overwrites it.
+        # The next replay retries and reports a failed seal.
         with contextlib.suppress(_c.Error):
             self._seal(shape, unwritten)
 
     def _settle(self, shape: Shape | None) -> None:
-        """Seals what is open, but for captures that other threads have under way, and `shape`, which is to be replayed."""
         with self._lock:
             for opened in list(self._open):
                 if not opened.capturing:
@@ -247,12 +251,13 @@ class Arena:
         self._close(shape)
 
     def _close(self, shape: Shape) -> None:
-        # A collector may have done so meanwhile.
+        # The garbage collector may have removed it already.
         if shape in self._open:
             self._open.remove(shape)
 
     def _look_at_last(self) -> None:
-        """Says it once if many captures without a name leave much alive until the next one, as pieces of one shape do."""
+        """Warns once if unlabelled captures leave much memory alive, as pieces of one graph group
+        do."""
         last = self._last() if self._last is not None else None
         left = last.retained() if last is not None else 0
         if left:
@@ -266,18 +271,19 @@ class Arena:
                 )
 
     def map(self) -> dict[str, Any]:
-        """Which shape shows which page (docs/python.md)."""
+        """Returns the page map: the pages of each graph group (docs/python.md)."""
         return json.loads(self.map_json())
 
     def map_json(self) -> str:
-        """The page map as the library writes it. Raises `Error` where it has none."""
+        """Returns the page map as JSON. Raises `Error` if the library has none."""
         if not self._library.has("arena_map_json"):
             raise _c.Error(f"{self._library.path} has no page map", _c.WRONG_STATE)
         options = _c.MapOptions(executables_bytes=self.executables().get("bytes", 0), title=self.label.encode())
         return self._library.text("arena_map_json", self.handle, byref(options))
 
     def what_if_dropped(self, label: str) -> int:
-        """Bytes that come back when the shape of that label goes (that which gives most, if several have it), from the page map."""
+        """Bytes freed by dropping the graph group with this label (the maximum, if several have
+        it), from the page map."""
         found = [space["drop_gives_bytes"] for space in self.map()["spaces"] if space["label"] == label]
         if not found:
             raise KeyError(f"no shape {label!r} in the arena")
@@ -289,72 +295,69 @@ class Arena:
     def __del__(self) -> None:
         if self.handle:
             self.handle.end()
-            # Pages belong to the device, and nobody may ask it again: what an engine measures must not be there.
+            # An engine's memory measurement must not count the device's free pages.
             self._library.raw["device_trim"](self._device.handle, None)
 
 
 class Shape:
-    """The graphs of one shape: one space, until it is sealed open for more of them."""
-
     handle = _c.Handle()
 
     def __init__(self, arena: Arena, key: object, label: str) -> None:
         self.arena = arena
         self.library = arena._library
         self.handle = _c.Handle(self.library.raw["torch_shape_close"])
-        #: What pieces of the same shape have in common; ``None``: there is one graph.
+        #: Common key of all pieces; ``None`` for a single graph.
         self.key = key
         self.unnamed = key is None
         self.label = label
-        #: What stands for its graphs that are alive, one under capture included.
+        #: One token per live graph, including one under capture.
         self.captures: set[object] = set()
         self.capturing = False
         self.sealed = False
-        #: Somebody has seen its graphs and may launch them himself: no replay of ours would seal it.
+        #: True if the program may launch the graphs itself.
         self.by_hand = False
         self._sealed_as: _c.SealReport | None = None
         self.library.torch_shape_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
         self.library.torch_shape_space(self.handle, byref(self.space))
-        #: Where in the program its first capture began.
+        #: File and line where the first capture began.
         self.site = call_site()
         self._say("space_set_label", label)
         self._say("space_set_site", self.site)
 
     def _say(self, function: str, text: str) -> None:
-        """Gives the library a text for people. One that is refused is no reason to capture nothing."""
+        """Passes a label to the library; a refusal must not prevent the capture."""
         if text and self.library.has(function):
             short = text.encode(errors="replace")[:1000].decode(errors="ignore").replace("\0", " ")
             self.library.raw[function](self.space, short.encode())
 
     def seal(self, unwritten: bool = False) -> None:
-        """``unwritten``: the program has not touched what lives in it since its capture."""
+        """``unwritten``: the program has not written to the tensors since the capture."""
         report = _c.SealReport()
         if unwritten and self.library.has("torch_shape_seal_unwritten"):
             self.library.torch_shape_seal_unwritten(self.handle, byref(report))
         else:
             self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
         self.sealed = True
-        # An engine's context, which keeps a step's tensors.
+        # May be an engine's context, which keeps a step's tensors alive.
         self.key = None
         self._sealed_as = report
         if self.arena.instantiates and not self.by_hand:
-            # Out of memory now is no error: the first replay tries again, and evicts.
+            # The first replay retries after out of memory, with evictions.
             self.library.raw["torch_shape_instantiate"](self.handle, None)
 
     @property
     def report(self) -> dict[str, int]:
-        """What its seal said (``vmmgraph_seal_report_t``); empty before."""
+        """Returns the seal report (``vmmgraph_seal_report_t``); empty before the seal."""
         return self._sealed_as.as_dict() if self._sealed_as is not None else {}
 
     def instantiate(self) -> bool:
-        """Instantiates its graphs ahead of their first replay. Returns whether they have executables: the limits may leave no room."""
+        """Instantiates ahead of the first replay. False if the limits leave no room."""
         instantiated = c_int32()
         self.library.torch_shape_instantiate(self.handle, byref(instantiated))
         return bool(instantiated.value)
 
     def retained(self) -> int:
-        """Bytes of pages that are its own."""
         stats = _c.SpaceStats()
         self.library.raw["space_stats"](self.space, byref(stats))
         return stats.retained_bytes
@@ -378,10 +381,11 @@ class Shape:
 
 
 def address_of(graph: object) -> int:
-    """The address of the ``at::cuda::CUDAGraph`` in a Python object of torch's; 0 where the object is laid out in no known way.
+    """Returns the address of the ``at::cuda::CUDAGraph`` in torch's Python object; 0 for an unknown
+    layout.
 
-    Torch binds it by pybind11, whose instances begin with a pointer to the C++ object, and flags behind two words for its owner and one
-    for weak references. The library compares what is there with what torch says of the graph before it uses it.
+    A pybind11 instance begins with a pointer to the C++ object; flags follow after two words for
+    its owner and one for weak references. The library checks the object before use.
     """
     head = id(graph) + object.__basicsize__
     word = ctypes.sizeof(c_void_p)

@@ -1,7 +1,7 @@
-"""How a class of ours comes below torch's ``CUDAGraph``.
+"""Derives the package's graph class from the C++ base of torch's ``CUDAGraph``.
 
-What torch does in Python around a capture and a replay stays torch's: hooks, trackers of inputs, annotations (2.12 and later). So ours stands
-below that, on the class in C++, and only what no torch has is on top.
+torch's Python layer around captures and replays (hooks, trackers, annotations; 2.12 and later)
+stays above the package's class.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ from typing import Any
 
 
 def core_of(base: type) -> type:
-    """The class that captures: torch's own in C++, below what torch, and whoever came before us, does around it in Python."""
+    """Returns the capturing class: torch's C++ class, below all Python layers of torch and of other
+    libraries."""
     return next((cls for cls in reversed(base.__mro__) if "capture_begin" in vars(cls)), base)
 
 
 def over(base: type, captured: type, *later: str) -> tuple[type, ...]:
-    """The classes that the one in place of ``base`` is derived from, ``captured`` being ours. ``later``: what not every torch has."""
+    """Returns the bases of the replacement of ``base``. ``later``: methods missing in some torch
+    releases."""
     core = core_of(base)
     for name in later:
-        # What this torch lacks is not ours to promise.
         if not hasattr(core, name):
             delattr(captured, name)
-    # Another library's class may be the one that captures.
+    # The capturing class may be a Python class of a third library.
     return (captured,) if base is core else (base, captured)
 
 
 def passes_on(base: type, name: str) -> bool:
-    """Whether all that ``base`` does under that name is to call what stands below it, as torch's ``replay`` in Python up to 2.13: its code names nothing
-    else."""
+    """Returns True if the method only calls its super method, like torch's Python ``replay`` up to
+    2.13."""
     code = getattr(vars(base).get(name), "__code__", None)
     return code is not None and set(code.co_names) == {"super", name}
 
 
 def in_place_of(base: type, cls: Any) -> type:
-    """The class, under the name that programs know; what it makes lets go of what is ours (``_let_go``) before torch's destructor."""
+    """Finishes the class. Its destructor calls ``_let_go`` before torch's destructor."""
 
     def __del__(self: Any) -> None:
         with contextlib.suppress(Exception):

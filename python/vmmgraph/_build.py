@@ -1,7 +1,9 @@
-"""``python -m vmmgraph build``: a libvmmgraph_torch for the torch at hand, put where `_library.find` looks first.
+"""``python -m vmmgraph build``: builds libvmmgraph_torch for the installed torch, in the folder
+`_library.find` searches first.
 
-The sources are the package's own, with the Rust core compiled already, or a checkout's, whose core cargo compiles. Nothing is downloaded but
-what cargo fetches. The library is made beside its place and moved there whole, so that several processes may do it at once.
+Uses the package's sources with the precompiled core, or a checkout's with cargo. Only cargo
+downloads anything. The library is moved into place atomically, so several processes may build at
+once.
 """
 
 from __future__ import annotations
@@ -22,17 +24,14 @@ from typing import NamedTuple
 from . import _files, _library, _package
 from ._files import Unfit
 
-#: What CMakeLists.txt asks for.
+#: Minimum version for CMakeLists.txt.
 CMAKE = (3, 24)
-#: Bytes that the compiler takes for one of the files, about.
 EACH = 2 << 30
 
 Say = Callable[[str], None]
 
 
 class Torch(NamedTuple):
-    """The torch at hand."""
-
     folder: Path
     version: str
     cuda: str
@@ -43,15 +42,13 @@ class Torch(NamedTuple):
 
 
 class Cuda(NamedTuple):
-    """Where CUDA's headers and runtime are. `crt` is a folder with more of the headers; before CUDA 13 they are the compiler's."""
-
     include: Path
     crt: Path
     runtime: Path
 
 
 def torch_at_hand() -> Torch:
-    """Raises `Unfit` for a torch that no library can be built for."""
+    """Raises `Unfit` for an unsupported torch."""
     try:
         import torch
     except ImportError as error:
@@ -67,13 +64,12 @@ def torch_at_hand() -> Torch:
 
 
 def _tool(*names: str) -> str | None:
-    """The first of these programs that is there, on the path or beside this Python, where pip puts some."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
     return next((found for name in names if name and (found := shutil.which(name, path=path))), None)
 
 
 def _cmake() -> tuple[str | None, str]:
-    """CMake, if it is new enough; else what is missing."""
+    """Returns CMake, or a description of the missing version."""
     needed = ".".join(map(str, CMAKE))
     there = _tool("cmake")
     if there is None:
@@ -86,7 +82,7 @@ def _cmake() -> tuple[str | None, str]:
 
 
 def _cuda(torch: Torch) -> tuple[Cuda | None, str]:
-    """CUDA of the torch's major version; else what is missing."""
+    """Returns the CUDA of torch's major version, or a description of the missing part."""
     major = torch.cuda_major
     packages = torch.folder.parent / "nvidia"
     folders = [packages / f"cu{major}", packages / "cuda_runtime"]
@@ -122,7 +118,7 @@ def _cuda(torch: Torch) -> tuple[Cuda | None, str]:
 
 
 def source_folder(given: str) -> Path:
-    """The folder with CMakeLists.txt and cpp/torch: the named one, the package's, or that of the checkout the package lies in."""
+    """Returns the folder with the sources: the given one, the package's, or the checkout's."""
     here = Path(__file__).resolve()
     candidates = [Path(given).resolve()] if given else [_package.source_dir(), here.parents[2]]
     for folder in candidates:
@@ -139,7 +135,7 @@ class Tools(NamedTuple):
 
 
 def tools(torch: Torch, needs_cargo: bool) -> Tools:
-    """What a build takes. Raises `Unfit`, which names all that is missing and where it is to be had."""
+    """Raises `Unfit` with all missing tools and their packages."""
     lacking = []
     if not (torch.folder / "include" / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         lacking.append(f"torch's headers in {torch.folder}/include")
@@ -164,7 +160,8 @@ def tools(torch: Torch, needs_cargo: bool) -> Tools:
 
 
 def _prepare(source: Path, archive: Path | None, work: Path) -> tuple[Path, Path | None]:
-    """The sources and the core as CMake takes them. The package's have their headers elsewhere, and the core packed."""
+    """Returns sources and core for CMake. In the package, the headers are in a different folder and
+    the core is packed."""
     packed = source / "core" / "libvmmgraph.a.xz"
     if not packed.is_file():
         return source, archive
@@ -180,19 +177,17 @@ def _prepare(source: Path, archive: Path | None, work: Path) -> tuple[Path, Path
 
 
 def jobs_at_once() -> int:
-    """As many files as there are processors, and memory for."""
     with contextlib.suppress(OSError, ValueError):
         memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return max(1, min(len(os.sched_getaffinity(0)), memory // EACH))
     return 1
 
 
-#: What ninja and make say of how far they are.
 _STEP = re.compile(r"^\[\s*(\d+/\d+|\d+%)\]")
 
 
 def _run(command: Sequence[str], log: Path, say: Say, what: str) -> None:
-    """Runs a program; what it prints goes into the log. Raises `Unfit` if it fails, with the end of that on stderr."""
+    """Runs a program with its output in the log. Raises `Unfit` on failure."""
     tail: list[str] = []
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -217,7 +212,7 @@ def _run(command: Sequence[str], log: Path, say: Say, what: str) -> None:
         raise Unfit(f"{what}: {Path(command[0]).name} ended with status {status}")
 
 
-#: In a process of its own, since what is loaded stays.
+#: Run in a child process, since a loaded library stays loaded.
 _TRY = """
 import ctypes, sys, torch
 library = ctypes.CDLL(sys.argv[1])
@@ -227,7 +222,7 @@ print(library.vmmgraph_torch_built_for().decode())
 
 
 def _try(library: Path, torch: Torch) -> str:
-    """The release that a library says it is for, once it is loaded beside torch. Raises `Unfit`."""
+    """Loads the library beside torch; returns its torch release. Raises `Unfit`."""
     done = subprocess.run([sys.executable, "-c", _TRY, str(library)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
@@ -237,7 +232,7 @@ def _try(library: Path, torch: Torch) -> str:
 
 @contextlib.contextmanager
 def _workplace(folder: Path, name: str) -> Iterator[tuple[Path, Path]]:
-    """A folder beside the library's place, and a log that stays only if the build fails."""
+    """Yields a build folder, and a log that is kept only on failure."""
     folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
     log = work / "build.log"
@@ -261,7 +256,8 @@ def build(
     force: bool = False,
     say: Say = lambda _: None,
 ) -> Path:
-    """Builds the library and says where it is. One that is there already is kept unless `force`. Raises `Unfit`."""
+    """Builds the library and returns its path. Keeps an existing library unless `force`. Raises
+    `Unfit`."""
     torch = torch_at_hand()
     place = _library.built_path()
     if place.exists() and not force:

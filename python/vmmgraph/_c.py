@@ -1,7 +1,7 @@
 """The C functions, by ctypes.
 
-Always ``CDLL``, which releases the interpreter's lock during a call: what ends a graph waits for the GPU, and a tensor that is freed
-meanwhile has the interpreter's lock and wants one of the library's.
+Always ``CDLL``, which releases the interpreter's lock during a call: destroying a graph waits for
+the GPU with a library lock held, which a thread freeing a tensor may need.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ OUT_OF_MEMORY = range(200, 205)
 INTERNAL = 900
 
 RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3, "shared_remote": 4}
-#: What other processes can be given a device's pages by.
+#: How a device's pages can be exported to other processes.
 SHARING = {"none": 0, "fd": 1, "fabric": 2}
 FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4, "check_order": 8}
 
 
 class Error(RuntimeError):
-    """What the library answered: ``status`` is one of ``VMMGRAPH_ERROR_*``."""
+    """Error of the library; ``status`` is one of ``VMMGRAPH_ERROR_*``."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -33,20 +33,19 @@ class Error(RuntimeError):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory, budget, addresses or descriptors are used up. Nothing has changed."""
+    """Memory, budget, addresses or descriptors are exhausted. The call had no effect."""
 
 
 class Handle(c_void_p):
-    """What the library opened, and how it is given back: by its owner's ``__del__``, and again by its own. CPython drops a signal's exception that comes
-    as a ``__del__`` begins or within it, and with it all that was left to do there."""
+    """A library handle with its release function, called by the owner's ``__del__`` and again by
+    its own: CPython discards a signal's exception in ``__del__`` with the rest of the method."""
 
     def __init__(self, give_back: Callable[..., int] | None = None) -> None:
         super().__init__()
         self._give_back = give_back
 
     def end(self) -> None:
-        """Any number of times, and where nothing was opened. What the library has taken back it refuses, so an end that was cut off may be
-        repeated."""
+        """Releases the handle. Repeatable: the library refuses an already released handle."""
         if self and self._give_back is not None:
             self._give_back(self)
             self.value = None
@@ -56,8 +55,6 @@ class Handle(c_void_p):
 
 
 class Struct(ctypes.Structure):
-    """A struct that begins with its size."""
-
     def __init__(self, **values: Any) -> None:
         super().__init__(struct_size=ctypes.sizeof(type(self)), **values)
 
@@ -181,7 +178,6 @@ class Graph(Struct):
     ]
 
 
-#: No shape has so many.
 NO_PIECE = 2**64 - 1
 
 
@@ -289,7 +285,7 @@ class MapOptions(Struct):
 
 
 _TEXT = (c_void_p, c_size_t, POINTER(c_size_t))
-#: Arguments of each function; all return a status but those in _OTHERS.
+#: Arguments of each function; all return a status except those in _OTHERS.
 _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_abi_version": (),
     "vmmgraph_version": (),
@@ -346,7 +342,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_set_executable_limits": (c_void_p, c_uint64, c_uint64),
     "vmmgraph_torch_executable_stats": (c_void_p, POINTER(Executables)),
 }
-#: Not in every library; asked for by `Library.has`.
+#: Functions missing in older libraries; query with `Library.has`.
 _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_shape_seal_unwritten": (c_void_p, POINTER(SealReport)),
     "vmmgraph_torch_launched_by_hand": (c_void_p,),
@@ -380,7 +376,8 @@ _OTHERS = {"vmmgraph_version": c_char_p, "vmmgraph_torch_built_for": c_char_p}
 
 
 class Library:
-    """A library that is loaded: ``library.arena_trim(...)`` calls ``vmmgraph_arena_trim`` and raises :class:`Error`."""
+    """A loaded library: ``library.arena_trim(...)`` calls ``vmmgraph_arena_trim`` and raises
+    :class:`Error`."""
 
     def __init__(self, path: Path, with_torch: bool) -> None:
         self.path = path
@@ -403,14 +400,13 @@ class Library:
         self.raw[name.removeprefix("vmmgraph_")] = function
 
     def prepared(self, name: str) -> Callable[..., int]:
-        """A function whose arguments are of its types already, a handle or a ``c_uint64`` and no number, and are not looked at: for what is called
-        again and again."""
+        """Returns a function without argument conversion, for frequent calls: pass handles or
+        ``c_uint64``, not numbers."""
         function = self._c["vmmgraph_" + name]
         function.restype = c_int32
         return function
 
     def has(self, name: str) -> bool:
-        """Whether the library has a function, by its name without ``vmmgraph_``."""
         return name in self.raw
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -428,17 +424,15 @@ class Library:
         return call
 
     def fail(self, name: str, status: int) -> None:
-        """Raises what a function's status means."""
         raise self.error(name, status)
 
     def error(self, name: str, status: int) -> Error:
-        """What a function's status means, before this thread calls another one."""
+        """Returns the error of a status. Call before this thread's next library call."""
         which = "torch_last_error_message" if name.startswith("torch_") and self.with_torch else "last_error_message"
         kind = OutOfMemory if status in OUT_OF_MEMORY else Error
         return kind(self._text(which) or f"vmmgraph_{name} returned {status}", status)
 
     def text(self, name: str, *arguments: Any) -> str:
-        """What a function that copies a text says."""
         needed = c_size_t()
         capacity = 0
         buffer = ctypes.create_string_buffer(1)
@@ -446,7 +440,7 @@ class Library:
             getattr(self, name)(*arguments, buffer if capacity else None, capacity, ctypes.byref(needed))
             if needed.value <= capacity:
                 return buffer.value.decode("utf-8", "replace")
-            # Some more, as it may have grown by the next call.
+            # With some spare bytes, since the text may grow before the next call.
             capacity = needed.value + 64
             buffer = ctypes.create_string_buffer(capacity)
 
@@ -459,5 +453,5 @@ class Library:
         return self.raw["version"]().decode()  # type: ignore[attr-defined]
 
     def built_for(self) -> str:
-        """The torch release that the library was built for."""
+        """Returns the torch release the library was built for."""
         return self.raw["torch_built_for"]().decode()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The command ``vmmgraph``. Nothing in it needs a GPU or torch, but for ``check``."""
+"""The command ``vmmgraph``. Only ``check`` and ``build`` need torch; no command needs a GPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ._files import Unfit, read, reading, say
 from ._maps import mib
 from ._progress import Progress
 
-#: Exit statuses, as of diff(1); and of a process whose reader has gone, as a shell has it.
+#: Exit statuses of diff(1), and of a shell for a closed pipe and an interrupt.
 OK, DIFFERENT, TROUBLE, NO_READER, STOPPED = 0, 1, 2, 141, 130
 
 
 def core() -> _c.Library:
-    """The library that draws maps and has the host driver. Raises `Unfit`."""
+    """Returns the library for drawing maps and for the host driver. Raises `Unfit`."""
     path = _library.find_core()
     if path is None:
         given = os.environ.get("VMMGRAPH_CORE_LIBRARY")
@@ -37,7 +37,6 @@ def core() -> _c.Library:
 
 
 def drawn(library: _c.Library, function: str, text: bytes, name: str) -> str:
-    """What the library makes of a map's JSON."""
     if not library.has(function):
         raise Unfit(f"{library.path} has no vmmgraph_{function}")
     try:
@@ -47,7 +46,6 @@ def drawn(library: _c.Library, function: str, text: bytes, name: str) -> str:
 
 
 def write(path: str, data: bytes, *sources: str) -> None:
-    """Writes a file whole or not at all; ``-`` is standard output."""
     if path == "-":
         sys.stdout.buffer.write(data)
         return
@@ -73,7 +71,6 @@ def write(path: str, data: bytes, *sources: str) -> None:
 
 
 def _beside(given: str, source: str, ending: str) -> str:
-    """Where to write if nobody says: the source's name with another ending."""
     if given:
         return given
     if source == "-":
@@ -118,7 +115,7 @@ def export(arguments: argparse.Namespace) -> int:
     from . import _snapshot
 
     if _library.find_core() is not None:
-        # It looks at every number in the map.
+        # Validates every number in the map.
         drawn(core(), "map_report", text, arguments.map)
     output = _beside(arguments.output, arguments.map, ".pickle")
     with reading(arguments.map, "whole page map"):
@@ -213,7 +210,7 @@ def _table(cost: Any, trace: Any) -> list[str]:
 
 
 def _size(text: str) -> int:
-    """Bytes: a number, with K, M or G behind it if need be."""
+    """Parses a number of bytes with an optional suffix K, M or G."""
     scale = {"k": 10, "m": 20, "g": 30}.get(text[-1:].lower())
     value = int(text[:-1]) << scale if scale else int(text)
     if not 0 <= value < 1 << 46:
@@ -225,8 +222,6 @@ _size.__name__ = "size"
 
 
 class _Print(argparse.Action):
-    """An option that prints something and is done."""
-
     def __init__(self, *arguments: Any, say: Callable[[], str], **more: Any) -> None:
         super().__init__(*arguments, nargs=0, default=argparse.SUPPRESS, **more)
         self._say = say
@@ -240,7 +235,7 @@ class _Print(argparse.Action):
 
 
 def version() -> str:
-    """The version of what is there: of the installed package, and of the library."""
+    """Returns the versions of the installed package and of the library."""
     import importlib.metadata
 
     try:
@@ -360,7 +355,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a command; its exit status. What is wrong with a file is one line on stderr and status 2."""
     try:
         try:
             given = parser().parse_args(arguments)
@@ -369,7 +363,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Nobody reads any more, and the interpreter would say so when it flushes at its end.
+        # Prevents the interpreter's error when flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
     except KeyboardInterrupt:

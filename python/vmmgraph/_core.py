@@ -1,8 +1,8 @@
-"""The core of this process: one library, whoever asks first.
+"""The core of this process: one library for all users.
 
-Two copies would be two page pools for one device, and arenas of one mean nothing to the other. So the door, the MemPool route and the memory
-saver all ask here, and which library it is does not depend on who comes first: one that the process has loaded already, else that for the
-torch at hand, else ``libvmmgraph.so``. The memory saver's C++ half looks in the same order (``cpp/memory_saver/core.cpp``).
+Two copies would be two page pools for one device. The session, the MemPool route and the memory
+saver all ask this module: a loaded library first, then the one for the installed torch, then
+``libvmmgraph.so``. The memory saver's C++ part uses the same order (``cpp/memory_saver/core.cpp``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _kept: _c.Library | None = None
 
 
 def for_torch() -> _c.Library:
-    """The core with the part for torch. Raises `Error` where there is none for the torch at hand, or the process has another core; OSError
-    and AttributeError for a file that is no such library."""
+    """Returns the core with the torch part. Raises `Error` if there is none for the installed
+    torch, or if a different core is loaded; OSError and AttributeError for an invalid file."""
     with _lock:
         there = _there()
         if there is not None and there.with_torch:
@@ -29,16 +29,15 @@ def for_torch() -> _c.Library:
             raise _c.Error(why, _c.WRONG_STATE)
         if there is not None:
             raise _c.Error(f"{there.path} is this process's core already, and {path} would be a second one", _c.WRONG_STATE)
-        # Torch's libraries first, so that they are found by name.
+        # Load torch's libraries first, so they are found by name.
         import torch  # noqa: F401
 
         return _keep(_c.Library(path, with_torch=True))
 
 
 def any_one() -> _c.Library:
-    """The core, with the part for torch if that can be had. Raises `Error` where there is no library at all, and as `for_torch`."""
+    """Returns the core, with the torch part if available. Raises `Error` without any library."""
     with _lock:
-        # No torch, or a stand-in of one, is no reason to have no core.
         with contextlib.suppress(_c.Error, OSError, ImportError, AttributeError):
             return for_torch()
         there = _there()
@@ -57,11 +56,11 @@ def _keep(library: _c.Library) -> _c.Library:
 
 
 def _there() -> _c.Library | None:
-    """The core that was given out before, or that somebody else has loaded: a C++ engine, the memory saver."""
+    """Returns the core already in use or loaded."""
     if _kept is not None:
         return _kept
     for path in _loaded():
-        # One that is loaded and refused here may still serve without its part for torch.
+        # The library may work without its torch part.
         for with_torch in (True, False):
             with contextlib.suppress(_c.Error, OSError, AttributeError):
                 return _keep(_c.Library(path, with_torch=with_torch))
@@ -69,7 +68,7 @@ def _there() -> _c.Library | None:
 
 
 def _loaded() -> list[Path]:
-    """The files of cores in this process, those with a part for torch first."""
+    """Returns the paths of cores loaded in this process, those with a torch part first."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     except OSError:

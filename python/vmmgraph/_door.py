@@ -1,4 +1,4 @@
-"""What the package opens once a process: the library, and the arenas, pools and threads that use it."""
+"""Session of the process: the library, and the arenas, pools and thread state that use it."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from ._pools import Eager, Pools, Scope
 
 log = logging.getLogger("vmmgraph")
 
-#: When a captured graph is instantiated.
 INSTANTIATE = ("capture", "replay")
-#: What an arena of `enable` is laid out for unless it is told otherwise: pages of 2 MiB, since decode graphs may need less than 30 MiB. vLLM's
-#: 51 and 102 shapes, of which the hungriest need 26 and 24, take 28 and 26 then, and 34 on pages of 16; captures took as long.
+#: Gives pages of 2 MiB, since decode graphs may need less than 30 MiB. vLLM's 51 and 102 graph
+#: groups with peaks of 26 and 24 MiB take 28 and 26 MiB; on pages of 16 MiB, 34. Capture times are
+#: equal.
 EXPECTED_BYTES = 128 << 20
 
 Pool = tuple[int, int]
-#: Names the shape of the capture that begins: what its pieces have in common, and a label; or ``None``.
+#: Label provider: returns the common key of a capture's pieces and a label, or ``None``.
 Namer = Callable[[], "tuple[object, str] | None"]
 
 
 class Unit:
-    """What `shape` gives to the captures inside."""
+    """Piece group: identifies the captures within one `shape` context."""
 
     def __init__(self, label: str) -> None:
         self.label = label
 
 
 class Local(threading.local):
-    """Of one thread."""
+    """State of one thread."""
 
-    #: Those within which captures are torch's own.
+    #: Open `disabled` contexts, in which captures use torch's memory.
     disabled: list[object]
     units: list[Unit]
-    #: Those within which captures allocate remote blocks.
+    #: Open `remote` contexts, in which captures allocate remote blocks.
     remote: list[object]
 
     def __init__(self) -> None:
@@ -51,38 +51,35 @@ class Local(threading.local):
 
 
 class Capture:
-    """What stands for a graph from the beginning of its capture on, and what is known of it so far: an exception of a signal's may come between any
-    two steps. The graph has it alone, and so it ends before torch's part of the graph, also where CPython drops what the graph's own end raised."""
+    """State of a graph's capture, updated step by step: a signal's exception may occur between any
+    two steps. Destroyed before torch's part of the graph, even if CPython discards the graph's own
+    destructor exception."""
 
     shape: Shape | None = None
-    #: The id that torch is given, and the one that the program sees.
+    #: Pool id given to torch, and (`shown`) the id seen by the program.
     pool: Pool = (0, 0)
     shown: Pool = (0, 0)
-    #: Scopes that the thread steps into again behind it.
+    #: Scopes to enter again after the capture.
     left: Sequence[Scope] = ()
     under_way = True
 
     def __init__(self, door: Door, named: Arena | None, label: str) -> None:
         self.door = door
-        #: What the program said of it.
         self.named, self.label = named, label
-        #: What the library says of its end; until then it is no piece of the shape.
         self.captured = _c.Captured(piece=_c.NO_PIECE)
-        #: What stands for it in its shape.
+        #: Token of this graph in its group.
         self.token = object()
 
     def let_go(self) -> None:
-        """The shape asks the graph for nothing from now on."""
         if self.shape is not None and self.captured.piece != _c.NO_PIECE:
             self.door.library.raw["torch_drop"](self.shape.handle, self.captured.piece)
 
     def step_in(self) -> None:
-        """The thread goes on with what it stepped out of."""
         self.door.eager.step_in(self.left)
         self.left = ()
 
     def close(self) -> None:
-        """The graph goes, or is none of the shape's. As often as one likes, and where nothing began."""
+        """Abandons the capture or drops the graph. May be called at any time, repeatedly."""
         self.let_go()
         if self.under_way:
             if self.shape is not None:
@@ -97,7 +94,7 @@ class Capture:
 
 
 class Door:
-    """The library, and what was put over torch."""
+    """Session: the library, and the replacements installed in torch."""
 
     def __init__(self, library: _c.Library) -> None:
         self.library = library
@@ -105,15 +102,14 @@ class Door:
         self.pools = Pools(self)
         self.local = Local()
         self.lock = threading.RLock()
-        #: By device and pool: a pool that several graphs are captured into is an arena.
         self.arenas: weakref.WeakValueDictionary[tuple[int, Pool], Arena] = weakref.WeakValueDictionary()
         self.all_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Devices that stay open between captures while `enable` is on: a graph without a pool has an arena of its own, which opened the
-        #: device and closed it again.
+        #: Kept open while `enable` is active, or each arena of a graph without a pool would open
+        #: and close the device.
         self.devices: set[Device] = set()
         self.defaults: dict[int, Arena] = {}
-        #: In the place of an arena's pool for captures that are torch's own.
+        #: Private pool aliases: replace an arena's pool for captures in torch's memory.
         self.shadows: dict[tuple[int, Pool], Pool] = {}
         self.namers: list[Namer] = []
         self.share = False
@@ -127,7 +123,7 @@ class Door:
         self.sharing = sharing_asked(None)
         self.peers = 0
         self.said: set[str] = set()
-        #: The process that made its arenas.
+        #: Process that created the arenas.
         self.process: int | None = None
 
     def device_number(self, device: Any) -> int:
@@ -149,7 +145,7 @@ class Door:
             if self.process is None:
                 self.process = os.getpid()
                 if multiprocessing.parent_process() is not None:
-                    # Workers that were forked end without their atexit functions.
+                    # Forked workers exit without running atexit functions.
                     multiprocessing.util.Finalize(None, save_map_at_exit, exitpriority=0)
             self.arenas[arena.device, arena.pool] = arena
             self.all_arenas.add(arena)
@@ -163,9 +159,9 @@ class Door:
         return arena
 
     def tagged_arena(self, device: int, pool: Pool | None, tag: str) -> Arena:
-        """The arena of a capture whose memory is to be paused by that tag.
+        """Returns the arena of a capture whose memory can be paused by the tag.
 
-        Raises `Error` if the pool's arena has another tag or none.
+        Raises `Error` if the pool's arena has a different tag or none.
         """
         with self.lock:
             arena = self.arena_for(device, pool, None, tag) if pool is not None else self.make(device, tag)
@@ -178,7 +174,6 @@ class Door:
         return arena
 
     def arena_for(self, device: int, pool: Pool | None, arena: Arena | None, tag: str = "") -> Arena:
-        """The arena of a capture, which may be named. One that is made for the pool has the tag."""
         with self.lock:
             if arena is not None:
                 if arena.device != device:
@@ -194,14 +189,12 @@ class Door:
             arena = self.pools.arena(device, pool, tag) or self.arenas.get((device, pool))
             if arena is None:
                 arena = self.make(device, tag)
-                # The one that it made for itself is of no use.
                 del self.arenas[device, arena.pool]
                 arena.pool, arena._pool_is_named = pool, True
                 self.arenas[device, pool] = arena
             return arena
 
     def shadow(self, device: int, pool: Pool | None) -> Pool | None:
-        """The pool for a capture that is torch's own: another one, if that is an arena's."""
         if pool is None:
             return None
         with self.lock:
@@ -210,7 +203,7 @@ class Door:
             return self.shadows.setdefault((device, pool), self.new_pool())
 
     def name(self, label: str) -> tuple[object, str]:
-        """What the capture that begins is a piece of, and its label, if it has none yet."""
+        """Returns the key and the label of the beginning capture."""
         units = self.local.units
         if units:
             return units[-1], units[-1].label
@@ -221,7 +214,6 @@ class Door:
         return None, label
 
     def begin(self, capture: Capture, device: int, asked: Pool | None) -> None:
-        """Gives a capture its shape: the open one if this is another piece of it, else a new one."""
         arena = self.arena_for(device, asked, capture.named)
         key, label = self.name(capture.label)
         capture.left = self.eager.step_out(arena)
@@ -231,11 +223,10 @@ class Door:
             if shape is None:
                 arena._settle(None)
                 shape = Shape(arena, key, label)
-            # Torch takes one capture at a time for an id, and none for one whose graphs are all gone, which is the program's affair
-            # where the id is its own.
+            # Torch allows one capture at a time per pool id, and none after all graphs of the id
+            # are gone. A program that chose the id must follow this rule.
             named = arena.pool == asked and (arena._pool_is_named or arena._pool_users)
             given = arena.pool if named or not arena._pool_given else self.new_pool()
-            # From here on there is something to withdraw.
             capture.shape, capture.pool = shape, given
             if given == arena.pool:
                 arena._pool_given = True
@@ -248,7 +239,6 @@ class Door:
 
     @staticmethod
     def leave(capture: Capture) -> None:
-        """One of a shape's graphs is gone; or it was not captured."""
         shape = capture.shape
         if shape is None:
             return
@@ -266,7 +256,7 @@ class Door:
             log.warning("vmmgraph: %s", text, **more)
 
     def close(self) -> None:
-        """Drops every graph, while the driver is there."""
+        """Drops every graph while the driver still exists."""
         for graph in list(self.graphs):
             with contextlib.suppress(Exception):
                 graph._forget()
@@ -277,12 +267,11 @@ class Door:
 
 _door: Door | None = None
 _lock = threading.RLock()
-#: Of a process whose door was never opened.
 _none = Local()
 
 
 def need() -> Door:
-    """The door of the library for the torch at hand; opened if it is not. Raises as `_core.for_torch`."""
+    """Returns the session, opening it if needed. Raises like `_core.for_torch`."""
     global _door
     with _lock:
         if _door is None:
@@ -291,17 +280,14 @@ def need() -> Door:
 
 
 def opened() -> Door | None:
-    """The door, if it is open."""
     return _door
 
 
 def arenas() -> list[Arena]:
-    """Those that are there now."""
     return list(_door.all_arenas) if _door is not None else []
 
 
 def local() -> Local:
-    """Of the calling thread."""
     return _door.local if _door is not None else _none
 
 

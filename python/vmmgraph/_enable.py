@@ -1,4 +1,4 @@
-"""What `enable` puts over torch, and takes away again."""
+"""Installs `enable`'s replacements in torch, and removes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _installed: Installed | None = None
 
 
 class Status:
-    """What :func:`enable` chose: ``route`` is ``"blocks"``, ``"mempool"`` or ``"none"``; ``why`` is for people."""
+    """Result of :func:`enable`: ``route`` is ``"blocks"``, ``"mempool"`` or ``"none"``; ``why`` is
+    an explanation for people."""
 
     def __init__(self, route: str, why: str, path: str | None = None) -> None:
         self.route = route
@@ -38,8 +39,6 @@ class Status:
 
 
 class Installed:
-    """What was replaced, and how to undo it."""
-
     def __init__(self) -> None:
         self.undo: list[Callable[[], None]] = []
 
@@ -54,14 +53,14 @@ class Installed:
 
 
 def put_in_place(cls: type, base: type) -> Installed:
-    """Puts a class where torch's is: in torch, and where somebody has imported it by name."""
+    """Replaces torch's class, in torch and in modules with an imported name for the class."""
     import torch
 
     installed = Installed()
     installed.replace(torch.cuda, "CUDAGraph", cls)
     installed.replace(torch.cuda.graphs, "CUDAGraph", cls)
     for module in list(sys.modules.values()):
-        # Not getattr: modules may load others when they are asked.
+        # Not getattr: some modules load further modules on attribute access.
         if getattr(module, "__dict__", {}).get("CUDAGraph") is base:
             installed.replace(module, "CUDAGraph", cls)
     return installed
@@ -85,20 +84,27 @@ def enable(
     sharing: str | None = None,
     peers: Sequence[int] = (),
 ) -> Status:
-    """Puts VmmGraph under every graph that is captured from now on: ``torch.cuda.CUDAGraph`` is a subclass that captures into arenas.
+    """Makes graphs captured from now on use VmmGraph's memory: ``torch.cuda.CUDAGraph`` becomes a
+    subclass that captures into arenas.
 
-    Captures with the same ``pool=`` share an arena, since that is a program's promise that they do not overlap. A capture without one has
-    an arena of its own, or, with ``share``, the device's. A graph is instantiated when its capture ends, as with
-    stock torch, or with ``instantiate="replay"`` at its first replay, so that graphs that are never replayed take no executable. At most
-    ``executables`` shapes have executables at a time, which take at most ``executable_bytes`` bytes (0: no limit): beyond that the least
-    recently replayed shape gives its own up, and is instantiated again when it is replayed. Defaults: ``VMMGRAPH_INSTANTIATE``,
-    ``VMMGRAPH_EXECUTABLES`` and ``VMMGRAPH_EXECUTABLE_BYTES``, else ``"capture"``, 0 and 0. ``expected_bytes``, ``budget`` and ``retain`` are those of the arenas that are made (:class:`Arena`). With
-    ``memset_kernels`` fill kernels stand in the place of memset nodes. ``sharing`` is what other processes can be given pages by, ``"fd"`` or
-    ``"fabric"`` (:mod:`vmmgraph.sharing`; ``VMMGRAPH_SHARING`` unless it is given), and ``peers`` the numbers of other devices that may read all
-    pages in this process: of devices that are opened from now on.
+    Captures with the same ``pool=`` share an arena: the program thereby promises that they never
+    overlap. A capture without a pool gets its own arena, or with ``share`` the device's. A graph is
+    instantiated when its capture ends, as in torch, or at its first replay
+    (``instantiate="replay"``).
 
-    Never raises for a missing library unless ``strict``: it says so in one line, and falls back to torch's MemPools, or leaves torch as
-    it is. Called again it does nothing. Returns what it chose.
+    At most ``executables`` graph groups have executables at a time, of at most ``executable_bytes``
+    bytes (0: no limit). Beyond a limit, the least recently replayed group's executables are
+    destroyed until its next replay. Defaults: ``VMMGRAPH_INSTANTIATE``, ``VMMGRAPH_EXECUTABLES``
+    and ``VMMGRAPH_EXECUTABLE_BYTES``, else ``"capture"``, 0 and 0.
+
+    ``expected_bytes``, ``budget`` and ``retain`` apply to new arenas (:class:`Arena`).
+    ``memset_kernels`` replaces memset nodes by fill kernels. ``sharing`` (``"fd"`` or ``"fabric"``,
+    default ``VMMGRAPH_SHARING``) exports pages to other processes (:mod:`vmmgraph.sharing`).
+    ``peers`` are devices of this process that may access all pages. Both apply to devices opened
+    from now on.
+
+    A missing library raises only if ``strict``; otherwise logs one line and falls back to torch's
+    MemPools, or leaves torch unchanged. A second call does nothing. Returns the choice.
     """
     global _installed, _status
     if retain not in _c.RETAIN:
@@ -134,7 +140,7 @@ def enable(
         door.pools.install(_installed)
         _installed.undo.append(_trees.keep_out())
         _installed.undo.append(door.devices.clear)
-        # Last: it is refused while a capture is under way.
+        # Last, because a running capture makes this call fail.
         _installed.undo.insert(0, door.library.torch_uninstall)
         atexit.register(_at_exit)
         why = f"torch {torch.__version__}, {door.library.path}"
@@ -158,12 +164,12 @@ def _fall_back(why: str) -> Status:
 
 
 def status() -> Status | None:
-    """What `enable` chose; ``None`` if it was not called."""
+    """Returns `enable`'s result; ``None`` before the first call."""
     return _status
 
 
 def disable_all() -> None:
-    """Undoes `enable`: graphs that are captured from now on are torch's own. Those that were captured stay as they are."""
+    """Undoes `enable`: later captures use torch's memory. Existing graphs are unchanged."""
     global _installed, _status
     with _lock:
         if _installed is not None:
@@ -174,7 +180,7 @@ def disable_all() -> None:
 
 
 def _at_exit() -> None:
-    # A child that was forked has its parent's graphs too, which are the parent's to drop.
+    # A forked child must not drop the graphs inherited from its parent.
     door = _door.opened()
     if door is not None and door.process in (None, os.getpid()):
         _door.save_map_at_exit()

@@ -1,4 +1,4 @@
-"""Reads files that other programs wrote, and prints text that comes from them."""
+"""Reads files written by other programs, and prints text from such files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-#: The first bytes of a pickle of protocol 2 and later.
 PICKLE = b"\x80"
 
-#: Numbers beyond this are refused: no address, size or time is larger, and Python cannot make a float of every integer.
+#: Limit on numbers: no address, size or time is larger, and Python cannot convert every integer to
+#: a float.
 _LARGEST_NUMBER = 1 << 64
 
 
 class Unfit(ValueError):
-    """A file that is not what it should be: one line says how."""
+    """An invalid file; the message is one line."""
 
 
 @contextlib.contextmanager
 def reading(name: str, what: str) -> Iterator[None]:
-    """Turns an error that the content of a file causes inside into `Unfit`."""
     try:
         yield
     except Unfit:
@@ -40,14 +39,14 @@ def reading(name: str, what: str) -> Iterator[None]:
 
 
 def read(path: str) -> bytes:
-    """Returns the bytes of a file, or of standard input for ``-``."""
     return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
 
 
 def load(data: bytes | str, name: str, what: str) -> Any:
-    """Returns the value in a pickle (bytes) or in JSON (text): lists, dicts, tuples, texts and numbers that a float can hold.
+    """Returns the value in a pickle (bytes) or in JSON (text): lists, dicts, tuples, texts and
+    numbers.
 
-    Runs nothing of a pickle. Raises `Unfit`; ``what`` says what the file should be.
+    Executes no code of a pickle. Raises `Unfit`.
     """
     with reading(name, what):
         value = json.loads(data) if isinstance(data, str) else _unpickle(data, name)
@@ -57,7 +56,7 @@ def load(data: bytes | str, name: str, what: str) -> Any:
 
 
 class _Plain(pickle.Unpickler):
-    """An unpickler that refuses every pickle which names a class or function, and so could run it."""
+    """Refuses references to classes or functions, which could execute code."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise Unfit(f"names {module}.{name}: only plain lists, dicts, texts and numbers are read, since a pickle can run code")
@@ -78,7 +77,7 @@ def _unpickle(data: bytes, name: str) -> Any:
         raise Unfit(f"{name} is no pickle: {type(error).__name__} {error}") from None
 
 
-#: What an unpickler raises for bytes that are no pickle.
+#: Errors of an unpickler for invalid bytes.
 _BROKEN = (
     pickle.UnpicklingError,
     ArithmeticError,
@@ -90,13 +89,14 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
-#: What objects may take while a pickle is read: so much, and so many times its bytes.
+#: Memory limit while reading a pickle: a constant, plus a multiple of the file's size.
 _MOST_BYTES, _MOST_TIMES = 1 << 29, 128
 
 
 @contextlib.contextmanager
 def _little_memory(more: int) -> Iterator[None]:
-    """Inside, the process gets no more than so many bytes: five bytes of a pickle can ask for 64 GiB."""
+    """Limits further memory of the process to ``more`` bytes: five bytes of a pickle can request 64
+    GiB."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = [now + more, *(each for each in before if each != resource.RLIM_INFINITY)]
@@ -108,7 +108,8 @@ def _little_memory(more: int) -> Iterator[None]:
 
 
 def _check(value: Any, name: str) -> None:
-    """Refuses numbers that no file of this kind holds. Without recursion: containers may nest deep, and contain themselves."""
+    """Refuses numbers out of range. Not recursive: containers may nest deeply and contain
+    themselves."""
     seen: set[int] = set()
     todo = [value]
     while todo:
@@ -130,15 +131,13 @@ def _check(value: Any, name: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Returns a text on one line, without characters that a terminal obeys."""
+    """Returns the text on one line, without control characters of a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:
-    """Prints lines whose text may come from a file: each stays one line, and no terminal obeys it.
-
-    Characters that the stream's encoding lacks are printed as escapes.
-    """
+    """Prints lines with text from files: each stays one line without terminal control characters.
+    Missing characters of the encoding are escaped."""
     stream = sys.stdout if file is None else file
     encoding = stream.encoding or "utf-8"
     for line in lines:

@@ -1,4 +1,4 @@
-"""The class that stands in the place of ``torch.cuda.CUDAGraph``."""
+"""The replacement of ``torch.cuda.CUDAGraph``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from . import _below, _c
 from ._arena import Arena, Shape, address_of
 from ._door import Capture, Door, Pool
 
-#: As of a graph in whose arena something is always open.
+#: Value of `_ready` while the arena may have open graph groups.
 NEVER_READY = (True, None, None)
 
 
 def graph_class(door: Door, base: type) -> type:
-    """A subclass of torch's graph class."""
     core = _below.core_of(base)
     keeps = hasattr(core, "raw_cuda_graph") and hasattr(core, "instantiate")
     raw = door.library.raw
@@ -26,23 +25,19 @@ def graph_class(door: Door, base: type) -> type:
     scopes, step_out, step_in = door.eager.scopes, door.eager.step_out, door.eager.step_in
 
     class Captured(core):  # type: ignore[misc, valid-type]
-        """Torch's graph in C++, whose captures are VmmGraph's."""
+        """Torch's C++ graph, capturing into VmmGraph's memory."""
 
-        # Where it was captured; `None`: in torch's own memory.
+        # `None`: captured in torch's memory.
         _shape: Shape | None = None
         _piece = 0
-        # Whether the library can replay it: torch's graph is laid out as it expects.
+        # Whether the library can replay the graph, because torch's object has the expected layout.
         _replayable = False
-        # What is open in its arena, and what the call that replays it takes while nothing is.
+        # Open groups of the graph's arena, and the arguments of a replay while none are open.
         _ready: Any = NEVER_READY
-        # From the beginning of its capture on.
         _capture: Capture | None = None
-        # The arena and the label of its next capture.
         _named: tuple[Arena | None, str] = (None, "")
         _lent = False
-        # Whether the program asked for a graph that is kept.
         _kept = False
-        # Whether torch was told to keep it.
         _keeps = False
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +60,7 @@ def graph_class(door: Door, base: type) -> type:
             door.begin(capture, device, pool)
             shape = capture.shape
             assert shape is not None
-            # Torch may run Python, and end graphs, from here on.
+            # From here on torch may run Python code and destroy graphs.
             status = raw["torch_capture_begin"](shape.handle, *capture.pool)
             if status != _c.OK:
                 error = door.library.error("torch_capture_begin", status)
@@ -100,7 +95,8 @@ def graph_class(door: Door, base: type) -> type:
             self._end(super().capture_end, *args, **kwargs)
 
         def capture_end_pre(self) -> None:
-            """The first half of an end in two (2.14 and later): the capture is over, and the graph may be looked at and altered."""
+            """First half of a two-part end (2.14 and later): the graph can be inspected and
+            edited."""
             self._end(super().capture_end_pre)
 
         def _end(self, torchs: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -141,15 +137,14 @@ def graph_class(door: Door, base: type) -> type:
             self._replayable = bool(captured.replayable)
 
         def _abandon(self, capture: Capture) -> None:
-            """After an end that threw: what torch did not clean up."""
             capture.let_go()
             with contextlib.suppress(RuntimeError):
                 super().pool()
-                # It has one: torch counts the graph as captured, and releases its pool when it is reset.
+                # torch treats the graph as captured, and reset() releases the pool.
                 capture.pool = (0, 0)
             with contextlib.suppress(Exception):
                 super().reset()
-            # Also where all was done when an exception of a signal's came: it was none of the shape's.
+            # The capture may be complete when a signal's exception arrives: discard the graph.
             capture.under_way = True
             capture.close()
             self._shape = self._capture = None
@@ -185,13 +180,12 @@ def graph_class(door: Door, base: type) -> type:
             return own if capture is None else capture.shown
 
         def pools(self) -> list[Any]:
-            """All that it holds (2.14 and later)."""
             capture, own = self._capture, super().pools()
             return own if capture is None else [capture.shown if tuple(pool) == capture.pool else pool for pool in own]
 
         @property
         def _has_graph_exec(self) -> bool:
-            """Whether torch need not make an executable for a replay (2.14 and later)."""
+            """Tells torch that no executable is needed for a replay (2.14 and later)."""
             return self._lent or super()._has_graph_exec
 
         def _replay_in_turn(self, shape: Shape) -> None:
@@ -203,14 +197,14 @@ def graph_class(door: Door, base: type) -> type:
                 if status == _c.OK:
                     super().replay()
             finally:
-                # Not known: an exception of a signal's, as it returned.
+                # None: a signal's exception arrived as the call returned.
                 if not status:
                     leave(shape.space)
             if status:
                 door.library.fail("space_enter", status)
 
         def _own(self) -> None:
-            """Torch's own executable is what is launched from now on."""
+            """Switches to torch's own executable."""
             if self._lent and self._shape is not None:
                 self._lent = False
                 door.library.torch_keep(self._shape.handle, self._piece)
@@ -225,7 +219,7 @@ def graph_class(door: Door, base: type) -> type:
             return graph
 
         def _by_hand(self) -> None:
-            """It may be launched by others from now on, who tell nobody: no replay of ours will seal its shape."""
+            """Marks the graph as launched by the program: no replay would seal its group."""
             shape = self._shape
             if shape is None or self._capture is None or self._capture.under_way:
                 return
@@ -240,7 +234,6 @@ def graph_class(door: Door, base: type) -> type:
                 )
                 self._by_hand()
             if self._lent:
-                # With what torch does behind it.
                 self.instantiate()
             return super().raw_cuda_graph_exec(*args, **kwargs)
 
@@ -251,13 +244,13 @@ def graph_class(door: Door, base: type) -> type:
                 self._replayable, self._ready = False, NEVER_READY
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
-            # Its space goes after the graph.
+            # The space must be destroyed after the graph.
             shape, arena = self._shape, self.arena
             self._forget()
             super().reset(*args, **kwargs)
             del shape
             if arena is not None:
-                # What cannot be given back now is by the next.
+                # The next trim returns memory still in use.
                 raw["arena_trim"](arena.handle, None)
 
         def _reset_torchs(self) -> None:
@@ -265,14 +258,15 @@ def graph_class(door: Door, base: type) -> type:
 
         @property
         def arena(self) -> Arena | None:
-            """The arena that its tensors lie in; ``None``: they are torch's own."""
+            """The arena with the graph's tensors; ``None`` for torch's memory."""
             return self._shape.arena if self._shape is not None else None
 
     class CUDAGraph(*_below.over(base, Captured, "capture_end_pre", "pools", "_has_graph_exec")):  # type: ignore[misc]
-        """``torch.cuda.CUDAGraph``, whose captures are VmmGraph's: tensors lie on the pages of the arena that ``pool=`` names."""
+        """``torch.cuda.CUDAGraph`` with VmmGraph's captures: tensors lie on pages of the arena
+        named by ``pool=``."""
 
         def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
-            # Torch must not make an executable: it is borrowed at the first replay.
+            # Torch must not make an executable: the library lends one.
             keep = keeps and (bool(keep_graph) or not local.disabled)
             graph = super().__new__(cls, keep, *args, **kwargs) if keeps else super().__new__(cls, *args, **kwargs)
             graph._kept, graph._keeps = bool(keep_graph), keep
@@ -288,11 +282,11 @@ def graph_class(door: Door, base: type) -> type:
             ours = self._under_way() is not None
             super().capture_end(*args, **kwargs)
             if self._keeps and not self._kept and (not ours or self._is_watched()):
-                # As torch would have.
+                # As torch does.
                 self.instantiate()
 
         def _is_watched(self) -> bool:
-            """Whether torch tells somebody of its executable as soon as it is captured (2.14 and later)."""
+            """Returns whether hooks see the executable right after the capture (2.14 and later)."""
             import torch
 
             return bool(
@@ -302,19 +296,18 @@ def graph_class(door: Door, base: type) -> type:
             )
 
         def _let_go(self) -> None:
-            # Its executable is borrowed.
             self._forget()
 
         @property
         def label(self) -> str:
-            """Its shape's name."""
             return self._shape.label if self._shape is not None else ""
 
         def verify(self, outputs: Any) -> tuple[int, int] | None:
-            """Replays twice over shared pages that are filled in two ways, and compares the outputs.
+            """Replays twice with differently filled shared pages, and compares the outputs.
 
-            ``None`` if they are the same; else which one differs, and its first byte that does: the graph relies on what others left.
-            Waits for the device. The inputs must be as they are after the replay, and no random numbers drawn.
+            Returns ``None`` if equal, otherwise the first different output and byte: the graph
+            depends on data of other graphs. Waits for the device. Replays must not change the
+            inputs or draw random numbers.
             """
             if self._shape is None or not self._replayable:
                 raise _c.Error("only a graph in an arena can be verified", _c.WRONG_STATE)
@@ -322,6 +315,5 @@ def graph_class(door: Door, base: type) -> type:
             return self._shape.verify(self._piece, list(outputs))
 
     if _below.passes_on(base, "replay"):
-        # One call less for each replay.
         CUDAGraph.replay = Captured.replay  # type: ignore[method-assign]
     return _below.in_place_of(base, CUDAGraph)

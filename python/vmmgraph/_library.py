@@ -1,4 +1,4 @@
-"""Which library serves the torch at hand: the choice as a plain function, and loading it."""
+"""Selects and finds the library for the installed torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from . import _package
 
-#: A path to libvmmgraph_torch.so, or to its folder, in place of the choice.
+#: Path to libvmmgraph_torch.so or its folder; overrides the selection.
 VARIABLE = "VMMGRAPH_LIBRARY"
 NAME = "libvmmgraph_torch.so"
-#: A folder for libraries that ``python -m vmmgraph build`` makes, in place of ``~/.cache/vmmgraph``.
+#: Folder for libraries of ``python -m vmmgraph build`` (default ``~/.cache/vmmgraph``).
 CACHE = "VMMGRAPH_CACHE"
 FOLDER = Path(__file__).parent / "_lib"
 
@@ -23,17 +23,19 @@ _RELEASE = re.compile(r"^(\d+)\.(\d+)(?:\.(\d+))?(?P<pre>(?:a|b|rc|\.dev)\d*.*?)
 
 
 class Choice(NamedTuple):
-    """What :func:`choose` found: a name of ``available``, or ``None``; and why, for people."""
+    """``name`` is one of ``available`` or ``None``."""
 
     name: str | None
     why: str
 
 
 def choose(torch_version: str, cuda_version: str | None, cxx11abi: bool, available: Iterable[str]) -> Choice:
-    """The library for a torch, among folders named like ``torch-2.11-cu13`` or ``torch-2.11.1-cu13``.
+    """Selects the library for a torch, from folders named like ``torch-2.11-cu13`` or
+    ``torch-2.11.1-cu13``.
 
-    Arguments are ``torch.__version__``, ``torch.version.cuda`` and ``torch._C._GLIBCXX_USE_CXX11_ABI``. A library belongs to one
-    release of torch; that of a minor release is tried for all its patches, and looks at the whole version itself when it is installed.
+    Arguments are ``torch.__version__``, ``torch.version.cuda`` and
+    ``torch._C._GLIBCXX_USE_CXX11_ABI``. A minor release's library is tried for all patch releases,
+    and checks the whole version when installed.
     """
     found = _RELEASE.match(torch_version.strip())
     if found is None:
@@ -56,12 +58,11 @@ def choose(torch_version: str, cuda_version: str | None, cxx11abi: bool, availab
 
 
 def available(folder: Path = FOLDER) -> list[str]:
-    """The names of the libraries in the package."""
+    """Returns the names of the libraries in the package."""
     return sorted(path.parent.name for path in folder.glob(f"torch-*/{NAME}"))
 
 
 def cache_folder() -> Path:
-    """Where libraries that were built here are. It may not exist."""
     given = os.environ.get(CACHE)
     if given:
         return Path(given)
@@ -69,8 +70,8 @@ def cache_folder() -> Path:
 
 
 def built_path() -> Path:
-    """Where the library is, or would be, that ``python -m vmmgraph build`` makes for the torch that is imported: it belongs to that very
-    build of torch, and to this release of VmmGraph."""
+    """Returns the path of a locally built library for the imported torch, existing or not. The name
+    identifies the exact build of torch and VmmGraph."""
     import torch
 
     version = torch.__version__
@@ -81,7 +82,7 @@ def built_path() -> Path:
 
 
 def _built() -> Path | None:
-    """The library that was built here for this torch, if it is there and nobody else's."""
+    """Returns the locally built library, if it exists and belongs to this user or root."""
     try:
         path = built_path()
         return path if path.stat().st_uid in (os.getuid(), 0) else None
@@ -90,7 +91,6 @@ def _built() -> Path | None:
 
 
 def find() -> tuple[Path | None, str]:
-    """The path of the library for the torch that is imported, and why it is that one or none."""
     given = os.environ.get(VARIABLE)
     if given:
         path = Path(given)
@@ -106,7 +106,7 @@ def find() -> tuple[Path | None, str]:
 
 
 def find_core() -> Path | None:
-    """The library without torch, which the MemPool route and the pictures need."""
+    """Returns the library without torch, for the MemPool route and the drawing of maps."""
     given = os.environ.get("VMMGRAPH_CORE_LIBRARY")
     path = Path(given) if given else FOLDER / "libvmmgraph.so"
     return path if path.exists() else None

@@ -1,4 +1,4 @@
-"""Page maps as files: reading them, and what came and went between two of them."""
+"""Reads page maps from files, and compares two of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ _MIB = 1 << 20
 
 
 def parse(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
-    """A map, and its JSON text as the library takes it: from JSON, or from a page that has it inside. Raises `Unfit`.
-
-    What is in there is looked at as far as this package needs it; the library looks at the rest.
-    """
+    """Returns a map and its JSON text, from JSON or a page with embedded JSON. Checks only fields
+    used by this package. Raises `Unfit`."""
     with reading(name, "page map"):
         if data[:1] == PICKLE:
             raise Unfit(f"{name} is no page map: it is a pickle, and vmmgraph replay reads those of torch")
@@ -42,14 +40,15 @@ def parse(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def mib(value: int) -> str:
-    """Bytes for people: exact where a tenth of a MiB would hide something."""
+    """Formats bytes, exactly if a tenth of a MiB would hide a difference."""
     if value % _MIB == 0:
         return f"{value // _MIB} MiB"
     return f"{value} bytes" if abs(value) < _MIB else f"{value / _MIB:.1f} MiB"
 
 
 def names(page_map: dict[str, Any]) -> list[str]:
-    """What each shape is called, no two the same: by label, and by the order of capture where that is not enough."""
+    """Returns a unique name for each graph group: its label, with a number in order of capture if
+    needed."""
     found: dict[str, None] = {}
     counts: dict[str, int] = {}
     for space in page_map["spaces"]:
@@ -62,10 +61,9 @@ def names(page_map: dict[str, Any]) -> list[str]:
     return list(found)
 
 
-#: Sums over the whole map. Not what else the driver has free: that is no difference of the arena.
+#: Sums over the whole map. Excludes the driver's free memory, which is no property of the arena.
 _SUMS = ("held_bytes", "floor_bytes", "apart_bytes", "budget_bytes", "executables_bytes", "small_page_bytes", "large_page_bytes")
 _OF_SPACE = ("peak_live_bytes", "live_bytes", "kept_bytes", "retained_bytes", "shown_bytes", "mapped_bytes", "alone_bytes")
-#: Classes whose numbers mean something: the same requests, the same numbers.
 _NUMBERED = ("large", "tape", "slab", "filler")
 
 
@@ -82,7 +80,6 @@ def _change(name: str, before: int | None, after: int | None) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """``0..3, 7``"""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
@@ -93,7 +90,6 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _pages(one: dict[str, Any], other: dict[str, Any], sign: str) -> Iterator[str]:
-    """The pages of one that the other has not, by class and size."""
     there = {(page["class"], page["number"], page["bytes"]) for page in other["pages"]}
     gone: dict[tuple[str, int], list[int]] = {}
     for page in one["pages"]:
@@ -104,7 +100,7 @@ def _pages(one: dict[str, Any], other: dict[str, Any], sign: str) -> Iterator[st
 
 
 def _counts(page_map: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Pages and bytes of the classes without numbers, and of those who hold memory beside the arena."""
+    """Returns pages and bytes of classes without numbers, and of owners outside the arena."""
     found: dict[str, tuple[int, int]] = {}
     for page in page_map["pages"]:
         if page["class"] not in _NUMBERED:
@@ -119,10 +115,8 @@ def _counts(page_map: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def diff(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """What came (``+``), went (``-``) and changed (``~``) from one map to another; empty if nothing did.
-
-    Addresses, numbers of spaces and what the driver has free are no difference: they are of a process, not of what it captured.
-    """
+    """Returns additions (``+``), removals (``-``) and changes (``~``) between two maps. Ignores
+    properties of the process: addresses, space numbers and the driver's free memory."""
     lines = []
     for field in _SUMS:
         if before.get(field) != after.get(field):
@@ -161,5 +155,4 @@ def diff(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def open_map(path: str) -> tuple[dict[str, Any], bytes]:
-    """A map from a file, or from standard input for ``-``. Raises `Unfit`, `OSError`."""
     return parse(read(path), path)

@@ -1,7 +1,7 @@
-"""The second route: stock torch, a MemPool for each capture, and the library without torch.
+"""MemPool route: unmodified torch with a MemPool per capture, and the library without torch.
 
-It needs nothing that is built for a torch release. It sees segments and no tensors, so it saves less, and memory goes back only with its
-arena: when all graphs of a pool are gone.
+Needs no library for a torch release. Saves less, because it sees segments instead of tensors.
+Memory is returned only with the arena, after all graphs of a pool are gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger("vmmgraph")
 
 
 def possible() -> str | None:
-    """Why the torch at hand cannot take this route; ``None``: it can."""
+    """Returns the reason why the installed torch cannot use this route; ``None`` if possible."""
     import os
 
     import torch
@@ -39,9 +39,7 @@ def possible() -> str | None:
 
 
 class PoolArena:
-    """An arena whose current space is that of the capture under way."""
-
-    #: Null in the class: ``__del__`` runs whatever happens before there is one.
+    #: Class default: ``__del__`` may run before ``__init__`` is done.
     handle = turn = _c.Handle()
 
     def __init__(self, library: _c.Library, device: int) -> None:
@@ -51,7 +49,7 @@ class PoolArena:
         self.handle = _c.Handle(library.raw["arena_destroy"])
         self.device = device_of(library, device)
         library.arena_create(self.device.handle, byref(_c.ArenaOptions(retain=_c.RETAIN["shared_pages"])), byref(self.handle))
-        #: An empty space, sealed: what this thread gives to a stream between its turn's ends is in order.
+        #: An empty sealed space: entering and leaving it orders a replay.
         self.turn = _c.Handle(library.raw["space_destroy"])
         library.space_open(self.handle, byref(self.turn))
         library.space_seal(self.turn, 0, None)
@@ -64,16 +62,15 @@ class PoolArena:
 
 
 def graph_class(library: _c.Library, base: type) -> type:
-    """A subclass of torch's graph class that captures into MemPools over an arena."""
     import torch
 
     plug = torch.cuda.memory.CUDAPluggableAllocator(str(library.path), "vmmgraph_torch_alloc", "vmmgraph_torch_free")
     arenas: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], PoolArena] = weakref.WeakValueDictionary()
     lock = threading.RLock()
     raw = library.raw
-    # Pools whose graphs are gone: torch takes their end only while nothing is being captured.
+    # Pools without graphs: torch can destroy a pool only while no capture runs.
     graves: list[Any] = []
-    # Captures that are under way: by their device, since the library allocates from one arena a device; what is torch's own by itself.
+    # Running captures: device numbers for arena captures, tokens for captures in torch's memory.
     under_way: set[object] = set()
 
     def bury(mempool: Any = None) -> None:
@@ -84,7 +81,7 @@ def graph_class(library: _c.Library, base: type) -> type:
                 graves.clear()
 
     def arena_for(graph: Captured, device: int, asked: tuple[int, int]) -> PoolArena | None:
-        """The arena, from which the capture of the device that begins is allocated; ``None`` while another capture is."""
+        """Returns the arena for the beginning capture; ``None`` while a capture uses the device."""
         with lock:
             if device in under_way:
                 graph._capturing = object()
@@ -101,11 +98,10 @@ def graph_class(library: _c.Library, base: type) -> type:
             return arena
 
     class Captured(_below.core_of(base)):  # type: ignore[misc]
-        """Torch's graph in C++, whose captures lie in MemPools over an arena."""
+        """Torch's C++ graph, capturing into MemPools over an arena."""
 
         _arena: PoolArena | None = None
         _mempool: Any = None
-        # What stands for it in `under_way`.
         _capturing: object = None
         _asked: tuple[int, int] | None = None
 
@@ -115,12 +111,12 @@ def graph_class(library: _c.Library, base: type) -> type:
             if _door.local().disabled:
                 return super().capture_begin(*args, **kwargs)
             asked = args[0] if args else kwargs.get("pool")
-            # A pool itself from torch 2.14 on.
+            # From torch 2.14 on the argument may be a pool object.
             asked = getattr(asked, "id", asked)
             asked = tuple(torch.cuda.graph_pool_handle()) if asked is None or not any(asked) else tuple(asked)
             device = torch.cuda.current_device()
             bury()
-            # A signal's exception comes between any two steps.
+            # A signal's exception may occur between any two steps.
             try:
                 arena = arena_for(self, device, asked)
                 if arena is None:
@@ -130,7 +126,7 @@ def graph_class(library: _c.Library, base: type) -> type:
                     return super().capture_begin(*args, **kwargs)
                 kwargs.pop("pool", None)
                 mempool = torch.cuda.MemPool(plug.allocator())
-                # Else a workspace of this graph's pages goes into the next graph.
+                # Otherwise the next graph would use a cuBLAS workspace on this graph's pages.
                 torch._C._cuda_clearCublasWorkspaces()
                 super().capture_begin(mempool.id, *args[1:], **kwargs)
             except BaseException:
@@ -145,7 +141,7 @@ def graph_class(library: _c.Library, base: type) -> type:
                 self._ended()
 
         def capture_end_pre(self) -> None:
-            """Torch's `capture_end` begins with it from 2.14 on, and programs may call it."""
+            """Called by torch's `capture_end` from 2.14 on, or by the program."""
             try:
                 super().capture_end_pre()
             finally:
@@ -156,7 +152,7 @@ def graph_class(library: _c.Library, base: type) -> type:
                 torch._C._cuda_clearCublasWorkspaces()
 
         def _end(self) -> bool:
-            """Whether its capture was under way."""
+            """Ends the capture. Returns whether one was running."""
             capturing, self._capturing = self._capturing, None
             under_way.discard(capturing)
             return capturing is not None
@@ -181,11 +177,10 @@ def graph_class(library: _c.Library, base: type) -> type:
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
             super().reset(*args, **kwargs)
-            # It may have been begun and no more.
             self._end()
             mempool, self._mempool = self._mempool, None
             self._asked = None
-            # Behind the graph, which uses it, and before the arena.
+            # After the graph, which uses the pool, and before the arena.
             bury(mempool)
             del mempool
             self._arena = None
@@ -198,13 +193,13 @@ def graph_class(library: _c.Library, base: type) -> type:
                 self._end()
 
     class CUDAGraph(*_below.over(base, Captured, "capture_end_pre")):  # type: ignore[misc]
-        """``torch.cuda.CUDAGraph``, whose captures lie in MemPools over an arena."""
+        """``torch.cuda.CUDAGraph`` with captures in MemPools over an arena."""
 
     return _below.in_place_of(base, CUDAGraph)
 
 
 def install() -> Any:
-    """Puts the class in place of torch's. Raises `Error` where that cannot be."""
+    """Installs the class in torch. Raises `Error` if this route is impossible."""
     why = possible()
     if why is not None:
         raise _c.Error(why, _c.WRONG_STATE)

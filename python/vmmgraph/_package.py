@@ -1,4 +1,4 @@
-"""What the wheel brings for C and C++."""
+"""Files of the wheel for C and C++."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ _HERE = Path(__file__).resolve().parent
 
 
 def cmake_dir() -> Path:
-    """The folder for ``find_package(VmmGraph)``: ``-DVmmGraph_DIR=$(python -m vmmgraph --cmake-dir)``.
+    """Returns the folder for ``find_package(VmmGraph)``: ``-DVmmGraph_DIR=$(python -m vmmgraph
+    --cmake-dir)``.
 
-    Its component ``torch`` is the library for the torch that ``VmmGraph_TORCH`` names, such as ``2.11-cu13``. Raises FileNotFoundError where
-    the package was installed without its libraries.
+    ``VmmGraph_TORCH``, such as ``2.11-cu13``, selects the library of the component ``torch``.
+    Raises FileNotFoundError if installed without libraries.
     """
     return _there("_lib/cmake/VmmGraph")
 
 
 def include_dir() -> Path:
-    """The folder that ``#include <vmmgraph/vmmgraph.h>`` is relative to. Raises as `cmake_dir`."""
+    """Returns the include folder of ``#include <vmmgraph/vmmgraph.h>``. Raises like `cmake_dir`."""
     return _there("include")
 
 
 def source_dir() -> Path:
-    """The folder of what ``python -m vmmgraph build`` compiles. It is there in a wheel, and not in a checkout."""
+    """Returns the sources for ``python -m vmmgraph build``. Exists in a wheel, not in a
+    checkout."""
     return _HERE / "_src"
 
 
 def version() -> str:
-    """The version of this package: of the checkout that it lies in, else as it was installed; empty where nobody says."""
+    """Returns the version of this package, from its checkout or its installation; empty if
+    unknown."""
     cargo = _HERE.parents[1] / "Cargo.toml"
     if cargo.is_file():
         found = re.search(r'^\[workspace\.package\]\nversion = "([^"]+)"', cargo.read_text(), re.MULTILINE)

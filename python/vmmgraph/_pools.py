@@ -1,11 +1,11 @@
-"""Eager work in arenas, and the program's ``MemPool`` as one.
+"""Eager work in arenas, and a program's ``MemPool`` as an arena.
 
-An engine may run its model once within ``torch.cuda.use_mem_pool(pool)`` and then capture it with ``pool=pool.id``, so that the capture is given
-what the eager run has left in the pool (transformers' continuous batching). The same here: from its first capture on such a pool is an arena,
-and eager work in it a scope of that, so that both lie on the same pages.
+An engine may run its model within ``torch.cuda.use_mem_pool(pool)`` and then capture with
+``pool=pool.id``, to reuse the eager run's memory (transformers' continuous batching). Here the pool
+becomes an arena at its first capture, and eager work in the pool an eager scope on the same pages.
 
-That is so for pools that were made without an allocator or an option of their own after `vmmgraph.enable`, and that hold nothing alive at their
-first capture. Every other one stays torch's.
+Applies to pools made after `vmmgraph.enable`, without allocator or options, and without live
+tensors at their first capture.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ if TYPE_CHECKING:
     from ._enable import Installed
 
 Pool = tuple[int, int]
-#: The attribute by which a pool of the program's holds its arenas, by device.
 _ARENAS = "_vmmgraph_arenas"
 
 
 class Scope:
-    """Eager work of one thread in an arena."""
-
     def __init__(self, arena: Arena, most: int | None) -> None:
         self.arena = arena
-        #: Bytes that it needs at once at most; ``None``: not said.
+        #: Maximum bytes needed at once; ``None``: unknown.
         self.most = most
         self.thread = threading.get_ident()
         self.entered = False
@@ -43,24 +40,20 @@ class Scope:
 
 
 class Scopes(threading.local):
-    """Those of one thread, the innermost last."""
-
     def __init__(self) -> None:
         self.all: list[Scope] = []
 
 
 class Eager:
-    """Scopes of eager work."""
-
     def __init__(self, library: _c.Library) -> None:
         self.library = library
         self.scopes = Scopes()
-        #: Reentrant, since a collector may end a scope at any time.
+        #: Reentrant, since the garbage collector may end a scope at any time.
         self.lock = threading.RLock()
 
     def _enter(self, scope: Scope) -> int:
         try:
-            # Eager work would overwrite what the program wrote to tensors of a capture that is not sealed.
+            # Eager work would overwrite contents of an unsealed capture.
             scope.arena._settle(None)
         except _c.Error as error:
             return error.status
@@ -71,7 +64,6 @@ class Eager:
                 status = self.library.raw["torch_eager_enter_of"](scope.arena.handle, scope.most)
             scope.entered = status == _c.OK
         except BaseException:
-            # A signal's comes as the call returns, whatever it did.
             self._leave(scope)
             raise
         if scope.over:
@@ -79,13 +71,13 @@ class Eager:
         return status
 
     def _leave(self, scope: Scope) -> None:
-        """On its thread, as often as one likes."""
+        """Leaves the scope on its thread. May be called repeatedly."""
         with self.lock:
             self.library.raw["torch_eager_leave_of"](scope.arena.handle)
             scope.entered = False
 
     def begin(self, scope: Scope) -> None:
-        """Raises `Error` where it is refused. It is to be ended in either case."""
+        """Raises `Error` if refused. Call `end` in either case."""
         name = "torch_eager_enter" if scope.most is None else "torch_eager_enter_of"
         if not self.library.has(name) or not self.library.has("torch_eager_leave_of"):
             raise _c.Error(f"{self.library.path} has no such eager scopes", _c.WRONG_STATE)
@@ -96,11 +88,11 @@ class Eager:
             self.library.fail(name, status)
 
     def end(self, scope: Scope) -> None:
-        """On any thread: a generator may be closed by another one than its own, and replays would wait for ever."""
+        """On any thread: a generator may be closed by a different thread, and replays would wait
+        forever."""
         try:
             self._end(scope)
         except BaseException:
-            # A signal's, between two steps.
             self._end(scope)
             raise
 
@@ -117,12 +109,12 @@ class Eager:
                     self.library.raw["torch_eager_end"](scope.arena.handle)
 
     def _forget(self) -> None:
-        """Those of this thread that others have ended."""
+        """Drops scopes of this thread that other threads have ended."""
         self.scopes.all[:] = [scope for scope in self.scopes.all if not scope.over]
 
     def step_out(self, arena: Arena) -> list[Scope]:
-        """This thread is about to replay or capture in the arena, which its scopes of it would refuse: ends them, and those inside them. What
-        they have made stays."""
+        """Leaves this thread's scopes of the arena, and inner scopes, before a replay or capture.
+        Returns them for `step_in`."""
         stack = self.scopes.all
         first = next((place for place, scope in enumerate(stack) if scope.arena is arena and scope.entered), len(stack))
         left = [scope for scope in stack[first:] if scope.entered]
@@ -131,23 +123,22 @@ class Eager:
         return left
 
     def step_in(self, left: Sequence[Scope]) -> None:
-        """That is done: begins them again. Where that is refused the rest of the work is in torch's memory."""
+        """Enters the scopes again; if refused, the work continues in torch's memory."""
         for scope in left:
-            # A capture may end on another thread, or never.
+            # A capture may end on a different thread, or never.
             if not scope.over and not scope.entered and scope.thread == threading.get_ident():
                 self._enter(scope)
 
 
 class Pools:
-    """``MemPool`` and ``use_mem_pool`` of torch's, and what stands over them."""
+    """Replacements of torch's ``MemPool`` and ``use_mem_pool``."""
 
     def __init__(self, door: Door) -> None:
         self.door = door
-        #: Those that may become arenas.
         self.plain: weakref.WeakValueDictionary[Pool, Any] = weakref.WeakValueDictionary()
 
     def install(self, installed: Installed) -> None:
-        """Puts them over torch's; nothing where torch has none, or the library no eager scopes."""
+        """Does nothing if torch has no pools, or the library no eager scopes."""
         import torch
 
         kind = getattr(torch.cuda, "MemPool", None)
@@ -159,7 +150,6 @@ class Pools:
         def init(pool: Any, *args: Any, **kwargs: Any) -> None:
             make(pool, *args, **kwargs)
             if not any(args) and not any(kwargs.values()):
-                # No weak references to it, or no number: it stays torch's.
                 with contextlib.suppress(TypeError, AttributeError):
                     self.plain[_id(pool)] = pool
 
@@ -181,7 +171,8 @@ class Pools:
                 installed.replace(module, "use_mem_pool", use_mem_pool)
 
     def arena(self, device: int, pool: Pool, tag: str = "") -> Arena | None:
-        """The arena that is in the place of a pool which is about to be captured into, made with the tag; ``None``: it is torch's."""
+        """Returns the arena replacing a pool at its first capture; ``None`` if the pool stays
+        torch's."""
         mempool = self.plain.get(pool)
         if mempool is None:
             return None
@@ -190,7 +181,7 @@ class Pools:
             if device not in arenas:
                 status = self.door.library.raw["torch_pool_empty"](device, *pool)
                 if status == _c.INTERNAL:
-                    # Torch would end the process with it.
+                    # Torch would terminate the process when destroying the pool.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mempool))
                 elif status != _c.OK:
                     return None
@@ -198,7 +189,6 @@ class Pools:
             return arenas[device]
 
     def scope(self, pool: Any, device: Any) -> Scope | None:
-        """For eager work in what has become of a pool; ``None``: it is torch's."""
         arenas = getattr(pool, _ARENAS, None)
         if not arenas or self.door.local.disabled:
             return None
@@ -206,7 +196,7 @@ class Pools:
         return Scope(arena, None) if arena is not None else None
 
     def begun(self, scope: Scope | None) -> bool:
-        """Begins it; whether that could be."""
+        """Begins the scope. Returns whether it succeeded."""
         if scope is None:
             return False
         try:

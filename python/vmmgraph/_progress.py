@@ -1,4 +1,4 @@
-"""What is said on stderr while a command works."""
+"""Progress output on stderr while a command runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ._files import printable, say
 
 
 class Progress:
-    """A line on stderr that says what is going on, if that is a terminal and it takes long."""
+    """A progress line on stderr, shown on a terminal if the command takes long."""
 
     def __init__(self, lines: bool = False) -> None:
         self._on = sys.stderr.isatty()
         self._next = time.monotonic() + 0.3
         self._shown = False
-        #: Elsewhere, as in the log of a container's build: a line now and then.
+        #: Without a terminal: prints a line from time to time.
         self._lines = lines and not self._on
 
     def __call__(self, text: str) -> None:

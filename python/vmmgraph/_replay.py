@@ -1,4 +1,5 @@
-"""What captures would cost, without a GPU: a trace's allocations and frees, in order, in an arena on the host driver."""
+"""Computes the memory of captures without a GPU: replays a trace's allocations and frees in an
+arena on the host driver."""
 
 from __future__ import annotations
 
@@ -19,18 +20,15 @@ _LEAST_DEVICE_BYTES = 8 << 30
 
 @dataclass
 class Cost:
-    """Bytes, if nothing else is said."""
-
     captures: int
     allocations: int
-    #: What the hungriest capture has live at its peak, and what the others left alive; and which one that is.
+    #: Lower bound, and the label of its capture: peak live bytes plus bytes left alive by others.
     floor_bytes: int
     hungriest: str
-    #: The captures' peaks together.
     peaks_bytes: int
-    #: What torch's allocator would reserve for a pool of its own for each capture.
+    #: Reserved bytes of torch's allocator with one pool per capture.
     private_bytes: int
-    #: What the arena holds at the end, and the most that it held.
+    #: Bytes of the arena at the end, and at its maximum.
     held_bytes: int
     most_held_bytes: int
     retained_bytes: int
@@ -43,7 +41,7 @@ def _rounded(size: int) -> int:
 
 
 def floors(trace: Trace) -> tuple[int, int, int, int]:
-    """The floor, which capture it is, all peaks together, and what was left alive in all."""
+    """Returns the lower bound, its capture, the sum of all peaks, and the bytes left alive."""
     sizes: dict[int, int] = {}
     peaks, kept = [], []
     for capture in trace.captures:
@@ -65,16 +63,19 @@ def floors(trace: Trace) -> tuple[int, int, int, int]:
 
 
 class TorchPool:
-    """What torch's caching allocator reserves for one graph: the segment and best-fit rules of its native backend, 2.6 to 2.11.
+    """Reserved memory of torch's caching allocator for one graph: segment and best-fit rules of the
+    native backend, 2.6 to 2.11.
 
-    Sizes are rounded to 512 bytes. Up to 1 MiB they come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, above from segments
-    of their own rounded up to 2 MiB. The smallest free piece that fits is taken, and split if the rest is of use; free neighbours merge.
+    Sizes are rounded to 512 bytes. Up to 1 MiB: segments of 2 MiB; up to 10 MiB: segments of 20
+    MiB; above: separate segments rounded up to 2 MiB. An allocation takes the smallest free piece
+    that fits, and splits it if the rest is usable. Free neighbours are merged.
     """
 
     def __init__(self) -> None:
         self.reserved_bytes = 0
         self._segments = 0
-        #: Free pieces of small and of large segments as (bytes, segment, start), in order; and all pieces as (segment, start) -> bytes.
+        #: Free pieces of small and of large segments as (bytes, segment, start), sorted; and all
+        #: free pieces by (segment, start).
         self._free: tuple[list[tuple[int, int, int]], ...] = ([], [])
         self._ends: tuple[dict[tuple[int, int], tuple[int, int, int]], ...] = ({}, {})
         self._live: dict[int, tuple[int, int, int, int]] = {}
@@ -100,7 +101,7 @@ class TorchPool:
     def free(self, block: int) -> None:
         large, length, segment, start = self._live.pop(block)
         ends = self._ends[large]
-        # A free piece is in `ends` by its beginning and, as a negative number, by its end.
+        # `ends` has each free piece by its start and, as a negative number, by its end.
         behind = ends.get((segment, start + length))
         if behind is not None:
             self._take(large, behind)
@@ -123,7 +124,6 @@ class TorchPool:
 
 
 def private_bytes(trace: Trace) -> int:
-    """A torch pool for each capture: what all of them reserve."""
     total = 0
     for capture in trace.captures:
         pool, own = TorchPool(), set()
@@ -138,7 +138,7 @@ def private_bytes(trace: Trace) -> int:
 
 
 class Run:
-    """An arena on the host driver that has taken a trace's captures; its memory goes with this object."""
+    """An arena on the host driver with a trace's captures. Its memory is freed with this object."""
 
     def __init__(
         self,
@@ -156,16 +156,14 @@ class Run:
         floor, most, peaks, left = floors(trace)
         progress("torch's pools")
         private = private_bytes(trace)
-        # A page is a file of its own there.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
         device_bytes = min(max(_LEAST_DEVICE_BYTES, 4 * (floor + left)), MAX_BYTES)
         library.device_open(byref(_c.DeviceOptions(driver=2, host_memory_bytes=device_bytes)), byref(self._device))
         library.arena_create(self._device, byref(_c.ArenaOptions(expected_bytes=expected_bytes)), byref(self._arena))
         stays = _left_alive(trace) if kept else set()
-        #: Space and address of each block.
         live: dict[int, tuple[c_void_p, int]] = {}
-        # Called for every block: without the check of a status by name.
+        # Called for every block, so without the checked wrappers.
         take, take_kept, give = (library.raw[name] for name in ("space_allocate", "space_allocate_kept", "space_free"))
         address, stats, report = c_void_p(), _c.ArenaStats(), _c.SealReport()
         most_held = maps = 0
@@ -220,7 +218,7 @@ class Run:
 
 
 def _left_alive(trace: Trace) -> set[int]:
-    """The blocks that are live when their capture ends."""
+    """Returns the blocks alive at the end of their capture."""
     left: set[int] = set()
     for capture in trace.captures:
         live: set[int] = set()
@@ -234,7 +232,7 @@ def _left_alive(trace: Trace) -> set[int]:
 
 
 def _label(text: str) -> bytes:
-    """A label as the library takes it: 1024 bytes at most."""
+    """Encodes a label for the library: at most 1024 bytes."""
     return text.replace("\0", " ").encode("utf-8", "replace")[:1000].decode("utf-8", "ignore").encode()
 
 

@@ -1,4 +1,4 @@
-"""What a program says around its captures and its eager work."""
+"""Context managers for captures and eager work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ._pools import Scope
 
 @contextlib.contextmanager
 def _listed(among: list[Any], one: object) -> Iterator[None]:
-    # Signals' exceptions come between any two steps, and generators end in any order.
     try:
         among.append(one)
         yield
@@ -25,17 +24,20 @@ def _listed(among: list[Any], one: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Captures inside, on this thread, are torch's own."""
+    """Captures of this thread inside the context use torch's memory."""
     with _listed(_door.local().disabled, object()):
         yield
 
 
 @contextlib.contextmanager
 def remote() -> Iterator[None]:
-    """What this thread allocates inside, in captures, are buffers that peers use too: those of collectives that NCCL registers. The seal
-    of a shape exchanges no page of those that are gone by then. In an arena with ``retain="shared_remote"`` that is the promise that all of
-    a capture's are made so; in every other one captures with collectives are sealed in place, marked or not. Without effect outside
-    captures, and where graphs are torch's own."""
+    """Allocations of this thread's captures inside are remote blocks: buffers accessed by peers, as
+    in collectives registered by NCCL.
+
+    The seal keeps the pages of remote blocks freed before. With ``retain="shared_remote"`` the
+    program promises to mark all buffers of collectives. In other arenas, captures with collectives
+    are sealed in place. No effect outside captures.
+    """
     door = _door.opened()
     library = door.library if door is not None else None
     if library is None or not library.has("torch_remote_enter"):
@@ -45,24 +47,29 @@ def remote() -> Iterator[None]:
     first, ended = not among, False
     try:
         with _listed(among, object()):
-            # The thread is in the library's scope once, from the first one's beginning to the last one's end, in whatever order they end.
+            # The thread is in the library's scope once, from the first begin to the last end.
             if first:
                 library.torch_remote_enter()
             yield
         ended = True
     finally:
         if not among:
-            # Behind an exception it may not have come to the enter, and is refused.
+            # After an exception the leave may be refused.
             (library.torch_remote_leave if ended else library.raw["torch_remote_leave"])()
 
 
 @contextlib.contextmanager
 def eager(arena: Arena, bytes: int | None = None) -> Iterator[None]:
-    """Eager work of this thread whose tensors lie on the pages of an arena's graphs: what it makes inside on torch's current stream of now. It
-    is in the order of the arena's replays, as one of them: those of other threads wait for its end. So activations take as much as eager work
-    or the graphs need, whichever is more. Contents are real: a tensor that is alive at the end stays as it is until it is freed. Replays and
-    captures of the arena inside are behind what was made so far. With ``bytes``, the most that it needs at once, pages of the arena that are on
-    lease stay there if that does without them. Raises `Error` where an arena is paused, or under capture on this stream."""
+    """Eager work of this thread on the pages of an arena's graphs: tensors made inside on torch's
+    current stream at the beginning.
+
+    Counts as one replay of the arena; other threads' replays wait. So activations need the maximum
+    of eager work and graphs, not the sum. A tensor alive at the end keeps its contents until freed.
+    Replays and captures inside are ordered after the work so far.
+
+    ``bytes``: the maximum needed at once; leased pages beyond this stay on lease. Raises `Error` if
+    the arena is paused or under capture on this stream.
+    """
     door = _door.need()
     scope = Scope(arena, bytes)
     try:
@@ -74,8 +81,8 @@ def eager(arena: Arena, bytes: int | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shape(label: str) -> Iterator[None]:
-    """Captures inside, on this thread, are the pieces of one shape with this name: they share one space, so that what is live between
-    two of them costs no pages of its own. They are replayed in the order of their captures."""
+    """Captures of this thread inside are pieces of one graph group with this label, in one space:
+    tensors alive between pieces cost no separate pages. Replay them in the order of capture."""
     unit = Unit(label)
     try:
         with _listed(_door.local().units, unit):
@@ -95,7 +102,7 @@ def graph(
     arena: Arena | None = None,
     label: str = "",
 ) -> Iterator[None]:
-    """``torch.cuda.graph``, with an arena in the place of a pool, and a name for the shape."""
+    """``torch.cuda.graph`` with an arena in place of a pool, and a label for the graph group."""
     import torch
 
     ours = hasattr(cuda_graph, "_named")
@@ -109,5 +116,4 @@ def graph(
             yield
     finally:
         if ours:
-            # Where it did not come to a capture.
             cuda_graph._named = None, ""

@@ -1,8 +1,9 @@
-"""A page map as a memory snapshot of torch's, for memory_viz: in physical coordinates.
+"""Converts a page map to a memory snapshot of torch for memory_viz, in physical coordinates.
 
-Torch's own snapshots have virtual addresses, and there a page that n graphs show would be n pages. Here a page is a segment, at an
-address made of its class and number, and a block lies where its bytes are: one over two pages is two. Captures stand one behind another.
-What is live at a capture's end stays if its page is the shape's own, and is freed if other shapes share the page.
+Torch's snapshots have virtual addresses, where a page shared by n graphs would count n times. Here
+a page is a segment, at an address made of its class and number, and a block lies where its bytes
+are. Captures follow each other in time. Blocks alive at the end stay if their page is private, and
+are freed if other graph groups share it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from typing import Any
 from . import _maps
 from ._files import Unfit
 
-#: Each class of pages begins at a multiple of this, and a viewer's numbers are exact up to 2^53.
+#: Each class of pages begins at a multiple of this; a viewer's numbers are exact up to 2^53.
 _CLASS_BYTES = 1 << 44
 _CLASSES = ("large", "tape", "slab", "filler", "spare", "own", "kept", "exclusive")
 _DEVICES = 1024
-#: The newest that memory_viz reads; tests/python/test_cli.py has the opcodes that it knows.
+#: The newest protocol memory_viz reads; tests/python/test_cli.py has the opcodes it supports.
 PROTOCOL = 4
 
 
 def _base(page_map: dict[str, Any]) -> list[int]:
-    """The address of each page."""
     stride: dict[str, int] = {}
     for page in page_map["pages"]:
         stride[page["class"]] = max(stride.get(page["class"], 0), page["bytes"])
@@ -32,7 +32,7 @@ def _base(page_map: dict[str, Any]) -> list[int]:
     found, seen = [], set()
     for page in page_map["pages"]:
         kind = page["class"]
-        # Others have numbers by space, or none.
+        # Other classes have numbers per space, or none.
         number = page["number"] if kind in _maps._NUMBERED else counted.setdefault(kind, 0)
         counted[kind] = counted.get(kind, 0) + 1
         offset = number * stride[kind]
@@ -44,12 +44,11 @@ def _base(page_map: dict[str, Any]) -> list[int]:
 
 
 def _file(label: str) -> str:
-    """A shape's name as the name of a file: of what has slashes torch's own tools show the end only, and a semicolon ends a frame there."""
+    """Torch's tools show only the part after the last slash, and a semicolon ends a frame."""
     return label.replace("/", "|").replace(";", ",")
 
 
 def _captured_at(site: str | None) -> list[dict[str, Any]]:
-    """The frame below a block's own: where its capture began, if that is known."""
     if not site:
         return []
     file, _, line = site.rpartition(":")
@@ -58,15 +57,13 @@ def _captured_at(site: str | None) -> list[dict[str, Any]]:
 
 
 class _Places:
-    """Where the addresses of a space are."""
-
     def __init__(self, tiles: list[tuple[int, int, int]]) -> None:
-        #: Address, bytes and index of each page, by address.
         self._tiles = sorted(tiles)
         self._starts = [tile[0] for tile in self._tiles]
 
     def parts(self, address: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """Page, offset in it and bytes of each part of a block; parts without a page are left out."""
+        """Yields page, offset in the page and bytes of each part of a block; parts without a page
+        are omitted."""
         at = max(bisect.bisect_right(self._starts, address) - 1, 0)
         for index in range(at, len(self._tiles)):
             start, length, page = self._tiles[index]
@@ -78,8 +75,8 @@ class _Places:
 
 
 def _steps(space: dict[str, Any]) -> list[tuple[int, int, dict[str, Any]]]:
-    """What happened in a capture, in order: when, 0 for the end of a block and 1 for its beginning, and the block. Without events: the
-    blocks of its peak come and go."""
+    """Returns the events of a capture in order: time, 0 (end) or 1 (beginning), and block. Without
+    recorded events, the blocks of the peak."""
     if space["events"] is not None:
         steps = [(block["begin"], 1, block) for block in space["events"]]
         steps += [(block["end"], 0, block) for block in space["events"] if block["end"] is not None]
@@ -88,13 +85,13 @@ def _steps(space: dict[str, Any]) -> list[tuple[int, int, dict[str, Any]]]:
 
 
 def snapshot(page_map: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The snapshot, as ``torch.cuda.memory._snapshot()`` has it, and how many bytes of blocks lie on no page of the map any more."""
+    """Returns the snapshot in the format of ``torch.cuda.memory._snapshot()``, and the bytes of
+    blocks on no page of the map."""
     pages, device = page_map["pages"], page_map["device"]
     if not 0 <= device < _DEVICES:
         raise Unfit(f"the map is of device {device}")
     base = _base(page_map)
     trace: list[dict[str, Any]] = []
-    #: What lies at an address to the end.
     live: dict[int, tuple[int, list[dict[str, Any]]]] = {}
     lost = 0
 
@@ -111,7 +108,6 @@ def snapshot(page_map: dict[str, Any]) -> tuple[dict[str, Any], int]:
     def go(parts: list[tuple[int, int, int]]) -> None:
         for page, offset, _ in parts:
             size, frames = live.pop(base[page] + offset)
-            # The viewer makes one event of these two.
             note("free_requested", base[page] + offset, size, frames)
             note("free_completed", base[page] + offset, size, frames)
 
@@ -159,7 +155,6 @@ def snapshot(page_map: dict[str, Any]) -> tuple[dict[str, Any], int]:
 def _segment(
     page: dict[str, Any], address: int, live: list[tuple[int, int, list[dict[str, Any]]]], device: int, arena: int
 ) -> dict[str, Any]:
-    """A page, with the blocks that are on it to the end, and the gaps between them."""
     blocks: list[dict[str, Any]] = []
     at, end = address, address + page["bytes"]
 
@@ -192,5 +187,5 @@ def _segment(
 
 
 def dumps(whole: dict[str, Any]) -> bytes:
-    """The snapshot as memory_viz reads it. No event has a category: a viewer that finds one wants an "unknown" among them, and throws."""
+    """Without categories: a viewer that finds one requires a category "unknown"."""
     return pickle.dumps(whole, protocol=PROTOCOL)

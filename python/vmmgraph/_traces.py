@@ -1,4 +1,5 @@
-"""What captures asked an allocator for, from a file: a memory snapshot of torch's with its history, or the traces of this project."""
+"""Reads the allocations of captures from a file: a memory snapshot of torch with history, or a
+trace of this project."""
 
 from __future__ import annotations
 
@@ -9,10 +10,9 @@ from typing import Any
 
 from ._files import PICKLE, Unfit, load, reading
 
-#: The largest block that the library takes.
+#: The largest block size of the library.
 MAX_BYTES = 1 << 46
 
-#: How the events of a graph pool become captures.
 SPLITS = ("auto", "pool", "label", "warm-up")
 
 
@@ -20,7 +20,7 @@ SPLITS = ("auto", "pool", "label", "warm-up")
 class Capture:
     """One capture: in order, ``(block, bytes)`` for an allocation and ``(block, -1)`` for a free.
 
-    Blocks are numbered over all captures, and a free may be that of an earlier one's.
+    Blocks are numbered across all captures; a capture may free blocks of an earlier one.
     """
 
     label: str
@@ -30,15 +30,14 @@ class Capture:
 @dataclass
 class Trace:
     captures: list[Capture]
-    #: How it was read, for people.
     source: str
-    #: What the graph pools held when the snapshot was taken; ``None``: not known.
+    #: Bytes of the graph pools when the snapshot was taken; ``None``: unknown.
     recorded_bytes: int | None = None
     notes: list[str] = field(default_factory=list)
 
 
 def read(data: bytes, name: str, **options: Any) -> Trace:
-    """A trace from the bytes of a file. Raises `Unfit`."""
+    """Reads a trace from the bytes of a file. Raises `Unfit`."""
     if data[:1] == PICKLE:
         snapshot = load(data, name, "snapshot of torch's")
         with reading(name, "snapshot of torch's"):
@@ -49,7 +48,7 @@ def read(data: bytes, name: str, **options: Any) -> Trace:
 
 
 def from_text(data: bytes, name: str) -> Trace:
-    """The traces of ``tests/data``: ``shape KIND TOKENS``, ``a ID BYTES``, ``f ID``."""
+    """Reads traces of ``tests/data``: ``shape KIND TOKENS``, ``a ID BYTES``, ``f ID``."""
     captures: list[Capture] = []
     first: dict[int, int] = {}
     blocks = 0
@@ -88,7 +87,8 @@ def _pool_of_entry(entry: dict[str, Any]) -> tuple[int, int] | None:
 
 
 class _Pools:
-    """Which pool an address was in, from the segments that were there at the end: from the time on when each began."""
+    """Maps an address at the time of an event to a pool, using the final segments and the times of
+    their last allocation."""
 
     def __init__(self, segments: Iterable[dict[str, Any]], device: int, events: Iterable[dict[str, Any]]) -> None:
         self._there = sorted(
@@ -97,11 +97,10 @@ class _Pools:
             if each.get("device", 0) == device and "segment_pool_id" in each
         )
         self._starts = [each[0] for each in self._there]
-        #: The driver gives addresses out again: what was there before a segment's last beginning was in another one.
+        #: The driver reuses addresses: before this event they belonged to an earlier segment.
         self._began = {each["addr"]: index for index, each in enumerate(events) if each["action"] == "segment_alloc"}
 
     def of(self, index: int, entry: dict[str, Any]) -> tuple[int, int]:
-        """Of the event with that number."""
         named = _pool_of_entry(entry)
         if named is not None:
             return named
@@ -121,11 +120,13 @@ def from_snapshot(
     gap_ms: float | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Trace:
-    """The captures in a snapshot's history.
+    """Returns the captures in a snapshot's history.
 
-    ``pools``: ``graph`` for what was allocated in graphs' pools, ``all`` for everything. A new capture begins with another pool, another
-    label (``torch.cuda.memory._set_memory_metadata``), an allocation outside of graph pools in between (engines warm up before each capture),
-    or ``gap_ms`` milliseconds in which nothing happened, as ``split`` says. ``auto``: by label if there are any, else by pool and warm-up.
+    ``pools``: ``graph`` for allocations in graph pools, ``all`` for all allocations. ``split``
+    selects the start of a new capture: a different pool, a different label
+    (``torch.cuda.memory._set_memory_metadata``), an allocation outside graph pools (engines warm up
+    before each capture), or ``gap_ms`` milliseconds without events. ``auto``: by label if any
+    exist, else by pool and warm-up.
     """
     traces = snapshot["device_traces"]
     if not any(traces):
@@ -150,7 +151,7 @@ def from_snapshot(
     by_warm_up = split == "warm-up" or (split == "auto" and not labelled)
     captures: list[Capture] = []
     live: dict[int, int] = {}
-    #: Freed, and in use on another stream: they are free when the capture is over.
+    #: Freed while in use on a second stream: free at the end of the capture.
     waiting: dict[int, int] = {}
     pool_now, label_now, last_us, warm_up, blocks, missing = None, None, None, False, 0, 0
     for index, entry in enumerate(events):

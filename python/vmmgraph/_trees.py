@@ -1,4 +1,5 @@
-"""Keeps inductor's CUDA graph trees in torch's own memory: they checkpoint their pool, which an arena's cannot be."""
+"""Keeps inductor's CUDA graph trees in torch's memory: the trees checkpoint their pool, which
+arenas do not support."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 TREES = "torch._inductor.cudagraph_trees"
-#: What makes and captures graphs there.
+#: Methods that make and capture graphs.
 _METHODS = {"CUDAGraphTreeManager": ("__init__",), "CUDAGraphNode": ("__init__", "_record")}
 
 
@@ -38,7 +39,7 @@ def _patch(module: ModuleType, undo: list[Callable[[], None]]) -> None:
 
 
 class WhenImported(importlib.abc.MetaPathFinder):
-    """Calls `then(module)` when a module has been imported."""
+    """Calls `then(module)` after a module was imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -68,7 +69,8 @@ class WhenImported(importlib.abc.MetaPathFinder):
 
 
 def when_imported(name: str, then: Callable[[ModuleType], None]) -> Callable[[], None]:
-    """Calls `then(module)` now, or when the module has been imported; returns what calls that off."""
+    """Calls `then(module)` now, or after the module's import. Returns a function to cancel the
+    call."""
     if name in sys.modules:
         then(sys.modules[name])
         return lambda: None
@@ -78,7 +80,8 @@ def when_imported(name: str, then: Callable[[ModuleType], None]) -> Callable[[],
 
 
 def keep_out() -> Callable[[], None]:
-    """Makes the trees' captures torch's own, whenever they are imported; returns the undoing."""
+    """Makes the trees' captures use torch's memory, also if imported later. Returns a function to
+    undo the change."""
     undo: list[Callable[[], None]] = []
     undo.append(when_imported(TREES, lambda module: _patch(module, undo)))
 

@@ -1,24 +1,28 @@
-"""GPU memory that steps aside and comes back at the same addresses: the names of ``torch_memory_saver``, over VmmGraph's regions.
+"""Pausable GPU memory at stable addresses: the interface of ``torch_memory_saver``, on VmmGraph's
+regions.
 
     from vmmgraph.memory_saver import torch_memory_saver, configure_subprocess
 
     with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
         weights = torch.empty(...)
-    torch_memory_saver.pause("weights")     # the memory is the device's, the contents are in host memory
-    torch_memory_saver.resume("weights")    # and back, at the same addresses
+    torch_memory_saver.pause("weights")     # frees the device memory, saves the contents on the host
+    torch_memory_saver.resume("weights")    # restores both at the same addresses
 
-``vmmgraph.memory_saver.take_over()`` makes ``import torch_memory_saver`` mean this module. Where the original ends the process (no memory at a
-resume, pausing twice, a pointer that is not its own), a call here raises `MemorySaverError` or does nothing, and can be repeated. There is
-no backup on disk. `CuMemAllocator` has the calls of vLLM's.
+``vmmgraph.memory_saver.take_over()`` makes ``import torch_memory_saver`` import this module. The
+original terminates the process on some errors: no memory at a resume, pausing twice, a foreign
+pointer. The same call in this module raises `MemorySaverError` or does nothing, and can be
+repeated. Backup on disk is not supported. `CuMemAllocator` has the interface of vLLM's class.
 
-Two ways to come to the memory, chosen by ``torch_memory_saver.hook_mode`` before the first use:
+The program chooses one of two hooks by ``torch_memory_saver.hook_mode`` before the first use:
 
-* ``"preload"`` (the default): ``libvmmgraph_memory_saver.so`` is in ``LD_PRELOAD``, which `configure_subprocess` sees to. Its ``cudaMalloc``
-  answers torch, also during captures.
-* ``"torch"``: as a pluggable allocator of a ``torch.cuda.MemPool``. Nothing is preloaded; captures are not covered.
+* ``"preload"`` (the default): ``libvmmgraph_memory_saver.so`` is in ``LD_PRELOAD``, set by
+  `configure_subprocess`. Its ``cudaMalloc`` serves torch, also during captures.
+* ``"torch"``: a pluggable allocator of a ``torch.cuda.MemPool``. Nothing is preloaded; captures are
+  not covered.
 
-Settings of a region belong to the thread. Pause and resume may be called from any; the caller submits nothing that uses the memory meanwhile.
-During a capture they are refused and the capture goes on, if it is on one of torch's streams or the library is preloaded.
+Settings of a region belong to the thread. Any thread may pause and resume; meanwhile the caller
+must submit no work that uses the memory. During a capture both are refused and the capture
+continues, if its stream is torch's or the library is preloaded.
 """
 
 from __future__ import annotations
@@ -54,14 +58,14 @@ CpuBackupBackend = Literal["pinned", "mmap"]
 _FILE = "libvmmgraph_memory_saver.so"
 _DEFAULT_TAG = "default"
 _OUT_OF_MEMORY = 2
-#: From so many cached bytes on, a region's pool is replaced.
+#: A region's pool is replaced once it caches this many bytes.
 _MUCH_UNUSED = 64 << 20
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true", re.IGNORECASE)
 
 
 class MemorySaverError(RuntimeError):
-    """A call that changed nothing, or nothing more. `code` is a ``cudaError_t``, such as 900: a stream is being captured."""
+    """`code` is a ``cudaError_t``, such as 900: a stream is under capture."""
 
     def __init__(self, what: str, code: int, why: str) -> None:
         super().__init__(f"{what}: {why or 'no reason is known'} (cudaError_t {code})")
@@ -69,25 +73,27 @@ class MemorySaverError(RuntimeError):
 
 
 class OutOfMemory(MemorySaverError):
-    """There is no memory; what was paused is paused as before, and the call can be repeated."""
+    """Out of memory. Paused memory stays paused, and the call can be repeated."""
 
 
 def library_path() -> str:
-    """The path of ``libvmmgraph_memory_saver.so``: the package's, or that which ``VMMGRAPH_MEMORY_SAVER_LIBRARY`` names. The file may be absent."""
+    """Returns the path of ``libvmmgraph_memory_saver.so``: the package's, or
+    ``VMMGRAPH_MEMORY_SAVER_LIBRARY``. The file may be absent."""
     named = os.environ.get("VMMGRAPH_MEMORY_SAVER_LIBRARY")
     return named or str(pathlib.Path(__file__).resolve().parent / "_lib" / _FILE)
 
 
 def _preloaded() -> list[str]:
-    """The entries of LD_PRELOAD that are this library."""
     return [path for path in os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":") if os.path.basename(path) == _FILE]
 
 
 @contextlib.contextmanager
 def configure_subprocess() -> Iterator[None]:
-    """Processes that are started meanwhile have the library in ``LD_PRELOAD``, before what is there already. For the hook mode "preload".
+    """Processes started inside the context have the library first in ``LD_PRELOAD``. For the hook
+    mode "preload".
 
-    Raises FileNotFoundError if there is no library. The environment is the process's: two threads at once are the caller's to order.
+    Raises FileNotFoundError without a library. Changes the process's environment: the caller must
+    serialise threads.
     """
     path = library_path()
     if not os.path.exists(path):
@@ -105,7 +111,7 @@ def configure_subprocess() -> Iterator[None]:
 
 
 class _Library:
-    """The C functions (include/vmmgraph/memory_saver.h), and what torch needs to come to them. Calls release the GIL."""
+    """The C functions (include/vmmgraph/memory_saver.h). Calls release the GIL."""
 
     def __init__(self, mode: HookMode) -> None:
         if mode == "preload":
@@ -150,7 +156,6 @@ class _Library:
         self.mode = mode
 
     def last_error(self) -> tuple[int, str]:
-        """This thread's last failure, which is forgotten."""
         text = ctypes.c_char_p()
         code = self.c.tms_last_error(ctypes.byref(text))
         return code, (text.value or b"").decode(errors="replace")
@@ -161,7 +166,6 @@ class _Library:
             raise (OutOfMemory if code == _OUT_OF_MEMORY else MemorySaverError)(what, code, why)
 
     def backup(self, address: int, count: int) -> int | None:
-        """Where the host has `count` bytes of paused memory; None while the memory is there."""
         self.last_error()
         at = self.c.tms_get_cpu_backup_pointer(address, count)
         if not at:
@@ -172,7 +176,7 @@ class _Library:
 
 
 class _Settings:
-    """What a thread's next allocations are: read, changed, put back."""
+    """Settings of a thread's next allocations: saves and restores them."""
 
     def __init__(self, c: Any) -> None:
         self.interesting = c.tms_get_interesting_region()
@@ -188,17 +192,12 @@ class _Settings:
 
 
 class _ExpandableSegments:
-    """Turns torch's expandable segments off while any thread is inside a region, and on again
-    afterwards, as vLLM does around its pool.
-
-    Torch maps expandable segments itself, so they cannot be paused. Segments that exist already
-    stay as they are.
-    """
+    """Disables torch's expandable segments, which cannot be paused, while any thread is inside a
+    region, as vLLM does around its pool. Existing segments stay unchanged."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        # The whole text, since torch up to 2.9 resets every setting that a text does not name.
         self._on = next((text for name in _SETTINGS if _EXPANDABLE.search(text := os.environ.get(name, ""))), None)
 
     @staticmethod
@@ -228,8 +227,6 @@ class _ExpandableSegments:
 
 
 class _PoolUse:
-    """One thread's allocations to a pool. `make` gives a new context manager for each entry."""
-
     def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]], key: tuple[Any, ...] | None) -> None:
         self.make = make
         #: The region's pool key; None for ordinary memory.
@@ -248,15 +245,13 @@ class _PoolUse:
 
 
 class _PoolUses(threading.local):
-    """The pools that one thread allocates to, the innermost last."""
-
     def __init__(self) -> None:
         self.all: list[_PoolUse] = []
 
 
 @contextlib.contextmanager
 def _allocating_to(device: int, pool: Any) -> Iterator[None]:
-    """This thread allocates to torch's pool of that number, for which no MemPool object is needed."""
+    """Makes this thread allocate to torch's pool with this id, without a MemPool object."""
     import torch
 
     _begin_allocating_to(device, pool)
@@ -270,23 +265,19 @@ def _allocating_to(device: int, pool: Any) -> Iterator[None]:
 def _begin_allocating_to(device: int, pool: Any) -> None:
     import torch
 
-    # Of one thread from torch 2.8 on.
     begin = getattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None) or torch._C._cuda_beginAllocateToPool
     begin(device, pool)
 
 
 def _choose_core() -> None:
-    """Loads what `vmmgraph.enable` would, which the C functions then find: regions and arenas have one page pool, whichever is used first."""
     from . import _c, _core
 
-    # Without one in the package, the C functions look beside their own library.
+    # Without a core in the package, the C functions search the folder of their own library.
     with contextlib.suppress(_c.Error, OSError, AttributeError):
         _core.any_one()
 
 
 class _Saver:
-    """What there is from the first use on."""
-
     def __init__(self, mode: HookMode) -> None:
         _choose_core()
         self.library = _Library(mode)
@@ -296,12 +287,12 @@ class _Saver:
         self._expandable_segments = _ExpandableSegments()
         self._allocator: Any = None
         self._watched: set[int] = set()
-        #: Pools in which nothing more is allocated; tensors may be alive there.
+        #: Pools without further allocations, possibly with live tensors.
         self._retired: list[Any] = []
         self._lock = threading.Lock()
 
     def pool(self, key: tuple[Any, ...]) -> Any:
-        """The MemPool of a tag, a policy and a device: a tag belongs to a segment, so tensors of two must not share one."""
+        """Per tag, policy and device: a segment has one tag."""
         import torch
 
         with self._lock:
@@ -317,20 +308,15 @@ class _Saver:
             return self._pools[key]
 
     def _empty_cache(self) -> None:
-        """Gives back the cached memory of pools that were released. A free would break a capture, so
-        during one the memory is left to the next call."""
+        """During a capture a free would break the capture, so the next call does it."""
         import torch
 
         if not self.c.tms_is_capturing():
             torch.cuda.empty_cache()
 
     def _retire(self, key: tuple[Any, ...]) -> None:
-        """Releases a pool: nothing more is allocated in it, its tensors stay, and its cached memory
-        can go back.
-
-        Its destructor would do the same. But it asserts that no thread allocates to any pool (torch
-        2.6 to 2.15), and aborts otherwise.
-        """
+        """Releases a pool: its tensors stay, and its cached memory can be freed. Torch's destructor
+        has the same effect, but aborts if any thread allocates to any pool (torch 2.6 to 2.15)."""
         import torch
 
         with self._lock:
@@ -338,15 +324,15 @@ class _Saver:
             if pool is None:
                 return
             self._retired.append(pool)
-        # Up to torch 2.7 a released pool gives its segments to cudaFree, which knows nothing of this memory.
+        # Up to torch 2.7 a released pool passes its segments to cudaFree, which does not know them.
         if not hasattr(torch.cuda.memory, "MemPoolContext"):
             # Never destroyed: the destructor would release the pool a second time.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
             torch._C._cuda_releasePool(key[-1], pool.id)
 
     def retire_if_unused(self, key: tuple[Any, ...]) -> None:
-        """After a region: retires its pool if much of it is cached, as when weights are quantized
-        while they are loaded."""
+        """Retires a region's pool with much cached memory, as after quantizing weights while
+        loading."""
         with self._lock:
             pool = self._pools.get(key)
         if pool is None:
@@ -357,16 +343,13 @@ class _Saver:
             self._empty_cache()
 
     def retire(self, tag: str | None) -> None:
-        """Before a pause of the tag, or of all: freed memory goes back instead of being paused, and
-        torch never hands out parts of it.
-
-        Regions that this thread is inside go on with other pools.
-        """
+        """Retires the pools of a tag, or all, before a pause: cached memory is freed instead of
+        paused. Regions open on this thread continue with new pools."""
         with self._lock:
             keys = [key for key in self._pools if tag is None or key[0] == tag]
         uses = self._uses.all
         first = next((place for place, use in enumerate(uses) if use.key in keys), len(uses))
-        # In order, since torch takes the pool that was begun last.
+        # In reverse order, since torch uses the pool begun last.
         for use in reversed(uses[first:]):
             use.leave()
         for key in keys:
@@ -389,12 +372,11 @@ class _Saver:
 
     @contextlib.contextmanager
     def ordinary_memory(self) -> Iterator[None]:
-        """This thread's allocations on its current device are memory of cudaMalloc, in a pool that
-        ends afterwards."""
+        """Allocations of this thread come from cudaMalloc, in a pool released afterwards."""
         import torch
 
         device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
-        # One more use, so that the pool lasts where a pause leaves it and enters it again.
+        # Keeps the pool alive while a pause leaves and re-enters it.
         _begin_allocating_to(device, pool)
         torch._C._cuda_endAllocateToPool(device, pool)
         try:
@@ -405,7 +387,7 @@ class _Saver:
             self._empty_cache()
 
     def arena_of(self, graph: Any, pool: Any, tag: str) -> Any:
-        """The arena that the graph's capture is to lie in; None: its memory is torch's."""
+        """Returns the arena for the graph's capture; None for torch's memory."""
         import torch
 
         from . import _door
@@ -428,7 +410,7 @@ class _Saver:
 
     @staticmethod
     def seal_arenas(tag: str | None) -> None:
-        """Ends what is open in the arenas with the tag, or any tag: an arena with an open shape is not paused."""
+        """An arena with an open graph group cannot be paused."""
         from . import _door
 
         for arena in _door.arenas():
@@ -444,12 +426,12 @@ class _Saver:
         return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in pools)
 
     def watch_torchs_streams(self) -> None:
-        """Names torch's own streams to the library, which then sees captures on them. They are as many as torch ever makes."""
+        """Passes torch's own streams, a fixed number, to the library, which then detects captures
+        on them."""
         if self.library.mode == "preload" or "torch" not in sys.modules:
             return
         import torch
 
-        # Streams are not made while something is captured, nor for a device that nobody uses.
         if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
             return
         for device in range(torch.cuda.device_count()):
@@ -463,7 +445,6 @@ class _Saver:
     @contextlib.contextmanager
     def settings(self, tag: str, backup: bool, backend: str | None) -> Iterator[None]:
         before = _Settings(self.c)
-        # A signal's exception comes between any two steps.
         try:
             self.c.tms_set_current_tag(tag.encode())
             self.c.tms_set_enable_cpu_backup(backup)
@@ -486,13 +467,13 @@ class _Saver:
             with self._expandable_segments.off(), self._use(use), self.settings(tag, backup, backend):
                 yield
         finally:
-            # Again, since a program's first use of the device may have been inside: it may capture before it pauses.
+            # The program may first use the device inside the region.
             self.watch_torchs_streams()
             self.retire_if_unused(key)
 
 
 def _explain_sharing() -> None:
-    """Makes torch's IPC say which memory can be sent: of a region's memory CUDA says only "invalid argument"."""
+    """Explains torch's IPC error: for a region's memory CUDA only reports "invalid argument"."""
     import torch
 
     storage = getattr(torch, "UntypedStorage", None)
@@ -516,8 +497,8 @@ def _explain_sharing() -> None:
 
 
 def torch_streams(device: int) -> list[int]:
-    """The handles of all streams that torch has on a device for those who ask for one. It hands them out in turn, a fixed number for each
-    priority, so asking until one comes again leaves its turn where it was."""
+    """Returns all torch streams of a device. Torch returns a fixed number per priority in turn;
+    complete rounds keep its position."""
     import torch
 
     least, greatest = torch.cuda.Stream.priority_range()
@@ -529,7 +510,6 @@ def torch_streams(device: int) -> list[int]:
             if handle in seen:
                 break
             seen.append(handle)
-        # One more was taken than there are: take the rest of the round too.
         for _ in range(len(seen) - 1):
             torch.cuda.Stream(device, priority=priority)
         handles += seen
@@ -537,7 +517,8 @@ def torch_streams(device: int) -> list[int]:
 
 
 class TorchMemorySaver:
-    """See the module. One a process, `torch_memory_saver`; nothing is loaded before its first use."""
+    """See the module. One object per process, `torch_memory_saver`; loads nothing before its first
+    use."""
 
     def __init__(self) -> None:
         self._mode: HookMode = "preload"
@@ -546,12 +527,12 @@ class TorchMemorySaver:
 
     @property
     def enabled(self) -> bool:
-        """True, for those who ask."""
+        """True, for callers that check."""
         return True
 
     @property
     def hook_mode(self) -> HookMode:
-        """ "preload" or "torch"; to be set before the first use."""
+        """Hook of the allocations: "preload" or "torch". Set before the first use."""
         return self._mode
 
     @hook_mode.setter
@@ -576,11 +557,12 @@ class TorchMemorySaver:
         enable_disk_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
     ) -> Iterator[None]:
-        """What this thread allocates on its current device meanwhile can step aside, under `tag`.
+        """Makes this thread's allocations on its current device pausable, under `tag`.
 
-        With `enable_cpu_backup` contents come back, else they are lost. Regions nest; the inner one's settings hold inside it. There is
-        one pool of host memory, pinned where that is granted, whatever `cpu_backup_backend` says. Raises ValueError for a backend that is
-        none or has nothing to back up, NotImplementedError for `enable_disk_backup`.
+        With `enable_cpu_backup` a resume restores the contents; otherwise they are lost. Regions
+        nest; the inner region's settings apply. All backups use one pool of host memory, pinned if
+        possible, for any `cpu_backup_backend`. Raises ValueError for an unknown backend or a
+        backend without backup, NotImplementedError for `enable_disk_backup`.
         """
         _check_region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         with self._ready().region(tag, enable_cpu_backup, cpu_backup_backend):
@@ -597,14 +579,15 @@ class TorchMemorySaver:
         enable_cpu_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
     ) -> Iterator[None]:
-        """``torch.cuda.graph`` with the capture's memory in a region. Needs the hook mode "preload" (RuntimeError).
+        """``torch.cuda.graph`` with the capture's memory in a region. Needs the hook mode "preload"
+        (RuntimeError).
 
-        The graph's addresses stay valid over a pause; a replay while its memory is paused is an error of the GPU. Without backup what the
-        capture computed once, such as constants, is lost.
+        The graph's addresses stay valid across a pause; a replay while paused is a GPU error.
+        Without backup, data computed once in the capture is lost.
 
-        A graph of `vmmgraph.enable()` is captured into an arena with that tag, in either hook mode:
-        tensors that outlive the capture keep their contents, and a replay while its memory is paused
-        raises. Raises `Error` if `pool` has graphs of another tag, RuntimeError on the MemPool route.
+        A graph of `vmmgraph.enable()` is captured into an arena with the tag, in either hook mode.
+        Tensors alive after the capture keep their contents, and a replay while paused raises.
+        Raises `Error` if `pool` has graphs with a different tag, RuntimeError on the MemPool route.
         """
         import torch
 
@@ -627,7 +610,7 @@ class TorchMemorySaver:
 
     @contextlib.contextmanager
     def disable(self, dispose_mem_pool_after_use: bool = True) -> Iterator[None]:
-        """Inside a region: what is allocated meanwhile is ordinary memory, in a pool that goes afterwards.
+        """Inside a region: allocations use ordinary memory, in a pool released afterwards.
 
         Raises RuntimeError outside a region, and ValueError for anything but True.
         """
@@ -644,10 +627,12 @@ class TorchMemorySaver:
             saver.c.tms_set_interesting_region(True)
 
     def pause(self, tag: str | None = None) -> None:
-        """The memory of `tag`, or all of it, steps aside on every device, behind what they do. What is paused stays so.
+        """Pauses the memory of `tag`, or all memory, on every device, after all work of the device.
+        Paused memory stays paused.
 
-        Raises `MemorySaverError`: of several failures the first, after all was tried; what failed keeps its contents, and the next call
-        tries it again. Code 900: a stream is being captured, and nothing was paused.
+        Raises `MemorySaverError` for the first failure, after trying all devices. Failed memory
+        keeps its contents, and the next call retries. Code 900: a stream is under capture, and
+        nothing was paused.
         """
         saver = self._ready()
         saver.watch_torchs_streams()
@@ -656,18 +641,21 @@ class TorchMemorySaver:
         saver.library.check(f"pause({tag!r})", saver.c.tms_pause(tag.encode() if tag else None))
 
     def resume(self, tag: str | None = None) -> None:
-        """The memory of `tag`, or all of it, comes back, with its contents where there is a backup. What is there stays.
+        """Resumes the memory of `tag`, or all memory, with its contents if a backup exists. Memory
+        not paused is unchanged.
 
-        On each device all of it or nothing. Raises `OutOfMemory` while others have the memory: all is paused as before, to be tried again.
+        Resumes all or nothing on each device. Raises `OutOfMemory` if the device is full:
+        everything stays paused, and the call can be repeated.
         """
         saver = self._ready()
         saver.library.check(f"resume({tag!r})", saver.c.tms_resume(tag.encode() if tag else None))
 
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
-        """The contents of a paused tensor, as a tensor of the host's; None while its memory is there.
+        """Returns the contents of a paused tensor as a host tensor; None if not paused.
 
-        With `zero_copy` it shows the library's own copy, which lives until the memory is resumed or freed (with `retain_cpu_backup`: until it
-        is freed). `x` is contiguous (ValueError). Raises `MemorySaverError` for memory that is not in a region or has no backup.
+        With `zero_copy` the result shares the library's copy, which is freed by a resume or a free
+        (with `retain_cpu_backup`: only by a free). `x` must be contiguous (ValueError). Raises
+        `MemorySaverError` for memory outside regions or without a backup.
         """
         import torch
 
@@ -687,7 +675,8 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """To be set only: an allocation in a region that leaves fewer bytes of the device free is out of memory; 0, the default: none is."""
+        """Write-only: an allocation in a region that would leave fewer free bytes on the device
+        fails with out of memory; 0, the default: no limit."""
         raise NotImplementedError("memory_margin_bytes can be set only")
 
     @memory_margin_bytes.setter
@@ -698,7 +687,8 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether what `get_cpu_backup` gave with `zero_copy` stays when memory is resumed; it has the new contents after the next pause."""
+        """Whether `get_cpu_backup` results with `zero_copy` survive a resume, until the next pause
+        updates them."""
         return self._ready().c.tms_get_retain_cpu_backup()
 
     @retain_cpu_backup.setter
@@ -706,7 +696,7 @@ class TorchMemorySaver:
         self._ready().c.tms_set_retain_cpu_backup(value)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """There is no backup on disk: NotImplementedError."""
+        """Not supported: raises NotImplementedError."""
         raise NotImplementedError(f"set_disk_backup_dir({path!r}): there is no backup on disk")
 
 
@@ -727,7 +717,8 @@ torch_memory_saver = TorchMemorySaver()
 
 
 def take_over() -> None:
-    """From now on ``import torch_memory_saver`` is this module, in this process. Raises RuntimeError if the original is loaded already."""
+    """Makes ``import torch_memory_saver`` return this module in this process. Raises RuntimeError
+    if the original is already loaded."""
     there = sys.modules.get("torch_memory_saver")
     if there is not None and there is not sys.modules[__name__]:
         raise RuntimeError(
@@ -737,11 +728,11 @@ def take_over() -> None:
 
 
 class CuMemAllocator:
-    """The calls of vLLM's ``CuMemAllocator``, over `torch_memory_saver` in either hook mode.
+    """The interface of vLLM's ``CuMemAllocator``, on `torch_memory_saver` in either hook mode.
 
-    Whether contents can go to the host is said at allocation here, not at `sleep`: tags in `discarded` (at first ``{"kv_cache"}``) have no
-    backup, all others do. So `sleep` keeps the contents of a tag that it was not told to offload, which costs host memory, and refuses to offload one that
-    has no backup.
+    Backup is chosen at allocation, not at `sleep`: tags in `discarded` (initially ``{"kv_cache"}``)
+    have none. So `sleep` also keeps tags not named for offload, which costs host memory, and
+    refuses to offload a tag without backup.
     """
 
     default_tag = _DEFAULT_TAG
@@ -750,28 +741,29 @@ class CuMemAllocator:
     def __init__(self, saver: TorchMemorySaver | None = None) -> None:
         self.discarded: set[str] = {"kv_cache"}
         self._saver = saver or torch_memory_saver
-        # Of tags that were used: whether they have a backup.
         self._backup: dict[str, bool] = {}
 
     @classmethod
     def get_instance(cls) -> CuMemAllocator:
-        """The one of this process."""
+        """Returns the process's instance."""
         if cls._instance is None:
             cls._instance = cls()
         return cls._instance
 
     @contextlib.contextmanager
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
-        """What this thread allocates meanwhile can sleep, under `tag`, or under "default"."""
+        """Makes this thread's allocations pausable under `tag` (default "default")."""
         tag = self.default_tag if tag is None else tag
         backup = self._backup.setdefault(tag, tag not in self.discarded)
         with self._saver.region(tag, enable_cpu_backup=backup):
             yield
 
     def sleep(self, offload_tags: Collection[str] | str | None = None) -> None:
-        """All tags step aside; the contents of `offload_tags` (None: of "default") come back at `wake_up`. Sleeping twice is sleeping once.
+        """Pauses all tags; `wake_up` restores the contents of `offload_tags` (None: "default"). A
+        second call does nothing.
 
-        Raises ValueError, with nothing changed, for a tag whose memory has no backup, and what `TorchMemorySaver.pause` does.
+        Raises ValueError, without effect, for a tag without a backup, and the errors of
+        `TorchMemorySaver.pause`.
         """
         tags = (
             (self.default_tag,)
@@ -793,12 +785,12 @@ class CuMemAllocator:
             torch.cuda.empty_cache()
 
     def get_current_usage(self) -> int:
-        """Bytes of the segments that torch has in the pools of this saver, asleep or awake."""
+        """Returns the bytes of torch's segments in this saver's pools, paused or not."""
         return self._saver._ready().segment_bytes()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """`tags`, or all, are there again. Tags that are not known or awake are nothing to do. Raises as `TorchMemorySaver.resume` does;
-        tags before the one that failed are awake then."""
+        """Resumes `tags`, or all. Ignores unknown or resumed tags. Raises like
+        `TorchMemorySaver.resume`; tags before the failed one are then resumed."""
         for tag in self._backup if tags is None else tags:
             if tag in self._backup:
                 self._saver.resume(tag)

@@ -1,18 +1,21 @@
-"""Graph memory for other processes: what is behind a tensor, a page exported and pinned, another process's range mapped.
+"""Shares graph memory with other processes: finds the pages behind a tensor, exports and pins a
+page, maps a peer's range.
 
-The device is opened for it once: ``vmmgraph.enable(sharing="fd")``, or ``VMMGRAPH_SHARING=fd`` in the environment. Then::
+Open the device for sharing: ``vmmgraph.enable(sharing="fd")``, or ``VMMGRAPH_SHARING=fd`` in the
+environment. Then::
 
-    parts = sharing.extents(graph, tensor)                       # after the capture has ended and its shape is sealed
+    parts = sharing.extents(graph, tensor)                       # after the seal of the graph group
     pages = {part.page: sharing.ExportedPage(arena, part.page) for part in parts}
     socket.send_fds(peer, [payload], [page.descriptor for page in pages.values()])
 
-and in the other process, for descriptors in the order in which they were sent::
+and in the peer, for descriptors in the order of sending::
 
     page = sharing.PeerPage(arena, descriptor, part.page_bytes)
     span = sharing.PeerMap(arena, [(page, part.offset, part.bytes)])
-    theirs = span.tensor((batch, hidden), torch.bfloat16)        # memory of both
+    theirs = span.tensor((batch, hidden), torch.bfloat16)        # memory of both processes
 
-Descriptors travel over a unix socket by ``socket.send_fds`` and ``socket.recv_fds``. What may be shared so, and when peers may read, is in docs/guarantees.md.
+Send descriptors over a unix socket with ``socket.send_fds`` and ``socket.recv_fds``.
+docs/guarantees.md states which memory may be shared and when peers may read.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class PageExtent(NamedTuple):
-    """A part of a page, and where it shows: ``page`` is a number that no other page of the device has or had; the rest is in bytes."""
+    """A part of a page and its address, in bytes. ``page`` is never reused on the device."""
 
     page: int
     offset: int
@@ -50,8 +53,10 @@ def _range(of: Any) -> tuple[int, int]:
 
 
 def extents(of: Any, memory: Any) -> list[PageExtent]:
-    """The pages behind ``memory``, which is a contiguous tensor or an address and bytes, in order: of a graph that captured it, or of an
-    arena if it is an :meth:`exclusive block <vmmgraph.Arena.allocate_exclusive>`. A seal may exchange pages under tensors that stay: ask after it. Pins nothing."""
+    """Returns the pages behind ``memory``, a contiguous tensor or (address, size). ``of`` is the
+    graph that captured it, or the arena of an :meth:`exclusive block
+    <vmmgraph.Arena.allocate_exclusive>`. Call after the seal, which may replace pages. Pins
+    nothing."""
     from ._arena import Arena
 
     if isinstance(of, Arena):
@@ -71,8 +76,9 @@ def extents(of: Any, memory: Any) -> list[PageExtent]:
 
 
 class ExportedPage:
-    """A page that other processes have: while this lives it is not given back, lent, paused, or exchanged for another. Close it when every process
-    that has the page has closed it. ``descriptor`` is this object's, and is not needed once it was sent: :meth:`close_descriptor`."""
+    """Exports and pins a page: until closed, it is not freed, lent, paused or replaced. Close after
+    every importing process has. ``descriptor`` is not needed after sending:
+    :meth:`close_descriptor`."""
 
     def __init__(self, arena: Arena, page: int) -> None:
         self.descriptor = -1
@@ -90,7 +96,7 @@ class ExportedPage:
             self.descriptor = -1
 
     def close(self) -> None:
-        """Takes the pin away."""
+        """Unpins the page."""
         self.close_descriptor()
         if getattr(self, "_pinned", False):
             self._pinned = False
@@ -101,10 +107,11 @@ class ExportedPage:
 
 
 class PeerPage:
-    """A page of another process, imported once, however many ranges show it. Its memory stays as long as this or a :class:`PeerMap` of it does.
-    ``page_bytes`` is what its owner's :class:`PageExtent` says. The descriptor stays the caller's and is not needed afterwards."""
+    """A page imported from another process. The memory stays until this object and every
+    :class:`PeerMap` of the page are gone. ``page_bytes`` is from the owner's :class:`PageExtent`.
+    The caller keeps the descriptor, not needed after the import."""
 
-    #: Null in the class: ``__del__`` runs whatever happens before there is one.
+    #: Class default: ``__del__`` may run before ``__init__`` is done.
     handle = _c.Handle()
 
     def __init__(self, arena: Arena, descriptor: int, page_bytes: int) -> None:
@@ -117,10 +124,10 @@ class PeerPage:
 
 
 class PeerMap:
-    """A range of another process at addresses of this one's, in one piece, from parts ``(page, offset, bytes)``: all but the first begin where
-    their page does, and all but the last end there. At its end its pages go behind what the noted streams were given by then."""
+    """A peer's range mapped contiguously, from parts ``(page, offset, bytes)``. Only the first part
+    may begin inside its page, and only the last may end inside. Destruction unmaps the pages after
+    current work of the noted streams."""
 
-    #: As a page's.
     handle = _c.Handle()
 
     def __init__(self, arena: Arena, parts: Sequence[tuple[PeerPage, int, int]]) -> None:
@@ -131,16 +138,16 @@ class PeerMap:
             one.page, one.offset, one.bytes = page.handle, offset, size
         address = c_void_p()
         self._device.library.peer_map_create(self._device.handle, given, len(parts), byref(self.handle), byref(address))
-        #: Where the range begins, and its bytes.
         self.address: int = address.value or 0
         self.bytes: int = sum(size for _, _, size in parts)
 
     def used_by(self, stream: Any) -> None:
-        """Notes that work of a stream, torch's or its handle, uses the range. Other work is done when this ends."""
+        """Notes a stream that uses the range. All other work must be done before destruction."""
         self._device.library.peer_map_used_by(self.handle, getattr(stream, "cuda_stream", stream))
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The range from its beginning on as a tensor, which keeps this alive. Note the streams that use it."""
+        """Returns a tensor over the range from its beginning, which keeps this object alive. Note
+        the streams that use the tensor."""
         import torch
 
         size = math.prod(shape) * dtype.itemsize
@@ -154,8 +161,6 @@ class PeerMap:
 
 
 class _Bytes:
-    """What torch takes memory from, and keeps."""
-
     def __init__(self, owner: PeerMap, size: int) -> None:
         self.owner = owner
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (owner.address, False), "version": 3}

@@ -1,4 +1,5 @@
-//! A serving engine in virtual time: whole prompts in prefill steps, then a token a step for all that decode.
+//! Serving engine in virtual time: prefill steps over whole prompts, then decode steps of one token
+//! per running sequence.
 
 use std::collections::VecDeque;
 
@@ -13,25 +14,21 @@ use crate::model::{GIB, Model, Ns};
 use crate::traffic::Request;
 
 const SECOND: Ns = 1_000_000_000;
-/// What an idle engine looks at its memory.
 const TICK: Ns = 10_000_000;
-/// Ticks without anything to do after which nothing changes any more.
+/// Number of idle ticks after which the memory no longer changes.
 const TICKS: u64 = 600;
-/// Who asks for memory: prompts, and those that come back from the host.
 const PREFILL: u64 = 0;
-/// See there.
 const FETCH: u64 = 1;
-/// How many of a queue are looked at.
 const LOOK: usize = 64;
 
-/// When a request counts as served well.
+/// Service level objective of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Slo {
-    /// The first token within so much, and so many times its prompt's own time in the device.
+    /// Maximum time to the first token: this, plus `first_times` the prompt's prefill time.
     pub first: Ns,
-    /// See there.
+    /// See [`first`](Self::first).
     pub first_times: f64,
-    /// Every other token within so much, on average.
+    /// Maximum average time per further token.
     pub other: Ns,
 }
 
@@ -41,45 +38,45 @@ impl Default for Slo {
     }
 }
 
-/// Who may begin.
+/// Admission rule.
 #[derive(Clone, Debug)]
 pub enum Admit {
-    /// Whoever fits now, with so many blocks to spare; who finds no block later is preempted and computed again.
+    /// Admits requests that fit now with this many spare blocks; preempts later if needed.
     Now(u64),
-    /// Whoever will fit until it ends, as far as lengths can be told from others.
+    /// Admits requests predicted to fit until their end.
     Predicted(Box<Lengths>),
-    /// The same, with lengths known.
+    /// The same with known output lengths.
     Known,
 }
 
-/// How the engine decides.
+/// Scheduling rules of the engine.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// Who may begin.
+    /// Admission rule.
     pub admit: Admit,
-    /// Bytes of host memory for KV of those that wait; 0: none.
+    /// Bytes of host memory for KV of waiting sequences; 0: none.
     pub host_bytes: u64,
-    /// Whether the service level decides how much of that is used.
+    /// Whether the service level limits the used host memory.
     pub control: bool,
-    /// How often a request may be overtaken because others fit; 0: never.
+    /// Limit on overtaking one request; 0: never.
     pub overtakes: u64,
-    /// Blocks that are left out when lengths are told: for activations of prompts to come.
+    /// Blocks reserved for activations of later prompts, with predicted lengths.
     pub spare: u64,
-    /// Whether prompts are served so that most are in time, and for how long the others wait at most; else in the order they came.
+    /// `Some`: most prompts meet their deadline, and late ones wait at most this long. `None`:
+    /// first come, first served.
     pub patience: Option<Ns>,
-    /// Prompts of more tokens than this wait behind all others.
+    /// Prompts with more tokens than this are served last.
     pub long_last: u64,
-    /// Whether prompts wait for those that decode as long as they are in no hurry, and for room before they go to the host.
+    /// Whether prompts wait for decoding while not urgent.
     pub pace: bool,
 }
 
-/// Where a request stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     Waiting,
-    /// Its KV is on the host; from then on it can be fetched.
+    /// The KV is on the host and can be fetched from this time on.
     Parked(Ns),
-    /// It comes back until then.
+    /// The KV is being copied back until this time.
     Fetching(Ns),
     Running,
     Over,
@@ -89,12 +86,12 @@ enum Phase {
 struct Sequence {
     request: Request,
     phase: Phase,
-    /// Tokens so far, those of an earlier life too.
+    /// Generated tokens, including tokens before a preemption.
     generated: u64,
     blocks: Vec<u64>,
     first: Option<Ns>,
     overtaken: u64,
-    /// Whether it had to wait for memory.
+    /// True if the request had to wait for memory.
     queued: bool,
 }
 
@@ -104,7 +101,7 @@ impl Sequence {
     }
 }
 
-/// Runs requests through memory.
+/// Runs requests through a memory.
 pub struct Engine<'a> {
     model: &'a Model,
     slo: Slo,
@@ -119,14 +116,13 @@ pub struct Engine<'a> {
     fetching: Vec<usize>,
     running: Vec<usize>,
     now: Ns,
-    /// When each direction of the link is free.
+    /// Time at which each direction of the host link is free.
     link: [Ns; 2],
     outcome: Outcome,
-    /// Whether all that must hold is looked at after every event.
+    /// Checks all invariants after every event.
     pub audit: bool,
 }
 
-/// A prefill step.
 struct Batch {
     members: Vec<(usize, bool)>,
     tokens: u64,
@@ -136,10 +132,10 @@ struct Batch {
 }
 
 impl<'a> Engine<'a> {
-    /// An idle one.
+    /// Makes an idle engine.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a model with blocks of nothing.
+    /// [`Error::InvalidArgument`] for empty blocks.
     pub fn new(model: &'a Model, slo: Slo, rules: Rules, memory: &'a mut dyn Memory) -> Result<Self> {
         let most = rules.host_bytes.max(1);
         let mut host = HostKv::new(rules.host_bytes);
@@ -165,10 +161,10 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Serves requests, in the order of their arrival; says how many are over after each step.
+    /// Serves requests in order of arrival; reports the number of finished ones after each step.
     ///
     /// # Errors
-    /// What must hold and does not.
+    /// A violated invariant.
     pub fn run(mut self, requests: &[Request], mut progress: impl FnMut(usize)) -> Result<Outcome> {
         let mut next = 0;
         let mut idle = 0;
@@ -192,7 +188,6 @@ impl<'a> Engine<'a> {
                 }
                 continue;
             }
-            // Nothing can be done before something comes.
             let copies =
                 self.fetching.iter().chain(&self.parked).filter_map(|who| match self.all.get(*who)?.phase {
                     Phase::Fetching(at) | Phase::Parked(at) => Some(at),
@@ -224,7 +219,6 @@ impl<'a> Engine<'a> {
         Ok(self.outcome)
     }
 
-    /// After every event.
     fn checked(&mut self) -> Result<()> {
         if !self.audit {
             return Ok(());
@@ -256,7 +250,7 @@ impl<'a> Engine<'a> {
         self.all.push(one);
         let activations = self.model.activations(request.prompt, 0);
         let blocks = self.model.blocks(request.prompt + 1);
-        // What could not begin alone.
+        // Refuse requests that do not fit even alone.
         if request.prompt > self.model.longest_prompt || !self.memory.possible(activations, blocks) {
             self.refuse(who);
         } else {
@@ -277,7 +271,7 @@ impl<'a> Engine<'a> {
         request.arrival + self.slo.first + (self.slo.first_times * own) as Ns
     }
 
-    /// Tokens still to come, as far as this engine knows.
+    /// Tokens still to generate, as far as the engine knows.
     fn left(&self, one: &Sequence) -> u64 {
         let total = match &self.rules.admit {
             Admit::Known => one.request.output,
@@ -292,7 +286,7 @@ impl<'a> Engine<'a> {
         holding.map(|one| Growing { tokens: one.tokens(), left: self.left(one) }).collect()
     }
 
-    /// Whether one more may begin, beside those that run and those that begin with it.
+    /// Returns whether one more sequence may start.
     fn admits(&self, growing: &[Growing], one: &Sequence, blocks: u64, room: u64) -> bool {
         if blocks > room {
             return false;
@@ -301,7 +295,7 @@ impl<'a> Engine<'a> {
             Admit::Now(spare) => blocks + spare <= room || growing.is_empty(),
             Admit::Predicted(_) | Admit::Known => {
                 let more = Growing { tokens: one.tokens() + 1, left: self.left(one).saturating_sub(1) };
-                // One alone may always begin: it was not refused.
+                // A single sequence may always start: it was not refused on arrival.
                 growing.is_empty()
                     || self.admission.fits(
                         growing,
@@ -312,7 +306,6 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Those on the host come back as there is room, who waited longest first.
     fn fetch(&mut self) {
         let now = self.now;
         let (all, running) = (&self.all, &mut self.running);
@@ -373,7 +366,7 @@ impl<'a> Engine<'a> {
 
     fn prompt(&self, one: &Sequence) -> Prompt {
         let takes = self.model.prefill(std::iter::once(one.tokens()));
-        // Those that were preempted have had their first token, and are first.
+        // Preempted sequences are served first.
         let patience = match self.rules.patience {
             _ if one.first.is_some() => 0,
             Some(patience) => one.request.arrival.saturating_add(patience),
@@ -382,7 +375,7 @@ impl<'a> Engine<'a> {
         Prompt { since: one.request.arrival, due: Due { by: self.deadline(&one.request), takes, patience } }
     }
 
-    /// Whether the next step is rather one of those that run.
+    /// Returns whether the next step should decode.
     fn waits(&self, batch: &Batch) -> bool {
         let members = || batch.members.iter().filter_map(|(who, _)| self.all.get(*who));
         let prompts: Vec<Prompt> = members().map(|one| self.prompt(one)).collect();
@@ -396,7 +389,6 @@ impl<'a> Engine<'a> {
         prefill_waits(self.now, takes, &prompts, &running.map(decoding).collect::<Vec<_>>())
     }
 
-    /// The order in which prompts are looked at, and how many of them, the first, may share a step.
     fn order(&self) -> (Vec<usize>, usize) {
         let mut order: Vec<usize> = self.waiting.iter().copied().collect();
         let mut together = order.len();
@@ -413,7 +405,6 @@ impl<'a> Engine<'a> {
         (order, together)
     }
 
-    /// The next prefill, as far as memory goes.
     fn batch(&mut self) -> Option<Batch> {
         let mut batch =
             Batch { members: Vec::new(), tokens: 0, to_host: 0, blocks: 0, growing: self.growing() };
@@ -423,7 +414,7 @@ impl<'a> Engine<'a> {
         let (order, together) = self.order();
         for (place, who) in order.into_iter().enumerate().take(LOOK) {
             let Some(one) = self.all.get(who) else { continue };
-            // Who is late anyway makes nobody else late.
+            // A late prompt must not delay others.
             if place >= together && !batch.members.is_empty() {
                 break;
             }
@@ -434,7 +425,7 @@ impl<'a> Engine<'a> {
             let blocks = self.model.blocks(tokens + 1);
             let room = self.memory.room(self.model.activations(batch.tokens + tokens, batch.to_host));
             let seats = under_way + batch.members.iter().filter(|(_, runs)| *runs).count() < self.model.batch;
-            // Those on the host were here first.
+            // Parked sequences have priority.
             let turn = self.parked.is_empty() || one.first.is_some();
             if seats && turn && self.admits(&batch.growing, one, batch.blocks + blocks, room) {
                 batch.growing.push(Growing { tokens: tokens + 1, left: self.left(one) });
@@ -502,7 +493,8 @@ impl<'a> Engine<'a> {
                 self.outcome.parked += 1;
             }
         }
-        // KV leaves layer by layer while the rest computes: the longer of both.
+        // KV moves to the host layer by layer during the computation: the longer of both times
+        // counts.
         let out = self.model.copy(batch.to_host * 2 * self.model.layers * self.model.plane_token_bytes);
         let takes = self.model.prefill(prompts.into_iter()).max(out);
         self.checked()?;
@@ -572,7 +564,8 @@ impl<'a> Engine<'a> {
         self.model.blocks(one.tokens() + 1) > one.blocks.len() as u64
     }
 
-    /// The last that began makes room: its KV goes to the host, or is computed again. What that takes.
+    /// Preempts the latest sequence: its KV moves to the host or is recomputed later. Returns the
+    /// time.
     fn preempt(&mut self) -> Ns {
         let last =
             self.running.iter().max_by_key(|who| self.all.get(**who).map(|one| (one.request.arrival, **who)));
@@ -583,7 +576,6 @@ impl<'a> Engine<'a> {
         self.outcome.preempted += 1;
         one.queued = true;
         if self.running.is_empty() && self.fetching.is_empty() {
-            // Not even alone.
             self.memory.free(self.now, &blocks);
             self.refuse(who);
             return 0;
@@ -602,7 +594,7 @@ impl<'a> Engine<'a> {
         takes
     }
 
-    /// The device works, and the library beside it.
+    /// Runs a step on the device, with the library's background thread in parallel.
     fn step(&mut self, exposed: Ns, takes: Ns) {
         self.outcome.exposed.push(exposed);
         self.now += exposed;
@@ -617,7 +609,7 @@ impl<'a> Engine<'a> {
         self.now = until;
     }
 
-    /// Tokens of the prompts that wait, up to a step's.
+    /// Tokens of the waiting prompts, up to one step.
     fn soon(&self) -> u64 {
         let mut tokens = 0;
         for one in self.waiting.iter().take(LOOK).filter_map(|who| self.all.get(*who)) {
@@ -651,7 +643,6 @@ impl<'a> Engine<'a> {
         self.outcome.over(&request, Some(first), self.now, good, queued);
     }
 
-    /// Who was late decides how much of the host's memory is used.
     fn control(&mut self, first_late: bool) {
         if !self.rules.control {
             return;
@@ -661,7 +652,7 @@ impl<'a> Engine<'a> {
         for one in under_way.filter_map(|who| self.all.get(*who)) {
             let since = self.now - one.first.unwrap_or(self.now);
             all += 1;
-            // Too early to tell before a few tokens' time.
+            // Too early to judge before the time of a few tokens.
             slow += u64::from(since > self.slo.other * one.generated.max(8));
         }
         let other_late = slow * 10 > all;

@@ -1,13 +1,14 @@
-//! Elastic memory under simulated traffic: a serving engine in virtual time, over the library on its host driver, where calls cost what they
-//! were measured to cost; a static split, commit on demand, the library's policies, and an oracle that knows the future.
+//! Simulation of elastic memory under traffic: a serving engine in virtual time over the library's
+//! host driver, with measured call costs. Compares a static split, commit on demand, the library's
+//! policies, and an oracle with knowledge of the future.
 //!
 //! ```text
-//!   main       runs all, shows progress, a table, a picture      report.rs
-//!   run        one traffic through one way                       run.rs
-//!   Engine     steps, queues, what waits and who is preempted    engine.rs
-//!   Memory     the library, or only counted                      memory/
-//!   traffic    made up by seed, or read from public traces       traffic.rs  readers.rs
-//!   Model      what steps take; Costs: what calls cost           model.rs
+//!   main       runs all; progress, table, chart          report.rs
+//!   run        one traffic through one policy            run.rs
+//!   Engine     steps, queues, preemption                 engine.rs
+//!   Memory     through the library, or only counted      memory/
+//!   traffic    generated, or read from public traces     traffic.rs  readers.rs
+//!   Model      durations of steps; Costs: of calls       model.rs
 //! ```
 
 pub mod engine;

@@ -1,7 +1,9 @@
-//! `make elastic`, or `cargo run --release -p vmmgraph-elastic-sim -- [options] [FILE...]`: the generated traffics, or files of public traces.
+//! `make elastic`, or `cargo run --release -p vmmgraph-elastic-sim -- [options] [FILE...]`: runs
+//! the generated traffic, or files of public traces.
 //!
-//! `--seconds N` of each (180), `--seed N` (1), `--speed X` (files: so many times as fast), `--budget GIB` (12), `--by-plane` (2 MiB pages, each
-//! plane its own addresses), `--only NAME`, `--no-audit`, `--json FILE`, `--svg FILE`, `--table FILE`.
+//! `--seconds N` of each (180), `--seed N` (1), `--speed X` (time scale for files), `--budget GIB`
+//! (12), `--by-plane` (2 MiB pages, separate addresses per plane), `--only NAME`, `--no-audit`,
+//! `--json FILE`, `--svg FILE`, `--table FILE`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -79,7 +81,8 @@ fn asked() -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// The first seconds of a file, at a speed, prompts cut at the longest that is served; how many those are.
+/// Returns the first seconds of a file at a given speed, with prompts cut to the maximum length;
+/// and the number of cut prompts.
 fn traffic(asked: &Asked, file: &Path) -> Result<(Vec<Request>, usize), String> {
     let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut requests = read(&text).map_err(|error| format!("{}: {error}", file.display()))?;

@@ -1,4 +1,4 @@
-//! What a run led to.
+//! Results of a run.
 
 use serde::Serialize;
 
@@ -6,92 +6,92 @@ use crate::memory::Moves;
 use crate::model::Ns;
 use crate::traffic::Request;
 
-/// A request that is over.
+/// A finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct Served {
-    /// Until the first token; `None`: refused.
+    /// Time to the first token; `None` if refused.
     pub first: Option<Ns>,
-    /// Each other token, on average.
+    /// Average time per further token.
     pub other: Ns,
-    /// Whether both were in time.
+    /// True if both times met the objective.
     pub good: bool,
-    /// Whether it waited for memory.
+    /// True if the request waited for memory.
     pub queued: bool,
 }
 
-/// All that was seen.
+/// All measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// In the order they ended.
+    /// Finished requests, in order of completion.
     pub requests: Vec<Served>,
-    /// What each step waited for mapping.
+    /// Time each step waited for mapping.
     pub exposed: Vec<Ns>,
-    /// Requests that could not be served at all.
+    /// Requests refused on arrival or after preemption.
     pub refused: u64,
-    /// How often a sequence lost its memory.
+    /// Number of preemptions.
     pub preempted: u64,
-    /// Prompts whose KV went to the host.
+    /// Prompts moved to the host.
     pub parked: u64,
-    /// How often a prefill that was to begin found no memory.
+    /// Number of prefills refused for lack of memory.
     pub waits: u64,
-    /// From the first to the last arrival, and until all was over.
+    /// First to last arrival.
     pub span: Ns,
-    /// See there.
+    /// Last completion.
     pub end: Ns,
-    /// Pages.
+    /// Page counters.
     pub moves: Moves,
-    /// How often all that must hold was looked at.
+    /// Number of invariant checks.
     pub checks: u64,
 }
 
-/// A row of the table. Times in the units that their names say.
+/// A row of the table, with units in the field names.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The traffic.
+    /// Name of the traffic.
     pub trace: String,
-    /// Who decided.
+    /// Name of the policy.
     pub way: String,
-    /// Requests that were served well, a second.
+    /// Requests a second within the objective.
     pub goodput: f64,
-    /// The same of all requests, from 0 to 1.
+    /// Fraction within the objective.
     pub attained: f64,
-    /// Mapping that a step waited for.
+    /// Mean time a step waits for mapping.
     pub exposed_mean_us: f64,
-    /// See there.
+    /// 99th percentile of the same.
     pub exposed_p99_us: f64,
-    /// Steps, and those that waited for mapping.
+    /// Number of steps.
     pub steps: u64,
-    /// See there.
+    /// Number of steps that waited for mapping.
     pub stalled: u64,
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// Of these, refused; that waited for memory.
+    /// Number of refused requests.
     pub refused: u64,
-    /// See there.
+    /// Number of requests that waited for memory.
     pub queued: u64,
-    /// How often a sequence lost its memory.
+    /// Number of preemptions.
     pub preempted: u64,
-    /// Prompts whose KV went to the host.
+    /// Prompts moved to the host.
     pub parked: u64,
-    /// Time to the first token.
+    /// Median time to the first token.
     pub ttft_p50_ms: f64,
-    /// See there.
+    /// 99th percentile of the same.
     pub ttft_p99_ms: f64,
-    /// Time of each other token.
+    /// Median time per further token.
     pub tpot_p50_ms: f64,
-    /// See there.
+    /// 99th percentile of the same.
     pub tpot_p99_ms: f64,
-    /// Pages mapped, and those of them that moved twice within 16 steps.
+    /// Pages mapped.
     pub maps: u64,
-    /// See there.
+    /// Pages moved twice within 16 steps.
     pub twice: u64,
-    /// The most bytes mapped.
+    /// Peak mapped memory.
     pub peak_gib: f64,
-    /// How often all that must hold was looked at.
+    /// Number of invariant checks.
     pub checks: u64,
 }
 
-/// The value that so many of 1000 do not exceed.
+/// Returns the `per_mille` quantile.
 #[must_use]
 pub fn quantile(values: impl Iterator<Item = Ns>, per_mille: usize) -> Ns {
     let mut sorted: Vec<Ns> = values.collect();
@@ -107,13 +107,13 @@ impl Outcome {
         self.requests.push(Served { first, other, good, queued });
     }
 
-    /// Requests that were served well.
+    /// Number of requests within the objective.
     #[must_use]
     pub fn good(&self) -> u64 {
         self.requests.iter().filter(|one| one.good).count() as u64
     }
 
-    /// As a row.
+    /// Converts to a row.
     #[must_use]
     pub fn row(&self, trace: &str, way: &str) -> Row {
         let ms = |ns: Ns| ns as f64 / 1e6;

@@ -1,4 +1,4 @@
-//! What a step of the modelled engine takes, and what driver calls cost. Numbers say where they come from.
+//! Durations of engine steps, and costs of driver calls. Every number has its source.
 
 /// Nanoseconds of the virtual clock.
 pub type Ns = u64;
@@ -9,31 +9,33 @@ pub const GIB: u64 = 1 << 30;
 /// A model on a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Model {
-    /// Tokens a block of the cache, as engines have it by default.
+    /// Tokens per block of the cache, the default of engines.
     pub block_tokens: u64,
-    /// Layers, and bytes of a token's keys or values in one: Qwen3-8B's configuration (36 layers, 8 KV heads of 128, 2 bytes).
+    /// Number of layers (Qwen3-8B).
     pub layers: u64,
-    /// See there.
+    /// Bytes of one token's keys or values in one layer: 8 KV heads of 128, 2 bytes (Qwen3-8B).
     pub plane_token_bytes: u64,
-    /// Activations of a prefill: 1056 MiB live at 8192 tokens in `tests/data/capture-trace-65.txt`, in proportion at 4096 and 6144.
+    /// Bytes per prefill token: 1056 MiB live at 8192 tokens in `tests/data/capture-trace-65.txt`,
+    /// in proportion at 4096 and 6144.
     pub activation_token_bytes: u64,
     /// Parameters, two bytes each (Qwen3-8B).
     pub parameters: f64,
-    /// Query heads times their width, for attention's share of a prefill.
+    /// Query heads times their width.
     pub attention_width: f64,
-    /// Operations a second: half of the H200 data sheet's 989 Tflop/s (dense, 16 bits); the half is assumed.
+    /// Operations a second: half of the H200 data sheet's 989 Tflop/s (dense, 16 bits); the half is
+    /// assumed.
     pub flops: f64,
     /// Bytes a second: seven tenths of the data sheet's 4.8 TB/s; the share is assumed.
     pub bandwidth: f64,
-    /// Bytes a second of the link to the host: measured, 51.5 GiB/s.
+    /// Bytes a second of the host link: measured, 51.5 GiB/s.
     pub link: f64,
-    /// What the engine itself takes a step: assumed.
+    /// Host time of the engine per step: assumed.
     pub host_ns: Ns,
-    /// Prompts of one step, in tokens, unless a single one is longer.
+    /// Maximum prompt tokens per step, unless a single prompt is longer.
     pub step_tokens: u64,
-    /// The longest prompt.
+    /// Maximum prompt length.
     pub longest_prompt: u64,
-    /// The most sequences that decode together.
+    /// Maximum number of decoding sequences.
     pub batch: usize,
 }
 
@@ -58,26 +60,25 @@ impl Default for Model {
 }
 
 impl Model {
-    /// Bytes of a block, all planes.
+    /// Bytes of a block in all planes.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
         2 * self.layers * self.block_tokens * self.plane_token_bytes
     }
 
-    /// Blocks for so many tokens.
+    /// Number of blocks for this many tokens.
     #[must_use]
     pub fn blocks(&self, tokens: u64) -> u64 {
         tokens.div_ceil(self.block_tokens)
     }
 
-    /// Bytes that a prefill of so many tokens needs while it runs. With KV that goes to the host, two layers of it are on the device at a
-    /// time.
+    /// Bytes of a running prefill. KV for the host has two layers on the device.
     #[must_use]
     pub fn activations(&self, tokens: u64, to_host: u64) -> u64 {
         tokens * self.activation_token_bytes + 4 * to_host * self.plane_token_bytes
     }
 
-    /// A step over whole prompts.
+    /// Duration of a prefill step.
     #[must_use]
     pub fn prefill(&self, prompts: impl Iterator<Item = u64>) -> Ns {
         let operations: f64 = prompts
@@ -88,7 +89,7 @@ impl Model {
         self.host_ns + seconds((operations / self.flops).max(2.0 * self.parameters / self.bandwidth))
     }
 
-    /// A step of a token for each of so many sequences that hold so many tokens together.
+    /// Duration of a decode step with `tokens` cached tokens.
     #[must_use]
     pub fn decode(&self, batch: u64, tokens: u64) -> Ns {
         let cache = tokens as f64 * (2 * self.layers * self.plane_token_bytes) as f64;
@@ -96,7 +97,7 @@ impl Model {
         self.host_ns + seconds(bytes.max(2.0 * self.parameters * batch as f64 / self.flops))
     }
 
-    /// A copy over the link.
+    /// Duration of a copy over the host link.
     #[must_use]
     pub fn copy(&self, bytes: u64) -> Ns {
         seconds(bytes as f64 / self.link)
@@ -107,8 +108,8 @@ fn seconds(seconds: f64) -> Ns {
     (seconds * 1e9) as Ns
 }
 
-/// What calls cost for a page of some size, measured on an H200 (the table in docs/elastic.md), between the sizes that were measured in a straight line
-/// over the logarithm.
+/// Costs of calls for a page size, measured on an H200 (the table in docs/elastic.md); interpolated
+/// linearly over the logarithm of the size.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     map: Ns,
@@ -117,7 +118,7 @@ pub struct Costs {
     release: Ns,
 }
 
-/// Calls of the driver.
+/// Counts of driver calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     /// Pages mapped, with access.
@@ -131,7 +132,7 @@ pub struct Calls {
 }
 
 impl Costs {
-    /// For pages of so many bytes.
+    /// Costs for pages of this many bytes.
     #[must_use]
     pub fn of_pages(bytes: u64) -> Self {
         let mib = (bytes as f64 / (1 << 20) as f64).max(2.0);
@@ -155,7 +156,7 @@ impl Costs {
         }
     }
 
-    /// So many calls, one after the other.
+    /// Total cost of sequential calls.
     #[must_use]
     pub fn of(&self, calls: Calls) -> Ns {
         calls.maps * self.map

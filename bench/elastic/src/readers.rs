@@ -1,4 +1,4 @@
-//! Readers of public traces. None is bundled; each takes a file's text.
+//! Readers for public traces. Traces are not bundled; each reader takes a file's text.
 
 use std::fmt;
 
@@ -7,24 +7,26 @@ use serde::Deserialize;
 use crate::model::Ns;
 use crate::traffic::Request;
 
-/// What a trace file looks like.
+/// Format of a trace file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Azure's LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens`, a date and time of day; more columns are left out.
+    /// Azure LLM inference traces: `TIMESTAMP,ContextTokens,GeneratedTokens` with date and time of
+    /// day. Other columns are ignored.
     Azure,
-    /// BurstGPT: `Timestamp,Model,Request tokens,Response tokens,...`, seconds, in any order of columns. Failed requests (0 response
-    /// tokens) are left out.
+    /// BurstGPT: `Timestamp,Model,Request tokens,Response tokens,...` in seconds, columns in any
+    /// order. Failed requests (0 response tokens) are skipped.
     BurstGpt,
-    /// Mooncake: a line of JSON each, `timestamp` in milliseconds, `input_length`, `output_length`.
+    /// Mooncake: one JSON object per line with `timestamp` in milliseconds, `input_length`,
+    /// `output_length`.
     Mooncake,
 }
 
-/// Why a file is none of these.
+/// Error of an unreadable file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// The line, from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -37,7 +39,7 @@ impl fmt::Display for Unreadable {
 impl std::error::Error for Unreadable {}
 
 impl Format {
-    /// By the first line.
+    /// Detects the format by the first line.
     #[must_use]
     pub fn of(text: &str) -> Option<Self> {
         let first = text.lines().next()?;
@@ -58,10 +60,10 @@ struct Line {
     output_length: u64,
 }
 
-/// The requests of a file in order, the first one at 0.
+/// Reads requests in order of arrival, the first at 0.
 ///
 /// # Errors
-/// [`Unreadable`] names the first line that is not of its format.
+/// [`Unreadable`] names the first invalid line.
 pub fn read(text: &str) -> Result<Vec<Request>, Unreadable> {
     let wrong = |line: usize, what: String| Unreadable { line: line + 1, what };
     let format = Format::of(text).ok_or_else(|| {
@@ -115,15 +117,13 @@ pub fn read(text: &str) -> Result<Vec<Request>, Unreadable> {
     Ok(found.into_iter().map(request).collect())
 }
 
-/// `2023-11-16 18:15:46.6805900` as seconds, days counted from some day.
+/// Parses `2023-11-16 18:15:46.6805900` to seconds. The time zone is ignored.
 fn time_of_day(text: &str) -> Option<f64> {
     let (date, time) = text.split_once([' ', 'T'])?;
     let mut date = date.split('-').map(|part| part.parse::<i64>().ok());
     let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-    // Years that begin in March, so that leap days are their last.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day;
-    // A zone, which all lines share, is left out.
     let time = time.split(['+', 'Z']).next()?;
     let mut seconds = 0.0;
     for part in time.split(':') {
@@ -142,7 +142,6 @@ mod tests {
         Request { arrival, prompt, output }
     }
 
-    // Made up by hand in the formats of the public files.
     #[test]
     fn the_three_formats_are_read() {
         let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-02-28 23:59:59.5000000,374,44\n\

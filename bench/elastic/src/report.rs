@@ -1,4 +1,4 @@
-//! The table and the picture.
+//! Table and chart.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use crate::metrics::Row;
 
 const COLOURS: [&str; 7] = ["#b0b0b0", "#7f7f7f", "#d98c5f", "#e3c06b", "#3f7fbf", "#7a5fb0", "#3a9a5b"];
 
-/// All rows, as a table in Markdown.
+/// Formats all rows as a Markdown table.
 #[must_use]
 pub fn table(rows: &[Row]) -> String {
     let mut text = String::from(
@@ -50,7 +50,7 @@ fn names(rows: &[Row], of: impl Fn(&Row) -> &String) -> Vec<&String> {
     names
 }
 
-/// Goodput and exposed mapping, a group of bars for each traffic.
+/// Draws goodput and exposed mapping as SVG, one group of bars per traffic.
 #[must_use]
 pub fn picture(rows: &[Row]) -> String {
     let (traces, ways) = (names(rows, |row| &row.trace), names(rows, |row| &row.way));

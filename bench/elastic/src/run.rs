@@ -1,4 +1,4 @@
-//! One traffic through one way of holding memory.
+//! Runs one traffic through one memory policy.
 
 use std::sync::Arc;
 
@@ -12,29 +12,27 @@ use crate::metrics::Outcome;
 use crate::model::{GIB, Model, Ns};
 use crate::traffic::Request;
 
-/// Who decides over memory.
+/// Memory policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A split of the budget for good, with activations for the longest prompt.
+    /// A fixed split of the budget, with activations for the longest prompt.
     Static,
-    /// The split that serves this traffic best, of those that were tried: it may refuse long prompts.
+    /// The best of several fixed splits; may refuse long prompts.
     Refusing,
-    /// Mapped when it is needed, without anything ahead.
+    /// Maps on demand, never ahead.
     OnDemand,
-    /// The library's policies but for those that do something ahead: mapped when it is needed.
+    /// The library's policies without work ahead.
     NothingAhead,
     /// The library's policies.
     Policies,
-    /// The library's policies, with leases in place of pages that come and go: graphs for every length, and KV on the pages of those that do
-    /// not run.
+    /// The library's policies with leases.
     Lending,
-    /// One that knows the future: lengths, and of all that was tried what is best for this traffic. Mapping costs it nothing, and pages have
-    /// no ends.
+    /// Knows output lengths and uses the best schedule found; mapping is free.
     Oracle,
 }
 
 impl Kind {
-    /// All, from the least to the most that can be hoped for.
+    /// All policies, from worst to best expectation.
     pub const ALL: [Self; 7] = [
         Self::Static,
         Self::Refusing,
@@ -45,7 +43,7 @@ impl Kind {
         Self::Oracle,
     ];
 
-    /// Its name in tables.
+    /// Name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,20 +58,20 @@ impl Kind {
     }
 }
 
-/// What is common to all.
+/// Common setup of all runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// The model on its device.
     pub model: Model,
-    /// What counts as served well.
+    /// Service level objective.
     pub slo: Slo,
     /// Bytes for KV and activations.
     pub budget: u64,
-    /// Host memory for those that wait: the policies' and the oracle's.
+    /// Host memory for waiting sequences, used by the policies and the oracle.
     pub host_bytes: u64,
-    /// How KV lies.
+    /// Layout of the KV cache.
     pub layout: KvLayout,
-    /// Whether all that must hold is looked at after every event.
+    /// Checks all invariants after every event.
     pub audit: bool,
 }
 
@@ -90,11 +88,10 @@ impl Default for Setup {
     }
 }
 
-/// How long prompts that cannot be in time wait at most.
 const PATIENCE: Ns = 60_000_000_000;
 
 impl Setup {
-    /// The rules that the library's policies make up.
+    /// Rules of the library's policies.
     ///
     /// # Errors
     /// None with these numbers.
@@ -112,7 +109,6 @@ impl Setup {
     }
 
     fn now(&self) -> Rules {
-        // A hundredth to spare, as engines have it by default.
         let spare = self.budget / self.model.block_bytes() / 100;
         Rules {
             admit: Admit::Now(spare),
@@ -126,7 +122,6 @@ impl Setup {
         }
     }
 
-    /// A device of the budget's size.
     fn paged(&self, way: Way) -> Result<Paged> {
         let driver = HostDriver::new(0, HostOptions { memory_bytes: self.budget, ..HostOptions::default() })?;
         Paged::new(Arc::new(driver), &self.model, self.budget, self.layout, way)
@@ -144,10 +139,10 @@ impl Setup {
         engine.run(requests, progress)
     }
 
-    /// Runs requests; says how many are over, of the run that it is at.
+    /// Runs the requests. Reports the number of finished ones.
     ///
     /// # Errors
-    /// What must hold and does not, and the library's own.
+    /// A violated invariant, or an error of the library.
     pub fn run(&self, kind: Kind, requests: &[Request], progress: &mut dyn FnMut(usize)) -> Result<Outcome> {
         let mut best: Option<Outcome> = None;
         let mut better = |outcome: Outcome| {
@@ -187,7 +182,6 @@ impl Setup {
             }
             Kind::Oracle => {
                 let capacity = self.budget / self.model.block_bytes();
-                // Everything that may be decided without pages, and once as the policies do it.
                 let as_they_do = Rules { admit: Admit::Known, ..self.policies()? };
                 let mut tried = vec![as_they_do, self.policies()?];
                 for host_bytes in [0, self.host_bytes / 8, self.host_bytes] {
@@ -219,7 +213,8 @@ impl Setup {
         Ok(best.unwrap_or_default())
     }
 
-    /// Activations, in tokens, that a static split may be made for: the longest prompt, a step's, and some between.
+    /// Activation sizes, in tokens, of the fixed splits: one step, the longest prompt, and a value
+    /// between.
     fn splits(&self, requests: &[Request]) -> Vec<u64> {
         let prompts = requests.iter().map(|request| request.prompt);
         let longest = prompts.max().unwrap_or(0).min(self.model.longest_prompt).max(self.model.step_tokens);

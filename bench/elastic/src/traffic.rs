@@ -1,15 +1,15 @@
-//! Requests: made up by seed, with the marginals of public traces.
+//! Requests generated from a seed, with the marginal distributions of public traces.
 
 use crate::model::Ns;
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When it comes.
+    /// Time of arrival.
     pub arrival: Ns,
-    /// Tokens of its prompt.
+    /// Tokens of the prompt.
     pub prompt: u64,
-    /// Tokens that it will generate: nobody but the oracle knows.
+    /// Tokens to generate, known only to the oracle.
     pub output: u64,
 }
 
@@ -18,13 +18,13 @@ pub struct Request {
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed, the same numbers.
+    /// Equal seeds give equal numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns a random 64-bit number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -32,18 +32,18 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to below 1.
+    /// Returns a number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.number() % end.max(1)
     }
 }
 
-/// A distribution by its quantiles: the tenth, the half, nine tenths, 99 hundredths, all; straight lines over logarithms between them.
+/// A distribution by its quantiles 0.1, 0.5, 0.9, 0.99 and 1; log-linear between.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantiles(pub [u64; 5]);
 
@@ -62,45 +62,45 @@ impl Quantiles {
     }
 }
 
-/// How requests come.
+/// Arrival process.
 #[derive(Clone, Copy, Debug)]
 pub enum Arrivals {
-    /// At random.
+    /// Poisson arrivals.
     Poisson,
-    /// At random, in groups of so many on average.
+    /// Poisson arrivals of groups with this mean size.
     Bursts(f64),
-    /// At random for so many seconds, not at all for as many more.
+    /// Alternates this many seconds of Poisson arrivals and of silence.
     Idle(f64),
 }
 
-/// Made-up traffic.
+/// A traffic generator.
 #[derive(Clone, Copy, Debug)]
 pub struct Generator {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// Requests a second on average.
+    /// Average requests per second.
     pub rate: f64,
-    /// How they come.
+    /// Arrival process.
     pub arrivals: Arrivals,
-    /// Tokens of prompts and of outputs.
+    /// Prompt tokens.
     pub prompt: Quantiles,
-    /// See there.
+    /// Output tokens.
     pub output: Quantiles,
-    /// Every so many seconds, so many prompts of this many tokens at once.
+    /// Extra bursts: every this many seconds, a number of prompts with this length distribution.
     pub long: Option<(f64, u64, Quantiles)>,
 }
 
-/// Azure's conversations of 2023: quantiles as read from `AzureLLMInferenceTrace_conv.csv`.
+/// Azure's conversations of 2023: quantiles read from `AzureLLMInferenceTrace_conv.csv`.
 const CONVERSATION: (Quantiles, Quantiles) =
     (Quantiles([207, 1020, 2735, 4142, 14050]), Quantiles([54, 129, 424, 601, 1000]));
 /// Azure's code completions of 2023, `AzureLLMInferenceTrace_code.csv`.
 const CODE: (Quantiles, Quantiles) =
     (Quantiles([147, 1469, 5194, 7436, 7437]), Quantiles([7, 13, 55, 252, 1899]));
-/// Mooncake's conversations, `conversation_trace.jsonl`, cut at the longest prompt.
+/// Mooncake's conversations, `conversation_trace.jsonl`, cut at the maximum prompt length.
 const MOONCAKE: (Quantiles, Quantiles) =
     (Quantiles([964, 6909, 27367, 32768, 32768]), Quantiles([24, 350, 597, 1120, 2000]));
 
-/// The generated traffics: rates such that memory, and not the device's time alone, decides.
+/// The generated traffics, with rates at which memory limits the throughput.
 pub const GENERATORS: [Generator; 6] = [
     Generator {
         name: "conversation",
@@ -153,7 +153,7 @@ pub const GENERATORS: [Generator; 6] = [
 ];
 
 impl Generator {
-    /// So many seconds of it.
+    /// Generates this many seconds of requests.
     #[must_use]
     pub fn requests(&self, seconds: f64, seed: u64) -> Vec<Request> {
         let random = &mut Random::new(seed);
@@ -164,14 +164,12 @@ impl Generator {
             let gap = -(1.0 - random.unit()).ln() * group / self.rate;
             active += gap;
             at = match self.arrivals {
-                // As many seconds of traffic as of silence, one after the other.
                 Arrivals::Idle(length) => active + (active / length).floor() * length,
                 Arrivals::Poisson | Arrivals::Bursts(_) => at + gap,
             };
             if at >= seconds {
                 break;
             }
-            // A group's size is geometric, with that mean.
             loop {
                 found.push(self.request(at, self.prompt, random));
                 if random.unit() * group < 1.0 {

@@ -1,4 +1,4 @@
-//! What the policies are for, on a short run of every generated traffic, with all that must hold looked at after every event.
+//! Compares the policies on short generated traffics.
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -10,7 +10,6 @@ use vmmgraph_elastic_sim::traffic::{GENERATORS, Generator};
 
 const SECONDS: f64 = 30.0;
 
-/// What every way of memory came to on a traffic.
 fn rows(generator: &Generator) -> [Row; 6] {
     let setup = Setup::default();
     let requests = generator.requests(SECONDS, 1);
@@ -29,7 +28,7 @@ fn rows(generator: &Generator) -> [Row; 6] {
     let all = [&split, &demand, &alike, &policies, &leases, &oracle];
     let name = generator.name;
     assert!(all.iter().all(|row| row.refused == 0), "{name}: all serve everybody");
-    // Mapping that steps wait for: less than half of what the same schedule has without anything ahead.
+    // Less than half of the exposed mapping without work ahead.
     for other in [&demand, &alike] {
         assert!(policies.exposed_mean_us < other.exposed_mean_us / 2.0, "{name}: {policies:?} {other:?}");
         assert!(
@@ -39,13 +38,12 @@ fn rows(generator: &Generator) -> [Row; 6] {
         assert!(policies.twice < other.twice, "{name}: {policies:?} {other:?}");
     }
     assert!(oracle.exposed_mean_us == 0.0 && oracle.stalled == 0 && split.maps == 0);
-    // Requests served well.
     assert!(demand.attained <= policies.attained, "{name}: {demand:?} {policies:?}");
-    // The oracle is the best of many schedules, not of all: a request or two it may miss.
+    // The oracle is the best of many schedules: it may miss a request or two.
     assert!(policies.attained <= 1.01 * oracle.attained, "{name}: {policies:?} {oracle:?}");
     assert!(policies.attained >= 0.9 * oracle.attained, "{name}: {policies:?} {oracle:?}");
     assert!(policies.peak_gib <= 12.0 && demand.peak_gib <= 12.0 && leases.peak_gib <= 12.0);
-    // By leases, of the same policies; but for one request, which of the 33 of long contexts is three hundredths.
+    // With leases, allowing for one request: three percent of the 33 long contexts.
     let one = 1.0 / requests.len() as f64;
     assert!(
         demand.attained <= leases.attained && leases.attained + one >= 0.9 * oracle.attained,

@@ -1,4 +1,4 @@
-//! Random operations of the simulated memory against a naive twin, with all that must hold looked at after each, and with every driver call
+//! Random operations of the simulated memory against a simple model, also with every driver call
 //! failing once.
 
 use std::collections::BTreeSet;
@@ -11,19 +11,18 @@ use vmmgraph_elastic_sim::memory::{Hint, Lent, Memory, Paged, Settings, Way};
 use vmmgraph_elastic_sim::model::Model;
 use vmmgraph_testkit::{FaultyDriver, MIB};
 
-/// Pages of 18 MiB, each of eight blocks.
 const PAGES: u64 = 24;
 const PAGE: u64 = 18 * MIB;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A prefill: its activations in pages, its blocks, and what is known of the next one.
+    /// A prefill: activations in pages, blocks, and the hint about the next prefill.
     Prefill(u64, u64, u64, u64),
-    /// A decode step that needs so many blocks, and what is known of the next prefill.
+    /// A decode step with this many new blocks, and the hint about the next prefill.
     Decode(u64, u64, u64),
     /// A sequence ends.
     End(usize),
-    /// So long nothing happens.
+    /// No work for this long.
     Idle(u64),
 }
 
@@ -37,7 +36,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// Sequences and their blocks: all that a naive memory would know.
 #[derive(Default)]
 struct Twin {
     sequences: Vec<Vec<u64>>,
@@ -48,13 +46,11 @@ impl Twin {
         self.sequences.iter().flatten().copied()
     }
 
-    /// Pages with a used block, and room on them.
     fn pages(&self) -> (u64, u64) {
         let pages: BTreeSet<u64> = self.used().map(|block| block / 8).collect();
         (pages.len() as u64, pages.len() as u64 * 8 - self.used().count() as u64)
     }
 
-    /// Whether so much can be had.
     fn fits(&self, activations: u64, blocks: u64) -> bool {
         let (pages, room) = self.pages();
         pages + activations + blocks.saturating_sub(room).div_ceil(8) <= PAGES
@@ -68,11 +64,10 @@ impl Twin {
     }
 }
 
-/// Who gives pages to whom.
 #[derive(Clone, Copy, Debug)]
 enum Held {
     By(Way),
-    /// By leases of graphs that have so many pages.
+    /// With leases of graphs with up to this many pages.
     Leases(u64),
 }
 
@@ -96,7 +91,7 @@ fn make(driver: Arc<FaultyDriver>, way: Held, layout: KvLayout) -> (Box<dyn Memo
     }
 }
 
-/// Runs steps; `faulty` fails calls of its own. Calls of the driver.
+/// Runs steps with failing driver calls; returns the number of calls.
 fn run(steps: &[Step], way: Held, layout: KvLayout, fail: &[u64]) -> u64 {
     let host = Arc::new(
         HostDriver::new(0, HostOptions { memory_bytes: PAGES * PAGE, ..HostOptions::default() }).unwrap(),
@@ -119,12 +114,11 @@ fn run(steps: &[Step], way: Held, layout: KvLayout, fail: &[u64]) -> u64 {
                     if prompt { memory.grant(now, 0, bytes, blocks) } else { memory.extend(now, blocks) };
                 check(memory, twin);
                 if fail.is_empty() {
-                    // What there is room for is granted, and nothing else.
                     let possible = memory.possible(bytes, 0) && room >= blocks;
                     assert_eq!(granted.is_some(), possible, "{way:?} {step:?}");
                     match way {
                         Held::By(Way::Static(_)) => {}
-                        // Blocks move: they are on as few pages as these, or on more.
+                        // Blocks move: the minimum number of pages is known, not the actual number.
                         Held::Leases(most) => {
                             let pages = (twin.used().count() as u64 + blocks).div_ceil(8);
                             assert!(granted.is_none() || activations <= most && pages + activations <= PAGES);
@@ -176,7 +170,6 @@ fn run(steps: &[Step], way: Held, layout: KvLayout, fail: &[u64]) -> u64 {
         }
         check(memory.as_ref(), &twin);
     }
-    // Nothing is left, whatever failed.
     let calls = faulty.calls();
     faulty.arm(&[]);
     drop(memory);

@@ -1,4 +1,4 @@
-//! One page at several addresses, and several pages at one.
+//! One page at several addresses, and several pages at one address.
 
 use vmmgraph::driver::{self, Alias};
 
@@ -20,7 +20,7 @@ pub(super) fn self_test(_: &Subject, ground: &Ground) -> Verdict {
 pub(super) fn copies(_: &Subject, ground: &Ground) -> Verdict {
     offered(ground)?;
     let page = ground.create(2)?;
-    // In one reservation, with a gap where that may be, and in another one.
+    // In one reservation, with a gap if allowed, and in a second one.
     let at = ground.reserve(5)?;
     let second = if ground.driver.capabilities().map_in_any_order { 3 } else { 2 };
     let addresses = [at, at.plus(second * ground.granule), ground.reserve(2)?];
@@ -95,7 +95,6 @@ pub(super) fn many(_: &Subject, ground: &Ground) -> Verdict {
     for address in &addresses {
         ground.expect(*address, &bytes, "a page at 64 addresses")?;
     }
-    // The last one keeps it when the others are gone.
     for address in &addresses[1..] {
         ground.unmap(*address, 1)?;
     }
@@ -109,7 +108,6 @@ pub(super) fn replace_page(_: &Subject, ground: &Ground) -> Verdict {
     let (mine, theirs) = (ground.noise(ground.granule), ground.noise(ground.granule));
     ground.write(at, &mine)?;
     ground.write(there, &theirs)?;
-    // They change places, and back, by which nothing is copied.
     for (here, elsewhere) in [(second, first), (first, second)] {
         ground.unmap(at, 2)?;
         ground.map(at, &[here, elsewhere])?;
@@ -117,7 +115,7 @@ pub(super) fn replace_page(_: &Subject, ground: &Ground) -> Verdict {
         ground.expect(at, expected[0], "a page that took another one's place")?;
         ground.expect(there, expected[1], "a page that took another one's place")?;
     }
-    // A third one in the first one's place; what is written there is not the first one's.
+    // A third page in place of the first: writes must not reach the first.
     let third = ground.create(1)?;
     ground.unmap(at, 1)?;
     ground.map(at, &[third])?;

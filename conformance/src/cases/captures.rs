@@ -1,4 +1,4 @@
-//! What goes on beside a capture, and graphs. Captures themselves are made by the [`Plug`].
+//! Driver calls during a capture, and graphs. The [`Plug`] makes the captures.
 
 use vmmgraph::driver::{CopyNode, Executable, Graph, GraphCopy, Graphs, StreamState};
 use vmmgraph::{Address, Stream};
@@ -11,7 +11,7 @@ fn plug<'p>(subject: &Subject<'p>) -> Result<&'p dyn Plug, Stop> {
     subject.plug.ok_or_else(|| Stop::NotOffered("nobody can make a capture here".to_owned()))
 }
 
-/// Captures `body` on a stream of its own, which is ended whatever becomes of it; the graph.
+/// Captures `body` on a separate stream and returns the graph. Ends the capture in any case.
 fn captured(
     subject: &Subject,
     ground: &Ground,
@@ -19,7 +19,6 @@ fn captured(
     body: impl FnOnce() -> Verdict,
 ) -> Result<Graph, Stop> {
     let plug = plug(subject)?;
-    // As a space does.
     ground.driver.capture_begins();
     let begun = plug.begin(stream).map_err(|why| Stop::Failed(format!("the capture does not begin: {why}")));
     let verdict = begun.map(|()| {
@@ -34,19 +33,18 @@ fn captured(
     }
     verdict?;
     let graph = ended.map_err(|why| Stop::Failed(format!("the capture is broken: {why}")))?;
-    // It is over, and everything works as before.
     ground.settle(stream)?;
     Ok(graph)
 }
 
-/// The driver lets nobody wait for the device just now.
+/// Skips the case if the driver forbids waiting for the device now.
 fn waits(ground: &Ground) -> Verdict {
     let not_offered =
         |_| Stop::NotOffered("the device is not waited for while something is captured".to_owned());
     ground.driver.may_wait().map_err(not_offered)
 }
 
-/// Captures `body` beside one fill, and throws the graph away.
+/// Captures one fill and runs `body` during the capture; discards the graph.
 fn beside(subject: &Subject, ground: &Ground, body: impl FnOnce() -> Verdict) -> Verdict {
     let plug = plug(subject)?;
     let (at, _) = ground.single_pages(1)?;
@@ -129,7 +127,6 @@ pub(super) fn copies(subject: &Subject, ground: &Ground) -> Verdict {
     })
 }
 
-/// A graph ready to be launched, and gone in the right way.
 struct Ready<'c> {
     plug: &'c dyn Plug,
     graphs: Option<&'c dyn Graphs>,
@@ -166,7 +163,6 @@ impl Drop for Ready<'_> {
     }
 }
 
-/// A graph that fills a granule.
 fn fill_graph(
     subject: &Subject,
     ground: &Ground,
@@ -191,7 +187,6 @@ pub(super) fn replay_after_replace(subject: &Subject, ground: &Ground) -> Verdic
     ground.expect(at, &filled, "memory that a graph filled")?;
     let old = ground.noise(ground.granule);
     ground.write(at, &old)?;
-    // Another page in its place.
     let page = ground.create(1)?;
     ground.unmap(at, 1)?;
     ground.map(at, &[page])?;
@@ -200,7 +195,6 @@ pub(super) fn replay_after_replace(subject: &Subject, ground: &Ground) -> Verdic
     let elsewhere = ground.reserve(1)?;
     ground.map(elsewhere, &pages)?;
     ground.expect(elsewhere, &old, "the page that was under a graph before, after its replay")?;
-    // Unmapped for a while, and back.
     ground.unmap(at, 1)?;
     ground.unmap(elsewhere, 1)?;
     ground.map(at, &pages)?;
@@ -250,7 +244,7 @@ pub(super) fn executables(subject: &Subject, ground: &Ground) -> Verdict {
     )
 }
 
-/// A graph of a copy on a stream that it forks to and joins again, and that copy.
+/// Captures a copy on a forked and joined stream; returns the graph and the copy node.
 fn copy_graph(
     subject: &Subject,
     ground: &Ground,
@@ -263,7 +257,8 @@ fn copy_graph(
     let graph = captured(subject, ground, stream, || {
         ground.record(fork, stream)?;
         ground.wait(fork, branch)?;
-        // SAFETY: a capture of this case; the memory is registered and mapped until the graph is gone.
+        // SAFETY: a capture of this case; the memory is registered and mapped until the graph is
+        // destroyed.
         node = Some(unsafe { graphs.capture_copy(copy, branch) }?);
         ground.record(join, branch)?;
         Ok(ground.wait(join, stream)?)
@@ -290,23 +285,20 @@ pub(super) fn graph_copies(subject: &Subject, ground: &Ground) -> Verdict {
     let stream = ground.stream()?;
     let ready = Ready::new(ground, plug, graph)?;
     let Some(executable) = ready.executable else { return Ok(()) };
-    // It reads when it runs, not when it is captured.
     let new = ground.noise(2 * len as u64);
     host.bytes().copy_from_slice(&new);
     ready.launch(ground, stream)?;
     ground.expect(at, &[&new[..len], &zeros[len..]].concat(), "what a graph copied")?;
 
-    // Another source, place and length.
     ground.write(at, &zeros)?;
     let from = host.bytes()[len..].as_ptr();
     let second = GraphCopy { to: at.plus(ground.granule), from, bytes: len / 2 };
-    // SAFETY: an executable and a node of this case, and no launch is under way.
+    // SAFETY: an executable and a node of this case, and no launch is running.
     unsafe { graphs.executable_set_copy(executable, node, second) }?;
     ready.launch(ground, stream)?;
     let moved = [&zeros[..len], &new[len..len + len / 2], &zeros[..len / 2]].concat();
     ground.expect(at, &moved, "what a graph copied that was told another copy")?;
 
-    // None; and again.
     ground.write(at, &zeros)?;
     // SAFETY: as above.
     unsafe { graphs.executable_enable_copy(executable, node, false) }?;

@@ -6,7 +6,7 @@ use vmmgraph::{Error, Peers};
 use crate::ground::{Ground, ensure};
 use crate::{Stop, Subject, Verdict};
 
-/// How many granules the free memory may move for reasons of the driver's own.
+/// Granules by which the driver itself may change the free memory.
 const SLACK: u64 = 16;
 
 pub(super) fn device(subject: &Subject, ground: &Ground) -> Verdict {
@@ -24,7 +24,6 @@ pub(super) fn device(subject: &Subject, ground: &Ground) -> Verdict {
         let same = (other.info().platform, other.info().ordinal) == (info.platform, info.ordinal);
         ensure(!same, || format!("two devices are both {} {}", info.platform, info.ordinal))?;
     }
-    // What is said to be a granule is one.
     let at = ground.reserve(1)?;
     let page = ground.create(1)?;
     ground.map(at, &[page])
@@ -48,7 +47,6 @@ pub(super) fn reserve_free(_: &Subject, ground: &Ground) -> Verdict {
 
 pub(super) fn reserve_beyond_memory(_: &Subject, ground: &Ground) -> Verdict {
     let can = ground.driver.capabilities();
-    // What it takes in all, in ranges as long as may be.
     let wanted = ground.driver.info().total_bytes.next_multiple_of(ground.granule) + ground.granule;
     let each = wanted.min(can.largest_reservation / ground.granule * ground.granule);
     for _ in 0..wanted.div_ceil(each) {
@@ -111,7 +109,7 @@ pub(super) fn release_while_mapped(_: &Subject, ground: &Ground) -> Verdict {
     })
 }
 
-/// Pages of 1, 2 and 1 granules, each with contents of its own, written while they were mapped alone.
+/// Pages of 1, 2 and 1 granules, each written while mapped alone.
 fn three_pages(ground: &Ground) -> Result<(Vec<Whole>, Vec<u8>), Stop> {
     let (mut pages, mut contents) = (Vec::new(), Vec::new());
     let at = ground.reserve(2)?;
@@ -132,17 +130,16 @@ pub(super) fn map_several(_: &Subject, ground: &Ground) -> Verdict {
     let at = ground.reserve(6)?;
     ground.map(at.plus(ground.granule), &pages)?;
     ground.expect(at.plus(ground.granule), &contents, "three pages mapped in one call")?;
-    // Nothing is mapped by a call with no pages.
     ground.map(at, &[])
 }
 
-/// Where pages are mapped behind one another only, what is behind a gap is refused in words, and is not mapped: in these words it is not offered.
+/// Checks the error for a page after a gap: `UnfitDriver`, with nothing mapped.
 fn refused_behind_a_gap(ground: &Ground) -> Result<Stop, Stop> {
     let at = ground.reserve(3)?;
     let pages = [ground.create(1)?, ground.create(1)?];
     ground.map(at, &pages[..1])?;
     let far = at.plus(2 * ground.granule);
-    // SAFETY: a free place of a reservation of this case, and a page of it.
+    // SAFETY: a free place of a reservation of this case, and a page of this case.
     match unsafe { ground.driver.map(far, &pages[1..], Peers::NONE) } {
         Err(NotMapped { error: error @ Error::UnfitDriver { .. }, mapped: 0 }) => {
             Ok(Stop::NotOffered(error.to_string()))
@@ -176,7 +173,6 @@ pub(super) fn unmap_several(_: &Subject, ground: &Ground) -> Verdict {
     let at = ground.reserve(4)?;
     let one = ground.granule;
     ground.map(at, &pages)?;
-    // The one between two others, which stay.
     ground.unmap(at.plus(one), 2)?;
     ground.expect(at, &contents[..one as usize], "the page before one that was unmapped")?;
     ground.expect(
@@ -185,7 +181,6 @@ pub(super) fn unmap_several(_: &Subject, ground: &Ground) -> Verdict {
         "the page behind one that was unmapped",
     )?;
     ground.map(at.plus(one), &pages[1..2])?;
-    // All of them, and then again somewhere else in the same range.
     ground.unmap(at, 4)?;
     let order = [pages[1], pages[0], pages[2]];
     ground.map(at, &order)?;
@@ -216,7 +211,6 @@ pub(super) fn out_of_memory(_: &Subject, ground: &Ground) -> Verdict {
             if (*r, *t, *d) == (requested, total, device));
         ensure(typed, || format!("the error for {requested} bytes is: {error}"))
     };
-    // More than there is.
     let beyond = info.total_bytes.next_multiple_of(ground.granule) + ground.granule;
     if beyond <= can.largest_page {
         match ground.create_bytes(beyond) {
@@ -224,7 +218,6 @@ pub(super) fn out_of_memory(_: &Subject, ground: &Ground) -> Verdict {
             Err(error) => check(error, beyond)?,
         }
     }
-    // All that there is.
     let part = (info.total_bytes / 8).next_multiple_of(ground.granule).min(can.largest_page);
     let mut pages = Vec::new();
     let error = loop {
@@ -236,7 +229,6 @@ pub(super) fn out_of_memory(_: &Subject, ground: &Ground) -> Verdict {
         ensure(held <= info.total_bytes, || format!("{held} of {} bytes were created", info.total_bytes))?;
     };
     check(error, part)?;
-    // A refusal has no effect, and what fits can still be had.
     for page in pages {
         ground.release(page)?;
     }
@@ -249,7 +241,7 @@ pub(super) fn out_of_memory(_: &Subject, ground: &Ground) -> Verdict {
 
 pub(super) fn descriptors(_: &Subject, ground: &Ground) -> Verdict {
     const PAGES: u64 = 32;
-    // Where there is no device a page's memory is a file of this name: that stands for the device's memory, and is not the platform's doing.
+    // Without a device, pages are memfds of this name, which do not count.
     let real = |entry: std::io::Result<std::fs::DirEntry>| {
         let target = entry.and_then(|entry| std::fs::read_link(entry.path())).unwrap_or_default();
         !target.to_string_lossy().starts_with("/memfd:vmmgraph-page")
@@ -265,7 +257,7 @@ pub(super) fn descriptors(_: &Subject, ground: &Ground) -> Verdict {
     }
     let taken = open().unwrap_or(before).saturating_sub(before) as u64;
     let said = u64::from(ground.driver.capabilities().descriptors_per_page) * PAGES;
-    // A few may be the driver's, or another thread's.
+    // Allow for descriptors of the driver or a concurrent thread.
     ensure(taken <= said + 8, || format!("{PAGES} pages took {taken} descriptors, and {said} were said"))
 }
 

@@ -1,4 +1,4 @@
-//! The cases, by what they are about. A case does not say a platform's name: what differs is in the capabilities.
+//! The cases, by subject. A case names no platform: differences are in the capabilities.
 
 use crate::Case;
 
@@ -12,7 +12,7 @@ mod transfer;
 
 macro_rules! cases {
     ($($name:literal: $run:path, $relies_on:literal;)*) => {
-        /// Every case, in the order in which they are run.
+        /// Every case, in execution order.
         pub const CASES: &[Case] = &[$(Case { name: $name, relies_on: $relies_on, run: $run }),*];
     };
 }

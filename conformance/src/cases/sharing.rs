@@ -1,4 +1,5 @@
-//! Pages that other processes have too. Another process is played by this one: what is imported is a page of its own to the driver.
+//! Pages shared with other processes. One process plays both sides: an imported page is a separate
+//! page to the driver.
 
 use std::os::fd::AsFd;
 
@@ -12,9 +13,9 @@ fn offered<'d>(ground: &Ground<'d>) -> Result<&'d dyn Sharing, Stop> {
     ground.driver.sharing().ok_or_else(lacks)
 }
 
-/// Exports a page and imports it; the descriptor is closed again.
+/// Exports a page and imports it; closes the descriptor.
 fn imported(ground: &Ground, sharing: &dyn Sharing, page: Whole) -> Result<Whole, Stop> {
-    // SAFETY: a live page of this case, which the driver created.
+    // SAFETY: a live page of this case, created by the driver.
     let fd = unsafe { sharing.export(page.page) }?;
     Ok(ground.adopt(Whole { page: sharing.import(fd.as_fd(), page.bytes)?, bytes: page.bytes }))
 }
@@ -26,7 +27,6 @@ pub(super) fn export_import(_: &Subject, ground: &Ground) -> Verdict {
     ground.map(at, &[first, second])?;
     let free = ground.driver.free_bytes()?;
     let theirs = [imported(ground, sharing, first)?, imported(ground, sharing, second)?];
-    // As one span, in the other order.
     let there = ground.reserve(3)?;
     ground.map(there, &[theirs[1], theirs[0]])?;
     let taken = free.saturating_sub(ground.driver.free_bytes()?);
@@ -58,13 +58,11 @@ pub(super) fn export_outlives(_: &Subject, ground: &Ground) -> Verdict {
     ground.map(there, &[theirs])?;
     ground.release(page)?;
     ground.unmap(at, 1)?;
-    // What is created now is not on that memory.
     let other = ground.create(1)?;
     ground.map(at, &[other])?;
     let noise = ground.noise(other.bytes);
     ground.write(at, &noise)?;
     ground.expect(there, &bytes, "an imported page whose exporter has released it")?;
-    // The importer may release it while it is mapped, as any page.
     ground.release(theirs)?;
     ground.expect(there, &bytes, "an imported page that is released and still mapped")
 }

@@ -1,4 +1,4 @@
-//! Who calls, and what is current there.
+//! Calling threads, and the current context or device of each.
 
 use std::sync::Barrier;
 
@@ -7,7 +7,7 @@ use vmmgraph::driver::Driver;
 use crate::ground::{Ground, ensure, same};
 use crate::{Stop, Subject, Verdict};
 
-/// A little of everything that the door offers, on memory of its own.
+/// Calls most functions of the driver interface on separate memory.
 fn everything(driver: &dyn Driver, seed: u8) -> Verdict {
     let ground = Ground::new(driver);
     let (at, pages) = ground.single_pages(2)?;
@@ -32,7 +32,7 @@ fn everything(driver: &dyn Driver, seed: u8) -> Verdict {
     ground.settle(stream)?;
     same(&found, &filled, "memory of this thread after its pages changed places")?;
     driver.free_bytes()?;
-    // SAFETY: a stream of this thread's.
+    // SAFETY: a stream of this thread.
     unsafe { driver.stream_state(stream) }?;
     Ok(ground.give_back()?)
 }
@@ -42,7 +42,6 @@ fn joined(thread: std::thread::ScopedJoinHandle<Verdict>) -> Verdict {
 }
 
 pub(super) fn fresh_thread(_: &Subject, ground: &Ground) -> Verdict {
-    // What one thread made, another uses and gives back.
     let (at, pages) = ground.single_pages(1)?;
     let bytes = ground.noise(ground.granule);
     let (driver, granule) = (ground.driver, ground.granule);
@@ -50,7 +49,7 @@ pub(super) fn fresh_thread(_: &Subject, ground: &Ground) -> Verdict {
     std::thread::scope(|scope| {
         joined(scope.spawn(|| {
             let mut found = vec![0; bytes.len()];
-            // SAFETY: mapped by the thread that waits for this one.
+            // SAFETY: mapped by the thread waiting for this one.
             unsafe { driver.read(at, &mut found) }?;
             same(&found, &bytes, "memory that another thread mapped")?;
             // SAFETY: one whole mapping.
@@ -102,7 +101,6 @@ pub(super) fn two_devices(subject: &Subject, ground: &Ground) -> Verdict {
     for (number, (at, bytes)) in held.iter().enumerate() {
         let ground = if number % 2 == 0 { ground } else { &theirs };
         ground.expect(*at, bytes, "memory of one of two devices")?;
-        // Streams and events too.
         let stream = ground.stream()?;
         ground.fill(*at, ground.granule, number as u8, stream)?;
         ground.settle(stream)?;
@@ -130,7 +128,7 @@ pub(super) fn thread_state(subject: &Subject, ground: &Ground) -> Verdict {
     look("on this thread")?;
     let fresh = || {
         if !driver.capabilities().restores_no_context {
-            // Something stays from the first call on, and nothing else comes after it.
+            // The first call may leave a context current; later calls must not change it.
             calls()?;
         }
         look("on a fresh thread")

@@ -8,10 +8,10 @@ use vmmgraph::{Address, Stream};
 use crate::ground::{Ground, ensure, same};
 use crate::{Stop, Subject, Verdict};
 
-/// Enough granules that filling them takes a device a moment.
+/// Granules: enough to keep a device busy for a moment while filling.
 const MANY: u64 = 8;
 
-/// That many granules of one page at an address, and a stream.
+/// A mapped page of `MANY` granules, its length in bytes, and a stream.
 fn large(ground: &Ground) -> Result<(Address, u64, Stream), Stop> {
     let at = ground.reserve(MANY)?;
     let page = ground.create(MANY)?;
@@ -70,7 +70,6 @@ pub(super) fn orders_streams(_: &Subject, ground: &Ground) -> Verdict {
         ground.wait(there, second)?;
         ground.copy_to_host(at, &mut found, second)?;
         ground.record(back, second)?;
-        // The next fill is behind the copy.
         ground.wait(back, first)?;
         ground.fill(at, len, 0xf0 + byte, first)?;
         ground.settle(first)?;

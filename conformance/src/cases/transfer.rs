@@ -1,4 +1,4 @@
-//! Bytes.
+//! Reads, writes, fills and copies.
 
 use vmmgraph::{Address, Error, Stream};
 
@@ -9,7 +9,6 @@ pub(super) fn read_write(_: &Subject, ground: &Ground) -> Verdict {
     let (at, _) = ground.single_pages(3)?;
     let mut all = ground.noise(3 * ground.granule);
     ground.write(at, &all)?;
-    // Odd lengths at odd places, and across two pages.
     let edge = ground.granule;
     for (from, len) in [(0, 1), (1, 3), (511, 514), (edge - 5, 11), (edge + 1, edge - 1), (3 * edge - 7, 7)] {
         let bytes = ground.noise(len);
@@ -51,7 +50,7 @@ pub(super) fn fill_words(_: &Subject, ground: &Ground) -> Verdict {
     }
 }
 
-/// Why words cannot be filled, if the platform has no such call and says so.
+/// Returns the error if the platform has no fill of 32-bit words.
 fn probe_words(ground: &Ground) -> Result<Option<String>, Stop> {
     let (at, _) = ground.single_pages(1)?;
     let stream = ground.stream()?;
@@ -61,7 +60,7 @@ fn probe_words(ground: &Ground) -> Result<Option<String>, Stop> {
     }
 }
 
-/// Bytes go to the device, a part of them is filled there, and they come back, all on one stream.
+/// Copies to the device, fills a part, and copies back, on one stream.
 fn round_trip(ground: &Ground, from: &[u8], to: &mut [u8], stream: Stream) -> Verdict {
     let len = from.len() as u64;
     let granules = len.div_ceil(ground.granule);
@@ -85,7 +84,7 @@ pub(super) fn copies(_: &Subject, ground: &Ground) -> Verdict {
     Ok(())
 }
 
-/// Host memory that is registered while it lives, at a page of the host's own.
+/// Host memory, aligned to host pages and registered during its lifetime.
 pub(super) struct Registered<'g> {
     ground: &'g Ground<'g>,
     memory: Vec<u8>,
@@ -96,11 +95,11 @@ pub(super) struct Registered<'g> {
 impl<'g> Registered<'g> {
     const HOST_PAGE: usize = 4096;
 
-    /// Registers zeros; `None` if the operating system refuses.
+    /// Registers zeroed memory; `None` if the operating system refuses.
     pub(super) fn new(ground: &'g Ground<'g>, len: usize) -> Option<Self> {
         let mut memory = vec![0; len + Self::HOST_PAGE];
         let start = memory.as_ptr().align_offset(Self::HOST_PAGE);
-        // SAFETY: memory of this object, which unregisters it before it goes.
+        // SAFETY: memory of this object, unregistered before it is freed.
         unsafe { ground.driver.host_register(memory.as_mut_ptr().wrapping_add(start), len) }.ok()?;
         Some(Self { ground, memory, start, len })
     }
@@ -122,7 +121,7 @@ impl Drop for Registered<'_> {
     fn drop(&mut self) {
         if !self.memory.is_empty() {
             let at = self.bytes().as_mut_ptr();
-            // SAFETY: as in `end`; only a case that has failed comes here.
+            // SAFETY: as in `end`; reached only in failed cases.
             let _ = unsafe { self.ground.driver.host_unregister(at) };
         }
     }
@@ -138,12 +137,10 @@ pub(super) fn copies_registered(_: &Subject, ground: &Ground) -> Verdict {
     let mut to = Registered::new(ground, len).ok_or_else(refused)?;
     let stream = ground.stream()?;
     from.bytes().copy_from_slice(&ground.noise(len as u64));
-    // Whole registrations, and parts of them.
     for (start, end) in [(0, len), (512, len - 100), (4, 40)] {
         let bytes = from.bytes()[start..end].to_vec();
         let target = &mut to.bytes()[start..end];
         target.fill(0);
-        // The copy is of the registered bytes, which `bytes` are not.
         let source = &from.bytes()[start..end];
         round_trip(ground, source, target, stream)?;
         same(&from.bytes()[start..end], &bytes, "registered bytes that were only read")?;
@@ -151,6 +148,5 @@ pub(super) fn copies_registered(_: &Subject, ground: &Ground) -> Verdict {
     let (before, after) = (from.bytes().to_vec(), from.end()?);
     same(&after, &before, "bytes whose registration has ended")?;
     let bytes = to.end()?;
-    // It is ordinary memory again.
     round_trip(ground, &bytes, &mut vec![0; len], stream)
 }

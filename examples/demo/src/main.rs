@@ -1,7 +1,8 @@
-//! The main job on the driver at hand: real models' captures, replayed with contents, against what they would cost otherwise.
+//! Main demonstration on the available driver: replays captures of real models with contents, and
+//! compares the memory with other designs.
 //!
-//! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER] [--only PART_OF_A_TRACE]`. VMMGRAPH_DRIVER chooses the
-//! driver: cuda, hip, ascend, mlu or host.
+//! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER] [--only
+//! PART_OF_A_TRACE]`. VMMGRAPH_DRIVER selects the driver: cuda, hip, ascend, mlu or host.
 
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use vmmgraph_testkit::{
 const STREAM: Stream = Stream::LEGACY;
 const ROUNDS: u32 = 2;
 
-/// A trace, what was captured, and whether its outputs are marked as kept.
+/// Trace, description, and whether its outputs are marked as kept.
 const MODELS: [(&str, &str, bool); 7] = [
     ("capture-trace-65", "Qwen3-8B, 12 layers, 51 decode batches and 14 prefills", false),
     ("capture-trace-65 decode", "the same, 51 decode batches alone", false),
@@ -30,7 +31,7 @@ const MODELS: [(&str, &str, bool); 7] = [
     ("capture-trace-vision", "vision encoder, 24 layers of 1280, 256 to 16384 patches", false),
 ];
 
-/// What one way of holding the captures cost. `None`: computed, not run.
+/// Costs of one design. `None`: computed, not run.
 #[derive(Clone)]
 struct Row {
     trace: String,
@@ -64,7 +65,7 @@ impl Row {
     }
 }
 
-/// What the same captures cost without this library: computed by torch's rules for sizes, segments and reuse.
+/// Computes the same captures without this library, by torch's rules for sizes, segments and reuse.
 fn computed(trace: &Trace, order: Order, floor: u64) -> [Row; 2] {
     let private = private_pools_bytes(trace);
     let (published, maps) = published_design(trace);
@@ -85,7 +86,6 @@ fn computed(trace: &Trace, order: Order, floor: u64) -> [Row; 2] {
 }
 
 fn run(trace: &Trace, order: Order, mark: bool, floor: u64, bar: &ProgressBar) -> vmmgraph::Result<Row> {
-    // A device of its own, so that the counts are this run's alone.
     let device = Device::with_driver(open(DriverChoice::Auto, 0, HostOptions::default())?);
     let arena = SharedVmmAllocator::new(&device, &Options::default())?;
     let start = Instant::now();
@@ -122,7 +122,6 @@ fn run(trace: &Trace, order: Order, mark: bool, floor: u64, bar: &ProgressBar) -
         peak: stats.peak_physical_bytes,
         floor,
         maps: Some(stats.maps),
-        // Each mapping is a map and a set-access call.
         calls: Some(2 * stats.maps + stats.unmaps + stats.pages_created + stats.reservations),
         capture: Some(time),
         found: Some((found, lost)),
@@ -188,7 +187,7 @@ fn demo(json: Option<PathBuf>, data: PathBuf, only: Option<String>) -> Result<bo
         for order in orders {
             match run(&trace.ordered(order), order, *mark, *floor, &bar) {
                 Ok(row) => of_model.push(row),
-                // A platform that exchanges no page under a graph wants its outputs marked.
+                // A platform that cannot replace pages under a graph needs marked outputs.
                 Err(error @ Error::NotOffered { .. }) => not_offered = Some(error),
                 Err(error) => return Err(error.to_string()),
             }

@@ -1,4 +1,4 @@
-//! The demo on every platform's stand-in.
+//! Runs the demo on every platform's stand-in.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ fn demo(platform: &str) {
 
 #[test]
 fn the_demo_runs_on_every_platform() {
-    // The host's is `make demo`.
+    // `make demo` runs on the host platform.
     let platforms = PLATFORMS.iter().map(|platform| platform.name).filter(|name| *name != "host");
     std::thread::scope(|scope| platforms.for_each(|platform| drop(scope.spawn(move || demo(platform)))));
 }

@@ -1,4 +1,4 @@
-//! Memory that costs nothing: what an oracle has, who knew of everything in time.
+//! Memory without costs, for the oracle.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use vmmgraph::{Error, Result};
 use super::{Hint, Memory, Moves};
 use crate::model::Ns;
 
-/// Bytes only: no pages, so nothing is lost at their ends, and no calls.
+/// Counts bytes only: no pages, so no fragmentation, and no driver calls.
 #[derive(Clone, Debug)]
 pub struct Counted {
     budget: u64,
@@ -19,7 +19,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// So many bytes, for blocks of so many.
+    /// `budget` bytes in total, for blocks of `block` bytes.
     #[must_use]
     pub fn new(budget: u64, block: u64) -> Self {
         let free = (0..budget / block).rev().collect();

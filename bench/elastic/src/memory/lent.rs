@@ -1,7 +1,8 @@
-//! Memory by leases: graphs of prefills in an arena, as many as there are lengths, and a KV cache that has the pages of those that do not run. Nothing is
-//! unmapped from a graph; a lease is mapped, its recall unmapped.
+//! Memory with leases: prefill graphs of many lengths in an arena, and a KV cache that borrows
+//! pages of graphs not running. A lease maps the pages and its recall unmaps them.
 //!
-//! The library's thread is played as in `paged.rs`. Blocks move on the device where a prompt needs their pages: callers know them by names.
+//! The background thread is simulated as in `paged.rs`. Blocks move on the device if a prompt needs
+//! their pages, so callers name them.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -20,12 +21,12 @@ use super::paged::Settings;
 use super::{Hint, Memory, Moves};
 use crate::model::{Calls, Costs, Model, Ns};
 
-/// Lengths of prompts that have a graph each.
+/// Number of prompt lengths with a graph.
 const GRAPHS: u64 = 32;
-/// Steps within which a page that came back and was lent again counts as moved twice.
+/// A page lent again within this many steps counts as moved twice.
 const TWICE: u64 = 16;
 
-/// Pages are vacated before they are recalled, so nobody is ever asked.
+/// Never called: pages are vacated before their recall.
 struct Nobody;
 
 impl BlockBorrower for Nobody {
@@ -39,31 +40,31 @@ pub struct Lent {
     device: Arc<Device>,
     cache: Arc<KvCache>,
     arena: SharedVmmAllocator,
-    /// Graphs of prefills, and the pages that each shows, ascending.
+    /// Prefill graphs and their page counts, ascending.
     graphs: Vec<(u64, Arc<Space>)>,
     borrower: Arc<dyn BlockBorrower>,
     pool: BlockPool,
     costs: Costs,
-    /// Bytes a nanosecond that a copy on the device reads and writes.
+    /// Bytes per nanosecond read and written by a device copy.
     bandwidth: f64,
     page: u64,
-    /// Pages in all; of these, the cache's own.
+    /// All pages; `own`: pages owned by the cache.
     budget: u64,
     own: u64,
-    /// Blocks of a page.
+    /// Blocks per page.
     unit: u64,
     block_bytes: u64,
-    /// Pages of blocks that are on lease, and those of them that the pool may not use any more.
+    /// `leaving`: leased pages the pool may no longer use.
     leases: BTreeMap<u64, Lease>,
     leaving: Vec<u64>,
-    /// Where the blocks are that callers know by these names.
+    /// Place of each block by name; `names` is the inverse.
     places: BTreeMap<u64, u64>,
     names: BTreeMap<u64, u64>,
     next: u64,
     grants: Grants,
     precommit: PreCommit,
     in_use: u64,
-    /// Pages that the library's thread is mapping, and when it is done.
+    /// Pages being mapped by the background thread, with completion times.
     coming: VecDeque<(Ns, u64)>,
     thread: Ns,
     step: u64,
@@ -78,11 +79,11 @@ fn internal<T>(what: String) -> Result<T> {
 }
 
 impl Lent {
-    /// Memory of `budget` bytes behind `driver`, of which graphs for prompts of so many bytes of activations have what they need before the
-    /// clock starts.
+    /// `budget` bytes on `driver`. Graphs for up to `longest` bytes of activations get their pages
+    /// before the clock starts.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn new(
         driver: SharedDriver,
         model: &Model,
@@ -159,7 +160,7 @@ impl Lent {
         &self.device
     }
 
-    /// The graph of a prefill that needs so many bytes: its pages, and where it is.
+    /// Returns the graph of a prefill with this many bytes of activations: its pages and its index.
     fn graph(&self, activations: u64) -> Option<(u64, usize)> {
         if activations == 0 {
             return Some((0, 0));
@@ -173,7 +174,6 @@ impl Lent {
         self.budget - self.own
     }
 
-    /// Pages with a used block.
     fn used_pages(&self) -> u64 {
         let mut pages: Vec<u64> = self.names.keys().map(|block| block / self.unit).collect();
         pages.dedup();
@@ -189,7 +189,6 @@ impl Lent {
         page * self.unit..(page + 1) * self.unit
     }
 
-    /// What the calls of something cost.
     fn charge<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<(T, Ns)> {
         let before = self.device.stats();
         let done = work(self);
@@ -215,12 +214,10 @@ impl Lent {
         done.map(|done| (done, self.costs.of(calls)))
     }
 
-    /// Pages of graphs that could be lent beside a prefill that needs so many.
     fn lendable(&self, beside: u64) -> u64 {
         self.graph_pages().saturating_sub(beside).saturating_sub(self.leases.len() as u64)
     }
 
-    /// Borrows a page for blocks that have none; which blocks' it is. The pool does not know them yet.
     fn borrow(&mut self) -> Result<(u64, Ns)> {
         let free = (self.own..self.budget).find(|page| !self.leases.contains_key(page));
         let Some(page) = free else { return internal("more leases than pages".to_owned()) };
@@ -230,7 +227,6 @@ impl Lent {
         Ok((page, cost))
     }
 
-    /// Gives pages back on which no block is used.
     fn give_back(&mut self, pages: &[u64]) -> Result<Ns> {
         for page in pages {
             if !self.leaving.contains(page) {
@@ -241,7 +237,7 @@ impl Lent {
         self.settle()
     }
 
-    /// What was to be given back goes, also what the driver refused to let go before.
+    /// Releases pages in `leaving`, including those refused before.
     fn settle(&mut self) -> Result<Ns> {
         let ((), cost) = self.charge(|me| {
             for page in me.leaving.clone() {
@@ -257,18 +253,17 @@ impl Lent {
         Ok(cost)
     }
 
-    /// The pages of blocks that are in the way of a graph.
     fn in_the_way(&self, graph: usize) -> Vec<u64> {
         let needed = self.graphs.get(graph).map(|(_, space)| space.leases()).unwrap_or_default();
         let on = self.leases.iter().filter(|(_, lease)| needed.contains(&lease.id()));
         on.map(|(page, _)| *page).collect()
     }
 
-    /// Moves used blocks off pages that are to be given back; what that takes. `beside`: pages that a graph needs.
+    /// Moves used blocks off pages to be returned; returns the time. `beside`: pages needed by a
+    /// graph.
     fn clear(&mut self, pages: &[u64], beside: u64) -> Result<Ns> {
         let used: Vec<u64> =
             self.names.keys().copied().filter(|block| pages.contains(&(block / self.unit))).collect();
-        // Those that are to be given back are on lease still.
         let most = self.graph_pages().saturating_sub(beside) as usize + pages.len();
         let (mut aside, mut cost, mut moved) = (Vec::new(), 0, 0);
         let mut done = Ok(());
@@ -312,7 +307,7 @@ impl Lent {
         }
     }
 
-    /// Makes so many blocks available, and a graph's pages its own, for a step that begins at `now`; what it waits for.
+    /// Makes blocks available and recalls a graph's pages; returns the waiting time.
     fn ensure(&mut self, now: Ns, (pages, graph): (u64, usize), blocks: u64) -> Result<Ns> {
         self.arrived(now);
         let mut at = now;
@@ -320,13 +315,13 @@ impl Lent {
         if pages > 0 {
             let waits = self.in_the_way(graph);
             if !waits.is_empty() {
-                // What the library's thread maps may be among them.
+                // A page still being mapped may be one of these.
                 at = at.max(self.thread);
                 self.arrived(at);
                 cost += self.clear(&waits, pages)?;
                 cost += self.give_back(&waits)?;
             }
-            // The library's own check.
+            // Runs the library's own check.
             let Some((_, space)) = self.graphs.get(graph) else {
                 return internal("no such graph".to_owned());
             };
@@ -351,7 +346,7 @@ impl Lent {
 
     fn begin(&mut self, now: Ns, need: Need, graph: (u64, usize), blocks: u64) -> Option<Ns> {
         let done = self.ensure(now, graph, blocks);
-        // Blocks that moved may be on fewer pages.
+        // Moved blocks may occupy fewer pages.
         let more = if done.is_ok() { blocks } else { 0 };
         let kv = self.used_pages() + self.new_pages(more);
         let back = Need { kv: self.grants.kv().saturating_sub(kv), activations: 0 };
@@ -361,7 +356,7 @@ impl Lent {
                 self.in_use += need.activations;
                 Some(wait)
             }
-            // The driver refused: another time.
+            // The driver refused: the engine retries later.
             Err(_) => {
                 self.grants.give(Need { kv: 0, activations: need.activations });
                 None
@@ -380,7 +375,7 @@ impl Lent {
             Ahead::Commit(blocks) => blocks,
             Ahead::GiveBack(_) | Ahead::Nothing => 0,
         };
-        // Of the next prompt's pages those come back that hold nothing; what holds something moves between two steps.
+        // Recalls empty pages now; used ones move between two steps.
         if let Some((pages, graph)) = next.filter(|(pages, _)| *pages > 0) {
             let busy = |page: &u64| {
                 !self.pool.used(&self.blocks_of(*page)).is_empty()
@@ -449,7 +444,6 @@ impl Memory for Lent {
     }
 
     fn ahead(&mut self, now: Ns, hint: &Hint) {
-        // A refusal is a miss: the step that needs it asks again.
         let _ = self.plan(now, hint);
     }
 
@@ -487,7 +481,7 @@ impl Memory for Lent {
             self.cache.audit()?;
             self.arena.audit()?;
         }
-        // Every page is held by one of two, and none is free: leases move none.
+        // Leases change no owner, and no page is free.
         let (arena, kv) = (self.arena.stats(), self.cache.stats().memory);
         let lent: u64 = self.leases.values().map(Lease::bytes).sum();
         if arena.physical_bytes != self.graph_pages() * self.page
@@ -500,7 +494,7 @@ impl Memory for Lent {
         if self.grants.kv() + self.grants.activations() > self.budget {
             return internal(format!("{:?} of {} pages", self.grants, self.budget));
         }
-        // The graph that runs finds its pages its own.
+        // A running graph must have no page on lease.
         if self.in_use > 0
             && let Some((_, index)) = self.graph(self.in_use * self.page)
             && !self.in_the_way(index).is_empty()

@@ -1,4 +1,4 @@
-//! The memory of a simulated engine: who gives pages to whom, and what that costs.
+//! The memory of a simulated engine, with the distribution of pages and its costs.
 
 mod counted;
 mod lent;
@@ -11,71 +11,72 @@ use vmmgraph::Result;
 
 use crate::model::Ns;
 
-/// What is known of the steps to come, while one runs.
+/// Expected needs of the coming steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hint {
-    /// When the step that runs ends.
+    /// End of the running step.
     pub until: Ns,
-    /// The next prefill's activations in bytes, if there is one that could run, and the blocks that it needs.
+    /// Bytes of activations of the next prefill that could run; 0 if none.
     pub activations: u64,
-    /// See there.
+    /// Blocks of the next prefill.
     pub blocks: u64,
 }
 
-/// What memory did since it was made.
+/// Counters of a memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moves {
     /// Pages mapped.
     pub maps: u64,
     /// Pages unmapped.
     pub unmaps: u64,
-    /// Pages that one of the two, KV or activations, gave up and had again within a few steps.
+    /// Pages given up and mapped again within a few steps by KV or by activations.
     pub twice: u64,
-    /// The most bytes mapped at a time.
+    /// Peak mapped bytes.
     pub peak_bytes: u64,
 }
 
 /// Memory for a step's activations and for blocks of KV.
 pub trait Memory {
-    /// What a step needs that begins at `now`, for `who`: both or neither. What mapping keeps the step from beginning, or `None`: not now.
+    /// Grants activations and blocks for a step at `now`, or neither. Returns the time spent
+    /// mapping.
     fn grant(&mut self, now: Ns, who: u64, activations: u64, blocks: u64) -> Option<Ns>;
 
-    /// Blocks for sequences that run already and cannot go on without.
+    /// Grants blocks to running sequences, which cannot continue without.
     fn extend(&mut self, now: Ns, blocks: u64) -> Option<Ns>;
 
-    /// Hands out blocks that were granted.
+    /// Returns granted blocks.
     fn allocate(&mut self, blocks: u64) -> Vec<u64>;
 
-    /// Blocks are not used any more.
+    /// Frees blocks.
     fn free(&mut self, now: Ns, blocks: &[u64]);
 
-    /// The step's activations are not used any more.
+    /// Frees the step's activations.
     fn step_over(&mut self, now: Ns);
 
-    /// A step begins, or the engine is idle: what can be done beside it.
+    /// Does background work: called when a step starts, or while the engine is idle.
     fn ahead(&mut self, now: Ns, hint: &Hint);
 
-    /// Blocks that could be had beside so many bytes of activations.
+    /// Blocks available besides this many bytes of activations.
     fn room(&self, activations: u64) -> u64;
 
-    /// Blocks that there can be at most, with no activations.
+    /// Maximum number of blocks, without activations.
     fn capacity(&self) -> u64;
 
-    /// Whether so many bytes of activations and so many blocks could ever be had together.
+    /// Whether these activations and blocks could ever fit together.
     fn possible(&self, activations: u64, blocks: u64) -> bool;
 
-    /// The longest activations that there can be.
+    /// Maximum bytes of activations.
     fn longest(&self) -> u64;
 
-    /// Who waited for a grant does not wait any more.
+    /// Cancels the waiting grant of `who`.
     fn forget(&mut self, who: u64);
 
-    /// What was done.
+    /// Counters.
     fn moves(&self) -> Moves;
 
-    /// Whether all that must hold does, with these blocks in use.
+    /// Checks all invariants, with these blocks in use.
     ///
     /// # Errors
-    /// [`Error::Internal`](vmmgraph::Error::Internal) names the first thing that does not.
+    /// [`Error::Internal`](vmmgraph::Error::Internal) names the first violated invariant.
     fn check(&self, used: &mut dyn Iterator<Item = u64>) -> Result<()>;
 }

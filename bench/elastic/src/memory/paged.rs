@@ -1,6 +1,6 @@
-//! Memory through the library: a KV cache and a buffer for activations below one account, on the host driver, with a virtual clock.
-//!
-//! The library's thread is played: what it would do is done at once, and counts from when that thread would be done with it.
+//! Memory through the library: a KV cache and a buffer for activations in one account, on the host
+//! driver, with a virtual clock. The background thread is simulated: its work takes effect when the
+//! thread would finish.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,32 +18,33 @@ use vmmgraph::{
 use super::{Hint, Memory, Moves};
 use crate::model::{Calls, Costs, Model, Ns};
 
-/// Steps within which a page that is given up and had again counts as moved twice.
+/// A page mapped again within this many steps counts as moved twice.
 const TWICE: u64 = 16;
-/// Blocks that are worth taking memory from activations that were used lately, beside what decoding takes a step.
+/// Number of blocks, besides one step of decoding, for which recently used activations are given
+/// up.
 const SOON: u64 = 32;
 
-/// Who decides.
+/// Policy of a memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Way {
-    /// So many bytes are activations', the rest is KV's, for good.
+    /// A fixed split: this many bytes for activations, the rest for KV.
     Static(u64),
-    /// Mapped when it is needed, unmapped when it is not, by the engine's own thread.
+    /// Maps on demand and unmaps after use, on the engine's thread.
     OnDemand,
     /// The library's policies.
     Policies(Settings),
 }
 
-/// What the policies are set to.
+/// Settings of the policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Free blocks that there are to be.
+    /// Watermarks of free blocks.
     pub marks: Watermarks,
-    /// Steps that a commit may take.
+    /// Steps a commit may take.
     pub lead: u64,
-    /// Steps for which there must be too much before some goes, of KV and of activations.
+    /// Steps a surplus must last before pages are given up.
     pub residence: u64,
-    /// How often a step that waits for memory is overtaken.
+    /// Limit on how often a step waiting for memory is overtaken.
     pub overtakes: u64,
 }
 
@@ -53,7 +54,6 @@ impl Default for Settings {
     }
 }
 
-/// What the library's thread is doing.
 #[derive(Clone, Debug)]
 struct Coming {
     at: Ns,
@@ -62,9 +62,9 @@ struct Coming {
 
 #[derive(Clone, Debug)]
 enum What {
-    /// Blocks that can be handed out then.
+    /// Blocks available on completion.
     Blocks(Range<u64>),
-    /// So many pages of activations from the first on.
+    /// Number of activation pages ready on completion, counted from the first.
     Activations(u64),
 }
 
@@ -78,33 +78,33 @@ pub struct Paged {
     way: Way,
     costs: Costs,
     page: u64,
-    /// Pages in all.
+    /// All pages.
     budget: u64,
-    /// Blocks that come and go together, and their pages.
+    /// Blocks committed and released together, and their pages.
     unit: u64,
     unit_pages: u64,
-    /// Used blocks of each unit.
+    /// Number of used blocks per unit.
     used: BTreeMap<u64, u64>,
     grants: Grants,
     precommit: PreCommit,
     lead: u64,
     standing: Standing,
-    /// Pages of activations: committed from the first on, of these ready, and in use by the step.
+    /// Pages of activations from the first on: committed; ready; in use by the running step.
     committed: u64,
     ready: u64,
     in_use: u64,
     coming: VecDeque<Coming>,
-    /// When the library's thread is done, and when with giving back.
+    /// Completion times of the background thread: of all work, and of releases.
     thread: Ns,
     giving: Ns,
-    /// What the engine's thread did since the last step began.
+    /// Time of calls on the engine's thread since the last step started.
     owed: Ns,
     step: u64,
     granted: u64,
-    /// What KV and activations gave up lately: step and pages.
+    /// Pages recently given up by KV and by activations: step and pages.
     gone: [VecDeque<(u64, u64)>; 2],
     moves: Moves,
-    /// Calls of the driver when everything was looked at last.
+    /// Driver calls at the last audit.
     audited: Cell<u64>,
 }
 
@@ -113,14 +113,15 @@ fn internal<T>(what: String) -> Result<T> {
 }
 
 impl Paged {
-    /// Memory of `budget` bytes on a device of that size behind `driver`; in a static split so much is committed before the clock starts.
+    /// `budget` bytes on a device of this size. A static split is committed before the clock
+    /// starts.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn new(driver: SharedDriver, model: &Model, budget: u64, layout: KvLayout, way: Way) -> Result<Self> {
         let device = Device::with_driver(driver);
         let unit_bytes = match layout {
-            // Pages that blocks divide evenly.
+            // Page size divisible by the block size.
             KvLayout::ByBlock => 8 * model.block_bytes(),
             KvLayout::ByPlane => 2 << 20,
         };
@@ -202,24 +203,22 @@ impl Paged {
         bytes.div_ceil(self.page)
     }
 
-    /// Pages of the KV cache now.
     fn kv_pages(&self) -> u64 {
         self.cache.stats().memory.committed_bytes / self.page
     }
 
-    /// Pages that neither has.
     fn free_pages(&self) -> u64 {
         self.budget.saturating_sub(self.kv_pages()).saturating_sub(self.committed)
     }
 
-    /// Pages of blocks that are to be used beside those that are, where these leave no room.
+    /// Returns the pages needed for more used blocks, beyond the free blocks on used pages.
     fn new_pages(&self, blocks: u64) -> u64 {
         let units = self.used.len() as u64;
         let in_units = units * self.unit - self.pool.in_use();
         blocks.saturating_sub(in_units).div_ceil(self.unit) * self.unit_pages
     }
 
-    /// What the calls of something cost that moves pages of KV (0) or of activations (1).
+    /// `whose`: KV (0) or activations (1).
     fn charge(&mut self, whose: usize, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<Ns> {
         let before = self.device.stats();
         let done = work(self);
@@ -258,7 +257,6 @@ impl Paged {
         Ok(cost)
     }
 
-    /// Gives activations beyond so many pages back.
     fn drop_activations(&mut self, keep: u64) -> Result<Ns> {
         let range = keep * self.page..self.committed * self.page;
         if range.is_empty() {
@@ -271,7 +269,6 @@ impl Paged {
         Ok(cost)
     }
 
-    /// Gives back so many pages of units without used blocks, as far as `keep` blocks stay free.
     fn drop_units(&mut self, pages: u64, keep: u64) -> Result<Ns> {
         let mut left = pages.div_ceil(self.unit_pages);
         let (mut cost, mut ranges) = (0, self.pool.surplus(keep));
@@ -286,7 +283,6 @@ impl Paged {
         Ok(cost)
     }
 
-    /// What the library's thread has done by now.
     fn arrived(&mut self, now: Ns) {
         while let Some(coming) = self.coming.pop_front() {
             if coming.at > now {
@@ -308,7 +304,6 @@ impl Paged {
         self.coming.iter().map(blocks).sum()
     }
 
-    /// Units to be backed so that so many blocks are available, those that are coming left out.
     fn missing(&self, blocks: u64) -> Vec<Range<u64>> {
         let mut found = Vec::new();
         let wanted = blocks + self.coming_blocks();
@@ -321,7 +316,6 @@ impl Paged {
                 }
             }
         }
-        // As many as are short beside those that come.
         let short = blocks.saturating_sub(self.pool.available() + self.coming_blocks());
         found.truncate(short.div_ceil(self.unit) as usize);
         let mut joined: Vec<Range<u64>> = Vec::new();
@@ -334,11 +328,10 @@ impl Paged {
         joined
     }
 
-    /// Makes so many blocks available and so many pages of activations ready for a step that begins at `now`; what it waits for.
     fn ensure(&mut self, now: Ns, pages: u64, blocks: u64) -> Result<Ns> {
         self.arrived(now);
         let mut at = now;
-        // What the library's thread is doing already.
+        // Wait for operations in progress.
         while let Some(next) = self.coming.iter().position(|coming| match coming.what {
             What::Blocks(_) => self.pool.available() < blocks,
             What::Activations(_) => self.ready < pages,
@@ -353,7 +346,7 @@ impl Paged {
             self.ready = self.ready.max(pages);
             return Ok(at - now);
         }
-        // What that thread gives back is not there before it has.
+        // Pages given up by the background thread are free only after its release.
         at = at.max(self.giving);
         let mut cost = 0;
         let short = needed.saturating_sub(self.free_pages());
@@ -362,7 +355,6 @@ impl Paged {
             cost += self.drop_activations(self.committed - idle)?;
             let short = needed.saturating_sub(self.free_pages());
             if short > 0 {
-                // What comes is not in use either, once it is there.
                 let last = self.coming.back().map_or(at, |coming| coming.at);
                 if self.pool.available() < blocks + short / self.unit_pages * self.unit {
                     at = at.max(last);
@@ -384,14 +376,14 @@ impl Paged {
         Ok(at - now + cost)
     }
 
-    /// With both granted: they are made ready, or neither is granted any more.
+    /// Prepares granted memory; on failure returns the grant.
     fn begin(&mut self, now: Ns, need: Need, blocks: u64) -> Option<Ns> {
         match self.ensure(now, need.activations, blocks) {
             Ok(wait) => {
                 self.in_use += need.activations;
                 Some(wait + std::mem::take(&mut self.owed))
             }
-            // The driver refused: another time.
+            // The driver refused: the engine retries later.
             Err(_) => {
                 self.grants.give(need);
                 None
@@ -399,7 +391,7 @@ impl Paged {
         }
     }
 
-    /// The engine's own calls are done between steps; those of the library's thread beside them.
+    /// Charges the cost to the background thread (policies), or to the engine between steps.
     fn aside(&mut self, now: Ns, cost: Ns) {
         match self.way {
             Way::Policies(_) => self.thread = self.thread.max(now) + cost,
@@ -427,7 +419,7 @@ impl Paged {
             }
             Ahead::Nothing => 0,
         };
-        // What the next prefill needs comes first, and what decoding will very soon; then what was used lately, then what is only likely.
+        // Priorities: the next prefill and near decoding, recently used activations, predictions.
         self.standing.used(self.step, keep);
         let stays = self.standing.wanted(self.step).max(keep).min(self.committed);
         let soon = hint.blocks.max(SOON + granted * self.lead);
@@ -461,7 +453,6 @@ impl Paged {
             self.aside(now, cost);
             self.coming.push_back(Coming { at: self.thread, what: What::Activations(pages) });
         }
-        // As much as there is room for.
         let mut room = self.free_pages() / self.unit_pages;
         missing.retain_mut(|range| {
             let units = ((range.end - range.start).div_ceil(self.unit)).min(room);
@@ -506,7 +497,7 @@ impl Memory for Paged {
         let need = Need { kv: self.new_pages(blocks), activations: 0 };
         self.grants.extend(need.kv).then_some(())?;
         let wait = self.begin(now, need, blocks)?;
-        // What a prompt needs is known while it waits; what decoding needs is what was needed lately.
+        // A waiting prompt's need is known; decoding is predicted from recent grants.
         self.granted += blocks;
         Some(wait)
     }
@@ -532,7 +523,6 @@ impl Memory for Paged {
         }
         self.grants.give(Need { kv: empty.len() as u64 * self.unit_pages, activations: 0 });
         if let Way::OnDemand = self.way {
-            // What the driver refuses it is asked again at the next call.
             if let Ok(cost) = self.drop_units(empty.len() as u64 * self.unit_pages, 0) {
                 self.aside(now, cost);
             }
@@ -551,7 +541,6 @@ impl Memory for Paged {
 
     fn ahead(&mut self, now: Ns, hint: &Hint) {
         if let Way::Policies(_) = self.way {
-            // A refusal is a miss: the step that needs it asks again.
             let _ = self.plan(now, hint);
         } else {
             self.step += 1;
@@ -594,7 +583,7 @@ impl Memory for Paged {
     }
 
     fn check(&self, used: &mut dyn Iterator<Item = u64>) -> Result<()> {
-        // One holder a page, mappings and counts: the library's own audits, which walk everything, whenever anything moved.
+        // The library's audits, only after driver calls.
         let stats = self.device.stats();
         let moved = stats.maps + stats.unmaps + stats.pages_created + stats.pages_released;
         if self.audited.replace(moved) != moved {
@@ -621,7 +610,7 @@ impl Memory for Paged {
         if nobodys != 0 || mapped != charged / self.page {
             return internal(format!("{nobodys} mappings of free pages, {mapped} of {charged} bytes"));
         }
-        // What is granted is there, once each, and no more of it than was granted.
+        // Granted memory exists once per owner.
         if self.grants.kv() + self.grants.activations() > self.budget || self.in_use > self.committed {
             return internal(format!("{:?} of {} pages", self.grants, self.budget));
         }
@@ -639,7 +628,7 @@ impl Memory for Paged {
         let (mut units, mut count) = (vec![0_u64; there.len() / self.unit as usize], 0);
         for block in used {
             count += 1;
-            // Nobody else's from now on.
+            // Take the block: a second user fails the check.
             let there = there.get_mut(block as usize).is_some_and(std::mem::take);
             if !there || !self.pool.is_used(block) {
                 return internal(format!("block {block} is used, and is not there or is another's"));
