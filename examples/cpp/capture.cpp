@@ -1,4 +1,4 @@
-// Three batch shapes over one set of pages. Runs anywhere: the host driver stands in for the GPU.
+// Three batch shapes on one set of pages. Runs on any machine: the host driver replaces the GPU.
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -20,7 +20,7 @@ int main() {
         void* output = space.allocate(4096, stream);
         space.free(hidden);
         space.free(scores);
-        sum += space.seal().peak_live_bytes;  // and ends here; output is retained
+        sum += space.seal().peak_live_bytes;  // and ends here; the output is retained
         shapes.push_back(std::move(space));
         outputs.push_back(output);
     }

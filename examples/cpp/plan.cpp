@@ -4,18 +4,18 @@
 using namespace vmmgraph::dispatch;
 
 int main() {
-    Traffic traffic;  // what the engine served: shapes, and how often each came
+    Traffic traffic;  // served shapes, and how often each occurred
     for (std::uint32_t batch = 1; batch <= 200; ++batch) {
         traffic.emplace_back(Key::of(batch, batch, uniform_decode), 10'000 / batch);
     }
-    std::vector<Key> list;  // what it captures today
+    std::vector<Key> list;  // the engine's current capture list
     for (const auto size : bucket_sizes(VMMGRAPH_SIZES_XLLM, 200)) {
         list.push_back(Key::of(size, size, uniform_decode));
     }
     PlanOptions limits;
     limits.most_graphs = static_cast<std::uint32_t>(list.size());
-    limits.eager_step = 1000;                      // rows of padding that one eager step is worth
-    const auto plan = make_plan(traffic, limits);  // the buckets that pad least
+    limits.eager_step = 1000;                      // rows of padding an eager step is worth
+    const auto plan = make_plan(traffic, limits);  // the buckets with the least padding
     for (const auto& bucket : plan.buckets) {
         std::printf("%u sequences: runs %llu steps, saves %llu rows of padding\n", bucket.key[Axis::batch],
                     static_cast<unsigned long long>(bucket.steps), static_cast<unsigned long long>(bucket.saves));

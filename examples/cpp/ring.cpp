@@ -8,12 +8,12 @@ int main() {
     const std::vector<vmmgraph::RingUnit> layers(12, {layer_bytes});
     vmmgraph::RingDemand demand;
     demand.units = layers;
-    demand.link_gib_per_second = 50;  // as measured on the machine at hand
+    demand.link_gib_per_second = 50;  // measured on this machine
     demand.compute_seconds = 1e-3;    // of a step with everything resident
     std::printf("%s", vmmgraph::ring_ceiling_text(demand).c_str());
 
     vmmgraph::DeviceOptions options;
-    options.driver = vmmgraph::DriverChoice::host;  // addresses are ordinary pointers, and work is done when its call returns
+    options.driver = vmmgraph::DriverChoice::host;  // host addresses; each call completes its work
     const vmmgraph::Device device = vmmgraph::Device::open(options);
     void* const stream = nullptr;
 
@@ -29,9 +29,9 @@ int main() {
     unsigned sum = 0;
     for (int step = 0; step < 2; ++step) {
         for (std::size_t layer = 0; layer < layers.size(); ++layer) {
-            const vmmgraph::UnitScope unit(ring, layer, stream);        // behind its copy; the next layers are copied meanwhile
-            sum += *static_cast<const unsigned char*>(unit.address());  // with CUDA: kernels on the stream
-        }  // its slot is another layer's, behind those
+            const vmmgraph::UnitScope unit(ring, layer, stream);        // after its copy
+            sum += *static_cast<const unsigned char*>(unit.address());  // with CUDA: kernels
+        }  // a later layer uses the slot after these kernels
     }
     const auto stats = ring.stats();
     std::printf("sum %u, %llu copies, %llu MiB on the device instead of %llu\n", sum, static_cast<unsigned long long>(stats.copies),

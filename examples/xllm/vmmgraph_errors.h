@@ -8,7 +8,7 @@
 
 namespace xllm {
 
-// Log lines of VmmGraph go to glog.
+// Sends VmmGraph's log lines to glog.
 inline void log_vmmgraph_by_glog() {
   vmmgraph::set_log_sink([](vmmgraph::LogLevel level, std::string_view text) {
     if (level == vmmgraph::LogLevel::error) {
@@ -21,7 +21,7 @@ inline void log_vmmgraph_by_glog() {
   });
 }
 
-// What throws ends the process, as a capture that fails does in xLLM.
+// Terminates the process on an exception, as xLLM does for a failed capture.
 template <class F>
 auto or_fatal(F&& body) {
   try {

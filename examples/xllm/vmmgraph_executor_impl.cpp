@@ -22,13 +22,13 @@ namespace {
 
 using namespace vmmgraph::engine;
 
-// Bit of a bucket's and a step's variant: the embeddings come from elsewhere.
+// Bit of a variant: the step has given embeddings.
 constexpr uint32_t kWithEmbedding = 2;
 constexpr const char* kLinearStateIndices = "linear_state_indices";
 
-// One arena for all executors of a device. A target model and its draft model
-// never run at the same time, so their graphs share pages too; VmmGraph orders
-// the replays of an arena on whatever streams they come.
+// Returns the arena of a device, shared by all executors. A target model and
+// its draft model never run at the same time, so their graphs share pages.
+// VmmGraph orders the replays of an arena on all streams.
 std::shared_ptr<vmmgraph::SharedVmmAllocator> arena_of(
     const torch::Device& device) {
   if (!device.is_cuda()) {
@@ -92,7 +92,7 @@ VmmGraphExecutorImpl::VmmGraphExecutorImpl(CausalLM* model,
     add(graph.full, size, size, uniform_decode);
     max_seqs = std::max(max_seqs, size);
   }
-  // Chunked and mixed steps are neither decodes nor prefills: eager, always.
+  // Chunked and mixed steps are neither decodes nor prefills: always eager.
   const auto mode_of = [&](Phase phase) -> auto& {
     return graph.modes[static_cast<size_t>(phase)];
   };
@@ -128,7 +128,7 @@ VmmGraphExecutorImpl::VmmGraphExecutorImpl(CausalLM* model,
   const auto per_sequence = Extent::along(Axis::batch);
   const auto cumulative = Extent::along(Axis::batch, 1, 1);
   const auto dtype = util::parse_dtype(args_.dtype(), device_);
-  // Values may lie on the device or on the host.
+  // Values may be on the device or on the host.
   std::vector<Input> inputs{
       Input::host(names::tokens, torch::kInt, {per_token}),
       Input::host(names::positions, torch::kInt, {per_token}),
@@ -138,7 +138,7 @@ VmmGraphExecutorImpl::VmmGraphExecutorImpl(CausalLM* model,
       Input::host(names::block_tables,
                   torch::kInt,
                   {per_sequence, Extent::fixed(block_table_len)}),
-      // Cumulative on CUDA: a sequence that is not there has no tokens.
+      // Cumulative on CUDA: a padded sequence has no tokens.
       Input::host(
           names::q_seq_lens, torch::kInt, {cumulative}, Pad::repeat_last()),
       Input::host(
@@ -154,13 +154,13 @@ VmmGraphExecutorImpl::VmmGraphExecutorImpl(CausalLM* model,
                   torch::kInt,
                   {per_sequence},
                   Pad::value(1)),
-      // Row 0 is kPaddingLinearStateId, which is no sequence's.
+      // Row 0 is kPaddingLinearStateId, used by no sequence.
       Input::host(kLinearStateIndices, torch::kInt, {per_sequence}),
       Input::host(names::embeddings,
                   dtype,
                   {per_token,
                    Extent::fixed(static_cast<uint32_t>(args_.hidden_size()))}),
-      // As the first step makes them.
+      // Shaped by the first step.
       Input::output(names::hidden_states),
       Input::output(names::aux_hidden_states)};
   decode_qo_indptr_ =
@@ -185,13 +185,13 @@ Step VmmGraphExecutorImpl::step_of(const torch::Tensor& tokens,
   const auto& ranks = params.parallel;
   const auto& embedding = params.embedding.input_embedding;
   const bool several_ranks = ranks.dp_global_token_nums.size() > 1;
-  // A data parallel rank without requests has one fake token, no sequence.
+  // A data-parallel rank without requests has one fake token and no sequence.
   const bool is_dummy =
       params.meta.num_sequences == 0 || params.meta.q_max_seq_len == 0;
   bool decode = type.is_decode();
   int64_t n_tokens = tokens.size(0);
   if (several_ranks) {
-    // All ranks run the graph of the largest, and decode only if all do.
+    // All ranks run the graph of the largest rank, and decode only if all do.
     decode = std::all_of(ranks.dp_is_decode.begin(),
                          ranks.dp_is_decode.end(),
                          [](int32_t does) { return does != 0; });
@@ -201,7 +201,7 @@ Step VmmGraphExecutorImpl::step_of(const torch::Tensor& tokens,
                                             ranks.dp_global_token_nums.end()));
   }
   Step step;
-  // The attention between the pieces of a prefill reads these.
+  // Parameters of the attention between the pieces of a prefill.
   step.params = &replay_params_;
   step.capturable =
       !is_rec_multi_round_mode() && !params.has_llmrec_params() &&
@@ -217,7 +217,7 @@ Step VmmGraphExecutorImpl::step_of(const torch::Tensor& tokens,
   } else if (type.is_prefill() && !several_ranks) {
     step.phase = Phase::prefill;
     step.key = Key::of(n_tokens, params.meta.num_sequences, variant);
-    // Kernels of linear attention, in the pieces, go by the step's lengths.
+    // Linear attention in the pieces depends on the step's lengths.
     step.capturable = step.capturable && !is_dummy && !has_linear_state_;
   } else {
     step.phase = Phase::mixed;
@@ -241,9 +241,9 @@ std::vector<NamedValue> VmmGraphExecutorImpl::values_of(
     add(names::positions, positions.to(torch::kInt));
   }
   if (params.meta.num_sequences == 0 || params.meta.q_max_seq_len == 0) {
-    return values;  // all else is padding: no slot is written
+    return values;  // everything else is padding: no slot is written
   }
-  // In the order of the declaration they are found fastest.
+  // Look-up is fastest in the order of declaration.
   add(names::new_cache_slots, device.new_cache_slots);
   if (!params.meta.batch_forward_type.is_prefill() || args_.enable_mla()) {
     add(names::block_tables, device.block_tables);
@@ -331,7 +331,7 @@ void VmmGraphExecutorImpl::plan(const Step& step) {
     const int64_t batch = inputs_->bucket()[Axis::batch];
     metadata.is_prefill = metadata.is_chunked_prefill = false;
     metadata.is_causal = false;
-    // What a kernel takes from here is fixed in the graph.
+    // These values are fixed in the graph.
     metadata.max_query_len = 1;
     metadata.max_seq_len = args_.max_position_embeddings();
     metadata.q_cu_seq_lens = decode_qo_indptr_.slice(0, 0, batch + 1);
@@ -359,7 +359,7 @@ void VmmGraphExecutorImpl::plan(const Step& step) {
         ::xllm::kernel::cuda::should_use_tensor_core(
             dtype, n_heads, n_kv_heads));
   } else {
-    // As many sequences as the step has: the plan's workspace goes by them.
+    // The step's number of sequences, which determines the plan's workspace.
     metadata.q_cu_seq_lens = inputs_->actual(names::q_seq_lens);
     metadata.kv_cu_seq_lens = inputs_->actual(names::kv_seq_lens);
     metadata.kv_seq_lens = torch::diff(metadata.kv_cu_seq_lens);
@@ -390,7 +390,7 @@ void VmmGraphExecutorImpl::plan(const Step& step) {
 void VmmGraphExecutorImpl::body(Recorder& recorder) {
   const bool decode = recorder.mode() == Mode::full;
   if (decode && !recorder.recording()) {
-    return;  // a decode is run once: it moves recurrent states on
+    return;  // a decode runs once: it updates recurrent states
   }
   ModelInputParams params = *params_;
   params.attn_metadata = metadata_;
@@ -408,7 +408,7 @@ void VmmGraphExecutorImpl::body(Recorder& recorder) {
               static_cast<int32_t>(recorder.bucket()[Axis::tokens]));
   }
   if (decode) {
-    // Recorded, so that every replay computes it again.
+    // Recorded, so every replay recomputes the lengths.
     metadata_->kv_seq_lens = torch::diff(metadata_->kv_cu_seq_lens);
   }
   const ModelOutput output = model_->forward(

@@ -15,8 +15,8 @@
 
 namespace xllm::runtime::cuda {
 
-// Runs decodes by full graphs and, where enable_prefill_piecewise_graph is set,
-// prefills by piecewise graphs. Every other step runs eagerly.
+// Runs decodes with full graphs and, if enable_prefill_piecewise_graph is set,
+// prefills with piecewise graphs. All other steps run eagerly.
 class VmmGraphExecutorImpl : public ExecutorImpl {
  public:
   VmmGraphExecutorImpl(CausalLM* model,
@@ -43,10 +43,10 @@ class VmmGraphExecutorImpl : public ExecutorImpl {
       const torch::Tensor& tokens,
       const torch::Tensor& positions,
       const ModelInputParams& params) const;
-  // Attention metadata and plan of a step, from its padded inputs. Called
-  // before every capture and replay, never inside a capture.
+  // Computes attention metadata and plan of a step from its padded inputs.
+  // Called before every capture and replay, never inside a capture.
   void plan(const vmmgraph::engine::Step& step);
-  // The model on the inputs' buffers: what a graph records.
+  // Runs the model on the inputs' buffers: the body recorded by a graph.
   void body(vmmgraph::engine::Recorder& recorder);
 
   CausalLM* model_;
@@ -54,10 +54,10 @@ class VmmGraphExecutorImpl : public ExecutorImpl {
   torch::Device device_;
   runtime::Options options_;
   bool has_linear_state_ = false;
-  // [0, 1, 2, ...]: a decode has one query token for each sequence.
+  // [0, 1, 2, ...]: a decode has one query token per sequence.
   torch::Tensor decode_qo_indptr_;
 
-  // The step that runs.
+  // The running step.
   const ModelInputParams* params_ = nullptr;
   std::vector<KVCache>* kv_caches_ = nullptr;
   std::shared_ptr<layer::AttentionMetadata> metadata_;
