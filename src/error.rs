@@ -1,7 +1,7 @@
-//! Everything that can go wrong, with the numbers that explain it.
+//! All errors of the library, as values with the numbers to explain them.
 //!
-//! Every failure is one of these values, up to the very edge: the library never aborts, exits or lets a panic cross into C. A
-//! failed call has changed nothing that its documentation does not name.
+//! No error aborts or exits, and no panic crosses into C. A failed call has no effect, unless
+//! documented.
 
 use std::borrow::Cow;
 
@@ -14,14 +14,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A size that is zero or beyond what any device can address.
+    /// A size of zero or beyond the address space.
     #[error("{what} of {bytes} bytes: must be between 1 and {limit}")]
     InvalidSize {
-        /// What was to be sized.
+        /// Object of the size.
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// Most bytes allowed.
+        /// Maximum bytes.
         limit: u64,
     },
     /// A page size the device cannot map.
@@ -29,178 +29,182 @@ pub enum Error {
         "{what} of {bytes} bytes does not fit the device's granularity of {granularity} bytes and the other page sizes"
     )]
     InvalidPageSize {
-        /// Which of the sizes.
+        /// Name of the page size.
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// The device's mapping granularity in bytes.
+        /// Mapping granularity of the device, in bytes.
         granularity: u64,
     },
     /// An argument outside its domain.
     #[error("{what} is {value}: {expected}")]
     InvalidArgument {
-        /// The argument.
+        /// Name of the argument.
         what: &'static str,
-        /// What it was; wide enough for every integer of C.
+        /// Its value; holds every integer of C.
         value: i128,
-        /// What it may be.
+        /// Valid values.
         expected: &'static str,
     },
-    /// A graph input that cannot be declared so, is not what was declared, or does not fit its bucket.
+    /// A graph input with an invalid declaration, or not matching its declaration or bucket.
     #[error("input {input}: {problem}")]
     InputMismatch {
-        /// The input's name.
+        /// Name of the input.
         input: String,
-        /// What is wrong, with what was found and what may be.
+        /// Problem, with actual and valid values.
         problem: String,
     },
-    /// A page map that cannot be read.
+    /// An unreadable page map.
     #[error("not a page map: {problem}")]
     InvalidMap {
-        /// What is wrong, with what was found and what may be.
+        /// Problem, with actual and valid values.
         problem: String,
     },
-    /// A device number the driver does not have.
+    /// A device number unknown to the driver.
     #[error("device {ordinal}: the {driver} driver has {count} device(s)")]
     InvalidDevice {
-        /// The driver asked.
+        /// Name of the driver.
         driver: &'static str,
-        /// The number asked for.
+        /// Requested number.
         ordinal: i32,
-        /// How many devices there are.
+        /// Number of devices.
         count: i32,
     },
-    /// No platform has that name.
+    /// An unknown platform name.
     #[error(
         "no platform is called {name:?}: see VMMGRAPH_DRIVER and the platforms that this library was built with"
     )]
     UnknownPlatform {
-        /// The name given.
+        /// Requested name.
         name: String,
     },
-    /// The device is open in this process with other settings.
+    /// The device is open in this process with different settings.
     #[error("{driver} device {ordinal} is already open in this process with other settings")]
     DeviceInUse {
-        /// The driver.
+        /// Name of the driver.
         driver: &'static str,
-        /// The device's number.
+        /// Number of the device.
         ordinal: i32,
     },
-    /// An address that is not the start of a live block of this space.
+    /// An address which is not the start of a live block of this space.
     #[error("{address:?} is not the start of a live block of this space")]
     ForeignPointer {
-        /// The address given.
+        /// The address.
         address: Address,
     },
-    /// A block that was freed before.
+    /// A block freed before.
     #[error("the block at {address:?} was already freed")]
     DoubleFree {
-        /// The address given.
+        /// The address.
         address: Address,
     },
-    /// The object is not in the state that the call needs.
+    /// The object is in the wrong state for the call.
     #[error("{sentence}")]
     WrongState {
-        /// A sentence: *cannot do something: reason; remedy*.
+        /// Sentence: *cannot do something: reason; remedy*.
         sentence: Cow<'static, str>,
     },
-    /// The device has no memory left for a page.
+    /// The device has no memory for a page.
     #[error(
         "out of memory on device {device}: {requested} bytes requested{}, {free} of {total} bytes free",
         wanted_by(space)
     )]
     OutOfMemory {
-        /// Bytes that were missing: of the page that could not be created, and of those that were to follow it.
+        /// Missing bytes: the page, and all pages planned after it.
         requested: u64,
-        /// Bytes the driver calls free.
+        /// Free bytes reported by the driver.
         free: u64,
         /// Bytes of the device.
         total: u64,
-        /// The device's number.
+        /// Number of the device.
         device: i32,
-        /// The label of the space that asked, if it has one.
+        /// Label of the requesting space, if set.
         space: Option<String>,
     },
-    /// A limit of the caller's own is reached: that of the device's page pool, or of an account in it, such as an arena's.
+    /// A configured limit is reached: of the device's page pool or of an account, such as an
+    /// arena's.
     #[error(
         "over the budget of {}device {device}: {requested} bytes requested{}, {held} of {budget} bytes held",
         account.as_ref().map_or(String::new(), |account| format!("{account} on ")),
         wanted_by(space)
     )]
     OverBudget {
-        /// Bytes that were missing: of the page that was not to be had, and of those that were to follow it.
+        /// Missing bytes: the page, and all pages planned after it.
         requested: u64,
-        /// Bytes that count toward the limit.
+        /// Bytes charged to the limit.
         held: u64,
-        /// The limit.
+        /// The limit in bytes.
         budget: u64,
-        /// The device's number.
+        /// Number of the device.
         device: i32,
-        /// The label of the account whose limit it is ("arena 3"); `None`: the device's.
+        /// Label of the account with the limit ("arena 3"). `None`: the device.
         account: Option<String>,
-        /// The key of the lowest account that was short: what counts toward that makes room in all that were. `None`: the device's; 0: a limit that is no
-        /// account's.
+        /// Key of the lowest account over its limit: memory freed in this account counts for all
+        /// limits exceeded. `None`: the device. 0: a limit outside accounts.
         lowest: Option<u64>,
-        /// The label of the space that asked, if it has one.
+        /// Label of the requesting space, if set.
         space: Option<String>,
     },
-    /// No address range of that length is left.
+    /// No address range of this length is free.
     #[error("out of address space on device {device}: {requested} bytes requested")]
     OutOfAddresses {
         /// Bytes of the range.
         requested: u64,
-        /// The device's number.
+        /// Number of the device.
         device: i32,
     },
-    /// The process has no file descriptor left for a page of the host driver.
+    /// The process has no file descriptor for a page of the host driver.
     #[error(
         "out of file descriptors for a page of {requested} bytes on device {device}: the process may have {limit}, and the host \
          driver keeps one for each page"
     )]
     OutOfDescriptors {
-        /// Bytes of the page that could not be created.
+        /// Bytes of the page.
         requested: u64,
-        /// Most descriptors the process may have (`ulimit -n`); 2^64 - 1: only the machine has a limit.
+        /// Maximum descriptors of the process (`ulimit -n`). 2^64 - 1: limited by the machine only.
         limit: u64,
-        /// The device's number.
+        /// Number of the device.
         device: i32,
     },
-    /// No host memory is left for the contents of pages: the pool's limit is reached, or the machine has no more.
+    /// No host memory for contents of pages: limit of the host pool, or of the machine.
     #[error(
         "out of host memory: {requested} bytes requested, {held} held{}{}",
         if *limit == 0 { String::new() } else { format!(", of at most {limit}") },
         available.map_or(String::new(), |bytes| format!(", {bytes} available on this machine; request less or free memory"))
     )]
     OutOfHostMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
-        /// Bytes that the host pool holds.
+        /// Bytes in the host pool.
         held: u64,
-        /// The most it may hold; 0: only the machine has a limit.
+        /// Limit of the pool in bytes. 0: limited by the machine only.
         limit: u64,
-        /// Bytes that the machine has available, if it has fewer than the request.
+        /// Bytes available on the machine, if fewer than requested.
         available: Option<u64>,
     },
-    /// Host memory is there and could not be registered with the device (pinned), and whoever asked takes no other: copies of it would not run
-    /// beside the caller.
+    /// Host memory could not be registered with the device (pinned), and the caller requires
+    /// registration for asynchronous copies.
     #[error(
         "host memory of {requested} bytes could not be registered with the device: {registered} of {held} bytes that the host pool holds are"
     )]
     HostNotRegistered {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
-        /// Bytes that the host pool holds.
+        /// Bytes in the host pool.
         held: u64,
-        /// Those of them that are registered.
+        /// Registered part of `held`.
         registered: u64,
     },
-    /// Pages that are needed are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)): recall them first.
+    /// Needed pages are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)):
+    /// recall them first.
     #[error("pages that are needed are on lease to somebody: leases {leases:?}")]
     Lent {
-        /// The numbers of the leases.
+        /// Numbers of the leases.
         leases: Vec<u64>,
     },
-    /// Ranks that compare their replays ([`SharedVmmAllocator::compare_order`](crate::SharedVmmAllocator::compare_order)) had different ones. All ranks find the same.
+    /// Ranks replayed different graphs
+    /// ([`SharedVmmAllocator::compare_order`](crate::SharedVmmAllocator::compare_order)). All ranks
+    /// report the same difference.
     #[error(
         "ranks differ first in replay {replay}{}: rank {rank} {}, rank {other} {}; {ranks} rank(s) are otherwise than most{}",
         if *exact { "" } else { " or before" },
@@ -209,45 +213,47 @@ pub enum Error {
         if *launched { ", and nothing more is launched" } else { "" }
     )]
     RanksDiffer {
-        /// The number of the first replay that is not the same on all ranks, from 1 (or from the last restart of the check).
+        /// Number of the first different replay, from 1 or from the last restart of the check.
         replay: u64,
-        /// Whether it is that one; else it is that one or one before, which are forgotten.
+        /// False: the difference may also be in an earlier replay, no longer recorded.
         exact: bool,
-        /// The lowest rank that is otherwise than most.
+        /// Lowest rank of the minority.
         rank: u32,
-        /// The key of its replay; `None`: it has none, or it is forgotten.
+        /// Key of its replay. `None`: none, or no longer recorded.
         had: Option<u64>,
-        /// The lowest rank of most; of groups of one size, the one of the lowest rank is most.
+        /// Lowest rank of the majority. Between groups of equal size, the group with the lowest
+        /// rank is the majority.
         other: u32,
-        /// The key of its replay; `None`: it has none, or it is forgotten.
+        /// Key of its replay. `None`: none, or no longer recorded.
         other_had: Option<u64>,
-        /// Ranks that are otherwise than most.
+        /// Number of ranks outside the majority.
         ranks: u32,
-        /// Whether some rank has launched it: then this arena launches nothing more. Else the ranks may decide anew.
+        /// True: a rank launched the replay, so this arena launches nothing more. False: the ranks
+        /// may decide again.
         launched: bool,
     },
-    /// Other processes have pages that the call would give back, move or exchange ([`Device::export_page`](crate::Device::export_page)): they
-    /// close them first.
+    /// Other processes use pages that the call would release, move or replace
+    /// ([`Device::export_page`](crate::Device::export_page)). Close the pages there first.
     #[error("other processes have pages that are to stay what they are: pages {pages:?}")]
     Exported {
-        /// The numbers of the pages, or of the first that was met.
+        /// Numbers of the pages, or of the first page found.
         pages: Vec<u64>,
     },
-    /// The stream is being captured (or, for a default stream, using it would break a capture), so nothing can be launched on it or
-    /// ordered behind its work.
+    /// The stream is under capture, or is a default stream whose use would break a capture. No
+    /// launch and no wait is possible on this stream.
     #[error(
         "stream {stream:#x} is being captured: call mark() before the capture begins, or replay after it ends"
     )]
     StreamCapturing {
-        /// The stream's handle.
+        /// Handle of the stream.
         stream: u64,
     },
-    /// On this platform nobody may wait for the device while something of it is being captured: that would break the capture.
+    /// The platform forbids waits for the device during a capture.
     #[error(
         "device {device}: waiting would break a capture that is under way there; try again when its space is sealed"
     )]
     DeviceCapturing {
-        /// The device's number.
+        /// Number of the device.
         device: i32,
     },
     /// The driver's library cannot be loaded.
@@ -255,7 +261,7 @@ pub enum Error {
     DriverMissing {
         /// The platform.
         driver: &'static str,
-        /// The names that were tried, and who named them.
+        /// Library names tried, and their origin.
         tried: String,
     },
     /// The driver's library lacks a function.
@@ -266,33 +272,33 @@ pub enum Error {
         /// The missing function.
         name: &'static str,
     },
-    /// The driver is there, and is not one that this library works with.
+    /// The driver is present but unsupported.
     #[error("the {driver} driver cannot be used: {problem}")]
     UnfitDriver {
         /// The platform.
         driver: &'static str,
-        /// What is wrong, with the version found.
+        /// Problem, with the version found.
         problem: String,
     },
-    /// The device cannot do what the library is built on.
+    /// The device has no virtual memory management.
     #[error("device {device} has no virtual memory management")]
     Unsupported {
-        /// The device's number.
+        /// Number of the device.
         device: i32,
     },
-    /// What the device cannot do, or is not known to bear, a call would need
+    /// The call needs a feature the device does not offer or is not known to support
     /// ([`Capabilities`](crate::driver::Capabilities)).
     #[error("{platform} device {device} does not offer it: {what}")]
     NotOffered {
         /// The platform.
         platform: &'static str,
-        /// The device's number.
+        /// Number of the device.
         device: i32,
-        /// What, and what to do.
+        /// Missing feature and remedy.
         what: String,
     },
-    /// The device failed the self-test at its first opening: what is written through one address of a page does not show at another,
-    /// or a new mapping is not the page's.
+    /// The device failed the self-test at its first opening. A write through one address of a page
+    /// is not visible at another, or a new mapping has a different page.
     #[error(
         "{platform} device {device} (driver {}) cannot be used: {found}; VMMGRAPH_SELF_TEST=0 leaves the test out",
         if version.is_empty() { "of unknown version" } else { version }
@@ -300,21 +306,21 @@ pub enum Error {
     Incoherent {
         /// The platform.
         platform: &'static str,
-        /// The device's number.
+        /// Number of the device.
         device: i32,
-        /// The driver's version, as it says.
+        /// Version reported by the driver.
         version: String,
-        /// What was tried, and what was found.
+        /// Failed step and result.
         found: String,
     },
     /// The driver refused a call.
     #[error("{call} failed with {code} ({name})")]
     Driver {
-        /// The driver function.
+        /// Driver function.
         call: &'static str,
-        /// Its result.
+        /// Result code.
         code: i32,
-        /// The driver's name for that result.
+        /// The driver's name of the result.
         name: String,
     },
     /// An earlier internal failure closed the object.
@@ -326,12 +332,11 @@ pub enum Error {
     /// A bug in this library.
     #[error("internal error: {what}")]
     Internal {
-        /// What went wrong.
+        /// Description.
         what: String,
     },
 }
 
-/// What a rank had, as a message says it.
 fn had_key(exact: bool, key: Option<u64>) -> String {
     match key {
         Some(key) => format!("had {key:#018x}"),
@@ -340,19 +345,19 @@ fn had_key(exact: bool, key: Option<u64>) -> String {
     }
 }
 
-/// The label of a space, as a message names it.
 fn wanted_by(space: &Option<String>) -> String {
     space.as_ref().map_or(String::new(), |label| format!(" by {label:?}"))
 }
 
 impl Error {
-    /// [`WrongState`](Self::WrongState) with its sentence: *cannot do something: reason; remedy*.
+    /// Creates [`WrongState`](Self::WrongState) with a sentence: *cannot do something: reason;
+    /// remedy*.
     #[must_use]
     pub fn wrong_state(sentence: impl Into<Cow<'static, str>>) -> Self {
         Self::WrongState { sentence: sentence.into() }
     }
 
-    /// Says for which space memory was short.
+    /// Adds the label of the requesting space.
     pub(crate) fn of_space(mut self, label: Option<&str>) -> Self {
         if let Self::OutOfMemory { space, .. } | Self::OverBudget { space, .. } = &mut self {
             *space = label.map(str::to_owned);
@@ -360,7 +365,7 @@ impl Error {
         self
     }
 
-    /// Says that memory was short for so many bytes at least.
+    /// Raises the missing bytes to at least `bytes`.
     pub(crate) fn of_at_least(mut self, bytes: u64) -> Self {
         if let Self::OutOfMemory { requested, .. } | Self::OverBudget { requested, .. } = &mut self {
             *requested = bytes.max(*requested);
@@ -368,7 +373,7 @@ impl Error {
         self
     }
 
-    /// The key of the lowest account that was short, if one below the device's was.
+    /// Returns the key of the lowest account over its limit, below the device.
     pub(crate) fn lowest(&self) -> Option<u64> {
         match self {
             Self::OverBudget { lowest, .. } => *lowest,
@@ -376,12 +381,13 @@ impl Error {
         }
     }
 
-    /// Whether more memory, a larger budget or a `trim` elsewhere would let the same call succeed.
+    /// Returns true if more memory, a larger budget or a `trim` elsewhere could make the call
+    /// succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors { .. })
     }
-    /// The bytes that were missing, for [`is_out_of_memory`](Self::is_out_of_memory); else 0.
+    /// Returns the missing bytes of an [`is_out_of_memory`](Self::is_out_of_memory) error; else 0.
     pub(crate) fn requested_bytes(&self) -> u64 {
         match self {
             Self::OutOfMemory { requested, .. }

@@ -1,7 +1,9 @@
-//! A device's capture gate: captures alone, replays together, for engines that want no replay while they capture.
+//! Capture gate of a device: excludes replays during captures, for engines with this need.
 //!
-//! Nothing in this crate needs it: captures and replays of different streams go well beside each other. It is for what an engine's
-//! own code cannot stand, such as a library that synchronises the device in a capture or allocates in a replay.
+//! Nothing in this crate needs the gate: captures and replays on different streams can run
+//! concurrently. The gate serves engines with code which synchronizes the device in a capture or
+//! allocates in a replay. The monitor of [`CaptureGate`] guards its state; no call waits for the
+//! device.
 
 use std::collections::HashMap;
 
@@ -10,15 +12,15 @@ use crate::sync::{Monitor, thread_token};
 
 #[derive(Debug, Default)]
 struct State {
-    /// The thread that captures.
+    /// Thread inside a capture.
     capturing: Option<u64>,
-    /// Captures that wait; replays let them go first, so that a busy engine captures at all.
+    /// Waiting captures. New replays wait for these, so that captures are not starved.
     waiting: usize,
-    /// Threads that replay, and how many times each has entered.
+    /// Threads inside replays, with their nesting depth.
     replaying: HashMap<u64, usize>,
 }
 
-/// Keeps captures and replays of a device apart, for whoever asks it to.
+/// Excludes replays during captures of a device. Optional.
 #[derive(Debug, Default)]
 pub struct CaptureGate {
     state: Monitor<State>,
@@ -32,10 +34,11 @@ const ENTERED: &str =
     "cannot enter the capture gate: this thread captures or replays already; leave it first";
 
 impl CaptureGate {
-    /// Waits until nobody captures or replays, and keeps everybody else out until [`end_capture`](Self::end_capture) on this thread.
+    /// Waits until no capture or replay is inside, then excludes all others until
+    /// [`end_capture`](Self::end_capture) on this thread.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if this thread is in the gate already, since it would wait for itself.
+    /// [`Error::WrongState`] if this thread is already inside, because it would wait for itself.
     pub fn begin_capture(&self) -> Result<()> {
         let me = thread_token();
         let mut queued = false;
@@ -57,7 +60,7 @@ impl CaptureGate {
         })
     }
 
-    /// Lets the others in again.
+    /// Ends the capture.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless this thread captures.
@@ -73,8 +76,8 @@ impl CaptureGate {
         })
     }
 
-    /// Waits until nobody captures or waits to, and keeps captures out until [`end_replay`](Self::end_replay) on this thread. May be
-    /// nested.
+    /// Waits until no capture is inside or waiting, then excludes captures until
+    /// [`end_replay`](Self::end_replay) on this thread. May be nested.
     ///
     /// # Errors
     /// [`Error::WrongState`] if this thread captures.
@@ -93,7 +96,7 @@ impl CaptureGate {
         })
     }
 
-    /// Ends what this thread's last [`begin_replay`](Self::begin_replay) began.
+    /// Ends the last [`begin_replay`](Self::begin_replay) of this thread.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless this thread replays.

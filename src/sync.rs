@@ -1,4 +1,5 @@
-//! The only place that names the lock library, so that shuttle can take its place.
+//! Locks and threads. Only this module names the lock library, so that shuttle can replace the
+//! library.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
@@ -9,10 +10,10 @@ mod section;
 
 pub(crate) use section::ExclusiveSection;
 
-/// A lock of the whole process, which shuttle's executions share: nothing that shuttle interleaves may be done under it.
+/// Lock shared by all shuttle executions of the process. No interleaved operation may run under
+/// this lock.
 pub(crate) use parking_lot::Mutex as ProcessMutex;
 
-/// Atomics that shuttle interleaves.
 pub(crate) mod atomic {
     #[cfg(feature = "shuttle")]
     pub(crate) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ pub(crate) mod atomic {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 }
 
-/// A value and the means to wait until it is as one wants it.
+/// A mutex and a condition variable: a value to wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
     #[cfg(not(feature = "shuttle"))]
@@ -34,7 +35,8 @@ pub(crate) struct Monitor<T> {
 }
 
 impl<T> Monitor<T> {
-    /// Blocks until `ready` returns something; calls it again after every [`change`](Self::change).
+    /// Blocks until `ready` returns `Some`. Calls `ready` again after every
+    /// [`change`](Self::change).
     #[cfg(not(feature = "shuttle"))]
     pub(crate) fn wait_for<R>(&self, mut ready: impl FnMut(&mut T) -> Option<R>) -> R {
         let mut value = self.value.lock();
@@ -46,7 +48,7 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// As above, with shuttle's locks, which know poison.
+    /// As above, with shuttle's locks, which can be poisoned.
     #[cfg(feature = "shuttle")]
     pub(crate) fn wait_for<R>(&self, mut ready: impl FnMut(&mut T) -> Option<R>) -> R {
         use std::sync::PoisonError;
@@ -59,7 +61,7 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// Changes the value and wakes who waits.
+    /// Changes the value and wakes all waiting threads.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut change = Some(change);
         let result = self.wait_for(|value| change.take().map(|change| change(value)));
@@ -68,7 +70,6 @@ impl<T> Monitor<T> {
     }
 }
 
-/// Lets another thread go on.
 pub(crate) fn yield_now() {
     #[cfg(not(feature = "shuttle"))]
     std::thread::yield_now();
@@ -76,12 +77,12 @@ pub(crate) fn yield_now() {
     shuttle::thread::yield_now();
 }
 
-/// Threads that have a token and have not ended.
+/// Running threads with a token.
 #[cfg(not(feature = "shuttle"))]
 static LIVE: ProcessMutex<std::collections::BTreeSet<u64>> =
     ProcessMutex::new(std::collections::BTreeSet::new());
 
-/// A number of the calling thread; never 0, and never given to another thread, also after this one has ended.
+/// Returns the token of the calling thread: never 0, and unique forever.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn thread_token() -> u64 {
     use std::cell::Cell;
@@ -95,7 +96,7 @@ pub(crate) fn thread_token() -> u64 {
     }
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
-        // Apart from what has an end, since a thread may call while it ends.
+        // Separate from `ENDS`, because a thread may call this while it ends.
         static HERE: Cell<u64> = const { Cell::new(0) };
         static ENDS: Cell<Option<Ends>> = const { Cell::new(None) };
     }
@@ -104,7 +105,7 @@ pub(crate) fn thread_token() -> u64 {
         let token = NEXT.fetch_add(1, Ordering::Relaxed);
         here.set(token);
         LIVE.lock().insert(token);
-        // A thread that calls for the first time while it ends has ended.
+        // A thread whose first call is during its end counts as ended.
         if ENDS.try_with(|ends| ends.set(Some(Ends(token)))).is_err() {
             LIVE.lock().remove(&token);
         }
@@ -117,13 +118,13 @@ pub(crate) fn thread_token() -> u64 {
     })
 }
 
-/// Whether the thread of a token has ended, or is about to.
+/// Returns true if the thread of a token has ended or is ending.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn thread_has_ended(token: u64) -> bool {
     !LIVE.lock().contains(&token)
 }
 
-/// Shuttle's threads are not told apart when they have ended.
+/// Ends of shuttle's threads are unknown.
 #[cfg(feature = "shuttle")]
 pub(crate) fn thread_has_ended(_token: u64) -> bool {
     false
@@ -135,13 +136,13 @@ pub(crate) fn thread_token() -> u64 {
     usize::from(shuttle::current::me()) as u64 + 1
 }
 
-/// Starts a thread of the library, which nobody waits for; whether the system gave one.
+/// Starts a detached thread. Returns false if the system cannot create one.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).is_ok()
 }
 
-/// The same, on a thread that shuttle interleaves.
+/// As above, on a thread interleaved by shuttle.
 #[cfg(feature = "shuttle")]
 pub(crate) fn spawn(_name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     drop(shuttle::thread::spawn(work));

@@ -1,4 +1,4 @@
-//! Numbers with an invariant, as types.
+//! Numbers with invariants, as types.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::error::{Error, Result};
 
-/// Smallest unit of a block, in bytes. Torch rounds tensor storage to the same 512 bytes, so its sizes fit unchanged.
+/// Granule of block sizes in bytes. Torch rounds tensor storage to the same 512 bytes.
 pub const BLOCK_GRANULE: u64 = 512;
 
-/// Largest block or page anyone may ask for, in bytes: 2^46, half of a 47-bit address space.
+/// Maximum bytes of a block or page: 2^46, half of a 47-bit address space.
 pub const MAX_BYTES: u64 = 1 << 46;
 
-/// Checks a size that a caller gives: from 1 to [`MAX_BYTES`] bytes. Sums of two such sizes, and
-/// either rounded up to the other, do not overflow.
+/// Checks a caller's size: from 1 to [`MAX_BYTES`] bytes. The sum of two valid sizes, and a valid
+/// size rounded up to another, cannot overflow.
 ///
 /// # Errors
 /// [`Error::InvalidSize`].
@@ -25,7 +25,7 @@ pub fn checked_size(what: &'static str, bytes: u64) -> Result<u64> {
     }
 }
 
-/// As [`checked_size`], where 0 is a size too.
+/// As [`checked_size`], but accepts 0.
 ///
 /// # Errors
 /// [`Error::InvalidSize`].
@@ -33,24 +33,22 @@ pub fn checked_bytes(what: &'static str, bytes: u64) -> Result<u64> {
     if bytes > MAX_BYTES { Err(Error::InvalidSize { what, bytes, limit: MAX_BYTES }) } else { Ok(bytes) }
 }
 
-/// Checks the size of `count` things of `each` bytes, as [`checked_size`] does.
+/// Checks the product of `count` and `each`, as [`checked_size`].
 ///
 /// # Errors
-/// [`Error::InvalidSize`], with the highest number for a product that overflows.
+/// [`Error::InvalidSize`], with the highest number after an overflow.
 pub fn checked_product(what: &'static str, count: u64, each: u64) -> Result<u64> {
     checked_size(what, count.saturating_mul(each))
 }
 
-/// Largest small page, in bytes: 16 MiB, so that a length inside a slab fits 16 bits.
+/// Maximum small page in bytes: 16 MiB, so that a length inside a slab fits 16 bits.
 pub const MAX_SMALL_PAGE: u64 = BLOCK_GRANULE << 15;
 
-/// A hash with one more number in it: the same in every process and build, unlike the standard library's. As FxHash does, which is good
-/// enough to tell two orders of the same things apart and costs a multiplication.
+/// Adds a number to a hash, as FxHash: one multiplication, and the same in every process and build.
 pub(crate) fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// What a number of this library's own goes by in a [`ByNumber`].
 #[derive(Debug, Default)]
 pub(crate) struct NumberHasher(u64);
 
@@ -68,16 +66,16 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// A map by numbers that this library gives, which nobody can choose so that they meet: the standard library's hash guards against that, and takes a
-/// tenth of what opening a space does.
+/// Map by numbers created by this library. Callers cannot choose colliding numbers, so the standard
+/// library's slower hash is unnecessary: it takes a tenth of opening a space.
 pub(crate) type ByNumber<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
 
-/// An address on the device (on the host driver, in this process).
+/// An address on the device (on the host driver: in this process).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
 impl Address {
-    /// The address `bytes` further on. Callers stay inside one reservation, which never wraps.
+    /// Returns the address plus `bytes`. Callers stay inside one reservation, which never wraps.
     #[must_use]
     pub fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -90,11 +88,12 @@ impl fmt::Debug for Address {
     }
 }
 
-/// A stream, by the driver's own handle (`CUstream` as an integer).
+/// A stream, by the driver's handle (`CUstream` as an integer).
 ///
-/// The library hands it to the driver only. Not every handle is a stream: [`PER_THREAD`](Self::PER_THREAD) means another stream on
-/// every thread, both default streams are others while a green context is current, and the handle of a destroyed stream may come back
-/// for a new one. Safe code cannot make one up:
+/// Only the driver uses the handle. Not every handle is a fixed stream:
+/// [`PER_THREAD`](Self::PER_THREAD) depends on the calling thread, both default streams depend on a
+/// current green context, and the handle of a destroyed stream may be reused. Safe code cannot
+/// create a stream:
 ///
 /// ```compile_fail
 /// let forged = vmmgraph::Stream(5);
@@ -103,37 +102,40 @@ impl fmt::Debug for Address {
 pub struct Stream(u64);
 
 impl Stream {
-    /// The legacy default stream (`CU_STREAM_LEGACY`, and the handle 0).
+    /// Legacy default stream (`CU_STREAM_LEGACY`, and the handle 0).
     pub const LEGACY: Self = Self(0);
-    /// The default stream of the calling thread (`CU_STREAM_PER_THREAD`).
+    /// Default stream of the calling thread (`CU_STREAM_PER_THREAD`).
     pub const PER_THREAD: Self = Self(2);
 
-    /// Whether it is no stream's own handle: which stream it means depends on the calling thread and its current context.
+    /// Returns true for a default stream, which depends on the calling thread and its current
+    /// context.
     #[must_use]
     pub const fn is_default(self) -> bool {
         self.0 == Self::LEGACY.0 || self.0 == Self::PER_THREAD.0
     }
 
-    /// The stream with this handle.
+    /// Creates a stream from a handle.
     ///
     /// # Safety
-    /// On a device of CUDA the handle is that of a stream of the device, which exists whenever it is used: until what was replayed
-    /// on it last is [marked](crate::ReplayOrder::mark), and until blocks noted for it are freed; if it is being captured then, until a
-    /// [mark](crate::SharedVmmAllocator::mark) behind that capture. (On the host any number will do.)
+    /// On a CUDA device the handle is a stream of the device. The stream must exist at each use:
+    /// until the last replay on the stream is [marked](crate::ReplayOrder::mark), and until blocks
+    /// recorded for the stream are freed. If the stream is then under capture, until a
+    /// [mark](crate::SharedVmmAllocator::mark) after the capture. (The host driver accepts any
+    /// number.)
     #[must_use]
     pub const unsafe fn from_raw(handle: u64) -> Self {
-        // CU_STREAM_LEGACY is another name of the handle 0.
+        // CU_STREAM_LEGACY is a different name of handle 0.
         Self(if handle == 1 { 0 } else { handle })
     }
 
-    /// The driver's own handle.
+    /// Returns the driver's handle.
     #[must_use]
     pub const fn raw(self) -> u64 {
         self.0
     }
 }
 
-/// Bytes of a block as the library accounts for them.
+/// Bytes of a block, rounded.
 ///
 /// Invariant: a multiple of [`BLOCK_GRANULE`], at least one granule and at most [`MAX_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -148,16 +150,17 @@ impl BlockBytes {
         Ok(Self(checked_size("block", requested)?.next_multiple_of(BLOCK_GRANULE)))
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0
     }
 }
 
-/// The page sizes of an arena.
+/// Page sizes of an arena.
 ///
-/// Invariants: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`]; `large` is a multiple of `small`.
+/// Invariants: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`]; `large` is a
+/// multiple of `small`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     small: u64,
@@ -165,10 +168,10 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Checks and keeps the two sizes, in bytes.
+    /// Checks the two sizes in bytes. `granularity` is the device's.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] names the first size that breaks an invariant; `granularity` is the device's.
+    /// [`Error::InvalidPageSize`] names the first size violating an invariant.
     pub fn new(small: u64, large: u64, granularity: u64) -> Result<Self> {
         let refuse = |what, bytes| Err(Error::InvalidPageSize { what, bytes, granularity });
         if !small.is_power_of_two()
@@ -184,70 +187,70 @@ impl Geometry {
         Ok(Self { small, large })
     }
 
-    /// Bytes of a small page.
+    /// Returns the bytes of a small page.
     #[must_use]
     pub fn small(self) -> u64 {
         self.small
     }
 
-    /// Bytes of a large page.
+    /// Returns the bytes of a large page.
     #[must_use]
     pub fn large(self) -> u64 {
         self.large
     }
 }
 
-/// Devices that may use another one's pages: numbers below 64 of its platform.
+/// Set of peer devices with access to a device's pages: device numbers of its platform, below 64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peers(u64);
 
 impl Peers {
-    /// Nobody.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// Device n for every bit n.
+    /// Creates a set with device n for every bit n.
     #[must_use]
     pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// One device; nobody for a number that is none.
+    /// Creates a set of one device; empty for an invalid number.
     #[must_use]
     pub fn one(device: i32) -> Self {
         Self(u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device)).unwrap_or(0))
     }
 
-    /// These and those.
+    /// Returns the union.
     #[must_use]
     pub fn and(self, more: Self) -> Self {
         Self(self.0 | more.0)
     }
 
-    /// These but those.
+    /// Returns the difference.
     #[must_use]
     pub fn without(self, some: Self) -> Self {
         Self(self.0 & !some.0)
     }
 
-    /// Those of these that are among those.
+    /// Returns the intersection.
     #[must_use]
     pub fn among(self, those: Self) -> Self {
         Self(self.0 & those.0)
     }
 
-    /// Whether there is nobody.
+    /// Returns true for the empty set.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// A bit for each.
+    /// Returns one bit for each device.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Their numbers, in order.
+    /// Returns the device numbers in order.
     pub fn iter(self) -> impl Iterator<Item = i32> {
         (0..64).filter(move |device| self.0 >> device & 1 == 1)
     }
@@ -255,7 +258,7 @@ impl Peers {
 
 #[cfg(test)]
 impl Stream {
-    /// One of any number of streams that no driver ever sees.
+    /// Test streams, never passed to a driver.
     pub(crate) const fn numbered(number: u64) -> Self {
         Self(0x100 + number)
     }

@@ -1,40 +1,41 @@
-//! A vendor's C interface as data: the very declarations that the driver calls by, so that they can be held against the vendor's header.
+//! C interface of a vendor's library as data, for comparison with the vendor's header.
 //!
-//! The macros `c_types`, `c_structs`, `c_constants` and (in `library`) `c_functions` declare Rust types and, from the same words, what they are called in C.
-//! So a signature cannot be right in one and wrong in the other. CUDA's types are cudarc's and are not listed.
+//! The macros `c_types`, `c_structs`, `c_constants` and (in `library`) `c_functions` generate Rust
+//! declarations and C names from the same source. So the two cannot differ. CUDA's types come from
+//! cudarc and are not listed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// What a platform's driver assumes of its vendor's header.
+/// Declarations a platform's driver expects in its vendor's header.
 #[derive(Clone, Debug, Default)]
 pub struct Abi {
-    /// The platform's name.
+    /// Name of the platform.
     pub platform: &'static str,
-    /// The lines of C that make the vendor's declarations visible.
+    /// C lines which include the vendor's declarations.
     pub preamble: &'static str,
-    /// Every function that is looked up.
+    /// All functions looked up.
     pub functions: Vec<Function>,
-    /// Every structure that crosses the border.
+    /// All structures passed.
     pub structs: Vec<Layout>,
-    /// Every number that has a name in the header.
+    /// All named constants.
     pub constants: Vec<Constant>,
 }
 
 /// A function of a vendor's library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// The symbol.
+    /// Symbol.
     pub name: &'static str,
-    /// What it returns, in C.
+    /// Return type in C.
     pub result: String,
-    /// What it takes, in C.
+    /// Argument types in C.
     pub arguments: Vec<String>,
-    /// The driver can do without it, so older headers may lack it.
+    /// Not required, so older headers may lack the function.
     pub optional: bool,
 }
 
 impl Function {
-    /// The type of a pointer to it, in C.
+    /// Returns the C type of a pointer to the function.
     #[must_use]
     pub fn pointer(&self) -> String {
         let arguments = if self.arguments.is_empty() { "void".to_owned() } else { self.arguments.join(", ") };
@@ -45,26 +46,24 @@ impl Function {
 /// A structure of a vendor's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Its type, in C.
+    /// Type in C.
     pub name: &'static str,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: usize,
-    /// Its members by their names in C, each with its offset in bytes.
+    /// Members by C name, with offsets in bytes.
     pub members: Vec<(&'static str, usize)>,
 }
 
-/// A number with a name in a vendor's header.
+/// A named constant of a vendor's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Constant {
-    /// Its name in C.
+    /// Name in C.
     pub name: &'static str,
-    /// Its value.
+    /// Value.
     pub value: i64,
 }
 
-/// A type that has a name in C.
 pub(super) trait CType {
-    /// That name.
     fn c() -> String;
 }
 
@@ -99,7 +98,7 @@ impl<T: CType> CType for *const T {
     }
 }
 
-/// Integers and handles that have a name of their own in C: `/// doc` `Name(Rust type) = "C name";`
+/// Integers and handles with their own C type: `/// doc` `Name(Rust type) = "C name";`
 macro_rules! c_types {
     ($($(#[$doc:meta])* $name:ident($inner:ty) = $c:literal;)*) => {
         $(
@@ -118,7 +117,8 @@ macro_rules! c_types {
 }
 pub(super) use c_types;
 
-/// Structures, held to the size and the offsets that the header has: `Name = "C name", bytes { member: Type = "C name" @ offset, }`
+/// Structures with the size and offsets of the header, checked at compile time:
+/// `Name = "C name", bytes { member: Type = "C name" @ offset, }`
 macro_rules! c_structs {
     ($list:ident: $($(#[$doc:meta])* $name:ident = $c:literal, $bytes:literal {
         $($(#[$member_doc:meta])* $member:ident: $kind:ty = $c_member:literal @ $offset:literal,)*
@@ -141,7 +141,6 @@ macro_rules! c_structs {
             }
         )*
 
-        /// The structures, for who compares them with the header.
         pub(super) fn $list() -> Vec<$crate::driver::abi::Layout> {
             vec![$($crate::driver::abi::Layout {
                 name: $c,
@@ -153,12 +152,11 @@ macro_rules! c_structs {
 }
 pub(super) use c_structs;
 
-/// Numbers of the header: `NAME: Type = value, "C name";`
+/// Constants of the header: `NAME: Type = value, "C name";`
 macro_rules! c_constants {
     ($list:ident: $($(#[$doc:meta])* $name:ident: $kind:ty = $value:literal, $c:literal;)*) => {
         $($(#[$doc])* pub(super) const $name: $kind = $value;)*
 
-        /// The numbers, for who compares them with the header.
         pub(super) fn $list() -> Vec<$crate::driver::abi::Constant> {
             vec![$($crate::driver::abi::Constant { name: $c, value: i64::from($name) }),*]
         }

@@ -1,7 +1,7 @@
-//! Loading a vendor's library at run time, and looking up all its functions before one is called.
+//! Loads a vendor's library at run time and looks up all functions before the first call.
 //!
-//! libloading itself, which cudarc brings along: cudarc loads CUDA only, and panics where a symbol is missing. A library that was loaded stays
-//! for the life of the process, so that its functions do.
+//! Uses libloading directly: cudarc loads CUDA only, and panics on a missing symbol. A loaded
+//! library is never unloaded, so its function pointers stay valid.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::mem::ManuallyDrop;
@@ -11,24 +11,22 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use super::abi::CType;
 use crate::error::{Error, Result};
 
-/// `RTLD_NOLOAD` of Linux's C libraries: only what the process has already.
+/// `RTLD_NOLOAD` of Linux's C libraries: finds only libraries already loaded.
 const RTLD_NOLOAD: i32 = 4;
 
-/// Where a platform's functions are.
+/// Location of a platform's library.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vendor {
-    /// The platform's name.
     pub(super) driver: &'static str,
-    /// The environment variable that names a file to load instead, with or without its folder.
+    /// Environment variable with the name or path of a file to load instead.
     pub(super) variable: &'static str,
-    /// The names to try, the one to prefer first. What the process has loaded already goes before what it has not: a second copy would know
-    /// none of the first one's streams.
+    /// Library names, preferred first. A name already loaded in the process comes first: a second
+    /// copy does not know the streams of the first.
     pub(super) names: &'static [&'static str],
-    /// Names that are never taken, as loaded or as asked for: how they begin, and why.
+    /// Name prefixes which are always refused, with the reason.
     pub(super) refused: &'static [(&'static str, &'static str)],
 }
 
-/// A library that was found.
 #[derive(Debug)]
 pub(super) struct Loaded {
     driver: &'static str,
@@ -37,10 +35,10 @@ pub(super) struct Loaded {
 }
 
 impl Vendor {
-    /// Finds the library, by the environment's word or by its names.
+    /// Loads the library named by the environment variable, or the first available name.
     ///
     /// # Errors
-    /// [`Error::DriverMissing`] with the names tried; [`Error::UnfitDriver`] for one that is never taken.
+    /// [`Error::DriverMissing`] with the names tried; [`Error::UnfitDriver`] for a refused name.
     pub(super) fn find(&self) -> Result<Loaded> {
         self.find_as(std::env::var_os(self.variable).filter(|word| !word.is_empty()))
     }
@@ -64,7 +62,7 @@ impl Vendor {
         found.ok_or_else(|| Error::DriverMissing { driver: self.driver, tried: self.names.join(", ") })
     }
 
-    /// Refuses a file by its name and by the name of the file that it is a link to.
+    /// Refuses a file by its name, or by the name of its link target.
     fn refuse(&self, file: &OsStr) -> Result<()> {
         let real = std::fs::canonicalize(file).ok();
         for path in [Some(file.as_ref()), real.as_deref()].into_iter().flatten() {
@@ -81,20 +79,21 @@ impl Vendor {
     }
 
     fn load(&self, name: &OsStr, flags: i32) -> Option<Loaded> {
-        // SAFETY: loading a vendor's library runs its initialisers, which is what whoever chose this platform asks for.
+        // SAFETY: loading runs the library's initialisers, as intended by the choice of this
+        // platform.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }.ok()?;
         Some(Loaded { driver: self.driver, library: ManuallyDrop::new(library) })
     }
 }
 
 impl Loaded {
-    /// A function that the driver cannot do without.
+    /// Looks up a required function.
     ///
     /// # Errors
     /// [`Error::SymbolMissing`] with its name.
     ///
     /// # Safety
-    /// The symbol, where there is one, is a function of this signature.
+    /// The symbol, if present, is a function with this signature.
     pub(super) unsafe fn required<F: Signature>(&self, name: &'static CStr) -> Result<F> {
         // SAFETY: the caller's contract.
         let missing = || Error::SymbolMissing { driver: self.driver, name: name.to_str().unwrap_or("") };
@@ -102,21 +101,19 @@ impl Loaded {
         unsafe { self.optional(name) }.ok_or_else(missing)
     }
 
-    /// A function that only some versions have.
+    /// Looks up an optional function.
     ///
     /// # Safety
     /// As [`required`](Self::required).
     pub(super) unsafe fn optional<F: Signature>(&self, name: &'static CStr) -> Option<F> {
-        // SAFETY: the caller's contract; the library is never unloaded, so the pointer stays good.
+        // SAFETY: the caller's contract; the library is never unloaded, so the pointer stays valid.
         unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }.ok().map(|symbol| *symbol)
     }
 }
 
-/// A pointer to a C function, whose signature can be told in C.
+/// A C function pointer with a signature expressible in C.
 pub(super) trait Signature: Copy {
-    /// What it returns.
     fn result() -> String;
-    /// What it takes.
     fn arguments() -> Vec<String>;
 }
 
@@ -143,9 +140,10 @@ signatures! {
     A B C D E F;
 }
 
-/// A table of a vendor's functions, all looked up at the first call, and the same list as data.
+/// Defines a table of a vendor's functions, looked up at the first call, and the same list as data.
 ///
-/// `Api of VENDOR { required { name(Type, Type) -> Type; } optional { .. } }`: the first are function pointers, the others `Option`s of such.
+/// `Api of VENDOR { required { name(Type, Type) -> Type; } optional { .. } }`: required functions
+/// become function pointers, optional ones an `Option`.
 macro_rules! c_functions {
     ($(#[$doc:meta])* $api:ident of $vendor:ident {
         required { $($name:ident($($arg:ty),*) -> $result:ty;)* }
@@ -160,7 +158,7 @@ macro_rules! c_functions {
         }
 
         impl $api {
-            /// The functions, looked up at the first call.
+            /// Returns the table; the first call looks up all functions.
             pub(super) fn get() -> $crate::error::Result<&'static Self> {
                 static API: std::sync::OnceLock<$crate::error::Result<$api>> = std::sync::OnceLock::new();
                 API.get_or_init(|| Self::of($vendor.find()?)).as_ref().map_err(Clone::clone)
@@ -170,7 +168,8 @@ macro_rules! c_functions {
                 Ok(Self {
                     $($name: {
                         const NAME: &std::ffi::CStr = $crate::driver::library::symbol(concat!(stringify!($name), "\0"));
-                        // SAFETY: the vendor's signature for this name; tests hold it against the vendor's header.
+                        // SAFETY: the vendor's signature for this name; tests compare it with the
+                        // vendor's header.
                         unsafe { library.required(NAME) }?
                     },)*
                     $($extra: {
@@ -181,7 +180,6 @@ macro_rules! c_functions {
                 })
             }
 
-            /// The same list, for who compares it with the header.
             pub(super) fn functions() -> Vec<$crate::driver::abi::Function> {
                 use $crate::driver::library::described;
                 vec![
@@ -194,7 +192,6 @@ macro_rules! c_functions {
 }
 pub(super) use c_functions;
 
-/// A symbol's name with its zero.
 pub(super) const fn symbol(name: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(name.as_bytes()) {
         Ok(name) => name,
@@ -202,7 +199,6 @@ pub(super) const fn symbol(name: &'static str) -> &'static CStr {
     }
 }
 
-/// A function as data.
 pub(super) fn described<F: Signature>(name: &'static str, optional: bool) -> super::abi::Function {
     super::abi::Function { name, result: F::result(), arguments: F::arguments(), optional }
 }
@@ -222,12 +218,12 @@ mod tests {
     };
 
     c_types! {
-        /// Any type with a name of its own.
+        /// Any type with its own name.
         Word(c_int) = "word_t";
     }
 
     c_functions! {
-        /// Two functions that are there, and two that are not.
+        /// Two existing functions and two missing ones.
         Api of C_LIBRARY {
             required {
                 strlen(*const c_char) -> usize;
@@ -241,7 +237,7 @@ mod tests {
     }
 
     c_functions! {
-        /// One that must be there, and is not.
+        /// A required function which is missing.
         #[allow(dead_code, reason = "it is never called")]
         Lacking of C_LIBRARY {
             required { vmmgraph_is_not_there() -> Word; }
@@ -253,7 +249,7 @@ mod tests {
     fn names_are_tried_in_order_and_optional_functions_may_be_missing() {
         let api = Api::get().unwrap();
         let mut copy = [0_u8; 4];
-        // SAFETY: the C library's own functions, on a string and on room for it.
+        // SAFETY: functions of the C library, on a string and a buffer of its size.
         let length = unsafe {
             (api.memcpy)(copy.as_mut_ptr().cast(), c"four".as_ptr().cast(), 4);
             (api.strlen)(c"four".as_ptr())
@@ -299,7 +295,7 @@ mod tests {
             assert!(refused.to_string().contains("it is old"), "{refused}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
-        // What the process has loaded is refused too, and said so before anything is tried.
+        // A loaded library is refused too, before any name is tried.
         let loaded = Vendor { refused: &[("libc.so.6", "it is there")], ..C_LIBRARY };
         assert!(matches!(loaded.find_as(None), Err(Error::UnfitDriver { .. })));
     }

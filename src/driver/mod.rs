@@ -1,23 +1,35 @@
-//! The one platform door: everything the library asks of a driver.
+//! Driver interface: all operations the library needs of a platform.
 //!
-//! Three traits, since a platform's answers to them differ independently: [`Memory`] (addresses and pages), [`Timeline`] (streams
-//! and events) and [`Transfer`] (bytes); and [`Graphs`] and [`Sharing`], which not every platform has. What a platform can and cannot do is data, [`Capabilities`]; above this door nobody asks
-//! which platform it is. Platforms are rows of a table and are opened by name ([`platform`]). Only CUDA was ever run on hardware; `hip` was built
-//! against AMD's declarations and is tested on a stand-in.
+//! Traits: [`Memory`] (addresses and pages), [`Timeline`] (streams and events), [`Transfer`]
+//! (bytes), and the optional [`Graphs`] and [`Sharing`]. Differences between platforms are data
+//! ([`Capabilities`]); code above this module does not know the platform. Platforms are opened by
+//! name ([`platform`]). Only CUDA was run on hardware; `hip` was built against AMD's declarations
+//! and is tested on a stand-in.
 //!
-//! The traits are `unsafe`, as are the functions that take handles, addresses or streams: what the callers promise is stated
-//! here once, and only `pages/` calls them.
+//! # Contract
+//!
+//! The traits and the functions with handles, addresses or streams are `unsafe`. Their callers
+//! (mostly `pages/`) guarantee:
 //!
 //! * Lengths are non-zero multiples of [`Capabilities::granularity`], and so are addresses.
-//! * A page is mapped whole. What is unmapped is one or more whole mappings without a gap between them; one, if [`Capabilities::unmap_each`].
-//! * Addresses are returned with the base and length they were reserved with, after the last unmap inside them.
-//! * A page is released once; it may still be mapped, and its memory goes back after the last unmap.
-//! * Whoever unmaps has made sure that the device no longer uses those addresses, unless [`Capabilities::unmap_waits`].
+//! * A page is mapped whole. An unmap covers one or more whole mappings without a gap; exactly one,
+//!   with [`Capabilities::unmap_each`].
+//! * Addresses are freed with the base and length of their reservation, after the last unmap
+//!   inside.
+//! * A page is released once. If still mapped, its memory is freed at the last unmap.
+//! * The device no longer uses addresses being unmapped, unless [`Capabilities::unmap_waits`].
 //!
-//! Every function may be called from any thread, with any context current, also while a stream of that thread is being captured
-//! (where a platform cannot wait then, it says so: [`Timeline::may_wait`]), and none waits for a device or a context. A failed call has changed nothing, unless it says otherwise. A driver that is already
-//! shut down answers the functions that give things back (`free_addresses`, `release`, `unmap`, `event_destroy`, `executable_destroy`) with success,
-//! since then there is nothing left to give.
+//! Drivers guarantee:
+//!
+//! * Any thread may call any function, with any current context, also while a stream of the thread
+//!   is under capture. [`Timeline::may_wait`] reports platforms which cannot wait then.
+//! * No function waits for a whole device or context.
+//! * A failed call has no effect, unless documented.
+//! * After the platform's shutdown, functions which free (`free_addresses`, `release`, `unmap`,
+//!   `event_destroy`, `executable_destroy`) succeed.
+//!
+//! Each driver guards its own tables (events, streams, reservations) with leaf locks. Some locks
+//! are held during calls of the vendor's library.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,75 +57,78 @@ pub use platform::{DriverChoice, Platform, open};
 pub use self_test::{self_test, self_test_once};
 pub use sharing::{DeviceOptions, FabricHandle, Handles, Sharing};
 
-/// What does not change about a device.
+/// Constant properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// The name of the [`Platform`] behind it.
+    /// Name of its [`Platform`].
     pub platform: &'static str,
-    /// The device's number on that platform.
+    /// Device number on the platform.
     pub ordinal: i32,
-    /// The device's name.
+    /// Name of the device.
     pub name: String,
     /// Bytes of the device.
     pub total_bytes: u64,
-    /// What it was opened with, on a platform that takes options.
+    /// Options at its opening, on a platform with options.
     pub options: Option<HostOptions>,
 }
 
-/// Whether, and when, one address of a page shows what was written through another.
+/// When a write through one address of a page is visible at another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alias {
-    /// A page can be mapped once.
+    /// A page can be mapped only once.
     None,
-    /// Once the operation that wrote (launch, copy, fill) is complete (CUDA programming guide, "virtual aliasing").
+    /// After the writing operation (launch, copy, fill) completes (CUDA programming guide, "virtual
+    /// aliasing").
     AtBoundaries,
     /// At once.
     Coherent,
 }
 
-/// What a platform can do, as data. Sizes are in bytes.
+/// Properties of a platform. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What mapped lengths and addresses must be multiples of.
+    /// Granularity of mapped lengths and addresses.
     pub granularity: u64,
-    /// The longest page that can be created.
+    /// Maximum page size.
     pub largest_page: u64,
-    /// The longest range that can be reserved.
+    /// Maximum length of a reservation.
     pub largest_reservation: u64,
-    /// What two addresses of one page show of each other.
+    /// Visibility between two addresses of a page.
     pub alias: Alias,
-    /// That has been seen on hardware by the project's own tests. Where it has not, the first opening of a device asks for proof
-    /// ([`self_test()`]).
+    /// `alias` was verified on hardware by the project's tests. Otherwise the first opening of a
+    /// device runs [`self_test()`].
     pub alias_proven: bool,
-    /// Pages are mapped at any place of a reservation that is free. Else only behind what is mapped from the reservation's first mapping on, without
-    /// a gap; [`Memory::map`] refuses the rest ([`Error::UnfitDriver`]).
+    /// Pages can be mapped at any free place of a reservation. Otherwise only directly after the
+    /// pages mapped from the reservation's first mapping on; [`Memory::map`] refuses all else
+    /// ([`Error::UnfitDriver`]).
     pub map_in_any_order: bool,
-    /// Pages can be mapped while a stream is captured.
+    /// Pages can be mapped during a capture.
     pub map_while_capturing: bool,
-    /// Another page may take the place of one under an instantiated graph that does not run. Where that is not known a seal keeps pages where
-    /// they are and an arena is not paused ([`Error::NotOffered`]); a graph over a region or an elastic buffer is captured anew after its pages changed.
+    /// A page under an instantiated, idle graph can be replaced. If unknown, a seal keeps pages in
+    /// place and arenas cannot be paused ([`Error::NotOffered`]); graphs over regions or elastic
+    /// buffers must be captured again after their pages changed.
     pub replace_under_graph: bool,
     /// `unmap` waits until the device no longer uses the addresses.
     pub unmap_waits: bool,
-    /// `unmap` takes one mapping at a time, as it was mapped.
+    /// `unmap` takes exactly one mapping, as mapped.
     pub unmap_each: bool,
-    /// File descriptors of the process that a page takes.
+    /// File descriptors of the process for each page.
     pub descriptors_per_page: u32,
-    /// Host memory can be registered, so that copies run at the link's speed and beside the caller. Where it can, the operating system
-    /// may still refuse it.
+    /// Host memory can be registered, so copies run asynchronously at full speed. The operating
+    /// system may still refuse.
     pub register_host: bool,
-    /// Other devices of the platform that can be given access to this one's pages.
+    /// Devices of the platform which can be granted access to this device's pages.
     pub peers: Peers,
-    /// A thread on which no context was current has none after a call, either. Else the device's own stays current there; a thread that had one
-    /// has it back on every platform.
+    /// A thread without a current context has none after a call. Otherwise the device's context
+    /// stays current. On every platform, a previous context is restored.
     pub restores_no_context: bool,
 }
 
 impl Capabilities {
-    /// That all of these can be given access to the device's pages.
+    /// Checks that all these peers can be granted access.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for the first that cannot.
+    /// [`Error::InvalidArgument`] for the first invalid peer.
     pub fn require_peers(&self, peers: Peers) -> Result<()> {
         let expected = "another device of the platform that can reach this one's memory (peer access)";
         match peers.without(self.peers).iter().next() {
@@ -122,7 +137,7 @@ impl Capabilities {
         }
     }
 
-    /// That graphs of a device bear what exchanges the pages under them; `instead` says what to do.
+    /// Checks that pages under graphs can be replaced; `instead` names the remedy.
     ///
     /// # Errors
     /// [`Error::NotOffered`] unless [`replace_under_graph`](Self::replace_under_graph).
@@ -142,16 +157,16 @@ macro_rules! handle {
         pub struct $name(u64);
 
         impl $name {
-            /// The driver's own value for it.
+            /// Creates a handle from the driver's value.
             ///
             /// # Safety
-            /// The value is one that the driver gave out for such an object, which still exists.
+            /// The driver returned the value for an object of this kind, which still exists.
             #[must_use]
             pub const unsafe fn from_raw(value: u64) -> Self {
                 Self(value)
             }
 
-            /// The driver's own value.
+            /// Returns the driver's value.
             #[must_use]
             pub fn raw(self) -> u64 {
                 self.0
@@ -161,7 +176,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// A physical page as the driver knows it. Safe code cannot make one up:
+    /// A physical page of the driver. Safe code cannot create a handle:
     ///
     /// ```compile_fail
     /// let forged = vmmgraph::driver::PageHandle(5);
@@ -169,7 +184,7 @@ handle! {
     PageHandle
 }
 handle! {
-    /// An event: a point in a stream's work. Safe code cannot make one up:
+    /// An event: a point in a stream's work. Safe code cannot create a handle:
     ///
     /// ```compile_fail
     /// let forged = vmmgraph::driver::Event(5);
@@ -186,98 +201,100 @@ handle! {
     Executable
 }
 handle! {
-    /// A copy from the host in a captured graph.
+    /// A copy node of a captured graph, from the host.
     CopyNode
 }
 
 /// A copy from registered host memory to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphCopy {
-    /// The destination.
+    /// Destination.
     pub to: Address,
-    /// The source.
+    /// Source.
     pub from: *const u8,
-    /// Bytes; more than 0.
+    /// Number of bytes; not 0.
     pub bytes: usize,
 }
 
-/// A page to be mapped.
+/// A page to map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
     /// The page.
     pub page: PageHandle,
-    /// Its bytes.
+    /// Bytes of the page.
     pub bytes: u64,
 }
 
-/// A [`Memory::map`] that stopped.
+/// Failure of [`Memory::map`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotMapped {
-    /// Why.
+    /// The error.
     pub error: Error,
-    /// How many of the pages, from the first, are mapped all the same, because undoing that failed as well; mostly 0.
+    /// Number of pages, from the first, still mapped because the undo failed too; usually 0.
     pub mapped: usize,
 }
 
 /// Addresses and pages.
 ///
 /// # Safety
-/// An implementation does what the module says, so that callers who keep the module's promises never touch memory that is not
-/// theirs.
+/// An implementation follows the contract of this module, so callers which keep the contract never
+/// access foreign memory.
 pub unsafe trait Memory {
-    /// Bytes free on the device now.
+    /// Returns the free bytes of the device.
     fn free_bytes(&self) -> Result<u64>;
 
-    /// Reserves addresses; no memory is behind them.
+    /// Reserves addresses without memory.
     fn reserve(&self, len: u64) -> Result<Address>;
 
-    /// Gives a reservation back.
+    /// Frees a reservation.
     ///
     /// # Safety
-    /// A reservation of this driver, with nothing mapped in it and nobody using it.
+    /// A reservation of this driver, unused and without mappings.
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()>;
 
-    /// Creates a physical page. [`Error::OutOfMemory`] only when that is what happened.
+    /// Creates a physical page. Returns [`Error::OutOfMemory`] only if memory is short.
     fn create(&self, len: u64) -> Result<PageHandle>;
 
-    /// Gives a physical page back.
+    /// Releases a physical page.
     ///
     /// # Safety
-    /// A page of this driver that was not released before.
+    /// A page of this driver, not released before.
     unsafe fn release(&self, page: PageHandle) -> Result<()>;
 
-    /// Puts pages behind reserved addresses, one behind the other from `at` on, readable and writable by the device and these peers of
-    /// it, which are among its [`Capabilities::peers`].
+    /// Maps pages one after the other from `at`, readable and writable by the device and these
+    /// peers, which are among its [`Capabilities::peers`].
     ///
     /// # Errors
-    /// What the driver says, with the pages that are mapped all the same.
+    /// Driver errors, with the number of pages still mapped.
     ///
     /// # Safety
-    /// The addresses are reserved, nothing is mapped there, and the pages are live and as long as said.
+    /// The addresses are reserved and unmapped; the pages are live and have these lengths.
     unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped>;
 
-    /// Lets peers read and write a range too, as [`map`](Self::map) does. The device may use it meanwhile.
+    /// Grants peers access to a range, as [`map`](Self::map). The device may use the range
+    /// meanwhile.
     ///
     /// # Errors
-    /// What the driver says; also if somebody has unmapped the range since.
+    /// Driver errors; also if the range was unmapped meanwhile.
     ///
     /// # Safety
-    /// Whole mappings without a gap, or such as were there.
+    /// Whole mappings without a gap, present now or earlier.
     unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()>;
 
-    /// Takes away all pages of a range.
+    /// Unmaps all pages of a range.
     ///
     /// # Safety
-    /// Whole mappings without a gap, which the device no longer uses.
+    /// Whole mappings without a gap, no longer used by the device.
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()>;
 }
 
-/// What a stream is doing, as far as recording in it and launching on it go.
+/// Whether a stream accepts records and launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamState {
-    /// Nothing stands in the way.
+    /// Accepted.
     Ready,
-    /// It is being captured, or (the legacy default stream) using it would break a capture that is under way elsewhere.
+    /// The stream is under capture, or is the legacy default stream and its use would break another
+    /// capture.
     Capturing,
 }
 
@@ -286,23 +303,25 @@ pub enum StreamState {
 /// # Safety
 /// As [`Memory`].
 pub unsafe trait Timeline {
-    /// Whether a stream may be used without breaking a capture. Breaks none itself, and is cheap: every replay asks.
+    /// Returns whether a stream can be used without breaking a capture. Breaks no capture itself,
+    /// and is cheap: called for every replay.
     ///
     /// # Safety
     /// The stream exists.
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
-    /// The calling thread's current context, if it is one of this device and not the device's primary one, such as a green context: the
-    /// [default streams](Stream::is_default) that this thread names are those of it, here as in every other call of the platform.
+    /// Returns the thread's current context, if it belongs to this device but is not the primary
+    /// context (for example a green context). [Default streams](Stream::is_default) then belong to
+    /// this context.
     fn other_context(&self) -> Option<u64>;
 
-    /// Calls `work` with no other context current, so that default streams are the device's.
+    /// Calls `work` with the primary context current, so default streams are the device's.
     ///
     /// # Errors
-    /// What the driver says; `work` was not called then.
+    /// Driver errors, without calling `work`.
     fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()>;
 
-    /// Creates an event that nothing has been recorded in.
+    /// Creates an unrecorded event.
     fn event_create(&self) -> Result<Event>;
 
     /// Destroys an event.
@@ -311,122 +330,128 @@ pub unsafe trait Timeline {
     /// An event of this driver, destroyed once.
     unsafe fn event_destroy(&self, event: Event) -> Result<()>;
 
-    /// Moves the event to the end of what has been given to `stream` so far.
+    /// Records the event after all work submitted to `stream`.
     ///
     /// # Safety
-    /// A live event of this driver and a stream that exists and is [`Ready`](StreamState::Ready), or in a capture that the caller
-    /// [may add to](Graphs::capture_copy).
+    /// A live event of this driver, and an existing stream which is [`Ready`](StreamState::Ready)
+    /// or in a capture the caller [may extend](Graphs::capture_copy).
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Makes later work of `stream` wait for the event. Does not block the caller.
+    /// Makes later work of `stream` wait for the event. Does not block.
     ///
     /// # Safety
     /// As [`event_record`](Self::event_record).
     unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Whether the event has happened.
+    /// Returns true if the event is reached.
     ///
     /// # Safety
     /// A live event of this driver.
     unsafe fn event_query(&self, event: Event) -> Result<bool>;
 
-    /// Blocks the caller until the event has happened.
+    /// Blocks until the event is reached.
     ///
     /// # Safety
     /// A live event of this driver.
     unsafe fn event_synchronize(&self, event: Event) -> Result<()>;
 
-    /// Creates a stream for the library's own work, which does not wait for the legacy default stream, nor that for it.
+    /// Creates a stream for the library, not synchronized with the legacy default stream.
     fn stream_create(&self) -> Result<Stream>;
 
-    /// Destroys a stream. What was given to it is still done.
+    /// Destroys a stream. Submitted work still runs.
     ///
     /// # Safety
     /// A stream of [`stream_create`](Self::stream_create), destroyed once and not used afterwards.
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()>;
 
-    /// Somebody is about to capture work of the device. No platform can be asked whether anybody does, and some forbid to wait meanwhile.
+    /// Reports the beginning of a capture on the device. No platform can list captures, and some
+    /// forbid waits meanwhile.
     fn capture_begins(&self) {}
 
-    /// A capture that was told of is over.
+    /// Reports the end of a capture.
     fn capture_ends(&self) {}
 
-    /// Whether the calling thread may be blocked until the device has done something: asked before anything is begun whose end has to be
-    /// waited for. [`event_synchronize`](Self::event_synchronize) asks by itself, and [`event_query`](Self::event_query) answers no where it cannot ask.
+    /// Checks that the thread may wait for the device. Called before operations which end in a
+    /// wait. [`event_synchronize`](Self::event_synchronize) checks too;
+    /// [`event_query`](Self::event_query) returns false if a query is forbidden.
     ///
     /// # Errors
-    /// [`Error::DeviceCapturing`]; the driver's library was not called.
+    /// [`Error::DeviceCapturing`], without calling the driver.
     fn may_wait(&self) -> Result<()> {
         Ok(())
     }
 
-    /// From here to [`wait_ends`](Self::wait_ends) this thread waits for what it gave to the device while it [might](Self::may_wait) wait: the
-    /// wait goes on if a capture begins meanwhile, as one does that is inside the driver just then.
+    /// Begins a wait of this thread, permitted by [`may_wait`](Self::may_wait), until
+    /// [`wait_ends`](Self::wait_ends). The wait continues if a capture begins meanwhile, as a wait
+    /// inside the driver would.
     fn wait_begins(&self) {}
 
-    /// Such a wait is over.
+    /// Ends such a wait.
     fn wait_ends(&self) {}
 }
 
-/// Bytes.
+/// Copies and fills.
 ///
 /// # Safety
 /// As [`Memory`].
 pub unsafe trait Transfer {
-    /// Sets `len` bytes (a multiple of four) to a repeated 32-bit value, in the stream's order.
+    /// Fills `len` bytes (a multiple of four) with a 32-bit value, in stream order.
     ///
     /// # Safety
-    /// The range is mapped and the caller's to write; the stream exists.
+    /// The range is mapped and writable by the caller; the stream exists.
     unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()>;
 
-    /// Copies device bytes to the host; returns when they are there.
+    /// Copies device bytes to the host and waits.
     ///
     /// # Safety
-    /// The range is memory of the device, mapped.
+    /// The range is mapped memory of the device.
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()>;
 
-    /// Copies host bytes to the device; returns when they are there.
+    /// Copies host bytes to the device and waits.
     ///
     /// # Safety
     /// As [`fill`](Self::fill).
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()>;
 
-    /// Registers host memory with the device, so that copies of it run beside the caller. No part of it is registered already.
+    /// Registers host memory with the device, for asynchronous copies. No part may be registered
+    /// already.
     ///
     /// # Safety
-    /// Memory of this process, mapped until it is unregistered.
+    /// Memory of this process, mapped until unregistered.
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()>;
 
     /// Ends a registration.
     ///
     /// # Safety
-    /// As it was registered, once, with no copy of it under way.
+    /// As registered, once, without a running copy.
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()>;
 
-    /// Copies device bytes to the host, in the stream's order. Returns before they are there if the host memory is registered, else
-    /// perhaps; a copy does not cross the end of a registration.
+    /// Copies device bytes to the host in stream order. Asynchronous if the host memory is
+    /// registered, otherwise perhaps not. A copy does not cross the end of a registration.
     ///
     /// # Safety
-    /// The source is memory of the device, mapped; the destination is the caller's to write until the stream has done it.
+    /// The source is mapped memory of the device; the destination is writable by the caller until
+    /// the copy ends.
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()>;
 
-    /// Copies host bytes to the device, in the stream's order. Otherwise as [`copy_to_host`](Self::copy_to_host).
+    /// Copies host bytes to the device in stream order, as [`copy_to_host`](Self::copy_to_host).
     ///
     /// # Safety
-    /// The destination is mapped and the caller's to write; the source stays as it is until the stream has done it.
+    /// The destination is mapped and writable by the caller; the source is unchanged until the copy
+    /// ends.
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()>;
 }
 
-/// The nodes of a captured graph.
+/// Nodes of a captured graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphNodes {
-    /// Number of nodes; those of child graphs are not counted.
+    /// Number of nodes, without nodes of child graphs.
     pub count: u64,
-    /// Some node allocates or frees memory, or is a child graph or condition, whose own nodes may.
+    /// A node allocates or frees memory, or is a child graph or condition, whose nodes may.
     pub may_allocate: bool,
 }
 
-/// Graphs, which some platforms have.
+/// Graphs; not on every platform.
 ///
 /// # Safety
 /// As [`Memory`].
@@ -437,39 +462,41 @@ pub unsafe trait Graphs {
     /// The graph exists, and no other thread uses it.
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes>;
 
-    /// Instantiates a graph as libtorch 2.11 does: nodes keep the priorities of the streams they were captured on, and memory that the graph
-    /// allocates and leaves is freed at its next launch. [`Error::OutOfMemory`] only when that is what happened.
+    /// Instantiates a graph as libtorch 2.11. Nodes keep the priorities of their captured streams.
+    /// Memory allocated by the graph and not freed is freed at its next launch. Returns
+    /// [`Error::OutOfMemory`] only if memory is short.
     ///
     /// # Safety
     /// As [`graph_nodes`](Self::graph_nodes).
     unsafe fn instantiate(&self, graph: Graph) -> Result<Executable>;
 
-    /// Destroys an executable, behind its last launch.
+    /// Destroys an executable after its last launch.
     ///
     /// # Safety
-    /// An executable of this driver, destroyed once and launched no more.
+    /// An executable of this driver, destroyed once and not launched again.
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()>;
 
-    /// Captures a copy from the host, behind what the stream was given. Within a capture, events may be recorded on its streams and waited for by
-    /// other streams, which are in it from then on.
+    /// Captures a copy from the host, after the stream's captured work. Within a capture, events
+    /// may be recorded on its streams and awaited by other streams, which then join the capture.
     ///
     /// # Safety
-    /// The stream is in a capture that the caller may add to. The destination is mapped when the graph is launched, and the source is
-    /// registered and stays as it is, as long as an executable of the graph has this copy.
+    /// The caller may extend the stream's capture. At each launch with this copy, the destination
+    /// is mapped, and the source is registered and unchanged.
     unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode>;
 
-    /// A stream of a capture goes on behind an event of it, whose work comes first among what the stream's next node is behind. That changes nothing
-    /// of what a graph does, and the time it takes: CUDA launches 36 branches that do nothing with 1 % more time for the kernels beside
-    /// them instead of 24 (docs/performance.md, Rings).
+    /// Makes a capturing stream wait for an event of the capture, as the first dependency of the
+    /// stream's next node. Changes launch time only: on CUDA, 36 idle branches cost 1 % for
+    /// concurrent kernels instead of 24 (docs/performance.md, Rings).
     ///
     /// # Safety
-    /// The stream is in a capture that the caller may add to, and the event was recorded in it.
+    /// The caller may extend the stream's capture, and the event was recorded in this capture.
     unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Makes a copy of an executable another one, for the launches to come.
+    /// Replaces a copy of an executable, for later launches.
     ///
     /// # Safety
-    /// A live executable of this driver, used by no other thread, made of the graph that the node is in, which is there; the copy as above.
+    /// A live executable of this driver, used by no other thread, made of the existing graph with
+    /// this node; the copy as above.
     unsafe fn executable_set_copy(
         &self,
         executable: Executable,
@@ -477,7 +504,8 @@ pub unsafe trait Graphs {
         copy: GraphCopy,
     ) -> Result<()>;
 
-    /// Whether launches to come do a copy of an executable. What is behind it runs either way.
+    /// Enables or disables a copy of an executable, for later launches. Dependent nodes run either
+    /// way.
     ///
     /// # Safety
     /// As [`executable_set_copy`](Self::executable_set_copy).
@@ -491,37 +519,38 @@ pub unsafe trait Graphs {
 
 /// One device of a platform.
 pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
-    /// What does not change about the device.
+    /// Returns the constant properties of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// What the platform can do.
+    /// Returns the platform's properties.
     fn capabilities(&self) -> &Capabilities;
 
-    /// The version of the driver below, in its own way of counting; empty if it does not say.
+    /// Returns the driver's version in its own format; empty if unknown.
     fn version(&self) -> String {
         String::new()
     }
 
-    /// Its graphs, if it has any.
+    /// Returns the graph functions, if any.
     fn graphs(&self) -> Option<&dyn Graphs> {
         None
     }
 
-    /// Its pages for other processes, if it can and was opened so.
+    /// Returns the functions for other processes, if supported and requested at the opening.
     fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
 
-    /// Whether network cards may read and write its pages: it can and was opened so.
+    /// Returns true if network cards can access the pages: supported and requested at the opening.
     fn rdma(&self) -> bool {
         false
     }
 }
 
-/// A driver shared by everything on its device.
+/// A driver shared by all objects of a device.
 pub type SharedDriver = Arc<dyn Driver>;
 
-/// Whether two drivers have the same memory behind them. A platform with options makes the device itself, anew for each driver.
+/// Returns true if both drivers have the same memory. A platform with options creates a new device
+/// for each driver.
 pub(crate) fn same_device(one: &SharedDriver, other: &SharedDriver) -> bool {
     let device = |driver: &SharedDriver| {
         let info = driver.info();

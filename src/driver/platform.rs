@@ -1,4 +1,5 @@
-//! Which platform to take: the caller's word, else the environment's, else a GPU if there is one, else the host.
+//! Choice of the platform: by the caller, else the environment, else the first usable GPU, else the
+//! host.
 
 use super::abi::Abi;
 use super::sharing::rdma_refused;
@@ -6,47 +7,46 @@ use super::{DeviceOptions, Handles, SharedDriver, ascend, cuda, hip, host, mlu, 
 use crate::error::{Error, Result};
 use crate::units::Peers;
 
-/// The environment variable that chooses when the caller leaves it open.
 const VARIABLE: &str = "VMMGRAPH_DRIVER";
 
 /// A kind of device, by name.
 #[derive(Clone, Copy, Debug)]
 pub struct Platform {
-    /// What callers, the environment and statistics call it.
+    /// Name for callers, the environment and statistics.
     pub name: &'static str,
-    /// What C calls it: a positive number that stays (`VMMGRAPH_DRIVER_...`).
+    /// Number in C: positive and permanent (`VMMGRAPH_DRIVER_...`).
     pub number: i32,
-    /// How many usable devices there are; zero, not an error, where its driver finds none.
+    /// Returns the number of usable devices; 0, not an error, without a driver.
     pub count: fn() -> Result<i32>,
-    /// Opens device number `ordinal`. A platform that lacks something that is asked for may leave it to [`open`] to say so.
+    /// Opens device `ordinal`. A platform may leave missing features to be reported by [`open`].
     pub open: fn(ordinal: i32, options: DeviceOptions) -> Result<SharedDriver>,
-    /// What its driver assumes of the vendor's header; empty where it declares nothing of its own.
+    /// Returns the declarations expected in the vendor's header; empty if none.
     pub abi: fn() -> Abi,
 }
 
-/// Every platform there is, the one to prefer first; the last one needs no hardware.
+/// All platforms, preferred first. The last one needs no hardware.
 pub const PLATFORMS: &[Platform] =
     &[cuda::PLATFORM, hip::PLATFORM, ascend::PLATFORM, mlu::PLATFORM, host::PLATFORM];
 
-/// The platform that C calls by a number.
+/// Returns the platform with a C number.
 #[must_use]
 pub fn numbered(number: i32) -> Option<&'static Platform> {
     PLATFORMS.iter().find(|platform| platform.number == number)
 }
 
-/// What C calls a platform; 0, which is none's, for an unknown name.
+/// Returns the C number of a platform; 0 for an unknown name.
 #[must_use]
 pub fn number_of(name: &str) -> i32 {
     PLATFORMS.iter().find(|platform| platform.name == name).map_or(0, |platform| platform.number)
 }
 
-/// What the caller wants.
+/// Requested platform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverChoice<'a> {
-    /// What `VMMGRAPH_DRIVER` names, if it is set; else the first platform with a usable device.
+    /// The platform in `VMMGRAPH_DRIVER`, if set; else the first platform with a usable device.
     #[default]
     Auto,
-    /// A platform by name, or an error that says what is missing.
+    /// A platform by name; an error if unavailable.
     Named(&'a str),
 }
 
@@ -63,11 +63,11 @@ impl DriverChoice<'static> {
     pub const HOST: Self = Self::Named(host::PLATFORM.name);
 }
 
-/// Opens device `ordinal` with the chosen driver and logs the choice.
+/// Opens device `ordinal` with the chosen driver, and logs the choice.
 ///
 /// # Errors
-/// What the platform says; [`Error::UnknownPlatform`] for a name that is none; [`Error::InvalidArgument`] where pages cannot be shared as asked, or a
-/// peer cannot be one; those of [`self_test_once`].
+/// Errors of the platform; [`Error::UnknownPlatform`]; [`Error::InvalidArgument`] if the requested
+/// sharing, RDMA or a peer is unavailable; errors of [`self_test_once`].
 pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<SharedDriver> {
     let options = options.into();
     let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref())?;
@@ -80,7 +80,7 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
                 );
                 driver
             }
-            // Nobody asked for it.
+            // Sharing was not requested.
             _ => (platform.open)(ordinal, options)?,
         },
         None => (platform.open)(ordinal, options)?,
@@ -103,17 +103,17 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
     Ok(driver)
 }
 
-/// With 0, NCCL takes no hold of the buffers of captured collectives.
+/// With 0, NCCL does not register buffers of captured collectives.
 const NCCL_REGISTERS: &str = "NCCL_GRAPH_REGISTER";
 
-/// The default of sharing. Pages that can be exported cost nothing more, but NCCL registers them in captures by itself, whose seals may then exchange
-/// none of them: so they are the default only where the process promises that it does not.
+/// Returns options with default sharing. Exportable pages cost nothing, but NCCL registers these in
+/// captures, and a seal cannot replace registered pages. So pages are exportable by default only if
+/// the environment disables this registration.
 fn promised(options: DeviceOptions) -> Option<DeviceOptions> {
     let promise = std::env::var(NCCL_REGISTERS).is_ok_and(|value| value == "0");
     (promise && options.sharing == Handles::None).then_some(DeviceOptions { sharing: Handles::Fd, ..options })
 }
 
-/// The choice itself, and why.
 fn decide<'p>(
     platforms: &'p [Platform],
     choice: DriverChoice,

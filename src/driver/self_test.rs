@@ -1,8 +1,9 @@
-//! What a device has to show before it is used, where nobody has seen its platform do it: aliases and new mappings.
+//! Self-test of a device at its opening, on platforms without verified aliases.
 //!
-//! A copy and a fill write through one address of a page, a copy reads through another; a page is mapped, written and read at once; a
-//! page goes and comes back. All of it at boundaries of operations, as everywhere in the library. It takes milliseconds. What it cannot see is what
-//! caches of kernels keep: kernels are not behind the door.
+//! A copy and a fill write through one address of a page, and a copy reads through another. A page
+//! is mapped, written and read at once, and is unmapped and mapped again. All checks are at
+//! operation boundaries, as in the library. Takes milliseconds. Cannot test caches of kernels,
+//! because the driver interface has no kernels.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -12,19 +13,20 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Peers, Stream};
 
-/// The environment variable that leaves the test out, with `0`.
+/// Environment variable; `0` disables the test.
 const VARIABLE: &str = "VMMGRAPH_SELF_TEST";
-/// How often a page is mapped and used at once.
 const ROUNDS: u32 = 8;
 
-/// What became of the devices of this process: nothing for those that passed.
+/// Results in this process, by device; `None`: passed.
 type Tested = HashMap<(&'static str, i32), Option<Error>>;
 
-/// Runs [`self_test`] on a device whose platform has not shown its aliases ([`alias_proven`](super::Capabilities::alias_proven)), once in
-/// a process, and answers the same afterwards; `VMMGRAPH_SELF_TEST=0` leaves it out. [`open`](super::open) does this.
+/// Runs [`self_test`] once a process for a device without verified aliases
+/// ([`alias_proven`](super::Capabilities::alias_proven)), and returns the same result afterwards.
+/// `VMMGRAPH_SELF_TEST=0` disables the test. Called by [`open`](super::open).
 ///
 /// # Errors
-/// Those of [`self_test`]. What the driver refused is tried again at the next opening; [`Error::Incoherent`] is final.
+/// Errors of [`self_test`]. After driver errors, the next opening repeats the test;
+/// [`Error::Incoherent`] is final.
 pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
     static TESTED: OnceLock<Mutex<Tested>> = OnceLock::new();
     let (info, can) = (driver.info(), driver.capabilities());
@@ -35,7 +37,7 @@ pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
         tracing::warn!(driver = info.platform, device = info.ordinal, "the self-test is left out");
         return Ok(());
     }
-    // Held meanwhile: two threads that open one device test it once.
+    // Held during the test: concurrent openings test a device once.
     let mut tested = TESTED.get_or_init(Mutex::default).lock();
     if let Some(known) = tested.get(&(info.platform, info.ordinal)) {
         return known.clone().map_or(Ok(()), Err);
@@ -51,10 +53,11 @@ pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
     result
 }
 
-/// Tries aliases and new mappings with two pages of the smallest size, and gives everything back.
+/// Tests aliases and new mappings with two pages of the smallest size, and frees everything.
 ///
 /// # Errors
-/// [`Error::Incoherent`] if something else is read than was written; what the driver refuses, also to take back.
+/// [`Error::Incoherent`] if a read differs from the write; driver errors, including those while
+/// freeing.
 pub fn self_test(driver: &dyn Driver) -> Result<()> {
     let mut ground = Ground {
         driver,
@@ -71,24 +74,22 @@ pub fn self_test(driver: &dyn Driver) -> Result<()> {
     result.and(ground.give_back())
 }
 
-/// What [`Ground::prepare`] has made.
 fn prepared<T>(made: Option<T>) -> Result<T> {
     made.ok_or_else(|| Error::Internal { what: "a self-test without its ground".to_owned() })
 }
 
-/// Two addresses and the pages behind them.
 struct Ground<'d> {
     driver: &'d dyn Driver,
     granule: u64,
     base: Option<Address>,
-    /// Which of the addresses have a page.
+    /// Page mapped at each address.
     shown: [Option<PageHandle>; 2],
     pages: Vec<PageHandle>,
     stream: Option<Stream>,
     event: Option<Event>,
-    /// Something was given to the stream and not yet waited for.
+    /// Submitted work was not awaited yet.
     unsettled: bool,
-    /// The pattern that was made last.
+    /// Last pattern written.
     last: u32,
 }
 
@@ -106,7 +107,6 @@ impl Ground<'_> {
         Ok(page)
     }
 
-    /// The addresses of one of the two places.
     fn at(&self, place: usize) -> Result<Address> {
         Ok(prepared(self.base)?.plus(place as u64 * self.granule))
     }
@@ -124,13 +124,13 @@ impl Ground<'_> {
     }
 
     fn hide(&mut self, place: usize) -> Result<()> {
-        // SAFETY: one whole mapping; every operation on it has been waited for.
+        // SAFETY: one whole mapping; all its operations are complete.
         unsafe { self.driver.unmap(self.at(place)?, self.granule) }?;
         self.shown[place] = None;
         Ok(())
     }
 
-    /// Writes a pattern that was never there before by a copy; which it is.
+    /// Copies a new pattern to a place and returns the pattern.
     fn write(&mut self, place: usize) -> Result<Vec<u8>> {
         let mut word = self.last;
         let mut bytes = Vec::with_capacity(self.granule as usize);
@@ -139,16 +139,16 @@ impl Ground<'_> {
             bytes.extend_from_slice(&word.to_ne_bytes());
         }
         self.last = word;
-        // SAFETY: mapped and ours.
+        // SAFETY: mapped, and ours.
         unsafe { self.driver.write(self.at(place)?, &bytes) }?;
         Ok(bytes)
     }
 
-    /// Fills with a value whose bytes are equal, which every platform can, and waits for that.
+    /// Fills with equal bytes, as every platform can, and waits.
     fn fill(&mut self, place: usize, byte: u8) -> Result<Vec<u8>> {
         let (at, stream, event) = (self.at(place)?, prepared(self.stream)?, prepared(self.event)?);
         self.unsettled = true;
-        // SAFETY: mapped and ours; our own stream and event.
+        // SAFETY: mapped, and ours; our own stream and event.
         unsafe {
             self.driver.fill(at, self.granule, u32::from_ne_bytes([byte; 4]), stream)?;
             self.driver.event_record(event, stream)?;
@@ -158,7 +158,6 @@ impl Ground<'_> {
         Ok(vec![byte; self.granule as usize])
     }
 
-    /// Compares a whole page with what it should hold.
     fn expect(&self, place: usize, expected: &[u8], tried: &str) -> Result<()> {
         let mut found = vec![0xee; expected.len()];
         // SAFETY: mapped memory of the device.
@@ -176,7 +175,7 @@ impl Ground<'_> {
         })
     }
 
-    /// Ends with the page that it returns at both places.
+    /// Returns the page, mapped at both places.
     fn aliases(&mut self) -> Result<PageHandle> {
         let page = self.create()?;
         self.show(0, page)?;
@@ -215,7 +214,7 @@ impl Ground<'_> {
         self.expect(0, &theirs, "a page that moved to another address")
     }
 
-    /// Gives back everything that there is; what is refused is tried once more.
+    /// Frees everything. Each refused call is repeated once.
     fn give_back(&mut self) -> Result<()> {
         let driver = self.driver;
         let twice = |call: &mut dyn FnMut() -> Result<()>| call().or_else(|_| call());
@@ -233,19 +232,19 @@ impl Ground<'_> {
             }
         }
         for page in self.pages.drain(..) {
-            // SAFETY: a page of ours, released once: what is refused has changed nothing.
+            // SAFETY: our page, released once: a refused call has no effect.
             result = result.and(twice(&mut || unsafe { driver.release(page) }));
         }
         if let Some(base) = self.base.take() {
-            // SAFETY: our reservation, in which nothing is mapped any more; else the driver refuses.
+            // SAFETY: our reservation, without mappings; otherwise the driver refuses.
             result = result.and(twice(&mut || unsafe { driver.free_addresses(base, 2 * self.granule) }));
         }
         if let Some(event) = self.event.take() {
-            // SAFETY: an event of ours, destroyed once.
+            // SAFETY: our event, destroyed once.
             result = result.and(twice(&mut || unsafe { driver.event_destroy(event) }));
         }
         if let Some(stream) = self.stream.take() {
-            // SAFETY: a stream of ours, destroyed once.
+            // SAFETY: our stream, destroyed once.
             result = result.and(twice(&mut || unsafe { driver.stream_destroy(stream) }));
         }
         result

@@ -1,4 +1,5 @@
-//! Pages that other processes may have: what is asked for when a device is opened, and the part of the door that gives and takes them.
+//! Sharing of pages with other processes: options of a device, and the driver functions for export
+//! and import.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -6,50 +7,51 @@ use super::{Driver, HostOptions, PageHandle};
 use crate::error::{Error, Result};
 use crate::units::Peers;
 
-/// What other processes can be given a device's pages by; each is what stands before it too.
+/// Handle types for exporting pages. Each level includes the previous ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Handles {
-    /// By nothing: pages stay in this process.
+    /// None: pages stay in this process.
     #[default]
     None,
-    /// By POSIX file descriptors, one a page. A page takes none before it is exported.
+    /// POSIX file descriptors, one a page, created at the export.
     Fd,
-    /// By [fabric handles](FabricHandle), which reach other hosts, where the device makes one at a trial; else by descriptors.
+    /// [Fabric handles](FabricHandle), valid on other hosts too, if the device can create one; else
+    /// descriptors.
     Fabric,
 }
 
-/// By what another process imports a page over the fabric, to be sent as it is: `CUmemFabricHandle`.
+/// Handle for importing a page over the fabric, sent as bytes: `CUmemFabricHandle`.
 pub type FabricHandle = [u8; 64];
 
 impl Handles {
-    /// What a driver grants.
+    /// Returns the handle types granted by a driver.
     #[must_use]
     pub fn of(driver: &dyn Driver) -> Self {
         driver.sharing().map_or(Self::None, Sharing::granted)
     }
 
-    /// The answer of a device that cannot.
     pub(super) fn refused(self) -> Error {
         let expected = "none: this device has no handles that other processes can open";
         Error::InvalidArgument { what: "sharing", value: self as i128, expected }
     }
 }
 
-/// What a device is opened with. Host options alone are the defaults for the rest.
+/// Options for opening a device. [`HostOptions`] alone convert, with defaults for the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// For the host only.
     pub host: HostOptions,
-    /// What pages can be exported by, all or none of the device's; where that cannot be, opening fails. [`Handles::None`], the default: nothing is asked
-    /// for. [`open`](super::open) has them by descriptors then all the same where it can and `NCCL_GRAPH_REGISTER=0` is in the environment.
+    /// Handle types for all pages of the device; opening fails if unavailable. With the default,
+    /// [`Handles::None`], [`open`](super::open) still makes pages exportable by descriptors, if
+    /// possible and if the environment has `NCCL_GRAPH_REGISTER=0`.
     pub sharing: Handles,
-    /// Whether network cards may read and write its pages (`gpuDirectRDMACapable` of CUDA, which makes every map dearer); where that cannot be, opening fails.
+    /// Network cards may access the pages (`gpuDirectRDMACapable` of CUDA, which makes every map
+    /// slower); opening fails if unavailable.
     pub rdma: bool,
-    /// Other devices of the platform that may read and write all its pages: see [`Device::admit`](crate::Device::admit).
+    /// Peer devices with access to all pages: see [`Device::admit`](crate::Device::admit).
     pub peers: Peers,
 }
 
-/// The answer of a device whose pages network cards cannot reach.
 pub(super) fn rdma_refused() -> Error {
     let expected = "0: network cards cannot be given this device's pages";
     Error::InvalidArgument { what: "rdma", value: 1, expected }
@@ -61,34 +63,38 @@ impl From<HostOptions> for DeviceOptions {
     }
 }
 
-/// Pages that other processes have too, which some platforms can, for devices that were opened so.
+/// Export and import of pages, for devices opened with sharing.
 ///
 /// # Safety
 /// As [`Memory`](super::Memory).
 pub unsafe trait Sharing {
-    /// What pages can be exported by.
+    /// Returns the granted handle types.
     fn granted(&self) -> Handles {
         Handles::Fd
     }
 
-    /// A descriptor by which another process can [import](Self::import) the page; the caller's. The page's memory stays, whatever happens to the page
-    /// here, as long as the descriptor, or a page that was imported by it, does.
+    /// Returns a descriptor for [importing](Self::import) the page in another process. The caller
+    /// owns the descriptor. The memory exists while the page, the descriptor or an imported page
+    /// exists.
     ///
     /// # Safety
-    /// A live page of this driver that [`create`](super::Memory::create) made.
+    /// A live page of this driver, made by [`create`](super::Memory::create).
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd>;
 
-    /// A page over the memory of one that was exported, here or in another process: it is mapped, unmapped and released as any other, takes no
-    /// memory of this device, and keeps that memory until it is released and mapped nowhere. The descriptor is not needed afterwards.
+    /// Imports an exported page of this or another process. The page is mapped, unmapped and
+    /// released as any page, takes no memory of this device, and keeps the memory until released
+    /// and unmapped. The descriptor is not needed afterwards.
     ///
     /// # Errors
-    /// What the driver says of a descriptor that is no page of that length; a platform that cannot tell the length says so when it is mapped.
+    /// Driver errors for a descriptor without a page of this length. A platform which does not know
+    /// the length reports the error at the map.
     fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle>;
 
-    /// As [`export`](Self::export), for processes of other hosts too. The page's memory stays as long as the page does, and where it was imported.
+    /// As [`export`](Self::export), for other hosts too. The memory exists while the page or an
+    /// imported page exists.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless that was [granted](Self::granted); what the driver says.
+    /// [`Error::WrongState`] unless [granted](Self::granted); driver errors.
     ///
     /// # Safety
     /// As [`export`](Self::export).
@@ -96,7 +102,7 @@ pub unsafe trait Sharing {
         Err(no_fabric())
     }
 
-    /// As [`import`](Self::import), by a handle of the fabric.
+    /// As [`import`](Self::import), by a fabric handle.
     ///
     /// # Errors
     /// As [`export_fabric`](Self::export_fabric).

@@ -1,4 +1,7 @@
-//! Ranges of addresses, and the pages behind them: the driver's part of everything elastic.
+//! Backing: address ranges and their pages. Makes all driver calls of elastic memory.
+//!
+//! The monitor `books` guards the page states. No lock is held during maps, unmaps, observers and
+//! waits for fences.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,17 +24,16 @@ mod moving;
 pub(crate) use borrowed::Lender;
 use moving::{Leaving, Marks};
 
-/// How long somebody who is short of memory waits for fences of what was decommitted.
+/// Maximum wait of one reclaim for fences of decommitted pages.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest page that nobody asked for, in bytes: what an arena's large pages are by default.
+/// Largest automatic page size: the default large page of an arena.
 const LONGEST: u64 = 16 << 20;
-/// How many pages a range has at least, if nobody says how long they are and the granularity allows it.
+/// Minimum number of pages in the longest range at the automatic page size.
 const PAGES: u64 = 64;
-/// What is refused.
-/// Why a commit failed, with everything as it was.
+/// Failure of a commit. The commit is undone.
 pub(super) struct Refused {
     pub(super) error: Error,
-    /// Whether it is of use that others give memory up, if it is memory that was short.
+    /// Whether freed memory may help, if memory was short.
     helps: bool,
 }
 
@@ -41,9 +43,9 @@ impl From<Error> for Refused {
     }
 }
 
-/// Ranges of addresses with pages behind parts of them.
+/// Address ranges, partly backed by pages. Thread-safe.
 ///
-/// Thread-safe. When it goes, everything is unmapped, behind the fences of what was decommitted, also of what came back since.
+/// Dropping unmaps all pages after the fences of the decommits and of earlier users.
 pub(super) struct Backing {
     id: u64,
     name: String,
@@ -57,7 +59,7 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// One range for each length in bytes, which are rounded up to pages; nothing is mapped.
+    /// Reserves one range for each length in bytes, rounded up to pages. Maps nothing.
     pub(super) fn new(
         device: &Arc<Device>,
         lengths: &[u64],
@@ -118,12 +120,12 @@ impl Backing {
         self.observers.add(observer);
     }
 
-    /// Commits all of these or none. Waits for those whom other threads are moving.
+    /// Commits all pages or none. Waits for pages being moved by other threads.
     pub(super) fn try_commit(&self, runs: &[Run]) -> Result<Committed, Refused> {
         self.carry_out(self.mark(runs)?)
     }
 
-    /// Does something again as long as somebody gives memory up for it, who is asked with no lock and no turn held.
+    /// Repeats `work` while reclaimers, called without a lock or turn, free memory.
     pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, Refused>) -> Result<R> {
         let mut relief = self.device.pool().relief();
         loop {
@@ -134,7 +136,7 @@ impl Backing {
         }
     }
 
-    /// Commits on a thread of the library, and nobody is asked to give up memory for it.
+    /// Commits on the worker thread, without reclaimers.
     pub(super) fn commit_async(self: &Arc<Self>, runs: Vec<Run>) -> Pending {
         let (there, marked) = (Arc::clone(self), runs.clone());
         let hopeless = self.refuse_hopeless(&runs).is_err();
@@ -153,7 +155,8 @@ impl Backing {
         self.device.pool().refuse_hopeless(pages.saturating_mul(self.page))
     }
 
-    /// Marks what is to be mapped, once nobody moves any of it. Others' pages that are to go back do not stay.
+    /// Marks pages as coming, once no other thread moves them. Fails while recalled pages are
+    /// mapped.
     fn mark(&self, runs: &[Run]) -> Result<Plan> {
         self.refuse_hopeless(runs)?;
         let begin = |books: &mut Books| (!books.is_recalled(runs)).then(|| books.begin(runs));
@@ -177,11 +180,10 @@ impl Backing {
         Ok(self.books.wait_for(|books| (!books.moving(runs)).then(|| then(books))))
     }
 
-    /// Maps what a plan says, in one change.
     fn carry_out(&self, plan: Plan) -> Result<Committed, Refused> {
         let marked = Marks { backing: self, plan: Some(plan) };
         let Some(plan) = &marked.plan else { return Ok(Committed::default()) };
-        // Behind the marks: what is wanted again is not unmapped first.
+        // After the marks, so pages committed again are not unmapped.
         self.settle();
         let mut done = Committed { revived: plan.revived_pages(), ..Committed::default() };
         let mut change = Change::on(self.device.pool());
@@ -191,7 +193,7 @@ impl Backing {
         }
         let calls = change.commit().0;
         (done.pages, done.bytes) = (calls.maps, calls.mapped_bytes);
-        // A page that is mapped costs two calls, one that is created a third.
+        // A mapped page costs two calls, and a created page one more.
         done.created = calls.all - 2 * calls.maps;
         self.tell(&plan.absent, false);
         marked.finish(&done);
@@ -211,14 +213,15 @@ impl Backing {
         change.map(range.id(), run.first * self.page, &pages)
     }
 
-    /// Decommits what is there of these, behind a fence; the bytes. Waits for those whom other threads are moving, not for the fence.
+    /// Decommits present pages after a fence and returns their bytes. Waits for pages being moved,
+    /// but not for the fence.
     pub(super) fn decommit(&self, runs: &[Run], fence: &Fence) -> Result<u64> {
         let pages = self.when_at_rest(runs, |books| books.leave(runs, fence.clone()))?;
         self.settle();
         Ok(pages * self.page)
     }
 
-    /// Unmaps what was decommitted and is not in use any more; the bytes.
+    /// Unmaps decommitted pages with finished fences and returns the bytes.
     pub(super) fn settle(&self) -> u64 {
         let events = self.device.pool().events();
         let going = self.read(|books| books.take_done(events));
@@ -231,14 +234,14 @@ impl Backing {
             if let Some(range) = self.ranges.get(run.range) {
                 let mut remains = Remains::default();
                 remains.add_part(range.id(), run.first * self.page, run.pages() * self.page);
-                // What has to stay now may be committed again before the next try, so nobody else may unmap it later.
+                // Not as a pending unmap: a page that stays may be committed again before the
+                // retry.
                 self.device.pool().finish_now(remains);
             }
         }
         leaving.end() * self.page
     }
 
-    /// Whether a page is mapped, by the pool's books.
     fn is_mapped(&self, (range, page): (usize, u64)) -> bool {
         let found = self.ranges.get(range);
         found.is_some_and(|range| range.gap(page * self.page, (page + 1) * self.page).is_none())
@@ -253,18 +256,15 @@ impl Backing {
         self.observers.tell(&Shown { name: &self.name, buffer: self.id, ranges: &ranges }, gone);
     }
 
-    /// Makes later work of a stream wait for what may still use pages that are there, from before they came.
     pub(super) fn before(&self, stream: Stream) -> Result<()> {
         let mut earlier = self.read(|books| books.earlier());
         earlier.before(self.device.pool().events(), stream)
     }
 
-    /// Somebody had these pages, which are there or are about to be: who has them next waits for him, and they go behind him, too.
     pub(super) fn had(&self, places: impl IntoIterator<Item = Place>, fence: Fence) {
         self.read(|books| books.had(places, fence));
     }
 
-    /// Which of these are there.
     pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
         self.read(|books| books.here(runs))
     }
@@ -295,7 +295,7 @@ impl Backing {
         }
     }
 
-    /// Whether its books, the pool's, and the account's agree, while no call is under way.
+    /// Checks that the page states, the pool and the account agree. No other call may run.
     pub(super) fn audit(&self) -> Result<()> {
         self.device.pool().audit()?;
         let stats = self.stats();
@@ -328,7 +328,6 @@ impl Backing {
     }
 }
 
-/// Bytes of a page: what is asked for, or what fits the longest range.
 fn page_bytes(device: &Device, lengths: &[u64], asked: u64) -> Result<u64> {
     let capabilities = device.driver().capabilities();
     let granularity = capabilities.granularity;
@@ -347,13 +346,13 @@ fn page_bytes(device: &Device, lengths: &[u64], asked: u64) -> Result<u64> {
 }
 
 impl Reclaimer for Backing {
-    /// Unmaps what was decommitted; waits for its fences if that is not enough. What is committed stays.
+    /// Unmaps decommitted pages, and waits for their fences if necessary. Keeps committed pages.
     fn reclaim(&self, bytes: u64) -> u64 {
         let mut given = self.settle();
         if given < bytes {
             let start = Instant::now();
             for mut fence in self.read(|books| books.fences()) {
-                // What cannot be waited for stays.
+                // After a failed wait, the pages stay.
                 let _ = fence.block(self.device.pool().events(), PATIENCE.saturating_sub(start.elapsed()));
             }
             given += self.settle();
@@ -361,7 +360,6 @@ impl Reclaimer for Backing {
         given
     }
 
-    /// Nobody misses what was decommitted.
     fn account(&self) -> Option<AccountId> {
         Some(self.account.id())
     }

@@ -1,4 +1,6 @@
-//! Which blocks of a cache to use, so that whole pages come free. Bookkeeping over numbers; memory is somebody else's.
+//! Block pool: chooses blocks of a cache so that whole pages run empty.
+//!
+//! Plain bookkeeping without lock or driver: the caller backs and frees memory.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -7,14 +9,13 @@ use crate::error::{Error, Result};
 use crate::pages::check_host_room;
 use crate::units::checked_product;
 
-/// Where a page stands among those with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
     /// Not backed, full, or beyond the limit.
     None,
-    /// Some blocks are used, and so many can be had.
+    /// Some blocks are used, and this many are free.
     Partial(u64),
-    /// None is used, and so many can be had.
+    /// No block is used, and this many are free.
     Empty(u64),
 }
 
@@ -23,37 +24,37 @@ struct Page {
     backed: bool,
     used: u64,
     room: Room,
-    /// Counted among those that are backed and empty.
+    /// Counted in `empty_bytes`: backed and unused.
     idle: bool,
 }
 
-/// A page that would come free, and what is on it.
+/// A page that could be vacated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its number.
+    /// Number of the page.
     pub page: u64,
-    /// The blocks in use on it.
+    /// Used blocks on the page.
     pub blocks: Vec<u64>,
 }
 
-/// What an engine is asked to vacate.
+/// Request to the engine: pages to vacate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Pages, those that cost it least first, as many as are needed.
+    /// Pages, cheapest to vacate first, as many as needed.
     pub pages: Vec<Candidate>,
-    /// Bytes that are wanted.
+    /// Requested bytes.
     pub bytes: u64,
-    /// Bytes that there would be, those of pages that are empty already included.
+    /// Bytes available after vacating, including pages already unused.
     pub there: u64,
-    /// Until when, in the caller's own units.
+    /// Deadline, in the caller's unit.
     pub by: u64,
 }
 
-/// The blocks of a cache: which are used, and which to use next. Blocks that share pages are one *page* here, `blocks_a_page` behind one
-/// another; a page is backed or not, as the caller commits and decommits it.
+/// Blocks of a cache, used or free. `blocks_a_page` consecutive blocks form one *page*, which the
+/// caller backs and unbacks as a whole.
 ///
-/// New blocks go to the page with the least room that has enough, so that other pages run empty; pages without any used block come
-/// last. There being no block is a miss and not an error.
+/// New blocks go to the page with the least sufficient room, so other pages run empty. Unused pages
+/// come last. A lack of blocks is `None`, not an error.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     blocks: u64,
@@ -61,21 +62,20 @@ pub struct BlockPool {
     block_bytes: u64,
     limit: u64,
     pages: Vec<Page>,
-    /// A bit for each block.
+    /// One bit for each block.
     used: Vec<u64>,
     in_use: u64,
-    /// Room and number of pages of which some is used.
+    /// Room and number of each partly used page.
     partial: BTreeSet<(u64, usize)>,
-    /// Pages of which none is used.
+    /// Backed pages without a used block.
     empty: BTreeSet<usize>,
-    /// Blocks that can be had, reserved ones included.
+    /// Free blocks, including reserved ones.
     free: u64,
     reserved: u64,
-    /// Bytes of backed pages on which nothing is used.
     empty_bytes: u64,
 }
 
-/// So many of one value; too many for the host are an error and not the end of the process.
+/// Allocates `count` values. Returns an error if host memory is short, instead of aborting.
 fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
     let requested = (count as u64).saturating_mul(size_of::<T>() as u64);
     check_host_room(requested, 0)?;
@@ -87,12 +87,12 @@ fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
 }
 
 impl BlockPool {
-    /// So many blocks, none backed; `block_bytes` is a block's of all planes.
+    /// Creates a pool of unbacked blocks. `block_bytes`: bytes of a block in all planes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no blocks and for more than 2^32; [`Error::InvalidSize`] if all of
-    /// them have no bytes, or more than [`MAX_BYTES`](crate::units::MAX_BYTES);
-    /// [`Error::OutOfHostMemory`]: each page takes 32 bytes of the host.
+    /// [`Error::InvalidArgument`] for no blocks or more than 2^32; [`Error::InvalidSize`] for 0
+    /// bytes in all or more than [`MAX_BYTES`](crate::units::MAX_BYTES); [`Error::OutOfHostMemory`]
+    /// (32 bytes a page).
     pub fn new(blocks: u64, blocks_a_page: u64, block_bytes: u64) -> Result<Self> {
         let most = 1 << 32;
         for (what, value) in [("the number of blocks", blocks), ("blocks a page", blocks_a_page)] {
@@ -119,51 +119,52 @@ impl BlockPool {
         })
     }
 
-    /// Blocks there are, backed or not.
+    /// Returns the number of blocks, backed or not.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Blocks below this are handed out.
+    /// Returns the limit: only blocks below are handed out.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Blocks in use.
+    /// Returns the number of used blocks.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         self.in_use
     }
 
-    /// Blocks that [`allocate`](Self::allocate) could hand out now: backed, unused, below the limit and not reserved.
+    /// Returns the blocks available to [`allocate`](Self::allocate): backed, free, below the limit
+    /// and not reserved.
     #[must_use]
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
     }
 
-    /// Blocks set aside.
+    /// Returns the number of reserved blocks.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// The blocks of a page.
+    /// Returns the blocks of a page.
     #[must_use]
     pub fn blocks_of(&self, page: u64) -> Range<u64> {
         let start = page.saturating_mul(self.a_page).min(self.blocks);
         start..start.saturating_add(self.a_page).min(self.blocks)
     }
 
-    /// Whether a block is in use.
+    /// Returns true if the block is used.
     #[must_use]
     pub fn is_used(&self, block: u64) -> bool {
         self.used.get((block / 64) as usize).is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
-    /// Blocks of a range that are in use, as ranges in order: those beyond a new limit are what
-    /// [`shrink_to`](crate::KvCache::shrink_to) is to leave.
+    /// Returns the used blocks of a range, as ranges in order. For blocks beyond a new limit, these
+    /// are the `busy` ones of [`shrink_to`](crate::KvCache::shrink_to).
     #[must_use]
     pub fn used(&self, blocks: &Range<u64>) -> Vec<Range<u64>> {
         let mut found = Vec::new();
@@ -175,7 +176,7 @@ impl BlockPool {
         found
     }
 
-    /// Bytes of backed pages on which nothing is used. Kept, not counted: a scheduler asks at every step.
+    /// Returns the bytes of backed, unused pages, in constant time: a scheduler asks at every step.
     #[must_use]
     pub fn empty_bytes(&self) -> u64 {
         self.empty_bytes
@@ -186,19 +187,19 @@ impl BlockPool {
         (blocks.end - blocks.start) * self.block_bytes
     }
 
-    /// Pages have memory now: those that these blocks cover.
+    /// Marks the pages fully covered by these blocks as backed.
     pub fn back(&mut self, blocks: &Range<u64>) {
         self.set_backed(blocks, true);
     }
 
-    /// Pages have none any more: those that these blocks cover and on which none is used; how many reserved blocks that costs. What is
-    /// [surplus](Self::surplus) costs none.
+    /// Marks the unused pages fully covered by these blocks as unbacked. Returns the number of lost
+    /// reserved blocks: none for [surplus](Self::surplus) pages.
     pub fn unback(&mut self, blocks: &Range<u64>) -> u64 {
         self.set_backed(blocks, false);
         self.cut()
     }
 
-    /// No more is reserved than there is; how many blocks were.
+    /// Cuts reservations to the free blocks and returns the number cut.
     fn cut(&mut self) -> u64 {
         let lost = self.reserved.saturating_sub(self.free);
         self.reserved -= lost;
@@ -217,7 +218,6 @@ impl BlockPool {
         }
     }
 
-    /// Puts a page where it belongs now.
     fn index(&mut self, index: usize) {
         let blocks = self.blocks_of(index as u64);
         let below = blocks.start..blocks.end.min(self.limit);
@@ -259,12 +259,13 @@ impl BlockPool {
         }
     }
 
-    /// Hands out so many blocks, or none.
+    /// Allocates `count` blocks, or none.
     pub fn allocate(&mut self, count: u64) -> Option<Vec<u64>> {
         (count <= self.available()).then(|| self.take(count))
     }
 
-    /// Sets so many blocks aside for [`allocate_reserved`](Self::allocate_reserved); whether there were.
+    /// Reserves `count` blocks for [`allocate_reserved`](Self::allocate_reserved). Returns false if
+    /// too few are available.
     pub fn reserve(&mut self, count: u64) -> bool {
         let there = count <= self.available();
         if there {
@@ -273,12 +274,12 @@ impl BlockPool {
         there
     }
 
-    /// Gives up so many reserved blocks, or as many as there are.
+    /// Cancels at most `count` reservations.
     pub fn unreserve(&mut self, count: u64) {
         self.reserved = self.reserved.saturating_sub(count);
     }
 
-    /// Hands out so many of the reserved blocks, or none.
+    /// Allocates `count` reserved blocks, or none.
     pub fn allocate_reserved(&mut self, count: u64) -> Option<Vec<u64>> {
         if count > self.reserved {
             return None;
@@ -287,12 +288,13 @@ impl BlockPool {
         Some(self.take(count))
     }
 
-    /// So many blocks, which there are.
+    /// Takes `count` blocks. The caller checked that enough are free.
     fn take(&mut self, count: u64) -> Vec<u64> {
         let mut taken = Vec::with_capacity(count as usize);
         while (taken.len() as u64) < count {
             let left = count - taken.len() as u64;
-            // The tightest that holds the rest; else the one that holds most of it; else one that is empty, so that the end runs empty.
+            // The tightest page with enough room, else the page with the most room, else the first
+            // unused page.
             let tight = self.partial.range((left, 0)..).next();
             let found = tight.or(self.partial.last()).map(|(_, index)| *index);
             let Some(index) = found.or(self.empty.first().copied()) else { break };
@@ -321,11 +323,11 @@ impl BlockPool {
         }
     }
 
-    /// Blocks are not used any more; the pages that came empty by that, in order. Their memory may be given back: see
+    /// Frees blocks and returns the pages without used blocks, in order: see
     /// [`surplus`](Self::surplus).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a block that is not in use, or is named twice, with nothing changed.
+    /// [`Error::InvalidArgument`] for a block not in use or named twice, without effect.
     pub fn free(&mut self, blocks: &[u64]) -> Result<Vec<u64>> {
         for (count, block) in blocks.iter().enumerate() {
             if !self.is_used(*block) {
@@ -352,7 +354,8 @@ impl BlockPool {
         Ok(empty.map(|index| index as u64).collect())
     }
 
-    /// Only blocks below `blocks` are handed out from now on; how many reserved ones that costs. Used ones stay used.
+    /// Sets the limit: later allocations use blocks below only. Used blocks stay used. Returns the
+    /// number of lost reserved blocks.
     pub fn set_limit(&mut self, blocks: u64) -> u64 {
         let (old, new) = (self.limit, blocks.min(self.blocks));
         self.limit = new;
@@ -363,8 +366,8 @@ impl BlockPool {
         self.cut()
     }
 
-    /// What is to be backed so that `count` blocks are available: ranges of blocks in whole pages, the lowest first. `None`: the limit
-    /// leaves too few.
+    /// Returns the blocks to back so that `count` are available: whole pages, lowest first. `None`:
+    /// the limit is too low.
     #[must_use]
     pub fn shortfall(&self, count: u64) -> Option<Vec<Range<u64>>> {
         let mut missing = count.saturating_sub(self.available());
@@ -383,8 +386,9 @@ impl BlockPool {
         (missing == 0).then_some(found)
     }
 
-    /// Backed pages on which nothing is used: those beyond the limit, and the highest others as long as `keep` blocks and the reserved
-    /// ones are free without them. As ranges of blocks in whole pages, in order.
+    /// Returns backed, unused pages to unback, as block ranges in order. All pages beyond the
+    /// limit, and the highest other pages, as long as `keep` blocks and the reserved ones stay
+    /// free.
     #[must_use]
     pub fn surplus(&self, keep: u64) -> Vec<Range<u64>> {
         let mut spare = self.available().saturating_sub(keep);
@@ -404,17 +408,17 @@ impl BlockPool {
         found
     }
 
-    /// What the engine is to vacate so that `bytes` of memory can be given back until `by`: pages all of whose used blocks it calls
-    /// `evictable`, those beyond the limit first, then those with the fewest used blocks. It frees what it can of them, and
-    /// [`free`](Self::free) says which pages came empty.
+    /// Chooses pages to vacate, so that `bytes` can be freed until `by`. All used blocks of a
+    /// chosen page are `evictable`. Pages beyond the limit come first, then pages with the fewest
+    /// used blocks. The engine frees the blocks; [`free`](Self::free) returns the vacated pages.
     #[must_use]
     pub fn ask(&self, bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
         let backed = self.pages.iter().enumerate().filter(|(_, page)| page.backed);
         self.ask_among(backed.collect(), (bytes, by), evictable)
     }
 
-    /// As [`ask`](Self::ask), of the pages that these blocks lie on only: what a [recall](crate::BlockBorrower) wants back. `there` is what
-    /// [`unused_of`](Self::unused_of) them is.
+    /// As [`ask`](Self::ask), for the pages of these blocks only, as needed by a
+    /// [recall](crate::BlockBorrower). `there` counts the pages of [`unused_of`](Self::unused_of).
     #[must_use]
     pub fn ask_of(&self, blocks: &[Range<u64>], bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
         let pages = self.pages_of(blocks);
@@ -422,7 +426,7 @@ impl BlockPool {
         self.ask_among(pages.collect(), (bytes, by), evictable)
     }
 
-    /// The pages that these blocks lie on and of which none is used, as ranges of blocks, in order: what can be vacated now.
+    /// Returns the unused pages among the pages of these blocks, as block ranges in order.
     #[must_use]
     pub fn unused_of(&self, blocks: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut found = Vec::new();
@@ -434,7 +438,6 @@ impl BlockPool {
         found
     }
 
-    /// The pages that these blocks lie on.
     fn pages_of(&self, blocks: &[Range<u64>]) -> BTreeSet<usize> {
         let pages = |blocks: &Range<u64>| {
             let end = if blocks.is_empty() { 0 } else { blocks.end.min(self.blocks).div_ceil(self.a_page) };
@@ -470,7 +473,7 @@ impl BlockPool {
     }
 }
 
-/// Adds a range behind the others, to the last one if it touches that.
+/// Appends a range, merged with the last one if adjacent.
 fn join(ranges: &mut Vec<Range<u64>>, more: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == more.start => last.end = more.end,

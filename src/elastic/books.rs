@@ -1,21 +1,26 @@
-//! What an elastic buffer knows of its pages: which are there, coming, or to go. Bookkeeping; the driver is asked elsewhere, but for
-//! whether a fence is over.
+//! State of each page of a backing: absent, coming, here, leaving or going.
+//!
+//! Makes no driver calls, except queries of fences. The monitor of `Backing` guards the state.
+//! Invariants:
+//!
+//! * A page in `Coming` or `Going` belongs to the thread which moves it.
+//! * A page in `Leaving` is in exactly one batch, and is unmapped after the fence of this batch.
+//! * `tally` counts the pages of each state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::pages::{Events, Fence, Look};
 
-/// A page's place: the number of its range, and of the page in it.
+/// Place of a page: range number, and page number in the range.
 pub(super) type Place = (usize, u64);
 
-/// Pages of one range, behind one another.
+/// Consecutive pages of one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) range: usize,
-    /// The first page.
     pub(super) first: u64,
-    /// Behind the last page.
+    /// One past the last page.
     pub(super) end: u64,
 }
 
@@ -29,7 +34,7 @@ impl Run {
     }
 }
 
-/// Places, in order, as runs.
+/// Joins sorted places to runs.
 pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (range, page) in places {
@@ -41,19 +46,17 @@ pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
     runs
 }
 
-/// What is known of a page. One that is not listed has no memory.
+/// State of a page. Absent pages have no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
-    /// Somebody is mapping it.
     Coming,
     Here,
-    /// Decommitted; mapped as long as this batch's fence is not over.
+    /// Decommitted; mapped until the fence of this batch is done.
     Leaving(u64),
-    /// Somebody is unmapping it.
     Going,
 }
 
-/// Pages, and what may still use them.
+/// Pages and the fence of the work that may use them.
 #[derive(Debug)]
 struct Batch {
     fence: Fence,
@@ -61,19 +64,18 @@ struct Batch {
 }
 
 impl Batch {
-    /// Nothing where either is nothing.
+    /// Returns `None` without pages or without a fence.
     fn of(pages: impl IntoIterator<Item = Place>, fence: Fence) -> Option<Self> {
         let pages: BTreeSet<Place> = pages.into_iter().collect();
         (!pages.is_empty() && !fence.is_empty()).then_some(Self { fence, pages })
     }
 }
 
-/// What a commit is to do. Its pages are `Coming` until it is over.
+/// Steps of a commit. All its pages are `Coming` until the commit ends.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// What has no memory.
     pub(super) absent: Vec<Run>,
-    /// What was decommitted and is still mapped: it stays.
+    /// Decommitted pages which stay mapped.
     revived: Vec<(u64, Fence, Vec<Place>)>,
 }
 
@@ -87,34 +89,32 @@ impl Plan {
     }
 }
 
-/// How many pages there are of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) here: u64,
     pub(super) coming: u64,
-    /// Decommitted and not unmapped yet.
     pub(super) leaving: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Books {
     slots: BTreeMap<Place, Slot>,
-    /// What was decommitted together.
+    /// Pages decommitted together, by batch number.
     batches: BTreeMap<u64, Batch>,
     next: u64,
     tally: Tally,
-    /// Pages that are there, and who had them here before and may use them still: they go behind him.
+    /// Mapped pages that a previous user may still access. Unmapped after that user's fence.
     had: Vec<Batch>,
-    /// Pages that are there, and their lenders' own work, at addresses of their own: who uses the pages here waits for it, and they go back without.
+    /// Mapped pages of lenders and the lenders' own work, at other addresses. Users of the pages
+    /// wait for the work; the unmap does not.
     lent: Vec<Batch>,
-    /// Pages of others that show here.
+    /// Mapped pages of lenders.
     borrowed: BTreeSet<Place>,
-    /// Pages of others that are to go back: as long as they are mapped, nothing is committed there.
+    /// Recalled pages of lenders. Commits at these places fail until the unmap.
     recalled: BTreeSet<Place>,
     pub(super) counts: Counts,
 }
 
-/// Counts since the buffer was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) commits: u64,
@@ -162,24 +162,20 @@ impl Books {
         found.map(|(place, slot)| (*place, *slot))
     }
 
-    /// Whether somebody is mapping or unmapping any of these.
     pub(super) fn moving(&self, runs: &[Run]) -> bool {
         let mut all = runs.iter().flat_map(|run| self.slots_in(*run));
         all.any(|(_, slot)| matches!(slot, Slot::Coming | Slot::Going))
     }
 
-    /// Whether nothing of these has memory, or is about to.
     pub(super) fn is_empty(&self, runs: &[Run]) -> bool {
         runs.iter().all(|run| self.slots_in(*run).next().is_none())
     }
 
-    /// These are others' pages, which are to go back.
     pub(super) fn recall(&mut self, places: impl IntoIterator<Item = Place>) {
         let slots = &self.slots;
         self.recalled.extend(places.into_iter().filter(|place| slots.contains_key(place)));
     }
 
-    /// Whether any of these are others' pages that are to go back.
     pub(super) fn is_recalled(&self, runs: &[Run]) -> bool {
         !self.recalled.is_empty()
             && runs
@@ -187,13 +183,12 @@ impl Books {
                 .any(|run| self.recalled.range((run.range, run.first)..(run.range, run.end)).next().is_some())
     }
 
-    /// Which of these are there.
     pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
         let all = runs.iter().flat_map(|run| self.slots_in(*run));
         runs_of(all.filter(|(_, slot)| *slot == Slot::Here).map(|(place, _)| place))
     }
 
-    /// Which of these are there and its own. Walks nothing where all that is there is borrowed.
+    /// As [`here`](Self::here), without lenders' pages. Returns early if all mapped pages are lent.
     pub(super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
         if self.borrowed.len() == self.slots.len() {
             return Vec::new();
@@ -203,12 +198,11 @@ impl Books {
         runs_of(own.map(|(place, _)| place))
     }
 
-    /// These pages, which are about to be there, are others'.
     pub(super) fn borrow(&mut self, places: impl IntoIterator<Item = Place>) {
         self.borrowed.extend(places);
     }
 
-    /// Begins to commit these, of which none is [moving](Self::moving).
+    /// Begins a commit. No page of the runs may be [moving](Self::moving).
     pub(super) fn begin(&mut self, runs: &[Run]) -> Plan {
         let mut absent = BTreeSet::new();
         let mut revived: BTreeMap<u64, Vec<Place>> = BTreeMap::new();
@@ -237,7 +231,6 @@ impl Books {
         plan
     }
 
-    /// It was carried out.
     pub(super) fn finish(&mut self, plan: Plan) {
         self.counts.revived += plan.revived_pages();
         for place in plan.absent.iter().flat_map(|run| run.places()) {
@@ -251,7 +244,7 @@ impl Books {
         self.counts.most_here = self.counts.most_here.max(self.tally.here);
     }
 
-    /// It was not: everything is as before. `mapped` says of a page that is coming whether the driver would not undo that.
+    /// Restores the states before a failed commit. `mapped`: the undo of the page failed.
     pub(super) fn abort(&mut self, plan: Plan, mapped: impl Fn(Place) -> bool) {
         self.counts.refused += 1;
         self.unmapped(&plan.absent, &mapped);
@@ -264,24 +257,22 @@ impl Books {
         }
     }
 
-    /// Somebody had these pages, which are there or are about to be, and may use them still.
     pub(super) fn had(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
         self.had.extend(Batch::of(places, fence));
     }
 
-    /// These pages, which are about to be there, are a lender's, which may use them still.
     pub(super) fn lent(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
         self.lent.extend(Batch::of(places, fence));
     }
 
-    /// What may still use pages that are there, from before they came.
+    /// Returns the fences of previous users and lenders of mapped pages.
     pub(super) fn earlier(&self) -> Fence {
         let mut fence = Fence::default();
         self.had.iter().chain(&self.lent).for_each(|batch| fence.join(batch.fence.clone()));
         fence
     }
 
-    /// Decommits what is there of these, of which none is [moving](Self::moving); how many pages that were.
+    /// Decommits present pages and returns their number. No page may be [moving](Self::moving).
     pub(super) fn leave(&mut self, runs: &[Run], fence: Fence) -> u64 {
         let mut pages: BTreeSet<Place> = self.here(runs).iter().flat_map(|run| run.places()).collect();
         let count = pages.len() as u64;
@@ -289,7 +280,8 @@ impl Books {
             return 0;
         }
         self.counts.decommits += 1;
-        // Whoever had some of them before they came may use them still, and this fence does not know of him. Those go later; the others need not.
+        // `fence` does not cover earlier users of some pages. Only these pages also wait for their
+        // users' fences.
         let mut again = Batch { fence: fence.clone(), pages: BTreeSet::new() };
         self.had.retain_mut(|batch| {
             let shared: Vec<Place> = batch.pages.intersection(&pages).copied().collect();
@@ -316,9 +308,9 @@ impl Books {
         self.batches.insert(number, Batch { fence, pages });
     }
 
-    /// Those whose fence is over, to be unmapped.
+    /// Marks decommitted pages with finished fences as going and returns their runs.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
-        // Forgets what is over; what cannot be asked now stays.
+        // Drops finished fences. A fence whose query fails stays.
         let mut look = Look::new(events);
         let mut is_over = |batch: &mut Batch| batch.fence.done_at(&mut look).unwrap_or(false);
         self.had.retain_mut(|batch| !is_over(batch));
@@ -335,7 +327,8 @@ impl Books {
         runs_of(done)
     }
 
-    /// These were to be unmapped. What is `mapped` all the same, because the driver refused, is tried again; how many pages went.
+    /// Ends an unmap and returns the number of unmapped pages. Pages refused by the driver
+    /// (`mapped`) are leaving again.
     pub(super) fn unmapped(&mut self, runs: &[Run], mapped: impl Fn(Place) -> bool) -> u64 {
         let (mut left, mut gone) = (BTreeSet::new(), 0);
         for place in runs.iter().flat_map(|run| run.places()) {
@@ -355,12 +348,11 @@ impl Books {
         gone
     }
 
-    /// What decommitted pages wait for.
     pub(super) fn fences(&self) -> Vec<Fence> {
         self.batches.values().map(|batch| batch.fence.clone()).collect()
     }
 
-    /// All that is mapped, and nobody is at work on any.
+    /// Returns all mapped pages. No other call may run.
     pub(super) fn all(&self) -> Vec<Run> {
         runs_of(self.slots.keys().copied())
     }
@@ -386,7 +378,7 @@ mod tests {
         assert_eq!((books.tally(), books.all()), (Tally::default(), Vec::new()));
         let plan = books.begin(&[run(2, 5)]);
         books.finish(plan);
-        // Only the rest is to be done, in two runs.
+        // Only the absent pages are planned, in two runs.
         let plan = books.begin(&[ALL]);
         assert_eq!(plan.absent, [run(0, 2), run(5, 8)]);
         books.finish(plan);
@@ -408,7 +400,7 @@ mod tests {
         let plan = books.begin(&[run(1, 3)]);
         books.finish(plan);
         assert_eq!(books.tally(), Tally { here: 2, coming: 0, leaving: 2 });
-        // A commit whose undoing failed at one page.
+        // The undo of this commit failed at one page.
         let plan = books.begin(&[run(4, 6)]);
         books.abort(plan, |place| place == (0, 5));
         assert_eq!(books.tally(), Tally { here: 2, coming: 0, leaving: 3 });

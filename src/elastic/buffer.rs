@@ -1,4 +1,4 @@
-//! One range of addresses whose parts come and go.
+//! Elastic buffer: one range of addresses, with pages for the committed part.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,23 +12,24 @@ use crate::error::{Error, Result};
 use crate::pages::{Account, Fence, LentPlace};
 use crate::units::{Address, Stream};
 
-/// Addresses for the most that something may ever be, and pages for what is used of it. They never move: captured graphs that use
-/// what is there stay valid while other parts come and go.
+/// Virtual extent for the maximum size, with pages for the committed part. Addresses never move, so
+/// captured graphs stay valid while other parts change.
 ///
-/// A page is committed or not; nobody counts how often. Thread-safe: calls about the same pages wait for each other, others do not.
-/// What is not committed has no memory: a device that uses it faults. Before the last handle is dropped, everything is decommitted
-/// behind a fence, or the device is done with it.
+/// Commits are not counted. Thread-safe: only calls about the same pages wait for each other. A
+/// device access to an uncommitted address faults. Before dropping the last handle, decommit all
+/// pages with a fence, or wait for the device.
 pub struct ElasticBuffer {
     backing: Arc<Backing>,
     bytes: u64,
 }
 
 impl Device {
-    /// An elastic buffer: `bytes` of addresses, without memory yet.
+    /// Creates an elastic buffer: `bytes` of addresses without memory.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for zero and for more than can be addressed; [`Error::InvalidPageSize`];
-    /// [`Error::OutOfAddresses`]; [`Error::OverBudget`] if there is no room for the least.
+    /// [`Error::InvalidSize`] for zero and for sizes beyond the address space;
+    /// [`Error::InvalidPageSize`]; [`Error::OutOfAddresses`]; [`Error::OverBudget`] if the
+    /// guaranteed bytes do not fit.
     pub fn elastic_buffer(
         self: &Arc<Self>,
         bytes: u64,
@@ -39,91 +40,96 @@ impl Device {
 }
 
 impl ElasticBuffer {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// The first address. It never changes.
+    /// Returns the first address, which never changes.
     #[must_use]
     pub fn base(&self) -> Address {
         self.backing.base(0).unwrap_or(Address(0))
     }
 
-    /// Bytes of addresses, as asked for.
+    /// Returns the requested bytes of addresses.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
     }
 
-    /// Its account, to limit it or to ask what counts toward it.
+    /// Returns the account, for limits and statistics.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
-    /// Makes every byte of a range usable: maps those of its pages, rounded outward, that are not there. All of them or none. Free pages
-    /// of the device are taken first; before there is no memory, others are asked to give some back.
+    /// Maps all absent pages of a range, rounded outward: all or none. Uses free pages first, and
+    /// calls reclaimers before failing.
     ///
-    /// Contents of pages that come are anything. Pages that wait for the fence of a [`decommit`](Self::decommit) stay, with their
-    /// contents: work on other streams than those of the fence is to wait for [`before`](Self::before).
+    /// New pages have undefined contents. Pages still waiting for the fence of a
+    /// [`decommit`](Self::decommit) keep their contents: work on streams outside this fence must
+    /// wait by [`before`](Self::before).
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::OverBudget`], or what the driver says, with everything as it was.
-    /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer, for pages that others are moving.
+    /// [`Error::OutOfMemory`], [`Error::OverBudget`] or driver errors, all without effect.
+    /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer,
+    /// for pages being moved by other threads.
     pub fn commit(&self, range: Range<u64>) -> Result<Committed> {
         let run = self.outward(&range)?;
         self.backing.patiently(|| self.backing.try_commit(&[run]))
     }
 
-    /// As [`commit`](Self::commit), on a thread of the library: mapping there costs neither the caller nor the device anything, but beside copies
-    /// between host and device CUDA may take a millisecond a page (docs/performance.md, Regions). Nobody is asked to give memory up for what is ahead
-    /// of need: without a free page and room for a new one it fails.
+    /// As [`commit`](Self::commit), on a thread of the library and without reclaimers. During
+    /// copies between host and device CUDA may take a millisecond to map a page
+    /// (docs/performance.md, Regions).
     ///
-    /// A later call about the same pages waits for it, so the order of calls is kept; but while some of them are being moved by an
-    /// earlier call, this one begins only when that is over, and its order with others is that of its beginning.
+    /// Later calls about the same pages wait for this commit. If an earlier call still moves some
+    /// of the pages, this commit is ordered only from its beginning, after the earlier call.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] beyond the buffer's end; all others come by the result.
+    /// [`Error::InvalidArgument`] beyond the buffer's end. All other errors are returned by the
+    /// result.
     pub fn commit_async(&self, range: Range<u64>) -> Result<Pending> {
         Ok(self.backing.commit_async(vec![self.outward(&range)?]))
     }
 
-    /// Gives back the pages of a range, rounded inward: bytes outside of it keep their memory. They are not to be used from now on, and go
-    /// behind `fence`: at once if that is over; else when somebody comes by who finds it over, the next call here or whoever runs short
-    /// of memory. Nobody waits for the device. They are then the device's free pages, and nothing is mapped in their place. Until then they
-    /// count toward the account. Returns the bytes of what was there.
+    /// Decommits the pages of a range, rounded inward, and returns their bytes. Later work must not
+    /// use the pages.
+    ///
+    /// Pages are unmapped after `fence`: at once if done, else in the next call of this buffer or
+    /// the next out-of-memory retry. Nothing waits for the device. Until then the pages count
+    /// toward the account; afterwards they are free pages of the device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer, for pages that others are moving. What
-    /// the driver refuses is logged and tried again.
+    /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer,
+    /// for pages being moved by other threads. Refused unmaps are logged and retried.
     pub fn decommit(&self, range: Range<u64>, fence: &Fence) -> Result<u64> {
         let run = self.inward(&range)?;
         if run.first >= run.end { Ok(0) } else { self.backing.decommit(&[run], fence) }
     }
 
-    /// Shows pages of a lender, who keeps them, in a range of whole pages where nothing is. They are committed as any until they are
-    /// decommitted; work on them is to wait for [`before`](Self::before), which is behind the lender's fence too.
+    /// Maps a lender's pages in an absent range of whole pages, until a decommit. Work on the pages
+    /// must wait by [`before`](Self::before), which includes the lender's fence.
     pub(crate) fn borrow_pages(&self, range: Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&[self.outward(&range)?], true, lender)
     }
 
-    /// The range from the first to the last of these pages of a lender that is committed; `None`: none is.
+    /// Returns the range from the first to the last committed page of these leased pages.
     pub(crate) fn in_use(&self, lent: &[LentPlace]) -> Option<Range<u64>> {
         let here = self.backing.here(&runs_of(self.backing.places(lent)));
         let (first, last) = here.first().zip(here.last())?;
         Some(first.first * self.page_bytes()..last.end * self.page_bytes())
     }
 
-    /// Decommits these pages of a lender; the bytes that go, those that were decommitted before included. Nothing is committed there
-    /// before they have gone.
+    /// Decommits leased pages and returns their bytes, including pages decommitted before. Commits
+    /// at these places fail until the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
         self.backing.recall(&places);
@@ -131,27 +137,27 @@ impl ElasticBuffer {
         Ok(places.len() as u64 * self.page_bytes())
     }
 
-    /// The parts that are committed and whose pages are its own.
     pub(crate) fn owned(&self) -> Vec<Range<u64>> {
         let page = self.page_bytes();
         let all = Run { range: 0, first: 0, end: self.bytes.div_ceil(page) };
         self.backing.owned(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
     }
 
-    /// Unmaps what was decommitted and is no longer in use; the bytes. Does not wait.
+    /// Unmaps decommitted pages with finished fences and returns the bytes. Does not wait.
     pub fn settle(&self) -> u64 {
         self.backing.settle()
     }
 
-    /// Makes later work of a stream wait for what may still use pages that were committed again before they went. Does not block.
+    /// Makes later work of a stream wait for previous users of pages committed again before their
+    /// unmap. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], or what the driver says.
+    /// [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// The parts that are committed, in order, as bytes from the base, in whole pages.
+    /// Returns the committed parts in order, as byte offsets, in whole pages.
     #[must_use]
     pub fn committed(&self) -> Vec<Range<u64>> {
         let page = self.page_bytes();
@@ -159,21 +165,21 @@ impl ElasticBuffer {
         self.backing.here(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
     }
 
-    /// Tells `observer` when memory comes and goes, as long as it lives.
+    /// Notifies `observer` of maps and unmaps until the observer is dropped.
     pub fn observe(&self, observer: &Arc<dyn ElasticObserver>) {
         self.backing.observe(observer);
     }
 
-    /// What it holds now.
+    /// Returns the current state and counters.
     #[must_use]
     pub fn stats(&self) -> ElasticStats {
         self.backing.stats()
     }
 
-    /// Whether its books and the pool's agree, while no other call is under way. Walks everything.
+    /// Checks that the page states and the pool agree. No other call may run.
     ///
     /// # Errors
-    /// [`Error::Internal`] names the first thing that disagrees.
+    /// [`Error::Internal`] names the first difference.
     pub fn audit(&self) -> Result<()> {
         self.backing.audit()
     }
@@ -188,7 +194,7 @@ impl ElasticBuffer {
     fn inward(&self, range: &Range<u64>) -> Result<Run> {
         self.check(range)?;
         let page = self.page_bytes();
-        // Nothing lies behind the last byte.
+        // The last page may be partial: no byte follows.
         let end = if range.end == self.bytes { range.end.div_ceil(page) } else { range.end / page };
         Ok(Run { range: 0, first: range.start.div_ceil(page), end })
     }

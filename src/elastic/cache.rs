@@ -1,4 +1,9 @@
-//! A KV cache: planes that grow and shrink together, by ranges of blocks.
+//! KV cache: planes of blocks which grow and shrink together.
+//!
+//! The mutex `books` guards the block states and is held for short updates only. The monitor `turn`
+//! gives one thread the right to commit and decommit. Growing calls wait for the turn. Releasing
+//! calls queue in `Books::released` for the owner of the turn. Lock order: `turn`, `books`, the
+//! page states of `Backing`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,57 +27,57 @@ mod lent;
 pub use books::LimitChange;
 use books::{Books, count};
 
-/// What a cache is made like.
+/// Options of a KV cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KvOptions<'a> {
-    /// Bytes of a block in each plane: a layer's keys, a layer's values. Any number of planes, each of any bytes.
+    /// Bytes of a block in each plane (keys or values of one layer). Planes may differ.
     pub planes: &'a [u64],
-    /// The most blocks it may ever have: addresses for them are reserved.
+    /// Maximum number of blocks; addresses are reserved for all.
     pub blocks_most: u64,
-    /// How the planes lie.
+    /// Order of planes and blocks in memory.
     pub layout: KvLayout,
-    /// Name, pages, budget.
+    /// Name, page size and budget.
     pub memory: ElasticOptions<'a>,
 }
 
-/// What a cache has.
+/// Current state of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvStats {
-    /// Blocks that it may be used with now: numbers below this, where they are backed.
+    /// Usable blocks: backed numbers below this one.
     pub blocks: u64,
-    /// The most that was set from outside, or that there are addresses for.
+    /// Limit set by [`KvCache::set_limit`]; otherwise `most_blocks`.
     pub limit_blocks: u64,
-    /// The revision of that; `None`: none was set.
+    /// Revision of the limit. `None`: never set.
     pub revision: Option<u64>,
-    /// The most there are addresses for.
+    /// Maximum number of blocks.
     pub most_blocks: u64,
-    /// Blocks that have memory.
+    /// Blocks with memory.
     pub backed_blocks: u64,
-    /// Of these, beyond `blocks`: they go as they are released.
+    /// Part of `backed_blocks` at or beyond `blocks`: freed at their release.
     pub beyond_blocks: u64,
-    /// Bytes of a block of all planes.
+    /// Bytes of a block in all planes.
     pub block_bytes: u64,
-    /// Its memory.
+    /// State of the memory.
     pub memory: ElasticStats,
 }
 
-/// Planes of blocks over elastic memory: addresses for the most blocks there may ever be, pages for those that are backed.
+/// Planes of blocks: addresses for the maximum number of blocks, pages for the backed blocks.
 ///
-/// All planes of a block have memory, or none. Addresses never change, so graphs that were captured over them stay valid however it
-/// grows and shrinks. Thread-safe; growing calls wait for each other, releasing ones for nobody.
+/// A block has memory in all planes, or in none. Addresses never change, so captured graphs stay
+/// valid. Thread-safe. Growing calls wait for each other; releasing calls do not wait.
 pub struct KvCache {
     backing: Arc<Backing>,
     shape: Shape,
     books: Mutex<Books>,
-    /// Whether somebody commits or lets go.
+    /// Whether a thread has the turn.
     turn: Monitor<bool>,
 }
 
 impl Device {
-    /// A KV cache without memory yet.
+    /// Creates a KV cache without memory.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for no plane, no block, and more than can be addressed; those of
+    /// [`Error::InvalidSize`] without planes or blocks, or beyond the address space; errors of
     /// [`elastic_buffer`](Self::elastic_buffer).
     pub fn kv_cache(self: &Arc<Self>, options: &KvOptions<'_>) -> Result<Arc<KvCache>> {
         let shape = Shape::new(options.layout, options.planes, options.blocks_most)?;
@@ -84,91 +89,98 @@ impl Device {
 }
 
 impl KvCache {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// How many planes.
+    /// Returns the number of planes.
     #[must_use]
     pub fn planes(&self) -> usize {
         self.shape.planes().len()
     }
 
-    /// How they lie.
+    /// Returns the layout.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
         self.shape.layout()
     }
 
-    /// Where a plane of a block lies, backed or not; `None`: there is no such plane or block. A plane's block 0 is where a tensor over
-    /// the plane begins.
+    /// Returns the address of a block in a plane, backed or not. A tensor over the plane begins at
+    /// block 0. `None`: the plane or block does not exist.
     #[must_use]
     pub fn address(&self, plane: usize, block: u64) -> Option<Address> {
         let (range, offset, _) = self.shape.place(plane, block)?;
         Some(self.backing.base(range)?.plus(offset))
     }
 
-    /// Bytes from one block of a plane to the next.
+    /// Returns the bytes from one block of a plane to the next.
     #[must_use]
     pub fn stride(&self, plane: usize) -> Option<u64> {
         self.shape.place(plane, 0).map(|(.., stride)| stride)
     }
 
-    /// Bytes of a block in a plane.
+    /// Returns the bytes of a block in a plane.
     #[must_use]
     pub fn block_bytes(&self, plane: usize) -> Option<u64> {
         self.shape.planes().get(plane).copied()
     }
 
-    /// How many blocks behind one another share pages, the first of them a multiple of this: what a
-    /// [`BlockPool`](crate::BlockPool) is to know. Where pages do not divide into blocks, as near as it comes.
+    /// Returns the number of consecutive blocks on the same pages, for
+    /// [`BlockPool`](crate::BlockPool). Groups begin at multiples of this number. Approximate if
+    /// pages do not divide into blocks.
     #[must_use]
     pub fn blocks_a_page(&self) -> u64 {
         self.shape.blocks_a_page()
     }
 
-    /// Its account, to limit it or to ask what counts toward it.
+    /// Returns the account, for limits and statistics.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
-    /// Backs the blocks below `blocks` in all planes, or in none, and lets the cache be used with so many. What is backed stays as it is.
-    /// Fewer than it has: nothing is taken away. Before there is no memory, others are asked to give some back.
+    /// Backs the blocks below `blocks` in all planes, or in none, and makes them usable. Never
+    /// shrinks. Calls reclaimers before failing.
     ///
     /// # Errors
-    /// Those of [`commit`](Self::commit).
+    /// As [`commit`](Self::commit).
     pub fn grow_to(&self, blocks: u64) -> Result<Committed> {
         self.commit(0..blocks)
     }
 
-    /// As [`grow_to`](Self::grow_to), on a thread of the library. Nobody is asked to give memory up for it.
+    /// As [`grow_to`](Self::grow_to), on a thread of the library and without reclaimers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] beyond the cache's end; all others come by the result.
+    /// [`Error::InvalidArgument`] beyond the cache's end. All other errors are returned by the
+    /// result.
     pub fn grow_async(self: &Arc<Self>, blocks: u64) -> Result<Pending> {
         self.commit_async(0..blocks)
     }
 
-    /// Backs a range of blocks in all planes, or in none; if it ends beyond what the cache could be used with, it now can be with those.
-    /// Contents of what comes are anything; blocks that were released and had not gone yet keep theirs, and work on other streams than
-    /// those of their fence is to wait for [`before`](Self::before).
+    /// Backs a range of blocks in all planes, or in none, and makes the numbers up to its end
+    /// usable.
+    ///
+    /// New memory has undefined contents. Blocks released, but not unmapped yet, keep their
+    /// contents: work on streams outside their fence must wait by [`before`](Self::before).
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::OverBudget`], also for blocks beyond the limit, or what the driver says, with everything as it was.
-    /// [`Error::InvalidArgument`] beyond the cache's end. [`Error::WrongState`] in an observer, if others are at work.
+    /// [`Error::OutOfMemory`], [`Error::OverBudget`] (also beyond the limit) or driver errors, all
+    /// without effect. [`Error::InvalidArgument`] beyond the cache's end. [`Error::WrongState`] in
+    /// an observer, while another thread has the turn.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.check(&blocks)?;
         self.backing.patiently(|| self.try_commit(&blocks, None))
     }
 
-    /// As [`commit`](Self::commit), on a thread of the library. Nobody is asked to give memory up for it. Its order with other calls is that
-    /// of its beginning there; but what a [`shrink_to`](Self::shrink_to) or a limit took away meanwhile it does not bring back.
+    /// As [`commit`](Self::commit), on a thread of the library and without reclaimers. Ordered with
+    /// other calls from its beginning on the thread, except that a later
+    /// [`shrink_to`](Self::shrink_to) or limit cuts the request.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] beyond the cache's end; all others come by the result.
+    /// [`Error::InvalidArgument`] beyond the cache's end. All other errors are returned by the
+    /// result.
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         self.check(&blocks)?;
         let there = Arc::clone(self);
@@ -181,10 +193,10 @@ impl KvCache {
         Ok(self.backing.worker().push(|| None, work))
     }
 
-    /// Commits, ahead of need if that has a number.
+    /// Commits; `ahead` is the number of a request ahead of need.
     fn try_commit(&self, blocks: &Range<u64>, ahead: Option<u64>) -> Result<Committed, Refused> {
         let _turn = self.take_turn()?;
-        // What was released before this call and is wanted again is not taken for backed.
+        // First, so blocks released before this call do not count as backed.
         self.let_go_now();
         let missing = {
             let books = self.books.lock();
@@ -199,13 +211,13 @@ impl KvCache {
         Ok(done)
     }
 
-    /// Notes that what was missing is there. The caller has the turn.
+    /// Marks missing blocks as backed. The caller has the turn.
     fn came(&self, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
         let (stayed, users) = self.books.lock().came(&self.shape, end, missing, ahead);
         self.backing.had(stayed, users);
     }
 
-    /// Bytes of its pages.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
@@ -224,8 +236,9 @@ impl KvCache {
         }
     }
 
-    /// Lets the cache be used with so many blocks at most, from now on. Blocks beyond that which are not `busy` go behind `fence`; the busy
-    /// ones keep their memory until they are [released](Self::release). How many those are.
+    /// Shrinks the cache to `blocks`. Blocks beyond, except the `busy` ones, are freed after
+    /// `fence`; busy blocks keep their memory until their [release](Self::release). Returns the
+    /// number of busy blocks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] beyond the cache's end.
@@ -236,8 +249,8 @@ impl KvCache {
         Ok(left)
     }
 
-    /// Blocks are not used any more, wherever they are: their pages go behind `fence` once no other block on them is backed. Does not wait;
-    /// while another thread grows the cache, they go when it is done. Blocks that have no memory are left out.
+    /// Releases blocks. A page is unmapped after `fence`, once no block on the page is backed. Does
+    /// not wait: if another thread has the turn, that thread unmaps. Ignores blocks without memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] beyond the cache's end.
@@ -248,44 +261,45 @@ impl KvCache {
         Ok(())
     }
 
-    /// Sets the most blocks from outside: nothing beyond is granted from now on. Revisions grow; one that is not the latest is ignored.
-    /// More than there are addresses for is as many as there are.
+    /// Sets an external limit of blocks for all later grants; clamped to the maximum. Revisions
+    /// grow; older revisions are ignored.
     pub fn set_limit(&self, blocks: u64, revision: u64) -> LimitChange {
         self.books.lock().set_limit(blocks, revision)
     }
 
-    /// Blocks that have memory beyond what the cache may be used with: they are to be released.
+    /// Returns blocks with memory beyond the usable number. The engine should release these blocks.
     #[must_use]
     pub fn beyond(&self) -> Vec<Range<u64>> {
         self.books.lock().beyond()
     }
 
-    /// Blocks that have memory.
+    /// Returns the blocks with memory.
     #[must_use]
     pub fn backed(&self) -> Vec<Range<u64>> {
         self.books.lock().backed.within(&(0..self.shape.most()))
     }
 
-    /// Unmaps what was released and is no longer in use; the bytes. Does not wait.
+    /// Unmaps released pages with finished fences and returns the bytes. Does not wait.
     pub fn settle(&self) -> u64 {
         self.let_go();
         self.backing.settle()
     }
 
-    /// Makes later work of a stream wait for what may still use blocks that were backed again before they went. Does not block.
+    /// Makes later work of a stream wait for previous users of blocks backed again before their
+    /// unmap. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], or what the driver says.
+    /// [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// Tells `observer` when memory comes and goes, as long as it lives.
+    /// Notifies `observer` of maps and unmaps until the observer is dropped.
     pub fn observe(&self, observer: &Arc<dyn ElasticObserver>) {
         self.backing.observe(observer);
     }
 
-    /// What it has now.
+    /// Returns the current state.
     #[must_use]
     pub fn stats(&self) -> KvStats {
         let memory = self.backing.stats();
@@ -302,10 +316,11 @@ impl KvCache {
         }
     }
 
-    /// Whether its books and the pool's agree, while no other call is under way: exactly the pages of the backed blocks are there.
+    /// Checks that the block states and the pool agree: exactly the pages of backed blocks are
+    /// mapped. No other call may run.
     ///
     /// # Errors
-    /// [`Error::Internal`] names the first thing that disagrees.
+    /// [`Error::Internal`] names the first difference.
     pub fn audit(&self) -> Result<()> {
         self.backing.audit()?;
         let backed = self.backed();
@@ -349,12 +364,12 @@ impl KvCache {
         self.turn.wait_for(|taken| Some(!std::mem::replace(taken, true))).then(|| Turn(self))
     }
 
-    /// Decommits the pages of released blocks, unless somebody has the turn, who does it then.
+    /// Decommits the pages of released blocks, or leaves this to the owner of the turn.
     fn let_go(&self) {
         drop(self.try_turn());
     }
 
-    /// The same, with the turn.
+    /// As [`let_go`](Self::let_go). The caller has the turn.
     fn let_go_now(&self) {
         loop {
             let (fence, (runs, stayed, users)) = {
@@ -364,7 +379,7 @@ impl KvCache {
                 (fence, going)
             };
             self.backing.had(stayed, users);
-            // None of them is being moved: who moves pages of backed blocks has the turn.
+            // No wait: only the owner of the turn moves pages of backed blocks.
             if let Err(error) = self.backing.decommit(&runs, &fence) {
                 tracing::error!(%error, "released blocks keep their memory");
             }
@@ -374,13 +389,13 @@ impl KvCache {
 
 impl Drop for KvCache {
     fn drop(&mut self) {
-        // Its pages go now, also those that stayed for blocks that were not released.
+        // All pages are unmapped now, including pages kept for unreleased blocks.
         let (stayed, users) = self.books.get_mut().stayed();
         self.backing.had(stayed, users);
     }
 }
 
-/// The right to commit and to let go. At its end, what was released meanwhile goes.
+/// Right to commit and decommit. At its end, queued releases are carried out.
 struct Turn<'a>(&'a KvCache);
 
 impl Drop for Turn<'_> {
@@ -388,7 +403,7 @@ impl Drop for Turn<'_> {
         loop {
             self.0.let_go_now();
             self.0.turn.change(|taken| *taken = false);
-            // Released since the last look, by somebody who found the turn taken.
+            // Released since, by a thread which found the turn taken.
             let again = !self.0.books.lock().released.is_empty();
             if !again || self.0.turn.wait_for(|taken| Some(std::mem::replace(taken, true))) {
                 return;

@@ -1,21 +1,37 @@
-//! Elastic memory: addresses for the most it may ever be, pages for what is used.
+//! Elastic memory: virtual extents for the maximum size, with pages for the committed part.
+//!
+//! Addresses never move, so captured graphs stay valid while other parts change.
 //!
 //! ```text
-//!   ElasticBuffer     commit, decommit behind a fence, ahead on a thread         buffer.rs
-//!   KvCache           planes that grow and shrink together by blocks             cache.rs  cache/books.rs  cache/lent.rs  planes.rs
-//!   BlockPool         which blocks to use, so that pages come free               blocks.rs      plain code
-//!   policy            who gets memory, and when: see there                       policy/         plain code
-//!   backing           ranges of addresses, and the pages behind them             backing.rs  backing/moving.rs  backing/borrowed.rs  observer.rs
-//!   books  worker     which page is there, coming, to go; the thread             books.rs       plain code;  worker.rs
+//!   absent ─ commit ─> coming ─> here ─ decommit ─> leaving ─ fence done ─> going ─> absent
+//!     ^                  │        ^                   │                       │
+//!     └── commit failed ─┘        └─ committed again ─┘                       └─> free page
 //! ```
+//!
+//! # Invariants
+//!
+//! * A commit is one transaction over all its ranges: all pages are mapped, or none.
+//! * A decommitted page is unmapped only after its fence, and after the work of earlier users.
+//! * A lender's page returns without a wait for the lender's own work, which uses other addresses.
+//! * A block of a KV cache has memory in all planes, or in none.
+//!
+//! # Locks
+//!
+//! The monitor of `Backing` guards the page states (`Books`), and is not held during maps, unmaps,
+//! observers and waits. Instead, the states coming and going reserve a page for one thread; other
+//! threads wait for this page only. In a KV cache, growing calls also take turns.
+//!
+//! # Files
 //!
 //! ```text
-//!   absent ── commit ──> coming ──> here ── decommit ──> leaving ── fence over ──> going ──> absent
-//!      ^ failed: as before '          ^ committed again: stays mapped '  the page is free: whoever asks next gets it
+//!   buffer.rs                                 ElasticBuffer: one range
+//!   cache.rs  cache/*.rs  planes.rs           KvCache: planes with the same blocks
+//!   blocks.rs                                 BlockPool: choice of blocks, so that pages run empty
+//!   policy/                                   decisions of an engine: who gets memory, and when
+//!   backing.rs  backing/*.rs  observer.rs     ranges, transactions, leases, observers
+//!   books.rs                                  state of each page
+//!   worker.rs                                 thread for commits ahead of need
 //! ```
-//!
-//! A commit is one change, over all ranges it is about. No lock is held while pages move: what several threads want at once is mapped
-//! by the first, and the others wait for that.
 
 mod backing;
 mod blocks;
@@ -39,68 +55,70 @@ pub use worker::Pending;
 
 use crate::pages::{Account, AccountStats};
 
-/// What elastic memory is made like.
+/// Options of elastic memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ElasticOptions<'a> {
-    /// Its name, for messages and observers.
+    /// Name for messages and observers.
     pub name: &'a str,
-    /// Bytes of every page, a multiple of the device's granularity; 0: about a sixty-fourth of the longest range of addresses, a power of
-    /// two times the granularity, 16 MiB at most. Calls cost per page and not per byte; memory comes and goes by the page; and only
-    /// pages of one size serve each other's holders without a call (an arena's are of 2 and 16 MiB).
+    /// Bytes of a page, a multiple of the device's granularity. If 0, about 1/64 of the longest
+    /// range: a power of two times the granularity, at most 16 MiB.
+    ///
+    /// Driver calls cost per page. A page is reused without a driver call only for the same page
+    /// size (arenas: 2 and 16 MiB).
     pub page_bytes: u64,
-    /// The most bytes of physical memory it may hold; `None`: no limit but those above.
+    /// Limit in bytes of physical memory. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
-    /// Bytes that it is sure to get, among accounts with a limit above them.
+    /// Guaranteed bytes, among accounts with a common limit.
     pub least_bytes: u64,
-    /// The account that its own is below; `None`: the device's.
+    /// Parent account. `None`: the device's account.
     pub account: Option<&'a Account>,
 }
 
-/// What a commit did. Pages that were there already are not counted.
+/// Result of a commit. Pages with memory before the commit are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
-    /// Bytes that were mapped.
+    /// Bytes mapped.
     pub bytes: u64,
-    /// Pages that were mapped.
+    /// Pages mapped.
     pub pages: u64,
-    /// Of these, created by the driver. The others were free ones of the device.
+    /// Part of `pages` created by the driver. The rest were free pages of the device.
     pub created: u64,
-    /// Pages that were decommitted before and had not gone yet: they stay, without a call. Work behind whose fence they were to go may
-    /// still use them: see [`ElasticBuffer::before`].
+    /// Decommitted pages still mapped: kept without a driver call. Work before the decommit's fence
+    /// may still use these pages, see [`ElasticBuffer::before`].
     pub revived: u64,
 }
 
-/// What elastic memory holds, and what it did since it was made.
+/// Current state and counters of elastic memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElasticStats {
-    /// Its number, unique in the process: that of its [`Holder`](crate::pages::Holder).
+    /// Number in the process; also in the [`Holder`](crate::pages::Holder).
     pub id: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Bytes of addresses.
     pub reserved_bytes: u64,
-    /// Bytes that are there to be used.
+    /// Committed bytes.
     pub committed_bytes: u64,
-    /// The most there ever were.
+    /// Peak of `committed_bytes`.
     pub peak_committed_bytes: u64,
-    /// Bytes that commits under way are mapping.
+    /// Bytes of running commits.
     pub coming_bytes: u64,
-    /// Bytes that were decommitted and are still mapped: their fence is not over, or nobody has looked since.
+    /// Bytes decommitted and still mapped: the fence is not done, or was not polled since.
     pub leaving_bytes: u64,
-    /// Commits that succeeded, also those with nothing to do.
+    /// Successful commits, including commits without effect.
     pub commits: u64,
-    /// Attempts of commits that failed and were undone.
+    /// Failed attempts to commit, all undone.
     pub refused: u64,
-    /// Decommits of anything that was there.
+    /// Decommits with effect.
     pub decommits: u64,
     /// Pages mapped.
     pub pages_mapped: u64,
-    /// Of these, created by the driver.
+    /// Part of `pages_mapped` created by the driver.
     pub pages_created: u64,
-    /// Pages that were committed again before they went.
+    /// Pages committed again before their unmap.
     pub pages_revived: u64,
     /// Pages unmapped.
     pub pages_unmapped: u64,
-    /// What counts toward its budget.
+    /// Account of the buffer or cache.
     pub account: AccountStats,
 }

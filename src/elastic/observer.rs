@@ -1,4 +1,4 @@
-//! Who sees elastic memory come and go.
+//! Observers of maps and unmaps in elastic memory.
 
 use std::sync::{Arc, Weak};
 
@@ -6,30 +6,30 @@ use crate::pages::HookGuard;
 use crate::sync::Mutex;
 use crate::units::Address;
 
-/// Memory that comes or goes.
+/// Memory being mapped or unmapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// The name of the buffer or cache.
+    /// Name of the buffer or cache.
     pub name: &'a str,
-    /// Its number.
+    /// Number of the buffer or cache.
     pub buffer: u64,
-    /// The addresses and their bytes, in order.
+    /// Addresses and their bytes, in order.
     pub ranges: &'a [(Address, u64)],
 }
 
-/// Who wants to know that memory comes and goes: registrations of RDMA, for one.
+/// Observer of maps and unmaps, for example to register memory for RDMA.
 ///
-/// Called without locks, on whichever thread commits, decommits, or runs short of memory. What would wait for pages that others
-/// move, a commit or the [wait](crate::Pending::wait) for one among it, is refused there.
+/// Called without locks, on any thread that commits, decommits, or runs out of memory. Inside an
+/// observer, calls which would wait for pages being moved are refused, such as a commit or its
+/// [wait](crate::Pending::wait).
 pub trait ElasticObserver: Send + Sync {
-    /// Memory is there and usable; its contents are anything. The commit has not returned yet.
+    /// Called after memory is mapped, before its commit returns. The contents are undefined.
     fn after_map(&self, shown: &Shown<'_>);
 
-    /// The device is done with the memory, which is unmapped next.
+    /// Called before memory is unmapped. The device no longer uses the memory.
     fn before_unmap(&self, shown: &Shown<'_>);
 }
 
-/// Those who want to know.
 #[derive(Default)]
 pub(super) struct Observers(Mutex<Vec<Weak<dyn ElasticObserver>>>);
 

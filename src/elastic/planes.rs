@@ -1,4 +1,4 @@
-//! Where the blocks of a cache lie. Arithmetic.
+//! Layout of a cache: places of planes and blocks. Arithmetic only.
 
 use std::ops::Range;
 
@@ -6,26 +6,26 @@ use super::books::Run;
 use crate::error::Result;
 use crate::units::{checked_product, checked_size};
 
-/// How the planes of a cache lie.
+/// Layout of a cache's planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvLayout {
-    /// Each plane has addresses of its own, its blocks behind one another, as attention kernels like it best. A block range costs a
-    /// mapping for each plane at least.
+    /// Each plane has its own addresses with consecutive blocks, as attention kernels prefer. A
+    /// range of blocks costs at least one mapping a plane.
     #[default]
     ByPlane,
-    /// One range of addresses, block after block, in each the planes behind one another. A block range costs the fewest mappings.
+    /// One address range, block after block, each with all its planes. A range of blocks costs the
+    /// fewest mappings.
     ByBlock,
 }
 
-/// Planes, blocks and pages of a cache.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     layout: KvLayout,
     /// Bytes of a block in each plane.
     planes: Vec<u64>,
-    /// Where a plane begins in a block of all planes.
+    /// Offset of each plane in a block of all planes.
     offsets: Vec<u64>,
-    /// Bytes of a block of all planes.
+    /// Bytes of a block in all planes.
     block: u64,
     most: u64,
     page: u64,
@@ -33,7 +33,7 @@ pub(super) struct Shape {
 
 impl Shape {
     /// # Errors
-    /// [`Error::InvalidSize`] for no plane, a plane without bytes, and more than can be addressed.
+    /// [`Error::InvalidSize`] without planes, for a plane of 0 bytes, and beyond the address space.
     pub(super) fn new(layout: KvLayout, planes: &[u64], most: u64) -> Result<Self> {
         let (mut offsets, mut block) = (Vec::new(), 0_u64);
         for bytes in planes {
@@ -46,7 +46,6 @@ impl Shape {
         Ok(Self { layout, planes: planes.to_vec(), offsets, block, most, page: 1 })
     }
 
-    /// With pages of these bytes.
     pub(super) fn with_pages(self, page: u64) -> Self {
         Self { page, ..self }
     }
@@ -63,12 +62,11 @@ impl Shape {
         self.layout
     }
 
-    /// Bytes of a block of all planes.
     pub(super) fn block(&self) -> u64 {
         self.block
     }
 
-    /// From one block to the next, in each range of addresses.
+    /// Bytes from one block to the next, in each address range.
     fn strides(&self) -> &[u64] {
         match self.layout {
             KvLayout::ByPlane => &self.planes,
@@ -76,12 +74,11 @@ impl Shape {
         }
     }
 
-    /// Bytes of each range of addresses.
     pub(super) fn lengths(&self) -> Vec<u64> {
         self.strides().iter().map(|stride| stride * self.most).collect()
     }
 
-    /// The range, and the bytes in it, where a plane of a block lies; and the bytes from one block to the next.
+    /// Returns the range and offset of a block in a plane, and the bytes to the next block.
     pub(super) fn place(&self, plane: usize, block: u64) -> Option<(usize, u64, u64)> {
         let bytes = *self.planes.get(plane)?;
         if block >= self.most {
@@ -93,7 +90,7 @@ impl Shape {
         }
     }
 
-    /// The pages that a range of blocks lies on, one run for each range of addresses.
+    /// Returns the pages of a range of blocks, one run for each address range.
     pub(super) fn pages(&self, blocks: &Range<u64>) -> Vec<Run> {
         let run = |(range, stride): (usize, &u64)| Run {
             range,
@@ -103,14 +100,14 @@ impl Shape {
         if blocks.is_empty() { Vec::new() } else { self.strides().iter().enumerate().map(run).collect() }
     }
 
-    /// The blocks that lie on a page, wholly or in part.
+    /// Returns the blocks on a page, also partial ones.
     pub(super) fn blocks_on(&self, range: usize, page: u64) -> Range<u64> {
         let stride = self.strides().get(range).copied().unwrap_or(1);
         let end = ((page + 1) * self.page).div_ceil(stride).min(self.most);
         page * self.page / stride..end
     }
 
-    /// How many blocks behind one another come and go together, as far as pages divide into blocks: the most that share a page.
+    /// Returns the maximum number of consecutive blocks on one page.
     pub(super) fn blocks_a_page(&self) -> u64 {
         self.strides().iter().map(|stride| (self.page / stride).max(1)).max().unwrap_or(1).min(self.most)
     }

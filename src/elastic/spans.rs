@@ -1,9 +1,9 @@
-//! A set of numbers as spans: of blocks, mostly many behind one another.
+//! Set of numbers, stored as spans. Sets of blocks are mostly contiguous.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Spans that do not touch: beginning to end.
+/// Disjoint spans that do not touch, from start to end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spans {
     spans: BTreeMap<u64, u64>,
@@ -11,12 +11,11 @@ pub(super) struct Spans {
 }
 
 impl Spans {
-    /// How many numbers.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Those of a range, as spans.
+    /// Returns the members in a range, as spans.
     pub(super) fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         if range.is_empty() {
             return Vec::new();
@@ -27,7 +26,7 @@ impl Spans {
         found.map(|(start, end)| (*start).max(range.start)..(*end).min(range.end)).collect()
     }
 
-    /// The numbers of a range that are not in the set, as spans.
+    /// Returns the missing numbers of a range, as spans.
     pub(super) fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut at = range.start;
         let mut missing = Vec::new();
@@ -49,7 +48,7 @@ impl Spans {
         }
         self.count += self.missing(range).iter().map(|span| span.end - span.start).sum::<u64>();
         let (mut start, mut end) = (range.start, range.end);
-        // Those that touch it become one with it.
+        // Merges adjacent and overlapping spans.
         while let Some((first, last)) = self.spans.range(..=end).next_back().map(|(a, b)| (*a, *b)) {
             if last < start {
                 break;

@@ -1,4 +1,4 @@
-//! The library's thread that commits ahead of need, one for each buffer that asks for it, and what it will say.
+//! Worker thread for commits ahead of need, one for each backing, created at first use.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,21 +10,23 @@ use crate::error::{Error, Result};
 use crate::pages::HookGuard;
 use crate::sync::{Monitor, spawn};
 
-/// A commit under way on a thread of the library. Clones are of the same commit; dropping them does not stop it.
+/// Result of a commit on a thread of the library. Clones share the commit; dropping does not
+/// cancel.
 #[derive(Clone)]
 pub struct Pending(Arc<Monitor<Option<Result<Committed>>>>);
 
 impl Pending {
-    /// Whether it is over.
+    /// Returns true if the commit ended.
     #[must_use]
     pub fn done(&self) -> bool {
         self.0.wait_for(|result| Some(result.is_some()))
     }
 
-    /// Blocks until it is over; what became of it. Waits for the driver's calls only, never for work of the device.
+    /// Blocks until the commit ends and returns its result. Waits for driver calls only.
     ///
     /// # Errors
-    /// Those of a commit; [`Error::WrongState`] inside an observer or a hook, which the commit may be waiting for.
+    /// Errors of a commit. [`Error::WrongState`] inside an observer or hook, because the commit may
+    /// wait for the hook.
     pub fn wait(&self) -> Result<Committed> {
         if let Some(result) = self.0.wait_for(|result| Some(result.clone())) {
             return result;
@@ -40,7 +42,7 @@ impl fmt::Debug for Pending {
     }
 }
 
-/// The end of a [`Pending`] that somebody must keep; dropped without that, it says so.
+/// Sender of a [`Pending`]. Dropping without a result reports an internal error.
 struct Promised(Pending);
 
 impl Promised {
@@ -63,21 +65,22 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Jobs that have still to mark their pages.
+    /// Jobs whose pages are not marked yet.
     unmarked: u64,
     running: bool,
     ended: bool,
 }
 
-/// What waits for the thread. It holds nothing else of the buffer, so that this can end.
+/// Queue of jobs. Owns nothing else of the backing, so the backing can be dropped.
 #[derive(Clone, Default)]
 pub(super) struct Worker(Arc<Monitor<Queue>>);
 
 impl Worker {
-    /// Hands something to the thread. `work` drops all it holds before its result is known.
+    /// Queues a job. `work` must drop its references to the backing before its result is published.
     ///
-    /// `mark` is called at once, unless jobs before this one have still to mark their pages: those would wait for pages that only a job
-    /// behind them brings. What it returns is `work`'s; a job that gets nothing marks its pages on the thread.
+    /// Calls `mark` at once, unless an earlier job has not marked its pages: the earlier job could
+    /// then wait for pages of this job (deadlock). `work` receives the result of `mark`. With
+    /// `None`, `work` marks its pages on the thread.
     pub(super) fn push<T: Send + 'static>(
         &self,
         mark: impl FnOnce() -> Option<T>,
@@ -100,14 +103,14 @@ impl Worker {
         if start {
             let there = self.clone();
             if !spawn("vmmgraph-elastic", move || there.run(true)) {
-                // The system has no thread: then the caller does it.
+                // If no thread can be created, the caller runs the job.
                 self.run(false);
             }
         }
         pending
     }
 
-    /// Works until the buffer is gone, or until nothing is left to do.
+    /// Runs jobs until the backing is gone, or, without `stay`, until the queue is empty.
     fn run(&self, stay: bool) {
         while let Some(job) = self.0.wait_for(|queue| match queue.jobs.pop_front() {
             Some(job) => Some(Some(job)),
@@ -117,18 +120,16 @@ impl Worker {
             }
             None => None,
         }) {
-            // An observer's panic is its job's, which says so by its promise.
+            // A panic of an observer ends its job only, whose `Promised` reports it.
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
 
-    /// The buffer is gone.
     pub(super) fn end(&self) {
         self.0.change(|queue| queue.ended = true);
     }
 }
 
-/// A job that had still to mark its pages, until it is over.
 struct Unmarked(Worker);
 
 impl Drop for Unmarked {
@@ -137,7 +138,7 @@ impl Drop for Unmarked {
     }
 }
 
-/// Refuses to wait inside an observer or a hook: whoever is waited for may wait for that.
+/// Refuses to wait inside an observer or hook, because the commit may wait for the hook.
 pub(super) fn refuse_waiting() -> Result<()> {
     HookGuard::refuse("elastic memory").map_err(|_| {
         Error::wrong_state(

@@ -1,4 +1,8 @@
-//! What a region knows of itself: its pages' places, its blocks, what waits. Bookkeeping; the driver is asked elsewhere.
+//! State of a region: places of its pages, blocks, free stretches and freed blocks still in use.
+//!
+//! Guarded by the mutex `books` of `Region`. Invariants: pages of different policies are separate;
+//! a page without live blocks and without pending frees is removed; contents on the host equal the
+//! page, until [`written`](Books::written).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +15,9 @@ use crate::pages::{
 };
 use crate::units::Address;
 
-/// Live bytes that are closer than this are copied together with what is between them.
+/// Live runs closer than this, in bytes, are copied together with the gap.
 const NEAR: u64 = 64 << 10;
 
-/// Where a region stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Resident,
@@ -34,7 +37,7 @@ impl Phase {
     }
 }
 
-/// A place for one page.
+/// Place of one page.
 #[derive(Debug)]
 pub(super) struct Extent {
     pub(super) range: RangeId,
@@ -43,9 +46,9 @@ pub(super) struct Extent {
     pub(super) policy: Policy,
     /// `None`: paused.
     pub(super) page: Option<PageId>,
-    /// The contents as they were when nothing was written any more.
+    /// Host copy of the contents, while the page is unwritten.
     pub(super) copy: Option<HostCopy>,
-    /// Whether the last resume writes it, also where blocks went meanwhile.
+    /// Whether the last resume writes the page, even if its blocks were freed meanwhile.
     pub(super) arrives: bool,
 }
 
@@ -53,7 +56,7 @@ pub(super) struct Extent {
 pub(super) struct Block {
     pub(super) bytes: u64,
     pub(super) policy: Policy,
-    /// Who uses it: streams, and whose thread's, where that matters.
+    /// Streams which use the block, with their scope.
     users: Vec<NamedStream>,
 }
 
@@ -62,19 +65,18 @@ pub(super) struct Books {
     pub(super) phase: Phase,
     /// Counts the mappings.
     pub(super) generation: u64,
-    /// By address.
     pub(super) extents: BTreeMap<u64, Extent>,
     pub(super) blocks: BTreeMap<Address, Block>,
-    /// Bytes of the blocks.
+    /// Bytes of all blocks.
     live_bytes: u64,
-    /// Free stretches for each policy: blocks with different policies lie on different pages.
+    /// Free stretches of each policy.
     packings: [Stretches; Policy::COUNT],
-    /// Freed, and perhaps still in use.
+    /// Freed blocks whose streams may not be done.
     waiting: Vec<(Fence, Address, u64, Policy)>,
     ranges: Vec<Reservation>,
-    /// Bytes of the last range that have a place.
+    /// Bytes of the last range with a place.
     pub(super) end: u64,
-    /// Behind what a resume copies.
+    /// Copies submitted by a resume.
     pub(super) contents: Fence,
 }
 
@@ -102,24 +104,22 @@ impl Books {
         Err(Error::wrong_state(format!("cannot use the region: it is {found}; the call needs it {expected}")))
     }
 
-    /// Bytes of pages with a policy, there or not.
     pub(super) fn bytes_of(&self, policy: Policy) -> u64 {
         let of = self.extents.values().filter(|extent| extent.policy == policy);
         of.map(|extent| extent.bytes).sum()
     }
 
-    /// The range that grows: its key, base, and bytes.
+    /// Returns key, base and bytes of the range in which pages are added.
     pub(super) fn last_range(&self) -> Option<(RangeId, u64, u64)> {
         self.ranges.last().map(|range| (range.id(), range.base().0, range.bytes()))
     }
 
-    /// Free bytes of a policy that end where the last range's places do.
+    /// Returns the free bytes of a policy at the end of the last range.
     pub(super) fn tail(&self, policy: Policy) -> u64 {
         let last = self.ranges.last();
         last.map_or(0, |range| self.packings[policy.index()].before(range.base().0 + self.end))
     }
 
-    /// Adds a range, in which the next pages have their places.
     pub(super) fn add_range(&mut self, range: Reservation) {
         let base = range.base().0;
         self.packings.iter_mut().for_each(|packing| packing.add_wall(base));
@@ -127,7 +127,7 @@ impl Books {
         self.end = 0;
     }
 
-    /// Adds mapped pages behind one another at the end of the last range.
+    /// Adds consecutive mapped pages at the end of the last range.
     pub(super) fn add_pages(&mut self, policy: Policy, pages: &[(PageId, u64)]) {
         let Some((range, base, _)) = self.last_range() else { return };
         for (page, bytes) in pages {
@@ -140,19 +140,19 @@ impl Books {
         }
     }
 
-    /// A block on bytes that are there, if they are.
+    /// Places a block on free bytes. `None`: no stretch is long enough.
     pub(super) fn place(&mut self, bytes: u64, policy: Policy, stream: NamedStream) -> Option<Address> {
         let at = Address(self.packings[policy.index()].take(bytes)?);
         self.blocks.insert(at, Block { bytes, policy, users: Vec::new() });
         self.live_bytes += bytes;
-        // Whoever asked for it is its first user.
+        // The requesting stream is the first user.
         let _ = self.use_on(at, stream);
         Some(at)
     }
 
-    /// What may still write these pages, on which somebody got a place.
+    /// Returns the running copies to these pages, if any. Called for new blocks on the pages.
     pub(super) fn arriving(&mut self, pages: &[u64], events: &Arc<Events>) -> Option<Fence> {
-        // What cannot be asked is not over.
+        // A failed query means not done.
         if self.contents.done(events).unwrap_or(false) {
             return None;
         }
@@ -168,12 +168,10 @@ impl Books {
         Err(if freed { Error::DoubleFree { address } } else { Error::ForeignPointer { address } })
     }
 
-    /// Bytes of a live block.
     pub(super) fn bytes_at(&mut self, address: Address) -> Result<u64> {
         self.live(address).map(|block| block.bytes)
     }
 
-    /// Notes a stream for a block.
     pub(super) fn use_on(&mut self, address: Address, stream: NamedStream) -> Result<()> {
         let users = &mut self.live(address)?.users;
         if !users.contains(&stream) {
@@ -182,7 +180,7 @@ impl Books {
         Ok(())
     }
 
-    /// Frees a block; its bytes are others' behind what its users were given.
+    /// Frees a block. Its bytes are reused after the work submitted to its streams.
     pub(super) fn free(&mut self, address: Address, events: &Arc<Events>) -> Result<()> {
         self.live(address)?;
         let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
@@ -193,7 +191,7 @@ impl Books {
         Ok(())
     }
 
-    /// What is behind everything that freed blocks wait for; `None`: none waits.
+    /// Returns the fence of all freed blocks. `None`: no freed block is pending.
     pub(super) fn freed(&self) -> Option<Fence> {
         let fences = self.waiting.iter().map(|(fence, ..)| fence.clone());
         fences.reduce(|mut all, fence| {
@@ -202,7 +200,7 @@ impl Books {
         })
     }
 
-    /// What is behind everything that the users of all blocks were given.
+    /// Returns the fence of the work submitted to the streams of all blocks.
     pub(super) fn users(&mut self, events: &Arc<Events>) -> Fence {
         let mut all: Vec<_> = self.blocks.values().flat_map(|block| block.users.iter().copied()).collect();
         all.sort_unstable();
@@ -213,8 +211,8 @@ impl Books {
         fence
     }
 
-    /// Makes one place of neighbours whose pages are gone, as far as `join` lets their lengths and what their policy holds: pages come back
-    /// as few, whatever they grew from.
+    /// Merges neighbouring places without pages, as far as `join` permits, so a resume takes fewer
+    /// pages.
     pub(super) fn join_places(&mut self, join: impl Fn([u64; 2], u64) -> bool) {
         let held = Policy::ALL.map(|policy| self.bytes_of(policy));
         let mut joined: BTreeMap<u64, Extent> = BTreeMap::new();
@@ -236,7 +234,7 @@ impl Books {
         self.extents = joined;
     }
 
-    /// The live bytes of a page, by offset; what is near is one.
+    /// Returns the live runs of a page by offset. Merges near runs.
     pub(super) fn runs(&self, at: u64, bytes: u64) -> Vec<(u64, u64)> {
         let (start, end) = (Address(at), Address(at + bytes));
         let before = self.blocks.range(..start).next_back();
@@ -255,27 +253,26 @@ impl Books {
         runs
     }
 
-    /// The pages that bytes lie on.
     pub(super) fn pages_under(&self, at: Address, bytes: u64) -> Vec<u64> {
         let first = self.extents.range(..=at.0).next_back().map_or(at.0, |(start, _)| *start);
         self.extents.range(first..at.0 + bytes).map(|(start, _)| *start).collect()
     }
 
-    /// The run of the host's bytes that has an address, and where in it. A place that was joined has
-    /// a run for each of those that it was made of.
+    /// Returns the host run of an address and the offset in the run. A merged place has one run for
+    /// each original place.
     pub(super) fn backup_at(&self, at: u64) -> Option<(&Run, u64)> {
         let (start, extent) = self.extents.range(..=at).next_back()?;
         extent.copy.as_ref()?.run_at(at - start)
     }
 
-    /// What the host has of these pages is not what they hold any more.
     pub(super) fn written(&mut self, pages: &[u64], host: &HostPool) {
         let extents = &mut self.extents;
         let copies = pages.iter().filter_map(|at| extents.get_mut(at)?.copy.take());
         host.give_copies(copies, &self.contents);
     }
 
-    /// Takes back what is not in use any more, and gives up the pages on which nothing is. Not while pages move.
+    /// Reclaims freed blocks whose streams are done, and releases pages without blocks. No-op while
+    /// pages move.
     pub(super) fn settle(&mut self, pool: &PagePool, host: &HostPool) {
         if !matches!(self.phase, Phase::Resident | Phase::Paused) {
             return;
@@ -313,7 +310,7 @@ impl Books {
         pool.finish(self.contents.clone(), remains);
     }
 
-    /// Ranges without places go, but for the one that grows.
+    /// Frees ranges without places, except the last one.
     fn leave_empty_ranges(&mut self, remains: &mut Remains) {
         let last = self.ranges.len().saturating_sub(1);
         let (extents, packings) = (&self.extents, &mut self.packings);
@@ -329,7 +326,7 @@ impl Books {
         }
     }
 
-    /// The region's user is gone: what is left of it, and behind what.
+    /// Returns all remaining memory and its fence. Called when the region is dropped.
     pub(super) fn leave(&mut self, events: &Arc<Events>, host: &HostPool) -> (Fence, Remains) {
         let fence = self.users(events);
         let mut remains = Remains::default();
@@ -339,17 +336,15 @@ impl Books {
         (fence, remains)
     }
 
-    /// Bytes of blocks, and of places that no block has.
+    /// Returns the bytes of blocks and the free bytes.
     pub(super) fn usage(&self) -> (u64, u64) {
         (self.live_bytes, self.packings.iter().map(Stretches::bytes).sum())
     }
 
-    /// Bytes of pages that are there.
     pub(super) fn resident(&self) -> u64 {
         self.extents.values().filter(|extent| extent.page.is_some()).map(|extent| extent.bytes).sum()
     }
 
-    /// Bytes of addresses.
     pub(super) fn reserved(&self) -> u64 {
         self.ranges.iter().map(Reservation::bytes).sum()
     }

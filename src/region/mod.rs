@@ -1,22 +1,39 @@
-//! Regions: memory that steps aside and comes back at the same addresses.
-//!
-//! ```text
-//!   Region            allocate, free, who uses what                     mod.rs  options.rs
-//!   tags              several at a time, by tag, all or nothing         tags.rs
-//!   pause  resume     one region's pages out and in                     pause.rs  resume.rs  turn.rs
-//!   relief            what freed blocks leave, when memory is short     relief.rs
-//!   books             pages' places, blocks, what waits                 books.rs      plain code
-//!   sizes             how long a page is                                sizes.rs      plain code
-//! ```
+//! Regions: tagged memory that can be paused (pages freed, addresses kept) and resumed.
 //!
 //! ```text
 //!   resident ── pause ──> pausing ──> paused ── resume ──> resuming ──> resident
-//!                 refused: resident     ^                     failed: paused, host bytes valid
-//!                                       '── pause again: what failed is tried again
+//!                 refused: resident     ^                     failed: paused, host contents valid
+//!                                       '── pause again: failed pages are retried
 //! ```
 //!
-//! Pausing and resuming have the region's *turn*, an exclusive section: they exclude each other, not `free`, `record_stream` and the
-//! statistics. No lock is held while pages move, and no turn while a resume asks for memory.
+//! # Invariants
+//!
+//! * Blocks of different policies are on different pages, because a page is released as a whole.
+//! * A paused region keeps its addresses, blocks and, with the backup policy, its contents on the
+//!   host.
+//! * A resume of several regions is one transaction: all pages are mapped, or none.
+//! * Freed bytes are reused after the work of their streams and the copies of the last resume.
+//!
+//! # Locks
+//!
+//! Pause and resume own the region's exclusive section (`turn.rs`), so they exclude each other, but
+//! not `free`, `record_stream` and statistics. A resume leaves the section while it waits for
+//! memory.
+//!
+//! The mutex `Region::books` guards the state in `books.rs`. Pause and resume do not hold the mutex
+//! while pages move or hooks run. Allocations and frees hold the mutex across their own driver
+//! calls.
+//!
+//! # Files
+//!
+//! ```text
+//!   mod.rs  options.rs              Region: allocate, free, streams of a block
+//!   tags.rs                         pause and resume by tag
+//!   pause.rs  resume.rs  turn.rs    pages of one region
+//!   relief.rs                       out-of-memory retry: pages of freed blocks
+//!   books.rs                        places, blocks, pending frees
+//!   sizes.rs                        page sizes                          plain code
+//! ```
 
 use std::fmt;
 use std::sync::Arc;
@@ -46,14 +63,15 @@ use relief::PATIENCE;
 use sizes::{LONGEST, Sizes};
 pub use tags::Ready;
 
-/// Addresses that are reserved at a time, in bytes, or as many as a block needs.
+/// Minimum bytes of addresses reserved at a time.
 const RANGE: u64 = 16 << 30;
-/// Pages that were mapped behind one another, and their bytes.
+/// Consecutive mapped pages and their bytes.
 type Mapped = Vec<(PageId, u64)>;
 
-/// Memory with a tag that can step aside: blocks at fixed addresses, whose pages go and come.
+/// Tagged memory that can be paused: blocks at fixed addresses.
 ///
-/// Thread-safe. Dropping the last handle ends all its blocks, paused or not, behind what their streams were given.
+/// Thread-safe. Dropping the last handle frees all blocks, paused or not, after the work submitted
+/// to their streams.
 pub struct Region {
     id: u64,
     tag: String,
@@ -66,15 +84,15 @@ pub struct Region {
 }
 
 impl Region {
-    /// A region without memory. See [`Device::region`].
+    /// Creates a region without memory. See [`Device::region`].
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] for a page size that the device cannot map.
+    /// [`Error::InvalidPageSize`] for a page size the device cannot map.
     pub fn new(device: &Arc<Device>, tag: &str, options: RegionOptions) -> Result<Arc<Self>> {
         Self::in_account(device, tag, options, None)
     }
 
-    /// As [`new`](Self::new), with the region's account below one of the device's: a tenant's, a model's.
+    /// As [`new`](Self::new), with a parent account, for example of a tenant or a model.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Error::InvalidArgument`] for an account of another device.
@@ -111,7 +129,7 @@ impl Region {
         Ok(region)
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -121,19 +139,21 @@ impl Region {
         Holder::Region { region: self.id }
     }
 
-    /// Allocates a block, used on `stream` first; its address stays the same for as long as it lives. Rounded up to 512 bytes. Where contents of blocks
-    /// that are gone still [come back](Device::resume_async), the stream's later work waits for them, or the call if the stream is being captured.
+    /// Allocates a block, first used on `stream`, at a fixed address. Rounds up to 512 bytes. If a
+    /// [resume](Device::resume_async) is still copying to its pages, later work of the stream
+    /// waits; if the stream is under capture, the call waits.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the region is resident; no memory, budget or addresses; what the driver says. Nothing has changed.
+    /// [`Error::WrongState`] unless the region is resident; no memory, budget or addresses; driver
+    /// errors. All without effect.
     pub fn allocate(&self, bytes: u64, stream: Stream) -> Result<Address> {
         self.allocate_as(bytes, self.options.policy, stream)
     }
 
-    /// As [`allocate`](Self::allocate), with a policy of the block's own.
+    /// As [`allocate`](Self::allocate), with a policy for this block.
     ///
     /// # Errors
-    /// Those of [`allocate`](Self::allocate).
+    /// As [`allocate`](Self::allocate).
     pub fn allocate_as(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
         let bytes = BlockBytes::round_up(bytes)?.get();
         let mut relief = self.device.pool().relief();
@@ -160,7 +180,7 @@ impl Region {
             placed => placed,
         };
         let at = placed.ok_or_else(|| Error::Internal { what: "a region grew by too little".into() })?;
-        // The host knows nothing of this block.
+        // The host has no contents of this block.
         let pages = books.pages_under(at, bytes);
         books.written(&pages, host);
         let arriving = books.arriving(&pages, pool.events());
@@ -169,13 +189,13 @@ impl Region {
         behind.map(|()| at).inspect_err(|_| drop(self.free(at)))
     }
 
-    /// Maps so many more bytes, less what is free at the end, behind one another.
+    /// Maps `bytes` more, minus the free bytes at the end, on consecutive pages.
     fn grow(&self, books: &mut Books, bytes: u64, policy: Policy) -> Result<()> {
         let held = books.bytes_of(policy);
         let tail = books.tail(policy);
         let room = |need: u64| {
             let last = books.last_range().filter(|(_, _, range)| range - books.end >= need);
-            // What a failed undoing left there goes with its range.
+            // After a failed undo, leftover mappings are freed with their range.
             last.filter(|(range, ..)| self.device.pool().mapped_in(*range, books.end, u64::MAX).is_empty())
         };
         for tight in [false, true] {
@@ -196,7 +216,6 @@ impl Region {
         Err(Error::Internal { what: "a region can neither grow nor not".into() })
     }
 
-    /// Maps new pages at a place, or at the beginning of a new range.
     fn map(&self, at: Option<(RangeId, u64)>, pages: &[u64]) -> Result<(Mapped, Vec<Reservation>)> {
         let mut change = Change::on(self.device.pool());
         let all: u64 = pages.iter().sum();
@@ -214,14 +233,15 @@ impl Region {
         Ok((taken, change.commit().1))
     }
 
-    /// Frees a block, also while the region is paused. Its bytes are another's behind what its streams were given.
+    /// Frees a block, even while paused. Its bytes are reused after the work submitted to its
+    /// streams.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
     pub fn free(&self, address: Address) -> Result<()> {
         let mut books = self.books.lock();
         if self.options.verify_clean && books.phase == Phase::Resident {
-            // The sums are of all live bytes of a page.
+            // Checksums cover all live bytes of a page.
             let bytes = books.bytes_at(address)?;
             let pages = books.pages_under(address, bytes);
             books.written(&pages, self.device.host_pool());
@@ -231,7 +251,7 @@ impl Region {
         Ok(())
     }
 
-    /// Notes that a stream uses a block: a free and a pause wait for what it was given by then.
+    /// Adds a stream to a block: a free and a pause wait for the work submitted until then.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
@@ -239,11 +259,12 @@ impl Region {
         self.books.lock().use_on(address, self.device.pool().events().keep(stream))
     }
 
-    /// Says that a block was written since its backup, or (`None`) that all were: the next pause copies it again. Only where
-    /// [`read_only`](RegionOptions::read_only) made it believe otherwise does it matter.
+    /// Reports that a block was written after its backup, or (`None`) all blocks. The next pause
+    /// copies again. Only needed with [`read_only`](RegionOptions::read_only).
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the region is resident; [`Error::ForeignPointer`] and [`Error::DoubleFree`].
+    /// [`Error::WrongState`] unless the region is resident; [`Error::ForeignPointer`] and
+    /// [`Error::DoubleFree`].
     pub fn mark_written(&self, block: Option<Address>) -> Result<()> {
         let mut books = self.books.lock();
         books.require(Phase::Resident)?;
@@ -258,11 +279,13 @@ impl Region {
         Ok(())
     }
 
-    /// Reads host bytes of a paused block, from `skip` on, without resuming: all of `into`, or nothing.
+    /// Reads the backup of a paused block from offset `skip`, without resuming: all of `into`, or
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the region is paused and all these bytes are on the host;
-    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the block's end.
+    /// [`Error::WrongState`] unless the region is paused and the host has all these bytes;
+    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the
+    /// block's end.
     pub fn get_backup(&self, block: Address, skip: u64, into: &mut [u8]) -> Result<()> {
         let mut books = self.books.lock();
         let bytes = books.bytes_at(block)?;
@@ -272,7 +295,7 @@ impl Region {
             let limit = bytes.saturating_sub(skip);
             return Err(Error::InvalidSize { what: "a part of a backup", bytes: length, limit });
         }
-        // First all of it is found, so that nothing is written where a part is missing.
+        // Finds all parts first, so a missing part writes nothing.
         let (mut at, end) = (block.0 + skip, block.0 + skip + length);
         let mut parts = Vec::new();
         while at < end {
@@ -294,11 +317,12 @@ impl Region {
         Ok(())
     }
 
-    /// Makes later work of a stream wait for the contents that a resume without waiting still copies. Does not block.
+    /// Makes later work of a stream wait for contents still copied by a resume without waiting.
+    /// Does not block.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless it is resident: what is paused, or on its way on another thread, must not be used; [`Error::StreamCapturing`];
-    /// what the driver says.
+    /// [`Error::WrongState`] unless the region is resident, because paused or resuming memory must
+    /// not be used; [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         let mut contents = {
             let books = self.books.lock();
@@ -308,28 +332,29 @@ impl Region {
         contents.before(self.device.pool().events(), stream)
     }
 
-    /// Pauses this region only; see [`Device::pause`].
+    /// Pauses this region. See [`Device::pause`].
     ///
     /// # Errors
-    /// Those of [`Device::pause`].
+    /// As [`Device::pause`].
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         self.step_aside(fence)
     }
 
-    /// Resumes this region only; see [`Device::resume`].
+    /// Resumes this region. See [`Device::resume`].
     ///
     /// # Errors
-    /// Those of [`Device::resume`].
+    /// As [`Device::resume`].
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
         resume(self.device.pool(), self.device.host_pool(), &[self as &dyn Pausable], deadline)
     }
 
-    /// Limits the bytes of physical memory it may hold; `None`: no limit but those above. Nothing is taken away.
+    /// Sets the limit in bytes of physical memory. `None`: only the limits of the ancestors. Frees
+    /// nothing.
     pub fn set_budget(&self, bytes: Option<u64>) {
         self.account.set_limits(Limits { most: bytes, least: 0 });
     }
 
-    /// What it holds now. Pages go on which nothing is left, if what freed blocks waited for is over by now.
+    /// Returns the current state. Also releases empty pages of freed blocks whose streams are done.
     #[must_use]
     pub fn stats(&self) -> RegionStats {
         let mut books = self.books.lock();

@@ -1,18 +1,18 @@
-//! What a region is made like, and what it says of itself.
+//! Options and statistics of a region.
 
 use crate::pages::AccountStats;
 
-/// What becomes of memory when it steps aside.
+/// Handling of contents at a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// The contents are lost: what comes back holds anything.
+    /// Contents are lost; undefined after a resume.
     #[default]
     Discard,
-    /// What comes back is zero.
+    /// Zeros after a resume.
     Zero,
-    /// The contents go to host memory and come back.
+    /// Contents are copied to the host and restored.
     Backup,
-    /// The memory stays.
+    /// Memory is not paused.
     Keep,
 }
 
@@ -25,48 +25,49 @@ impl Policy {
     }
 }
 
-/// What a region is made like.
+/// Options of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionOptions {
-    /// What becomes of its blocks, but for those that say otherwise.
+    /// Default policy of its blocks.
     pub policy: Policy,
-    /// The most bytes of physical memory it may hold; `None`: no limit but those above.
+    /// Limit in bytes of physical memory. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
-    /// Bytes of every page, a multiple of the device's granularity, for regions whose pages others shall borrow; 0: as fits, up to
-    /// 1 GiB.
+    /// Bytes of every page, a multiple of the device's granularity, so that other owners can reuse
+    /// free pages. 0: automatic, up to 1 GiB.
     pub page_bytes: u64,
-    /// Its blocks are written once, before the first pause: the host keeps what it copied then, and later pauses copy nothing. What is
-    /// written later all the same is to be said by [`Region::mark_written`](crate::Region::mark_written).
+    /// Blocks are written once, before the first pause. The host keeps the first copy, and later
+    /// pauses copy nothing. Report later writes by
+    /// [`Region::mark_written`](crate::Region::mark_written).
     pub read_only: bool,
-    /// For finding bugs: a pause copies all the same, and compares with what the host has. Costs the copy.
+    /// Debugging: pauses copy anyway and compare with the host contents.
     pub verify_clean: bool,
 }
 
-/// What a region holds.
+/// Current state of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionStats {
-    /// The region's number, unique in the process.
+    /// Number in the process.
     pub id: u64,
-    /// Whether it is paused.
+    /// Whether the region is paused.
     pub paused: bool,
-    /// Counts its mappings, from 1 on.
+    /// Counts the mappings, from 1.
     pub generation: u64,
-    /// Bytes of pages that are there.
+    /// Bytes of resident pages.
     pub resident_bytes: u64,
-    /// Bytes of pages that stepped aside.
+    /// Bytes of paused pages.
     pub paused_bytes: u64,
     /// Bytes of contents on the host.
     pub host_bytes: u64,
-    /// Pages, there or not.
+    /// Pages, resident or not.
     pub pages: u64,
-    /// Live blocks, and their bytes.
+    /// Live blocks.
     pub blocks: u64,
     /// Bytes of live blocks.
     pub live_bytes: u64,
-    /// Bytes of places that no block has.
+    /// Free bytes.
     pub free_bytes: u64,
     /// Bytes of addresses.
     pub reserved_bytes: u64,
-    /// What counts toward its budget.
+    /// Account of the region.
     pub account: AccountStats,
 }

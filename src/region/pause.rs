@@ -1,7 +1,7 @@
-//! One region's pages step aside.
+//! Pause of one region.
 //!
-//! Copies are given to one stream, a page at a time; a second thread unmaps a page and gives it back as soon as its copy is over, while
-//! the next ones are copied. What fails stays where it is, and the rest goes on.
+//! One stream copies the pages in order. A second thread unmaps and releases each page once its
+//! copy is done, while later pages are copied. A failed page stays mapped, and the rest continues.
 
 use std::time::{Duration, Instant};
 
@@ -11,24 +11,22 @@ use crate::error::{Error, Result};
 use crate::pages::{Change, Copied, Fence, HostCopy, Moved, PauseReport, RangeId, behind_copies};
 use crate::units::Address;
 
-/// A page that is to go.
 struct Leaving {
     at: u64,
     range: RangeId,
     offset: u64,
     bytes: u64,
-    /// What has to be copied first.
+    /// Runs to be copied first.
     runs: Vec<(u64, u64)>,
-    /// Bytes that the host has already, and their sum.
+    /// Bytes already on the host, and their checksum.
     clean: Option<(u64, u64)>,
 }
 
-/// What became of a page.
 struct Left {
     page: Leaving,
-    /// What the host has of it now, if it was copied.
+    /// New host copy, if copied.
     copy: Option<HostCopy>,
-    /// If it is gone: whether the driver took it.
+    /// `None`: still mapped. Else whether the driver accepted the release.
     gone: Option<bool>,
     copied: Option<Instant>,
     calls: u64,
@@ -36,7 +34,6 @@ struct Left {
 }
 
 impl Region {
-    /// Gives the pages back, all of them that can go.
     pub(super) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
         let mut turn = self.take_turn()?;
         let _go_on = self.device.pool().begin_waits()?;
@@ -71,7 +68,7 @@ impl Region {
         Ok(report)
     }
 
-    /// Waits for what the caller says and for what the users of the blocks were given.
+    /// Waits for the caller's fence and the work submitted to all streams of blocks.
     fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
         let events = self.device.pool().events();
         fence.join(self.books.lock().users(events));
@@ -83,7 +80,6 @@ impl Region {
         self.device.pausables().tell(&moved, gone);
     }
 
-    /// The pages that are to go, in the order of their addresses.
     fn plan(&self) -> Vec<Leaving> {
         let books = self.books.lock();
         let there = books.extents.iter().filter(|(_, extent)| extent.page.is_some());
@@ -92,7 +88,8 @@ impl Region {
             let known = extent.copy.as_ref();
             let copies = extent.policy == Policy::Backup && (known.is_none() || self.options.verify_clean);
             let runs = if copies { books.runs(*at, extent.bytes) } else { Vec::new() };
-            // Sums of other bytes say nothing: blocks may have been freed while the region was paused.
+            // Blocks may have been freed during an earlier pause; checksums of different runs are
+            // not comparable.
             let clean = known.filter(|copy| !copies || copy.is_of(&runs));
             let clean = clean.map(|copy| (copy.bytes(), copy.sum));
             let (range, offset, bytes) = (extent.range, extent.offset, extent.bytes);
@@ -106,7 +103,7 @@ impl Region {
         if copies > 0
             && let Err(error) = self.device.host_pool().make_room(copies)
         {
-            // Then as much as there is room for; each page that finds none says so.
+            // Continues with the available room. Each page without room is reported.
             tracing::warn!(%error, copies, "the host has no room for all contents");
         }
         let start = Instant::now();
@@ -125,7 +122,7 @@ impl Region {
         self.note(left, report);
     }
 
-    /// Unmaps one page, once its copy is over, and gives it back.
+    /// Unmaps and releases a page once its copy is done.
     fn finish(&self, page: Leaving, copied: Option<Result<Copied>>) -> Left {
         let (pool, host) = (self.device.pool(), self.device.host_pool());
         let mut left = Left { page, copy: None, gone: None, copied: None, calls: 0, failure: None };
@@ -162,7 +159,6 @@ impl Region {
         left
     }
 
-    /// Writes down what became of the pages.
     fn note(&self, all: Vec<Left>, report: &mut PauseReport) {
         let host = self.device.host_pool();
         let books = &mut *self.books.lock();

@@ -1,23 +1,24 @@
-//! What freed blocks leave, when somebody is short of memory.
+//! Out-of-memory retry of a region: releases the pages of freed blocks.
 //!
-//! A region looks after what streams still used of freed blocks at its own next call. Others cannot wait for that: they ask.
+//! A region reclaims freed blocks in its own next call. Callers short of memory use this reclaimer.
 
 use std::time::Duration;
 
 use super::Region;
 use crate::pages::{AccountId, Reclaimer};
 
-/// How long who finds no memory waits for streams that still use freed blocks.
+/// Maximum wait for streams of freed blocks.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Region {
-    /// Waits for what streams still use of freed blocks; whether there was some and is no more. The caller holds no lock.
+    /// Waits for the streams of freed blocks. Returns true if freed blocks existed and are now
+    /// done. The caller holds no lock.
     pub(super) fn outwait(&self, limit: Duration) -> bool {
         let freed = self.books.lock().freed();
         freed.is_some_and(|mut fence| fence.block(self.device.pool().events(), limit).unwrap_or(false))
     }
 
-    /// Gives up the pages on which nothing is once streams are done with what was freed; their bytes.
+    /// Waits as `outwait`, releases pages without blocks, and returns their bytes.
     pub(super) fn give_up_freed(&self, limit: Duration) -> u64 {
         self.outwait(limit);
         let mut books = self.books.lock();
@@ -37,7 +38,7 @@ impl Reclaimer for Region {
     }
 
     fn cost(&self) -> u64 {
-        // Nobody uses it.
+        // The bytes are unused.
         0
     }
 }

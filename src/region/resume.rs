@@ -1,6 +1,6 @@
-//! One region comes back: its pages are taken, mapped at the old addresses, and the contents copied behind that.
+//! Resume of one region: takes pages, maps the old addresses, then copies the contents.
 //!
-//! The host's bytes are let go when all is there.
+//! The host contents are kept until the resume has succeeded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::pages::{Change, Fence, HostCopy, PageId, PagePool, RangeId, ResumeReport, Resuming};
 use crate::units::Address;
 
-/// A place whose page is to come.
 struct Place {
     range: RangeId,
     offset: u64,
@@ -22,18 +21,18 @@ struct Place {
     copy: Option<HostCopy>,
 }
 
-/// A region on its way back. It has the region's turn.
+/// A running resume; owns the region's exclusive section.
 struct Coming<'a> {
     region: &'a Region,
     places: BTreeMap<u64, Place>,
     contents: Fence,
     finished: bool,
-    /// Last, so that it ends when everything is written down.
+    /// Last field: the section is left after the tables are updated.
     turn: Turn<'a>,
 }
 
 impl Region {
-    /// Begins to resume; `None`: there is nothing to do.
+    /// Begins a resume. `None`: not paused.
     pub(super) fn coming_back(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
         let mut turn = self.take_turn()?;
         let mut books = self.books.lock();
@@ -44,7 +43,7 @@ impl Region {
         turn.back = Some(Phase::Paused);
         books.phase = Phase::Resuming;
         if !self.options.verify_clean {
-            // The sums that this compares are those of pages as they were.
+            // Checksums compared by `verify_clean` need the original pages.
             books.join_places(|bytes, held| self.sizes.join(bytes, held));
         }
         let gone = books.extents.iter_mut().filter(|(_, extent)| extent.page.is_none());
@@ -59,13 +58,12 @@ impl Region {
 }
 
 impl Place {
-    /// Whether what it held comes back, or zeros.
     fn filled(&self) -> bool {
         self.copy.is_some() || self.policy == Policy::Zero
     }
 }
 
-/// Takes away what is still mapped at a place because undoing an earlier resume failed as well.
+/// Unmaps leftovers of an earlier resume whose undo failed.
 fn clear(pool: &Arc<PagePool>, place: &Place) -> Result<()> {
     if pool.mapped_in(place.range, place.offset, place.bytes).is_empty() {
         return Ok(());
@@ -137,11 +135,11 @@ impl Resuming for Coming<'_> {
                 (extent.page, extent.copy) = (place.page, place.copy);
             }
             if !region.options.read_only {
-                // It may be written from now on.
+                // Writable from now on.
                 let all: Vec<_> = books.extents.keys().copied().collect();
                 books.written(&all, host);
             }
-            // Also those that a pause announced and could not take away.
+            // Includes pages announced by a pause but not unmapped.
             let moved = books.extents.iter().filter(|(_, extent)| extent.policy != Policy::Keep);
             let ranges: Vec<_> = moved.map(|(at, extent)| (Address(*at), extent.bytes)).collect();
             books.phase = Phase::Resident;

@@ -1,30 +1,27 @@
-//! How long a region's pages are: plain code, no driver.
+//! Page sizes of a region. Plain code.
 //!
-//! A driver call costs the same for a page of 2 MiB and for one of 1 GiB, and pausing is a few calls a page. So pages are long; but
-//! what is not filled of the last one is waste. Hence pages grow with the region: an eighth of what it has, a power of two, so that pages
-//! of several regions stand in for each other; and a block that is longer, or long enough for a page to cost little beside it, has pages of its
-//! own, as long as it is: a KV cache of 16 GiB in blocks of half a GiB would else hold up to a GiB that nobody uses.
+//! A driver call costs the same for 2 MiB and for 1 GiB, and a pause makes a few calls a page. So
+//! pages are large, but the unfilled part of the last page is waste. Pages therefore grow with the
+//! region: an eighth of its size. Powers of two make pages of several regions interchangeable. A
+//! longer block, and any block of at least 64 MiB, has its own pages of its exact size.
 
-/// The longest page of a region, in bytes.
+/// Maximum page size of a region, in bytes.
 pub(super) const LONGEST: u64 = 1 << 30;
-/// A block of so many bytes has pages of its own.
+/// Minimum bytes of a block with its own pages.
 const LONG: u64 = 64 << 20;
-/// A page is no longer than this share of what the region has already.
+/// A page is at most 1/8 of the region's current size.
 const SHARE: u64 = 8;
 
-/// What pages may be like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// What lengths are multiples of, in bytes.
     pub(super) granularity: u64,
-    /// The length of every page; 0: as fits.
+    /// Fixed page size; 0: automatic.
     pub(super) fixed: u64,
-    /// The longest page, in bytes.
     pub(super) longest: u64,
 }
 
 impl Sizes {
-    /// The pages that give a region which has `held` bytes at least `bytes` more.
+    /// Returns page sizes to add at least `bytes` to a region of `held` bytes.
     pub(super) fn pages(self, bytes: u64, held: u64) -> Vec<u64> {
         if self.fixed > 0 {
             return vec![self.fixed; bytes.div_ceil(self.fixed) as usize];
@@ -33,19 +30,19 @@ impl Sizes {
         if bytes <= grown && bytes < LONG { vec![grown] } else { self.tight(bytes) }
     }
 
-    /// The longest page that a region which has `held` bytes shares among blocks: also what pages are joined to when they come back, so
-    /// that a region which grew from small pages is a few calls afterwards.
+    /// Returns the maximum size of a shared page in a region of `held` bytes. A resume also merges
+    /// places up to this size, which reduces later driver calls.
     fn grown(self, held: u64) -> u64 {
         let share = (held / SHARE).min(self.longest);
         if share < self.granularity { self.granularity } else { 1 << share.ilog2() }
     }
 
-    /// Whether neighbouring places of these lengths may become one page of a region that has `held` bytes.
+    /// Returns true if neighbouring places may become one page.
     pub(super) fn join(self, bytes: [u64; 2], held: u64) -> bool {
         self.fixed == 0 && bytes[0] + bytes[1] <= self.grown(held)
     }
 
-    /// As [`pages`](Self::pages), with as little more as can be.
+    /// As [`pages`](Self::pages), with the least waste.
     pub(super) fn tight(self, bytes: u64) -> Vec<u64> {
         if self.fixed > 0 {
             return self.pages(bytes, 0);

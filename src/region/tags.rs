@@ -1,4 +1,5 @@
-//! Regions and arenas by tag: several step aside one after the other, and come back together or not at all.
+//! Pause and resume by tag, for regions and arenas. A pause continues past failures; a resume is
+//! all or nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use crate::error::Result;
 use crate::pages::{Fence, Pausable, PauseHooks, PauseReport, ResumeReport, resume, resume_into};
 use crate::units::Stream;
 
-/// The contents of one tag, on their way after a resume without waiting.
+/// Contents of one tag still being copied by a resume without waiting.
 #[derive(Clone, Debug)]
 pub struct Ready {
     tag: String,
@@ -18,32 +19,33 @@ pub struct Ready {
 }
 
 impl Ready {
-    /// The tag.
+    /// Returns the tag.
     #[must_use]
     pub fn tag(&self) -> &str {
         &self.tag
     }
 
-    /// Whether they are there.
+    /// Returns true if the contents are complete.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn done(&mut self) -> Result<bool> {
         self.contents.done(self.device.pool().events())
     }
 
-    /// Makes later work of a stream wait for them. Does not block.
+    /// Makes later work of a stream wait for the contents. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing), or what the driver says.
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing); driver errors.
     pub fn before(&mut self, stream: Stream) -> Result<()> {
         self.contents.before(self.device.pool().events(), stream)
     }
 
-    /// Blocks the caller until they are there.
+    /// Blocks until the contents are complete.
     ///
     /// # Errors
-    /// [`DeviceCapturing`](crate::Error::DeviceCapturing) where nobody may wait just now, or what the driver says.
+    /// [`DeviceCapturing`](crate::Error::DeviceCapturing) if the platform forbids waits during a
+    /// capture; driver errors.
     pub fn wait(&mut self) -> Result<()> {
         self.device.driver().may_wait()?;
         self.device.host_pool().wait(&mut self.contents)
@@ -51,57 +53,65 @@ impl Ready {
 }
 
 impl Device {
-    /// A region: memory with a tag that can step aside. Several may have one tag.
+    /// Creates a region with a tag. Several regions may have the same tag.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) for a page size that the device cannot map.
+    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) for a page size the device cannot
+    /// map.
     pub fn region(self: &Arc<Self>, tag: &str, options: RegionOptions) -> Result<Arc<Region>> {
         Region::new(self, tag, options)
     }
 
-    /// Pauses what has one of these tags, one after the other; none: everything that can be paused. Behind the fence, which the
-    /// caller waits for here, and behind what the streams noted for blocks were given, pages go as their policy says; an arena's
-    /// shared ones as they are, and those of retained and kept blocks with a backup. What was given
-    /// to the device by other streams and is not in the fence, the library cannot see; nothing more is submitted meanwhile.
+    /// Pauses regions and arenas with one of these tags, one by one; no tags: all of them.
     ///
-    /// Goes on past failures and reports all of them: what failed stays, with its contents, and the next pause tries it again.
-    /// What is paused already stays so. The device's free pages go back to the driver too, and are not in the report.
+    /// Waits for the fence and for the streams recorded for blocks, then frees pages by policy. In
+    /// arenas, shared pages are discarded, and pages of live-out and persistent blocks are backed
+    /// up. The fence must include all other streams, and no more work may be submitted meanwhile.
+    ///
+    /// Continues past failures and reports all: failed pages stay with their contents, and the next
+    /// pause retries. Free pages of the device are also released, but not reported.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing): a stream of the fence or of a block is being captured, and nothing more was paused;
-    /// [`Error::WrongState`](crate::Error::WrongState) for an arena with an open space, and in a hook of the same region; what the driver says of the fence. What was paused before stays so.
+    /// [`Error::StreamCapturing`](crate::Error::StreamCapturing) if a stream of the fence or of a
+    /// block is under capture; [`Error::WrongState`](crate::Error::WrongState) for an arena with an
+    /// open space, and in a hook of the same region; driver errors of the fence. Regions paused
+    /// before the error stay paused.
     pub fn pause(self: &Arc<Self>, tags: &[&str], fence: Fence) -> Result<PauseReport> {
         let start = Instant::now();
         let mut report = PauseReport::default();
         for pausable in self.pausables().tagged(tags) {
             report.join(pausable.pause(fence.clone())?);
         }
-        // Memory is wanted elsewhere: what nobody uses goes as well.
+        // Memory is needed elsewhere, so free pages are released too.
         self.pool().release_free(u64::MAX);
         report.micros = start.elapsed().as_micros() as u64;
         Ok(report)
     }
 
-    /// Resumes what has one of these tags, all of it or none; no tag: everything. Returns when the contents are there. While there
-    /// is no memory it asks again, at least once, until the deadline, and everything is paused between two tries, so that others may pause, resume or free
-    /// it; the pool's reclaimers are asked as for any allocation, and what only
-    /// waits for the device is waited for, two seconds at most each time, also beyond the deadline.
+    /// Resumes regions and arenas with one of these tags: all or none; no tags: all of them.
+    /// Returns when the contents are complete.
+    ///
+    /// Without memory, retries until the deadline, at least once. Between attempts everything stays
+    /// paused, so other threads may pause, resume or free memory. Each attempt calls reclaimers,
+    /// and waits at most two seconds for each pending release, even beyond the deadline.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) or [`Error::OverBudget`](crate::Error::OverBudget), or what the driver says: everything is paused as before, the host has the
-    /// contents, and the call can be repeated. [`Error::WrongState`](crate::Error::WrongState) in a hook.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) or
+    /// [`Error::OverBudget`](crate::Error::OverBudget), driver errors: everything stays paused with
+    /// its contents, and the call can be repeated. [`Error::WrongState`](crate::Error::WrongState)
+    /// in a hook.
     pub fn resume(self: &Arc<Self>, tags: &[&str], deadline: Duration) -> Result<ResumeReport> {
         let all = self.pausables().tagged(tags);
         let all: Vec<_> = all.iter().map(|known| &**known).collect();
         resume(self.pool(), self.host_pool(), &all, deadline)
     }
 
-    /// As [`resume`](Self::resume), but returns as soon as everything is mapped; the contents come behind an event for each tag, in the
-    /// order of the tags, so that the first can be used while others are copied. Where host memory is not registered, it waits
-    /// all the same.
+    /// As [`resume`](Self::resume), but returns once all pages are mapped. Contents are copied in
+    /// the order of the tags, with one event a tag, so the first tag is usable early. Waits if the
+    /// host memory is not registered.
     ///
     /// # Errors
-    /// Those of [`resume`](Self::resume). A copy that fails later is the driver's to tell, as for any work.
+    /// As [`resume`](Self::resume). The driver reports copies failing later, as for any work.
     pub fn resume_async(
         self: &Arc<Self>,
         tags: &[&str],
@@ -134,7 +144,8 @@ impl Device {
         Ok((report, ready))
     }
 
-    /// Tells `hooks` before memory with this tag goes and after it has come, as long as they live; an empty tag: of all.
+    /// Calls `hooks` before memory with this tag is paused and after a resume, until the hooks are
+    /// dropped. An empty tag: all memory.
     pub fn add_pause_hooks(&self, tag: &str, hooks: &Arc<dyn PauseHooks>) {
         self.pausables().add_hooks(tag, hooks);
     }

@@ -1,4 +1,4 @@
-//! Tests of one region against a naive twin are in tests/regions.rs; here is what only the inside sees.
+//! Tests of region internals. tests/regions.rs compares a region with a naive model.
 
 use super::*;
 use crate::HostOptions;

@@ -1,18 +1,18 @@
-//! Who may move a region's pages: one thread at a time, apart from the lock of the books, which is held for moments only.
+//! Exclusive section for moving a region's pages. Held during a pause or resume; the mutex `books`
+//! is held for short updates only.
 
 use super::Region;
 use super::books::Phase;
 use crate::error::Result;
 
 impl Region {
-    /// Waits until nobody moves its pages, and keeps others from it.
     pub(super) fn take_turn(&self) -> Result<Turn<'_>> {
         self.turn.take("the region")?;
         Ok(Turn { region: self, back: None })
     }
 }
 
-/// The right to move a region's pages. Where it ends, the region is as `back` says, if that says something.
+/// The section. At its end, the region's phase is set to `back`, if set.
 pub(super) struct Turn<'a> {
     region: &'a Region,
     pub(super) back: Option<Phase>,

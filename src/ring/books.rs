@@ -1,4 +1,7 @@
-//! What a ring knows of its places: what each holds, who reads it, what its units are copied from.
+//! State of a ring: contents and readers of each place, and the sources of its units.
+//!
+//! Guarded by the mutex `books` of `Ring`. Invariant: a place holds, and is read as, one of its own
+//! units.
 
 use std::sync::Arc;
 
@@ -9,7 +12,7 @@ use super::schedule::{Held, Schedule};
 use crate::error::{Error, Result};
 use crate::pages::{Branch, Events, Fence, NamedStream};
 
-/// Who reads a place now.
+/// Current reader of a place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct User {
     pub(super) unit: usize,
@@ -19,41 +22,39 @@ pub(super) struct User {
 /// A slot, or the place of a resident unit.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// What it holds once the copies that were given are over; `None`: nobody knows.
+    /// Contents after all submitted copies. `None`: undefined.
     pub(super) held: Option<Held>,
-    /// Behind those copies.
+    /// Submitted copies to the place.
     pub(super) ready: Fence,
-    /// Behind those who read it since.
+    /// Readers since the last copy.
     pub(super) readers: Fence,
-    /// Who is reading it.
     pub(super) user: Option<User>,
 }
 
-/// What a unit is copied from.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) runs: Runs<Arc<HostBuffer>>,
-    /// Which change it was that set it.
+    /// Number of the change that set this source.
     pub(super) set: u64,
 }
 
 impl Source {
-    /// The last change of it, or of what it is made of.
+    /// Returns the number of the last change of the source or its buffers.
     pub(super) fn stamp(&self) -> u64 {
         self.runs.iter().map(|run| run.source.last_change()).fold(self.set, u64::max)
     }
 }
 
-/// What is behind the copies to several sources.
+/// Stores to several sources.
 #[derive(Debug, Default)]
 pub(super) struct Stores {
     pub(super) fence: Fence,
-    /// Those that it is behind of: units often have parts of one.
+    /// Buffers included in `fence`: units often share one.
     known: Vec<Arc<HostBuffer>>,
 }
 
 impl Source {
-    /// [`stamp`](Self::stamp), and what is behind the copies to what it is made of.
+    /// Returns [`stamp`](Self::stamp), and adds running stores to the buffers.
     pub(super) fn stamp_and_stores(&self, stores: &mut Stores) -> Result<u64> {
         let mut stamp = self.set;
         for run in &self.runs {
@@ -68,7 +69,6 @@ impl Source {
     }
 }
 
-/// Counts since the ring was made.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) copies: u64,
@@ -81,10 +81,10 @@ pub(super) struct Counts {
     pub(super) launches: u64,
 }
 
-/// A launch that is being given: what it copies.
+/// Copies of a launch being made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Launching {
-    /// By unit: the stamp of its source.
+    /// Stamp of each unit's source.
     pub(super) stamps: Arc<[u64]>,
     pub(super) copies: u64,
     pub(super) bytes: u64,
@@ -93,22 +93,19 @@ pub(super) struct Launching {
 #[derive(Debug)]
 pub(super) struct Books {
     pub(super) places: Vec<Place>,
-    /// By unit.
     pub(super) sources: Vec<Option<Source>>,
     pub(super) counts: Counts,
-    /// A step that is being captured.
     pub(super) capturing: Option<StepCapture>,
-    /// The branches of captures that have ended, or will have before they are used again.
+    /// Branches of captures, reused once the capture ended.
     pub(super) branches: Vec<Branch>,
-    /// What nodes of captured steps copy that have nothing to copy.
+    /// Source of copy nodes without a run.
     pub(super) nothing: Option<Arc<HostBuffer>>,
-    /// A captured step that is being launched.
+    /// Current launch of a captured step.
     pub(super) launching: Option<Launching>,
-    /// Behind the last one that was launched, which used every place.
+    /// The last launch, which used every place.
     pub(super) graphs: Fence,
 }
 
-/// A unit that was not told what it is copied from.
 pub(super) fn no_source() -> Error {
     Error::wrong_state("cannot fill the unit: it has no source; call set_source first")
 }
@@ -132,13 +129,12 @@ impl Books {
         self.places.get_mut(place).ok_or_else(none)
     }
 
-    /// What a unit is copied from, and its stamp.
     pub(super) fn source(&self, unit: usize) -> Result<(&Source, u64)> {
         let source = self.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
         Ok((source, source.stamp()))
     }
 
-    /// That no captured step is being launched.
+    /// Returns an error during a launch.
     pub(super) fn between_launches(&self) -> Result<()> {
         if self.launching.is_none() {
             return Ok(());
@@ -152,7 +148,8 @@ impl Books {
         self.places.iter().filter(|place| place.user.is_some()).count() as u64
     }
 
-    /// Everybody who reads has done so behind what his stream was given, and nobody knows what the places hold.
+    /// Ends all reads after the work submitted to their streams, and marks all contents as
+    /// undefined.
     pub(super) fn forget(&mut self, events: &Arc<Events>) {
         for place in &mut self.places {
             place.held = None;
@@ -162,7 +159,7 @@ impl Books {
         }
     }
 
-    /// What is behind every copy and every reader there is.
+    /// Adds all copies and readers to `fence`.
     pub(super) fn leave(&mut self, events: &Arc<Events>, fence: &mut Fence) {
         self.forget(events);
         fence.join(std::mem::take(&mut self.graphs));
@@ -172,7 +169,7 @@ impl Books {
         }
     }
 
-    /// Whether what places hold and who reads them is theirs; what is not.
+    /// Checks that each place holds, and is read as, one of its own units.
     pub(super) fn audit(&self, schedule: &Schedule) -> Result<(), String> {
         for (number, place) in self.places.iter().enumerate() {
             let held = place.held.map(|held| held.unit);

@@ -1,4 +1,4 @@
-//! A ring's addresses and pages: one range, in which the units of a slot show the same pages.
+//! Construction of a ring: one address range, in which the units of a slot map the same pages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,20 +12,22 @@ use crate::pages::{Account, Change, Holder, Limits, Reservation};
 use crate::sync::Mutex;
 use crate::units::{Peers, checked_size};
 
-/// Slots that nobody asked for.
+/// Default number of slots.
 pub(crate) const SLOTS: usize = 3;
-/// The longest page that nobody asked for where units are of several lengths, in bytes: what an arena's large pages are by default.
+/// Maximum automatic page size for units of different lengths: the default large page of an arena.
 const LONGEST: u64 = 16 << 20;
-/// How many pages the longest unit has at least there, as far as the granularity allows it.
+/// Minimum number of pages of the longest unit at this page size, if the granularity permits.
 const PAGES: u64 = 8;
 
 impl Device {
-    /// A ring over these units, in the order of use: addresses for each, pages for the slots and for the resident ones. Nothing is copied yet.
+    /// Creates a ring over units in the order of use: addresses for each unit, pages for slots and
+    /// resident units. Copies nothing.
     ///
     /// # Errors
-    /// Those of [`Schedule::new`], and of [`ceiling`] where the [pace](RingOptions::pace) is given; [`Error::InvalidSize`] for a unit that is empty or too long, [`Error::InvalidPageSize`];
-    /// [`Error::InvalidArgument`] on a platform where a page shows once; [`Error::OutOfMemory`], [`Error::OverBudget`] or
-    /// [`Error::OutOfAddresses`], with nothing changed; what the driver says.
+    /// Errors of [`Schedule::new`], and of [`ceiling`] with a [pace](RingOptions::pace);
+    /// [`Error::InvalidSize`] for an empty or too long unit, [`Error::InvalidPageSize`];
+    /// [`Error::InvalidArgument`] on a platform without aliased mappings; [`Error::OutOfMemory`],
+    /// [`Error::OverBudget`] or [`Error::OutOfAddresses`], without effect; driver errors.
     pub fn ring(self: &Arc<Self>, units: &[RingUnit], options: &RingOptions<'_>) -> Result<Ring> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let capabilities = self.driver().capabilities();
@@ -84,7 +86,8 @@ impl Device {
     }
 }
 
-/// Logs what the ring comes to at best, a line each. The budget is left out: a ring that does not fit it is refused, and not made smaller.
+/// Logs the ceiling, one record a line. Ignores the budget: a ring over budget is refused, not
+/// shrunk.
 fn say_ceiling(
     id: u64,
     units: &[RingUnit],
@@ -110,7 +113,6 @@ fn say_ceiling(
     Ok(())
 }
 
-/// What is to be built.
 struct Wanted<'a> {
     id: u64,
     units: &'a [RingUnit],
@@ -121,7 +123,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Addresses and pages in one change, which is undone if anything fails.
+    /// Reserves addresses and maps pages in one transaction.
     fn build(&self, device: &Arc<Device>, bytes: u64) -> Result<Reservation> {
         let mut change = Change::on(device.pool());
         let range = change.reserve(bytes, self.id, Peers::NONE)?;
@@ -147,8 +149,9 @@ impl Wanted<'_> {
     }
 }
 
-/// Bytes of a page: what is asked for; else those of the longest unit, if that takes no more memory than shorter ones would. Calls cost per page, and
-/// a copy is told in half of the time where its destination is one (docs/performance.md, Rings).
+/// Returns the requested page size; else the longest unit, if this costs no more memory than
+/// shorter pages. Driver calls cost per page, and submitting a copy to a single page takes half the
+/// time (docs/performance.md, Rings).
 fn page_bytes(device: &Device, units: &[RingUnit], schedule: &Schedule, asked: u64) -> Result<u64> {
     let capabilities = device.driver().capabilities();
     let granularity = capabilities.granularity;

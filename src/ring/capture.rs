@@ -1,4 +1,7 @@
-//! A step in a captured graph: copies fork from the captured stream, run beside it in the order of use, and come back to it.
+//! Capture of a step into a graph: copies fork from the captured stream, run in the order of use,
+//! and join the stream again.
+//!
+//! `StepCapture` is part of the ring's state, guarded by the mutex `books`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,40 +14,40 @@ use crate::error::{Error, Result};
 use crate::pages::Branch;
 use crate::units::Stream;
 
-/// How a step is captured.
+/// Options of a captured step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingCaptureOptions {
-    /// Units of the next step that are copied at this one's end, at most as many as there are slots; 0: one, or none in a ring that copies
-    /// nothing ahead of a step ([`within_step`](super::RingOptions::within_step)). One keeps the link busy between two steps; the end of a step waits for more.
+    /// Units of the next step copied at the end of this step, at most the number of slots. 0: one,
+    /// or none with [`within_step`](super::RingOptions::within_step). One unit keeps the link busy
+    /// between steps; the end of a step waits for more.
     pub tail: usize,
-    /// The most runs that the source of a unit will have, each a node of the graph, which costs the host a microsecond a launch while it
-    /// copies, at most 4096; 0: as many as the sources have now, and one at least.
+    /// Maximum runs of a unit's source, at most 4096. Each run is a node, which costs the host a
+    /// microsecond a launch while copying. 0: the current number of runs, at least one.
     pub most_runs: usize,
 }
 
-/// A capture that is under way.
 #[derive(Debug)]
 pub(super) struct StepCapture {
     branch: Branch,
-    /// The turns that the step copies.
+    /// Turns copied by the step.
     turns: Range<usize>,
     most_runs: Option<usize>,
-    /// The turn whose unit is acquired next.
+    /// Turn of the next unit to acquire.
     next: usize,
-    /// The turn whose unit is released next.
+    /// Turn of the next unit to release.
     released: usize,
-    /// Nodes, by turn from `turns.start` on.
+    /// Nodes, by turn from `turns.start`.
     nodes: Vec<Vec<CopyNode>>,
-    /// What is copied where a unit has no run: a byte that counts for nothing, as such a node is left out of every launch.
+    /// One-byte source for nodes without a run; launches disable these nodes.
     nothing: Arc<HostBuffer>,
-    /// A call failed: what was captured is not a step.
+    /// A call failed, so the capture is unusable.
     broken: bool,
 }
 
-/// The most runs of a unit that a capture is told of: nodes, of which a launch can hardly do with more than a thousand in all.
+/// Maximum runs of a unit: a launch with more than a thousand nodes in all is too slow.
 const MOST_RUNS: usize = 4096;
 
-/// Points of a branch: one to fork and to join, and two for each slot.
+/// Points of a branch: one for fork and join, and two for each slot.
 const FORK: usize = 0;
 fn copied(slot: usize) -> usize {
     1 + 2 * slot
@@ -54,13 +57,16 @@ fn released(slot: usize) -> usize {
 }
 
 impl Ring {
-    /// A step is being captured on a stream from here on: an [`acquire`](Self::acquire) and a [`release`](Self::release) with a stream under capture are part
-    /// of it, and no bytes move. Every unit that streams is acquired once, in the order of use, and released in that order. What is
-    /// launched of it goes through the [`RingGraph`]. One capture at a time; eager work may go on beside it.
+    /// Begins to capture a step on a stream. Until the end, [`acquire`](Self::acquire) and
+    /// [`release`](Self::release) with a stream under capture add to the step and move no bytes.
+    ///
+    /// Every streaming unit is acquired and released once, in the order of use. Launches go through
+    /// the [`RingGraph`]. A ring has one capture at a time; eager work may continue meanwhile.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if one is under way, or the stream is not captured; [`Error::InvalidArgument`] on a platform without graphs, and for more than 4096 runs a unit;
-    /// those of [`Device::host_buffer`](crate::Device::host_buffer); what the driver says.
+    /// [`Error::WrongState`] during a capture of the ring, or if the stream is not under capture;
+    /// [`Error::InvalidArgument`] on a platform without graphs, and for more than 4096 runs a unit;
+    /// errors of [`Device::host_buffer`](crate::Device::host_buffer); driver errors.
     pub fn capture_begin(&self, stream: Stream, options: &RingCaptureOptions) -> Result<()> {
         if self.device.pool().events().ready(stream)? {
             return Err(Error::wrong_state(
@@ -82,7 +88,7 @@ impl Ring {
             None => Arc::clone(books.nothing.insert(self.device.host_buffer(1, Pinning::Required)?)),
         };
         let points = 1 + 2 * self.schedule.slots();
-        // One whose capture is over.
+        // A branch whose capture ended.
         let idle = books.branches.iter().position(|branch| branch.points() == points && branch.free());
         let branch = match idle {
             Some(idle) => books.branches.swap_remove(idle),
@@ -117,11 +123,11 @@ impl Ring {
         self.capture_copies(capturing, sources)
     }
 
-    /// The end of the step: nothing of the ring is captured behind it.
+    /// Ends the step. No later captured work uses the ring.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless a capture is under way, if a call of it failed, or if units were not acquired or not released; what the
-    /// driver says. The capture is [abandoned](Self::capture_abandon) then.
+    /// [`Error::WrongState`] without a capture, after a failed call, or if units were not acquired
+    /// or released; driver errors. All errors [abandon](Self::capture_abandon) the capture.
     pub fn capture_end(self: &Arc<Self>, stream: Stream) -> Result<RingGraph> {
         let mut books = self.books.lock();
         let Some(mut capturing) = books.capturing.take() else {
@@ -131,7 +137,7 @@ impl Ring {
         };
         let result = self.end(&mut capturing, &books.sources, stream);
         let StepCapture { branch, nodes, turns, .. } = capturing;
-        // It is in the capture until that ends.
+        // The branch is part of the capture until the capture ends.
         books.branches.push(branch);
         drop(books);
         result?;
@@ -162,7 +168,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Gives a capture up: the graph, if there is one, is not to be launched. Nothing if none is under way.
+    /// Abandons a capture, if there is one. Its graph must not be launched.
     pub fn capture_abandon(&self) {
         let mut books = self.books.lock();
         if let Some(capturing) = books.capturing.take() {
@@ -170,7 +176,6 @@ impl Ring {
         }
     }
 
-    /// [`acquire`](Self::acquire) with a stream under capture.
     pub(super) fn acquire_captured(&self, unit: usize, stream: Stream) -> Result<()> {
         self.captured(stream, |ring, capturing, sources| {
             let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
@@ -193,7 +198,6 @@ impl Ring {
         })
     }
 
-    /// [`release`](Self::release) with a stream under capture.
     pub(super) fn release_captured(&self, unit: usize, stream: Stream) -> Result<()> {
         self.captured(stream, |ring, capturing, sources| {
             let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
@@ -208,7 +212,7 @@ impl Ring {
         })
     }
 
-    /// A resident unit needs nothing of the graph, but is to have a source.
+    /// Checks a resident unit, which adds nothing to the graph but needs a source.
     fn resident(&self, sources: &Sources, unit: usize) -> Result<()> {
         self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         source_of(sources, unit).map(drop)
@@ -229,12 +233,12 @@ impl Ring {
         result
     }
 
-    /// Captures the copies whose slots are free by now, in order.
+    /// Captures, in order, all copies whose slots are free.
     fn capture_copies(&self, capturing: &mut StepCapture, sources: &Sources) -> Result<()> {
         let slots = self.schedule.slots();
         loop {
             let turn = capturing.turns.start + capturing.nodes.len();
-            // The slot's last reader is in the step before, or was released in this one.
+            // The slot's last reader belongs to the previous step, or was released in this one.
             let reader = turn.checked_sub(slots);
             if turn >= capturing.turns.end || reader.is_some_and(|reader| reader >= capturing.released) {
                 return Ok(());
@@ -250,7 +254,6 @@ impl Ring {
         }
     }
 
-    /// Captures the copies of a unit.
     fn capture_unit(&self, capturing: &StepCapture, sources: &Sources, unit: usize) -> Result<Vec<CopyNode>> {
         let runs = &source_of(sources, unit)?.runs;
         let base = self.address(unit)?;
@@ -265,7 +268,8 @@ impl Ring {
         }
         let mut nodes = Vec::with_capacity(most);
         for place in 0..most {
-            // A graph is launched through its `RingGraph`, which keeps the ring and what it has told the executable to read.
+            // The graph is launched through its `RingGraph`, which keeps the ring and all buffers
+            // read.
             let node = match runs.get(place) {
                 Some(run) => capturing.branch.copy(base.plus(run.to), run.source.part(run.from, run.bytes)?),
                 None => capturing.branch.copy(base, capturing.nothing.part(0, 1)?),

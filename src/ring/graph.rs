@@ -1,4 +1,7 @@
-//! A captured step: what its executable is told before a launch, and what the ring knows behind it.
+//! Captured step: updates the executable before a launch and records the contents after it.
+//!
+//! Lock order: `RingGraph::told`, `Ring::books`, `HostBuffer::used`, `Launches`. No lock is held
+//! between `enter` and `leave`: the field `Books::launching` reserves the ring.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,9 +18,10 @@ use crate::pages::{Fence, Part, ToldCopy, tell};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
-/// A step of a ring that was captured. It keeps the ring.
+/// A captured step of a ring, which it keeps alive.
 ///
-/// Thread-safe; one launch of a ring is given at a time. It goes when its graph and the executables of that have gone, or are launched no more.
+/// Thread-safe. A ring has one launch in progress at a time. Drop only when the graph and its
+/// executables are gone or are no longer launched.
 pub struct RingGraph {
     ring: Arc<Ring>,
     tail: usize,
@@ -26,35 +30,36 @@ pub struct RingGraph {
     launches: Arc<Launches>,
 }
 
-/// What the executable was told.
+/// State last written to the executable.
 #[derive(Debug, Default)]
 struct Told {
     executable: Option<Executable>,
     /// By turn, from the tail on.
     units: Vec<ToldUnit>,
-    /// What its last launch found: which change was next, and what it copied. While that is the next one, it copies the same, and what stores are
-    /// behind was waited for. So a launch reads a few words and not every source of the ring, which the caches have lost where a step lasts long.
+    /// Result of the last launch: the next change number at its time, and its copies. With the same
+    /// number, the next launch copies the same and needs no wait for stores. So a launch reads a
+    /// few words instead of every source, which are cold in the cache after a long step.
     last: Option<(u64, Launching)>,
 }
 
 #[derive(Debug, Default)]
 struct ToldUnit {
-    /// The change of the source that it was told of; 0: nothing yet.
+    /// Change number of the source; 0: none yet.
     set: u64,
-    /// The memory that is read, by run.
+    /// Buffers read, by run.
     buffers: SmallVec<[Arc<HostBuffer>; 1]>,
     copies: SmallVec<[(CopyNode, ToldCopy); 1]>,
 }
 
 impl ToldUnit {
-    /// What its copies are nobody knows.
     fn forget(&mut self) {
         self.copies.iter_mut().for_each(|(_, copy)| *copy = ToldCopy::default());
     }
 }
 
 impl Told {
-    /// Nobody knows what the next executable copies. What the last one reads it may still be launched for.
+    /// Marks all copies as unknown. Keeps the buffers: the previous executable may still be
+    /// launched.
     fn forget(&mut self) {
         self.executable = None;
         self.last = None;
@@ -65,34 +70,34 @@ impl Told {
     }
 }
 
-/// The launches of a graph, for the host memory that they read.
+/// Launches of a graph, as seen by the buffers it reads.
 #[derive(Default)]
 pub(super) struct Launches(Mutex<LaunchState>);
 
 #[derive(Default)]
 struct LaunchState {
-    /// One is being given.
+    /// A launch is in progress.
     giving: bool,
-    /// Behind the last one.
+    /// The last launch.
     last: Fence,
 }
 
 impl Launches {
-    /// Behind the launches that were given.
+    /// Returns the fence of all launches.
     ///
     /// # Errors
-    /// [`Error::WrongState`] while one is being given.
+    /// [`Error::WrongState`] while a launch is in progress.
     pub(super) fn over(&self) -> Result<Fence> {
         let state = self.0.lock();
         if state.giving { Err(under_way()) } else { Ok(state.last.clone()) }
     }
 
-    /// Behind the launches that were given, of a graph that has none under way.
+    /// As `over`, for a graph without a launch in progress.
     pub(super) fn last(&self) -> Fence {
         self.0.lock().last.clone()
     }
 
-    /// That one is being given.
+    /// Returns an error without a launch in progress.
     fn given(&self) -> Result<()> {
         let sentence = "cannot leave the launch of a ring's graph: it was not entered; enter it first";
         if self.0.lock().giving { Ok(()) } else { Err(Error::wrong_state(sentence)) }
@@ -103,7 +108,6 @@ impl Launches {
         if std::mem::replace(&mut state.giving, true) { Err(under_way()) } else { Ok(()) }
     }
 
-    /// One was given, or was not.
     fn end(&self, last: Option<Fence>) {
         let mut state = self.0.lock();
         state.giving = false;
@@ -130,35 +134,39 @@ impl RingGraph {
         Self { ring, tail, copies, told: Mutex::new(told), launches: Arc::default() }
     }
 
-    /// The ring.
+    /// Returns the ring.
     #[must_use]
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
 
-    /// How many copies the graph has, those that have nothing to copy included.
+    /// Returns the number of copy nodes, including disabled ones.
     #[must_use]
     pub fn copies(&self) -> usize {
         self.copies
     }
 
-    /// Its executable is gone, or was updated otherwise: the next one is told everything, also where it has the same handle.
+    /// Reports that the executable was destroyed, or updated by other code. The next launch then
+    /// updates every node, even with the same handle.
     pub fn forget_executable(&self) {
         self.told.lock().forget();
     }
 
-    /// Before a launch: brings resident units, and those that the graph expects to be there; tells the executable what changed in the sources; and
-    /// makes `stream` wait for eager work of the ring. Until [`leave`](Self::leave), which must follow whatever happens, the ring is its. Sources that are
-    /// set meanwhile count from the next launch on; host memory that it reads is not written meanwhile.
+    /// Prepares a launch: fills resident units and units expected by the graph, updates the
+    /// executable for changed sources, and makes `stream` wait for eager work. Owns the ring until
+    /// [`leave`](Self::leave), which must follow in every case. Sources set meanwhile count from
+    /// the next launch; buffers read by the graph are not written meanwhile.
     ///
     /// # Errors
-    /// [`Error::WrongState`] beside another launch, while a unit is acquired, and for a unit without a source; [`Error::InvalidArgument`] for one with more
-    /// runs than the graph has copies; [`Error::HostNotRegistered`]; [`Error::StreamCapturing`]; what the driver says. There is nothing to leave
-    /// then, and the call can be repeated.
+    /// [`Error::WrongState`] during another launch, while a unit is acquired, and for a unit
+    /// without a source; [`Error::InvalidArgument`] for more runs than copy nodes;
+    /// [`Error::HostNotRegistered`]; [`Error::StreamCapturing`]; driver errors. After an error
+    /// there is no `leave`, and the call can be repeated.
     ///
     /// # Safety
-    /// An executable made of the graph that this was captured into, used by no other thread meanwhile; the graph itself is there. What it was told here
-    /// before is as it was, unless that was [forgotten](Self::forget_executable).
+    /// `executable` is made of the captured graph, which still exists, and is used by no other
+    /// thread meanwhile. Its copy nodes are unchanged since the last call, unless
+    /// [forgotten](Self::forget_executable).
     pub unsafe fn enter(&self, executable: Executable, stream: Stream) -> Result<()> {
         let events = self.ring.device.pool().events();
         if !events.ready(stream)? {
@@ -200,7 +208,7 @@ impl RingGraph {
             told.forget();
             told.executable = Some(executable);
         }
-        // Behind the beginning of this launch, and before anything is looked at.
+        // Read after this launch began and before any source is read.
         let next = changes();
         let same = told.last.take().filter(|(at, _)| *at == next).map(|(_, launching)| launching);
         let early = ring.schedule.streamed().iter().take(self.tail);
@@ -227,14 +235,14 @@ impl RingGraph {
             before.join(std::mem::take(&mut place.readers));
         }
         let result = before.before(events, stream);
-        // What is behind the launch is behind all of it, so this is asked for until then.
+        // The launch is ordered after all of these. Kept until `leave`, in case of an error.
         books.graphs = before;
         result?;
         told.last = Some((next, launching.clone()));
         Ok(launching)
     }
 
-    /// What the launch copies, and what is behind the copies to what it reads.
+    /// Returns the copies of the launch, and the running stores to its sources.
     fn launching(&self, books: &Books) -> Result<(Launching, Fence)> {
         let (mut launching, mut stores) = (Launching::default(), Stores::default());
         let mut stamps = Vec::with_capacity(books.sources.len());
@@ -250,7 +258,7 @@ impl RingGraph {
         Ok((launching, stores.fence))
     }
 
-    /// Tells the executable what a unit is copied from, if that has changed.
+    /// Updates the nodes of a unit, if its source changed.
     unsafe fn tell(
         &self,
         told: &mut ToldUnit,
@@ -271,24 +279,25 @@ impl RingGraph {
             source.runs.iter().map(|run| Ok((base.plus(run.to), run.source.part(run.from, run.bytes)?)));
         let parts = parts.collect::<Result<SmallVec<[(_, Part<'_>); 1]>>>()?;
         told.set = 0;
-        // Mostly it is as much more of the same memory.
+        // Usually more of the same buffers.
         let same = told.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
         let mut old = SmallVec::new();
         if !same {
-            // Known to be read before an executable reads it, and until it no longer does.
+            // Registered before the executable reads a buffer, and until it no longer does.
             let new: SmallVec<[_; 1]> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
             new.iter().for_each(|buffer| buffer.read_by(&self.launches));
             old = std::mem::replace(&mut told.buffers, new);
-            // Other memory may be registered where some was.
+            // Different memory may be registered at the same addresses.
             told.forget();
         }
         let driver = self.ring.device.driver();
         let result = told.copies.iter_mut().enumerate().try_for_each(|(place, (node, copy))| {
-            // SAFETY: the caller's promise; the parts are registered, and the graph keeps the buffers that they are of.
+            // SAFETY: the caller's promise; the parts are registered, and the graph keeps their
+            // buffers.
             unsafe { tell(driver, executable, *node, copy, parts.get(place).copied()) }
         });
         if result.is_err() {
-            // Of some of it nobody knows which it reads.
+            // The executable may read old or new buffers.
             told.buffers.extend(old);
             return result;
         }
@@ -297,15 +306,15 @@ impl RingGraph {
         Ok(())
     }
 
-    /// Behind [`enter`](Self::enter): the graph was launched on `stream`, or nothing was, or it is not known.
+    /// Ends a launch. `launched`: the graph was launched on `stream`. False also if unknown.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if it was not entered.
+    /// [`Error::WrongState`] without [`enter`](Self::enter).
     pub fn leave(&self, stream: Stream, launched: bool) -> Result<()> {
         self.launches.given()?;
         let ring = &self.ring;
         let mut last = Fence::default();
-        // A stream that cannot be asked now is asked later.
+        // If the stream cannot be recorded now, the fence records later.
         last.add(ring.device.pool().events(), stream);
         let mut guard = ring.books.lock();
         let books = &mut *guard;
@@ -328,10 +337,11 @@ impl RingGraph {
         Ok(())
     }
 
-    /// [`enter`](Self::enter), `launch`, which gives the graph to `stream`, and [`leave`](Self::leave). No lock is held meanwhile.
+    /// Calls [`enter`](Self::enter), `launch` (which launches on `stream`) and
+    /// [`leave`](Self::leave). Holds no lock during `launch`.
     ///
     /// # Errors
-    /// As [`enter`](Self::enter); `launch` was not called then. What it says itself is passed on.
+    /// As [`enter`](Self::enter), without calling `launch`. The result of `launch` is passed on.
     ///
     /// # Safety
     /// As [`enter`](Self::enter).

@@ -1,4 +1,6 @@
-//! Host memory that units are copied from: whole, from the device's host pool, and known to be read or not.
+//! Host buffer: a whole piece of the host pool, source of units. Tracks all copies from and to it.
+//!
+//! The mutex `used` of each buffer guards its fences and is held during the submission of one copy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,45 +13,47 @@ use crate::pages::{CopyPath, Fence, HostPiece, Part, RangeId};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// Whether memory that could not be registered with the device will do.
+/// Whether unregistered memory is acceptable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pinning {
-    /// No: it is an error. Never falls back silently.
+    /// Unregistered memory is an error; no silent fallback.
     #[default]
     Required,
-    /// Yes: where registration is refused, copies go over the host pool's ring of small registered buffers, and the caller waits for each.
+    /// If registration is refused, copies use the host pool's small registered buffers, and the
+    /// caller waits for each copy.
     Preferred,
 }
 
 static NEXT_CHANGE: AtomicU64 = AtomicU64::new(1);
 
-/// Numbers of changes, of contents and of sources: a later change has a larger one, in the whole process.
+/// Returns the number of a change of contents or sources. Later changes have larger numbers, in the
+/// whole process.
 ///
-/// Taken under the lock of what changes, and by who writes host memory before he asks whether a launch that reads it is being given: so that one
-/// which begins meanwhile finds it in [`changes`], or is found.
+/// Called under the lock of the changed object. A writer of host memory calls this before checking
+/// for launches in progress. So a launch beginning meanwhile reads the new number in [`changes`],
+/// or the writer finds the launch.
 pub(super) fn next_change() -> u64 {
     NEXT_CHANGE.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The next number: as long as it is the same, nothing has changed.
+/// Returns the next number. While the number is the same, nothing has changed.
 pub(super) fn changes() -> u64 {
     NEXT_CHANGE.load(Ordering::Relaxed)
 }
 
 #[derive(Default)]
 struct Use {
-    /// Behind the copies from it that were given.
+    /// Submitted copies from the buffer.
     copies: Fence,
-    /// Which change of the contents was the last.
+    /// Number of the last change of contents.
     changed: u64,
-    /// The captured steps that read it, each as often as a unit of it does.
+    /// Captured steps which read the buffer, once for each unit.
     graphs: Vec<Arc<Launches>>,
-    /// Behind the copies to it that were given, which are on one stream.
+    /// Submitted copies to the buffer, all on one stream.
     stores: Fence,
 }
 
 impl Use {
-    /// Behind everything that reads it.
     fn readers(&self) -> Result<Fence> {
         let mut readers = self.copies.clone();
         for (at, graph) in self.graphs.iter().enumerate() {
@@ -60,7 +64,6 @@ impl Use {
         Ok(readers)
     }
 
-    /// Behind everything that reads or writes it.
     fn users(&self) -> Result<Fence> {
         let mut users = self.readers()?;
         users.join(self.stores.clone());
@@ -68,10 +71,10 @@ impl Use {
     }
 }
 
-/// Host memory of a device's [host pool](Device::host_pool), in one piece at one address. It keeps the device open, and goes back to the pool behind
-/// the copies from it and to it.
+/// One piece of a device's [host pool](Device::host_pool) at one address. Keeps the device open,
+/// and returns to the pool after all copies from and to it.
 ///
-/// Thread-safe. Two are equal if they are the same memory.
+/// Thread-safe. Buffers are equal if they are the same memory.
 pub struct HostBuffer {
     piece: Option<HostPiece>,
     used: Mutex<Use>,
@@ -79,10 +82,10 @@ pub struct HostBuffer {
 }
 
 impl Device {
-    /// Host memory for the sources of a ring's units. Its contents are anything.
+    /// Creates a host buffer for sources of units, with undefined contents.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for nothing and for more than 1 GiB, which is what is registered with one call;
+    /// [`Error::InvalidSize`] for 0 bytes and for more than 1 GiB (the limit of one registration);
     /// [`Error::OutOfHostMemory`]; [`Error::HostNotRegistered`] with [`Pinning::Required`].
     pub fn host_buffer(self: &Arc<Self>, bytes: u64, pinning: Pinning) -> Result<Arc<HostBuffer>> {
         let piece = self.host_pool().take_whole(bytes, pinning == Pinning::Preferred)?;
@@ -93,37 +96,37 @@ impl Device {
 }
 
 impl HostBuffer {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.piece.as_ref().map_or(0, HostPiece::bytes)
     }
 
-    /// Whether it is registered with the device.
+    /// Returns true if the memory is registered with the device.
     #[must_use]
     pub fn registered(&self) -> bool {
         self.piece.as_ref().is_some_and(HostPiece::registered)
     }
 
-    /// Where it begins in this process. Who writes there waits for the copies from it first ([`wait`](Self::wait)), lets no ring copy meanwhile, and
-    /// says so afterwards ([`changed`](Self::changed)).
+    /// Returns the address in this process. Before writing, a caller must [wait](Self::wait) for
+    /// copies and keep rings from copying; afterwards, call [`changed`](Self::changed).
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.piece.as_ref().map_or(std::ptr::null_mut(), HostPiece::base)
     }
 
-    /// Writes bytes, from `at` on, when the copies from it and to it that were given, and the launches of captured steps that read it, are over. What rings hold of it is
-    /// out of date from then on: the next use copies it again.
+    /// Writes bytes at `at`, after all submitted copies from and to the buffer, and after launches
+    /// which read the buffer. Rings copy the new contents before the next use.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; [`Error::WrongState`] while a captured step that reads it is being launched; what the driver says of
-    /// the copies. Nothing is written then.
+    /// [`Error::InvalidSize`] beyond the end; [`Error::WrongState`] while a captured step reading
+    /// the buffer is being launched; driver errors of the copies. Errors write nothing.
     pub fn write(&self, at: u64, from: &[u8]) -> Result<()> {
         let host = self.device.host_pool();
         loop {
@@ -132,7 +135,8 @@ impl HostBuffer {
                 let change = next_change();
                 let mut users = used.users()?;
                 if users.done(self.device.pool().events())? {
-                    // Under the lock: no copy begins meanwhile, and a launch asks for the last change after it has begun.
+                    // Under the lock no copy begins. A launch reads the change number after it
+                    // began.
                     host.write(self.piece()?, at, from)?;
                     used.copies = Fence::default();
                     used.stores = Fence::default();
@@ -145,19 +149,21 @@ impl HostBuffer {
         }
     }
 
-    /// Copies `bytes` bytes of the device to it, from `at` on: behind what `stream` was given so far, behind the copies from it and the launches of captured steps that
-    /// read it, and beside whatever comes later, by the engine of the other direction. Does not block. What rings hold of it is out of date from then
-    /// on, as after a [`write`](Self::write): the next use copies it again, behind this.
+    /// Copies `bytes` bytes of the device to offset `at`. The copy runs after the work submitted to
+    /// `stream`, and after copies and launches which read the buffer. Later work may run
+    /// concurrently. Does not block. As after a [`write`](Self::write), rings copy the new contents
+    /// before the next use.
     ///
-    /// So what a step makes goes to the host between two steps, and is a source from the next one on. Who writes those bytes of the device again does so on a
-    /// stream that was put [behind](Self::before).
+    /// So results of a step become sources of the next step. Before device work overwrites the
+    /// stored bytes, its stream must wait by [`before`](Self::before).
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; [`Error::HostNotRegistered`]; [`Error::StreamCapturing`]; [`Error::WrongState`] while a captured step that reads
-    /// it is being launched; what the driver says. The contents of those bytes are the old ones then, unless it was the copy that failed.
+    /// [`Error::InvalidSize`] beyond the end; [`Error::HostNotRegistered`];
+    /// [`Error::StreamCapturing`]; [`Error::WrongState`] while a captured step reading the buffer
+    /// is being launched; driver errors. The contents stay, unless the copy itself failed.
     ///
     /// # Safety
-    /// So many bytes of the device are mapped there, until this is over.
+    /// `bytes` bytes are mapped at `from` on the device until the copy ends.
     pub unsafe fn store(&self, at: u64, from: Address, bytes: u64, stream: Stream) -> Result<()> {
         let (host, events) = (self.device.host_pool(), self.device.pool().events());
         let piece = self.piece()?;
@@ -176,7 +182,8 @@ impl HostBuffer {
             return Ok(());
         }
         let out = host.stream_out()?;
-        // Under the lock: no copy from it begins meanwhile, and a launch that reads it is refused or finds this one.
+        // Under the lock no copy from the buffer begins, and a launch reading the buffer is refused
+        // or finds this store.
         let mut used = self.used.lock();
         let change = next_change();
         let mut behind = used.readers()?;
@@ -187,7 +194,7 @@ impl HostBuffer {
         // SAFETY: the caller's promise.
         let stored = unsafe { host.store_part(from, piece, (at, bytes), &mut this) };
         if stored.is_ok() {
-            // All are on one stream: what is behind this one is behind those before.
+            // All stores are on one stream, so this one is the last.
             used.stores = this;
         } else {
             used.stores.join(this);
@@ -195,10 +202,11 @@ impl HostBuffer {
         stored
     }
 
-    /// Makes later work of a stream wait for the [stores](Self::store) that were given: so that what they copy may be written again. Does not block.
+    /// Makes later work of a stream wait for submitted [stores](Self::store), so their device bytes
+    /// may be overwritten. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`]; what the driver says.
+    /// [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         let events = self.device.pool().events();
         if !events.ready(stream)? {
@@ -208,16 +216,16 @@ impl HostBuffer {
         stores.before(events, stream)
     }
 
-    /// Reads bytes, from `at` on, when the copies to it that were given are over.
+    /// Reads bytes at `at`, after all submitted stores.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; what the driver says of the copies.
+    /// [`Error::InvalidSize`] beyond the end; driver errors of the copies.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let piece = self.piece()?;
         let host = self.device.host_pool();
         loop {
             let mut stores = {
-                // Nobody writes meanwhile.
+                // Under the lock no write begins.
                 let mut used = self.used.lock();
                 if used.stores.done(self.device.pool().events())? {
                     return host.read(std::slice::from_ref(piece), at, into);
@@ -228,23 +236,24 @@ impl HostBuffer {
         }
     }
 
-    /// Says that the contents were changed otherwise than by [`write`](Self::write): the next use of what rings hold of it copies it again.
+    /// Reports contents changed without [`write`](Self::write). Rings copy the new contents before
+    /// the next use.
     pub fn changed(&self) {
-        // In two steps: of an assignment the right side is first, and the number would be taken without the lock.
+        // Two statements: an assignment would take the number before the lock.
         let mut used = self.used.lock();
         used.changed = next_change();
     }
 
-    /// Blocks until the copies from it and to it that were given, and the launches of captured steps that read it, are over.
+    /// Blocks until all submitted copies from and to the buffer, and all launches reading the
+    /// buffer, are done.
     ///
     /// # Errors
-    /// [`Error::WrongState`] while one is being launched; what the driver says.
+    /// [`Error::WrongState`] while such a launch is in progress; driver errors.
     pub fn wait(&self) -> Result<()> {
         let mut users = self.used.lock().users()?;
         self.device.host_pool().wait(&mut users)
     }
 
-    /// A part of it for a copy in a graph.
     pub(super) fn part(&self, from: u64, bytes: u64) -> Result<Part<'_>> {
         if !self.registered() {
             let (requested, held) = (bytes, self.bytes());
@@ -253,12 +262,12 @@ impl HostBuffer {
         Ok(Part { piece: self.piece()?, from, bytes })
     }
 
-    /// A unit of a captured step is copied from it, from the next launch on.
+    /// Registers a captured step as a reader, from its next launch on.
     pub(super) fn read_by(&self, graph: &Arc<Launches>) {
         self.used.lock().graphs.push(Arc::clone(graph));
     }
 
-    /// One is not any more: the launches that were given may still do so.
+    /// Removes a reader. Its submitted launches may still read.
     pub(super) fn no_longer_read_by(&self, graph: &Arc<Launches>) {
         let mut used = self.used.lock();
         if let Some(at) = used.graphs.iter().position(|known| Arc::ptr_eq(known, graph)) {
@@ -271,7 +280,7 @@ impl HostBuffer {
         self.used.lock().changed
     }
 
-    /// The last change, and in `stores` what is behind the copies to it that are not over.
+    /// Returns the number of the last change, and adds running stores to `stores`.
     pub(super) fn last_change_and_stores(&self, stores: &mut Fence) -> Result<u64> {
         let mut used = self.used.lock();
         if !used.stores.done(self.device.pool().events())? {
@@ -280,7 +289,8 @@ impl HostBuffer {
         Ok(used.changed)
     }
 
-    /// Gives the copy of a part to the stream of copies; `done` is behind it, also if it fails.
+    /// Submits a copy of a part to the device. `done` becomes the fence of the copy, also after an
+    /// error.
     pub(super) fn load(&self, place: (RangeId, u64), part: (u64, u64), done: &mut Fence) -> Result<CopyPath> {
         let (host, pool) = (self.device.host_pool(), self.device.pool());
         let mut used = self.used.lock();
@@ -290,7 +300,7 @@ impl HostBuffer {
         let mut this = Fence::default();
         let loaded = host.load_part(pool, place, self.piece()?, part, &mut this);
         if loaded.is_ok() {
-            // All copies are on one stream: what is behind this one is behind those before.
+            // All copies are on one stream, so this one is the last.
             used.copies = this.clone();
             *done = this;
         } else {

@@ -1,27 +1,40 @@
-//! Rings: many addresses over few slots, filled from the host in the order of use.
+//! Rings: units (mostly layers) with fixed addresses, streamed from the host through few slots.
+//!
+//! A streaming unit maps the pages of its slot, so a write to one unit changes all units of the
+//! slot. The contents of a unit are defined from its `acquire` to its `release` only.
 //!
 //! ```text
-//!   Ring              addresses, pages, accounts, audit, the end        mod.rs  build.rs  options.rs
-//!   acquire, release  eager work: copies ahead, waits, marks            turns.rs
-//!   capture_begin     a step in a captured graph: copies on a branch    capture.rs
-//!   RingGraph         what a captured step is told before a launch      graph.rs
-//!   books             what a place holds, who reads it                  books.rs
-//!   HostBuffer        where the bytes come from                         host.rs
-//!   Schedule          which unit, which slot, what behind what          schedule.rs        plain code
-//!   ceiling           the best that can be had, before it is built      plan.rs            plain code
-//!   merge             runs of bytes as few copies                       runs.rs            plain code
+//!   undefined ── copy submitted ──> holds (unit, stamp) ── acquire ──> read by a stream
+//!       ^                             │        ^                             │
+//!       └──── copy failed, abort ─────┘        └───────── release ───────────┘
 //! ```
 //!
-//! Every unit (mostly a layer) has addresses of its own, which never change. Those that stream show the pages of their slot; so writes through one unit's
-//! addresses are another unit's bytes, and a unit's contents are there from its `acquire` to its `release` only.
+//! # Invariants
+//!
+//! * A slot has at most one reader at a time. A copy to the slot runs after its last reader.
+//! * A slot with an old stamp (unit, change of its source) is copied again before use.
+//! * Eager copies use one stream of the library, so they form one chain in the order of use.
+//! * No call of a ring waits on the host, except for copies of unregistered memory.
+//!
+//! # Locks
+//!
+//! The mutex `Ring::books` guards all state of a ring. It is held while copies are submitted and
+//! marks are recorded, never during a wait, except for unregistered memory. Each `HostBuffer` has
+//! its own mutex. Lock order: see `graph.rs`.
+//!
+//! # Files
 //!
 //! ```text
-//!   slot   unknown ── copy given ──> holds (unit, stamp) ── acquire ──> read by a stream ── release ──> holds, behind a mark
-//!             ^ a copy failed, abort '                 ^ refilled behind the last reader, and not before   '
+//!   mod.rs  build.rs  options.rs    Ring: addresses, pages, account, audit
+//!   books.rs                        state of the places and sources
+//!   turns.rs                        eager work: acquire, release, copies ahead
+//!   capture.rs                      a step in a captured graph
+//!   graph.rs                        RingGraph: launches of a captured step
+//!   host.rs                         HostBuffer: sources in host memory
+//!   schedule.rs                     slots, turns and dependencies         plain code
+//!   plan.rs                         ceiling: upper bound of a ring        plain code
+//!   runs.rs                         merging of copies                     plain code
 //! ```
-//!
-//! Outside graphs all copies are on the library's one stream of copies to the device, so they are one chain, in the order of use, and a copy waits on the device
-//! for the last reader of its slot. Nobody waits on the host, but for memory that is not registered. A ring's own lock is held while copies are given.
 
 use std::fmt;
 use std::sync::Arc;
@@ -53,20 +66,21 @@ pub use options::{HostRun, Pace, RingOptions, RingStats};
 pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
 pub use schedule::{Adjustment, Edge, Held, Node, Remainder, Schedule, Why};
 
-/// Units that are read in one order, again and again, and are not all on the device.
+/// Units read in one order, again and again, with only some of them on the device.
 ///
-/// Thread-safe; one step is under way at a time, as a slot has one user at a time. Dropping it blocks nobody: addresses and pages go behind the copies and the
-/// readers there are, a unit that is still acquired behind everything that its stream has been given by then.
+/// Thread-safe. One step runs at a time, because a slot has one user. Dropping does not block:
+/// addresses and pages are freed after all copies and readers, and after the work submitted to
+/// streams of acquired units.
 pub struct Ring {
     id: u64,
     name: String,
     schedule: Schedule,
     units: Vec<RingUnit>,
     page: u64,
-    /// By unit: where in the range its addresses begin.
+    /// Offset of each unit in the range.
     offsets: Vec<u64>,
     across_steps: bool,
-    /// `None`: it is going.
+    /// `None` during the drop.
     range: Option<Reservation>,
     account: Account,
     books: Mutex<Books>,
@@ -74,41 +88,41 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Which units stream, and through which slots, with what is otherwise than asked.
+    /// Returns the schedule: streaming units, slots and adjustments.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.page
     }
 
-    /// Its account, to ask what counts toward it.
+    /// Returns the account.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// The first address of a unit. It never changes, resident or streamed.
+    /// Returns the first address of a unit, which never changes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a unit that there is not.
+    /// [`Error::InvalidArgument`] for an unknown unit.
     pub fn address(&self, unit: usize) -> Result<Address> {
         let offset = self.offsets.get(unit).ok_or_else(|| no_unit(unit))?;
         let range = self.range.as_ref().ok_or_else(gone)?;
         Ok(range.base().plus(*offset))
     }
 
-    /// What it holds now, and what it did since it was made.
+    /// Returns the current state and counters.
     #[must_use]
     pub fn stats(&self) -> RingStats {
         let books = self.books.lock();
@@ -134,11 +148,11 @@ impl Ring {
         }
     }
 
-    /// Whether its books, the pool's and its account's agree, while no other call is under way: every unit shows exactly the pages of its place, and no
-    /// two places have a page in common. Walks everything.
+    /// Checks that the ring, the pool and the account agree: every unit maps exactly the pages of
+    /// its place, and places share no page. No other call may run.
     ///
     /// # Errors
-    /// [`Error::Internal`] names the first thing that disagrees.
+    /// [`Error::Internal`] names the first difference.
     pub fn audit(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::Internal { what: format!("ring {}: {what}", self.id) });
         let pool = self.device.pool();

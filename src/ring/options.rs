@@ -1,91 +1,92 @@
-//! What a ring is made like, what a unit is copied from, and what a ring says of itself.
+//! Options and statistics of a ring, and runs of a source.
 
 use std::sync::Arc;
 
 use super::{HostBuffer, Remainder};
 use crate::pages::{Account, AccountStats};
 
-/// What a ring is made like.
+/// Options of a ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingOptions<'a> {
-    /// Its name, for messages.
+    /// Name for messages.
     pub name: &'a str,
-    /// Slots that the streamed units share; 0: three, of which one is read, one is filled and one is ready.
+    /// Slots shared by the streaming units. 0: three (one read, one being filled, one ready).
     pub slots: usize,
-    /// What to do with units that the slots do not divide.
+    /// Handling of streaming units which the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of every page, a multiple of the device's granularity; 0: the longest unit, if all places together are no longer then; else about an eighth of
-    /// it, a power of two times the granularity, 16 MiB at most. Calls cost per page and not per byte; a place is as long as whole pages.
+    /// Bytes of a page, a multiple of the device's granularity. 0: the longest unit, if this costs
+    /// no memory; else about an eighth of it, a power of two times the granularity, at most 16 MiB.
+    /// Driver calls cost per page; a place has whole pages.
     pub page_bytes: u64,
-    /// The most bytes of physical memory it may hold; `None`: no limit but those above.
+    /// Limit in bytes of physical memory. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
-    /// The account that its own is below; `None`: the device's.
+    /// Parent account. `None`: the device's account.
     pub account: Option<&'a Account>,
-    /// Nothing is copied ahead for the next step, since its sources will be others.
+    /// Copy nothing ahead for the next step, because its sources will change.
     pub within_step: bool,
-    /// What is known of the machine and of a step: the [ceiling](super::ceiling) is logged then before anything is built.
+    /// Measured speeds. If set, the [ceiling](super::ceiling) is logged before the ring is built.
     pub pace: Option<Pace>,
 }
 
-/// How fast the link and a step are, as they were measured.
+/// Measured speeds of the link and of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// GiB a second that the link brings from pinned host memory.
+    /// GiB a second of the link from pinned host memory.
     pub link_gib_per_second: f64,
-    /// Seconds that a step takes with everything resident.
+    /// Seconds of a step with all units resident.
     pub compute_seconds: f64,
-    /// Tokens of a step, all sequences together.
+    /// Tokens of a step, over all sequences.
     pub tokens: u64,
 }
 
-/// Bytes of host memory that go to a place in a unit.
+/// Bytes of a host buffer, copied to an offset of a unit.
 #[derive(Clone, Debug)]
 pub struct HostRun {
-    /// The host memory, of the ring's device.
+    /// Buffer of the ring's device.
     pub source: Arc<HostBuffer>,
-    /// From its beginning, in bytes.
+    /// Offset in the buffer, in bytes.
     pub from: u64,
-    /// From the unit's beginning, in bytes.
+    /// Offset in the unit, in bytes.
     pub to: u64,
-    /// How many; 0: nothing is to be copied.
+    /// Number of bytes. 0: no copy.
     pub bytes: u64,
 }
 
-/// What a ring holds, and what it did since it was made.
+/// Current state and counters of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingStats {
-    /// Its number, unique in the process: that of its [`Holder`](crate::pages::Holder).
+    /// Number in the process; also in the [`Holder`](crate::pages::Holder).
     pub id: u64,
-    /// Its units.
+    /// Number of units.
     pub units: u64,
-    /// Those of them that stream.
+    /// Streaming units.
     pub streamed: u64,
-    /// The slots they share.
+    /// Slots.
     pub slots: u64,
     /// Bytes of a page.
     pub page_bytes: u64,
     /// Bytes of addresses.
     pub reserved_bytes: u64,
-    /// Bytes of the device: slots and resident units.
+    /// Bytes of device memory: slots and resident units.
     pub device_bytes: u64,
-    /// Units that are acquired now.
+    /// Units acquired now.
     pub acquired: u64,
-    /// Copies that were given.
+    /// Copies submitted.
     pub copies: u64,
-    /// Their bytes.
+    /// Bytes of `copies`.
     pub copied_bytes: u64,
-    /// Units that were acquired.
+    /// Acquires.
     pub acquires: u64,
-    /// Units that were filled ahead of their acquire.
+    /// Units filled before their acquire.
     pub filled_ahead: u64,
-    /// Units that were filled by their acquire, which then waits for the copy.
+    /// Units filled by their acquire, which then waits for the copy.
     pub filled_late: u64,
-    /// Fillings ahead that failed. The acquire tries again, and says so if that fails too.
+    /// Failed prefetches. The acquire repeats the copy and reports a second failure.
     pub ahead_failed: u64,
-    /// How often it was [aborted](crate::Ring::abort).
+    /// Calls of [`abort`](crate::Ring::abort).
     pub aborts: u64,
-    /// Captured steps that were launched. Their copies are among the copies, their units among nothing else.
+    /// Launches of captured steps. Their copies count in `copies`; their units in no other counter.
     pub launches: u64,
-    /// What counts toward its budget.
+    /// Account of the ring.
     pub account: AccountStats,
 }

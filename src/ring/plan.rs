@@ -1,4 +1,4 @@
-//! What a ring can come to at best, before anything is built: plain arithmetic, no driver, no memory.
+//! Plan: upper bound of a ring's speed, before a ring is built. Arithmetic only.
 
 use std::fmt;
 
@@ -8,109 +8,111 @@ use crate::units::{MAX_BYTES, checked_size};
 
 const MIB: f64 = (1_u64 << 20) as f64;
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Rows of more residency at most, since each is a schedule of its own.
+/// Maximum number of rows, since each row needs a schedule.
 const ROWS: usize = 256;
 
-/// A piece of what a step reads, in the order of use: mostly a layer.
+/// A unit: data read by a step, mostly one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingUnit {
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// It is to stay on the device: it is copied once, and again when its source changes.
+    /// Stays on the device: copied once, and again after a change of its source.
     pub resident: bool,
 }
 
 impl RingUnit {
-    /// One that streams.
+    /// Creates a streaming unit.
     #[must_use]
     pub const fn streamed(bytes: u64) -> Self {
         Self { bytes, resident: false }
     }
 
-    /// One that stays.
+    /// Creates a resident unit.
     #[must_use]
     pub const fn resident(bytes: u64) -> Self {
         Self { bytes, resident: true }
     }
 }
 
-/// What a step has to do and what there is for it.
+/// Work of a step and available resources.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
-    /// The units, in the order of use.
+    /// Units in the order of use.
     pub units: &'a [RingUnit],
-    /// Slots that are wanted.
+    /// Requested slots.
     pub slots: usize,
-    /// What to do with units that the slots do not divide.
+    /// Handling of streaming units which the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of a page: places are as long as whole ones. 1 if that is no matter.
+    /// Bytes of a page: places are rounded up to whole pages. 1: no rounding.
     pub page_bytes: u64,
-    /// The most bytes of the device that slots and resident units may take; `None`: no limit.
+    /// Limit in bytes of device memory for slots and resident units. `None`: no limit.
     pub budget_bytes: Option<u64>,
-    /// GiB a second that the link brings from pinned host memory.
+    /// GiB a second of the link from pinned host memory.
     pub link_gib_per_second: f64,
-    /// Seconds that a step takes with everything resident.
+    /// Seconds of a step with all units resident.
     pub compute_seconds: f64,
-    /// Tokens of a step, all sequences together.
+    /// Tokens of a step, over all sequences.
     pub tokens: u64,
 }
 
-/// What bounds a step.
+/// Bottleneck of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// The copies take longer.
     Link,
-    /// The work takes longer: streaming costs nothing.
+    /// The work takes longer: streaming is free.
     Compute,
 }
 
-/// What a step comes to with so many units resident.
+/// Best case of a step at one number of resident units.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residency {
-    /// Units that are resident.
+    /// Resident units.
     pub resident: usize,
-    /// Bytes of the device: slots and resident units.
+    /// Bytes of device memory: slots and resident units.
     pub device_bytes: u64,
-    /// Bytes that go over the link in a step.
+    /// Bytes over the link in a step.
     pub link_bytes: u64,
-    /// Seconds of a step at best.
+    /// Minimum seconds of a step.
     pub step_seconds: f64,
-    /// Tokens a second at best.
+    /// Maximum tokens a second.
     pub tokens_per_second: f64,
-    /// What bounds it.
+    /// Bottleneck.
     pub bound: Bound,
 }
 
-/// The best that can be had. No arrangement of copies is faster; how near a ring comes is to be measured.
+/// Upper bound. No arrangement of copies is faster; a real ring must be measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ceiling {
-    /// Which units stream, and through which slots.
+    /// Streaming units and slots.
     pub schedule: Schedule,
-    /// With the units that stream so.
+    /// Best case of this schedule.
     pub asked: Residency,
     /// Seconds of the copies alone, at the link's speed.
     pub link_seconds: f64,
     /// Seconds of the work alone.
     pub compute_seconds: f64,
-    /// What more residency would buy: as many units more as there are slots at a time, up to all; of more than 256 such rows only some. None of
-    /// them is over the budget.
+    /// Gain of more resident units within the budget: one more unit for each slot a row, up to all;
+    /// at most about 256 rows.
     pub residency: Vec<Residency>,
-    /// Everything that is otherwise than it was asked for.
+    /// All differences from the request.
     pub adjustments: Vec<Adjustment>,
-    /// Bytes of the device if everything were resident.
+    /// Bytes of device memory with all units resident.
     pub all_resident_bytes: u64,
 }
 
-/// The best that a ring can do for such a step. Slots that do not fit the budget become fewer, which is among the adjustments.
+/// Computes the upper bound. If the slots exceed the budget, fewer are used and reported as an
+/// adjustment.
 ///
 /// # Errors
-/// Those of [`Schedule::new`]; [`Error::InvalidSize`] for a unit that is empty or too long, and if the budget holds not even one slot and what
-/// is to be resident; [`Error::InvalidArgument`] for a link without speed, for times that are none, and for no tokens or pages.
+/// Errors of [`Schedule::new`]; [`Error::InvalidSize`] for an empty or too long unit, and if one
+/// slot and the resident units exceed the budget; [`Error::InvalidArgument`] for a link without
+/// speed, invalid times, and no tokens or pages.
 pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
     check(demand)?;
     let resident: Vec<bool> = demand.units.iter().map(|unit| unit.resident).collect();
     let limit = demand.budget_bytes.unwrap_or(u64::MAX);
-    // What was asked for is refused as it is, whatever fewer slots would do.
+    // An invalid request is refused, even if fewer slots would be valid.
     Schedule::new(&resident, demand.slots, demand.remainder)?;
     let mut slots = demand.slots.min(most_slots(demand, limit));
     let schedule = loop {
@@ -118,7 +120,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
         let bytes = schedule.as_ref().map(|schedule| device_bytes(schedule, demand)).unwrap_or(0);
         match schedule {
             Ok(schedule) if bytes <= limit => break schedule,
-            // Fewer may fit, divide the units, or leave fewer over.
+            // Fewer slots may fit, or leave a smaller remainder.
             _ if slots > 1 => slots -= 1,
             Ok(_) => {
                 return Err(Error::InvalidSize { what: "a ring's slots and resident units", bytes, limit });
@@ -128,7 +130,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
     };
     let mut adjustments = Vec::new();
     if slots < demand.slots {
-        // Said by whom it was, the budget, with what came of it.
+        // One adjustment for the reduction by the budget, with its result.
         let given = if schedule.slots() == 0 { slots } else { schedule.slots() };
         adjustments.push(Adjustment::FewerSlots { asked: demand.slots, given });
     }
@@ -149,7 +151,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
 }
 
 impl Ceiling {
-    /// The least residency that hides the link, of what was asked for and of what fits the budget.
+    /// Returns the smallest residency that hides the link, within the budget.
     #[must_use]
     pub fn link_hidden_from(&self) -> Option<&Residency> {
         std::iter::once(&self.asked).chain(&self.residency).find(|row| row.bound == Bound::Compute)
@@ -179,8 +181,8 @@ fn check(demand: &Demand<'_>) -> Result<()> {
     Ok(())
 }
 
-/// More slots than these do not fit the limit. Fewer may not either: a slot is as long as the longest
-/// unit in it, and this counts the shortest units.
+/// Returns an upper bound of the slots within the limit. Counts the shortest units, although a slot
+/// is as long as its longest unit.
 fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
     let mut bytes = 0;
     let mut lengths = Vec::with_capacity(demand.units.len());
@@ -194,7 +196,8 @@ fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
         bytes <= limit
     });
     let fitting = fitting.count();
-    // All of them fit: as many slots as were asked for hold no more. Where none streams the resident units alone may be too much.
+    // All units fit, so any number of slots does. Without streaming units, the resident units may
+    // exceed the limit.
     if fitting == lengths.len() && bytes <= limit { usize::MAX } else { fitting.max(1) }
 }
 
@@ -202,7 +205,6 @@ fn paged(bytes: u64, demand: &Demand<'_>) -> u64 {
     bytes.next_multiple_of(demand.page_bytes)
 }
 
-/// What each place is to hold, in bytes.
 pub(super) fn place_bytes(schedule: &Schedule, units: &[RingUnit], page: u64) -> Vec<u64> {
     let mut places = vec![0; schedule.places()];
     for (unit, RingUnit { bytes, .. }) in units.iter().enumerate() {
@@ -235,19 +237,20 @@ fn residency_of(schedule: &Schedule, demand: &Demand<'_>) -> Residency {
     }
 }
 
-/// As many more resident as there are slots, again and again, evenly spread, until nothing streams.
+/// Adds resident units, one for each slot a row, evenly spread, until no unit streams.
 fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
     let slots = schedule.slots();
     let mut rows = Vec::new();
     let most = schedule.streamed().len().checked_div(slots).unwrap_or(0);
     let stride = most.div_ceil(ROWS).max(1);
-    // The last one is all of them, whatever the stride.
+    // The last row is always all units.
     for times in (1..=most).filter(|times| (most - times).is_multiple_of(stride)) {
         let mut streams = vec![false; schedule.units()];
         schedule.streamed().iter().for_each(|unit| streams[*unit] = true);
         spread(&streams, times * slots).into_iter().for_each(|unit| streams[unit] = false);
         let resident: Vec<bool> = streams.iter().map(|streams| !streams).collect();
-        // A multiple of the slots is left; one turn for each slot would be resident with all others.
+        // A multiple of the slots is left. A single turn for each slot would make all units
+        // resident.
         if let Ok(next) = Schedule::new(&resident, slots, Remainder::Refuse) {
             let row = residency_of(&next, demand);
             if rows.last() != Some(&row) {
@@ -258,7 +261,7 @@ fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
     rows
 }
 
-/// For people: what bounds the step, what was done otherwise than asked, and what residency would buy.
+/// Human-readable: bottleneck, adjustments, and gain of residency.
 impl fmt::Display for Ceiling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |f: &mut fmt::Formatter<'_>, row: &Residency| {
@@ -315,7 +318,7 @@ mod tests {
 
     const LAYER: u64 = 128 << 20;
 
-    /// The reference's case: 36 layers of a context of 32K, batch 1.
+    /// Reference case: 36 layers of a context of 32K, batch 1.
     fn demand(units: &[RingUnit]) -> Demand<'_> {
         Demand {
             units,
@@ -353,7 +356,7 @@ mod tests {
         let last = rows.last().unwrap();
         assert_eq!((last.resident, last.link_bytes, last.device_bytes), (36, 0, 36 * LAYER));
         assert_eq!(last.bound, Bound::Compute);
-        // 5.4 ms hide two layers, and three is what the slots allow at a time: so none but all.
+        // 5.4 ms hide two layers, but rows have steps of three: so only the row with all.
         assert_eq!(found.link_hidden_from().map(|row| row.resident), Some(36));
         let text = found.to_string();
         assert!(text.ends_with("the work hides the link from 36 resident units on\n"), "{text}");
@@ -394,7 +397,7 @@ mod tests {
         assert!(found.to_string().contains("not as asked: 2 slots instead of 3"), "{found}");
         assert_eq!(found.residency, [], "none of them fits");
         assert!(found.to_string().ends_with("\nno residency within the budget hides the link\n"), "{found}");
-        // Room for some residency: rows up to that.
+        // Room for some residency: rows up to the budget.
         let found = with(10 * LAYER).unwrap();
         assert!(found.residency.iter().all(|row| row.device_bytes <= 10 * LAYER));
         assert_eq!(found.residency.iter().map(|row| row.resident).collect::<Vec<_>>(), [3, 6]);
@@ -417,7 +420,7 @@ mod tests {
         let few = ceiling(&Demand { slots: 4, ..demand(&units[..4]) }).unwrap();
         assert_eq!(few.adjustments, [Adjustment::NothingStreams { units: 4, slots: 4 }]);
         assert_eq!((few.asked.link_bytes, few.asked.bound), (0, Bound::Compute));
-        // Places are as long as the longest unit that uses them, in whole pages.
+        // Places are as long as their longest unit, in whole pages.
         let uneven = [1, 5, 3, 2].map(RingUnit::streamed);
         let found = ceiling(&Demand { slots: 2, page_bytes: 4, ..demand(&uneven) }).unwrap();
         assert_eq!((found.asked.device_bytes, found.all_resident_bytes), (4 + 8, 4 + 8 + 4 + 4));
@@ -439,7 +442,7 @@ mod tests {
         for bytes in [0, MAX_BYTES + 1, u64::MAX, MAX_BYTES] {
             assert!(ceiling(&Demand { units: &[RingUnit::streamed(bytes); 2], ..good }).is_err());
         }
-        // No work at all is a number too.
+        // Zero seconds of work are valid.
         let nothing =
             ceiling(&Demand { units: &[RingUnit::resident(1)], compute_seconds: 0.0, ..good }).unwrap();
         assert!(nothing.asked.tokens_per_second.is_infinite());
@@ -449,7 +452,7 @@ mod tests {
     fn slots_beyond_the_units_cost_nothing_to_count_down() {
         let units: Vec<RingUnit> = (1..=500).map(|bytes| RingUnit::streamed(bytes << 20)).collect();
         for remainder in [Remainder::KeepResident, Remainder::Refuse] {
-            // 500 is the longest of them, and a slot of it.
+            // 500 is the longest unit and needs a slot of this size.
             let budget_bytes = Some(1500 << 20);
             let asked =
                 Demand { slots: usize::MAX, remainder, budget_bytes, page_bytes: 1, ..demand(&units) };

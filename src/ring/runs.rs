@@ -1,31 +1,30 @@
-//! Runs of bytes that go to the device together: plain code.
+//! Runs of bytes from host memory to a unit, and their merging. Plain code.
 
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// Bytes of a piece of host memory that go to a place in a unit.
+/// Bytes of a piece of host memory, copied to an offset of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run<S> {
-    /// The host memory: what is equal is one piece.
+    /// Host memory; equal values are one piece.
     pub(super) source: S,
-    /// From its beginning, in bytes.
+    /// Offset in the host memory, in bytes.
     pub(super) from: u64,
-    /// From the unit's beginning, in bytes.
+    /// Offset in the unit, in bytes.
     pub(super) to: u64,
-    /// How many; 0: nothing is to be copied.
+    /// Number of bytes. 0: no copy.
     pub(super) bytes: u64,
 }
 
-/// Those of a unit.
 pub(super) type Runs<S> = SmallVec<[Run<S>; 1]>;
 
-/// The fewest copies that do what these runs say, in the order of their places: those that lie behind one another in host memory and in the unit
-/// are one.
+/// Merges runs to the fewest copies, ordered by their place: runs adjacent in host memory and in
+/// the unit become one.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if a run ends beyond `bytes` or two go to the same place; the value is the byte of the unit where that
-/// begins.
+/// [`Error::InvalidArgument`] if a run ends beyond `bytes` or overlaps another; the value is the
+/// offset of the run in the unit.
 pub(super) fn merge<S: PartialEq>(mut runs: Runs<S>, bytes: u64) -> Result<Runs<S>> {
     let refused = |at: u64, expected| {
         Err(Error::InvalidArgument { what: "a run's place in its unit", value: at.into(), expected })
@@ -72,7 +71,7 @@ mod tests {
     fn neighbours_on_both_sides_are_one_copy_and_others_are_not() {
         let merged = |runs: &[Run<u8>]| merge(runs, 100);
         assert_eq!(merged(&[run(1, 0, 0, 10), run(1, 10, 10, 5)]), Ok(vec![run(1, 0, 0, 15)]));
-        // In any order, and whatever is empty between them.
+        // In any order, with an empty run in between.
         let shuffled = [run(1, 10, 10, 5), run(1, 70, 3, 0), run(1, 0, 0, 10)];
         assert_eq!(merged(&shuffled), Ok(vec![run(1, 0, 0, 15)]));
         for apart in [run(2, 10, 10, 5), run(1, 11, 10, 5), run(1, 10, 11, 5)] {
@@ -94,7 +93,7 @@ mod tests {
     }
 
     proptest! {
-        /// The twin copies byte by byte.
+        /// The reference model copies byte by byte.
         #[test]
         fn merged_runs_copy_the_same_bytes(
             runs in prop::collection::vec((0_u8..2, 0_u64..24, 0_u64..40, 0_u64..8), 0..12)

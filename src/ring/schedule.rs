@@ -1,13 +1,15 @@
-//! Which unit streams through which slot, and what has to be over before what. Plain code: it knows no driver and no memory.
+//! Schedule: slot of each streaming unit, and the dependencies of a step. Plain code without driver
+//! or memory.
 //!
-//! A **turn** is a streamed unit's place among the streamed ones of a step, counted from 0; turn `q` uses slot `q % slots`. Turns go on
-//! into the next step: with `s` streamed units, turn `s + k` is the next step's turn `k`. Because the slots divide `s`, that is the
-//! same slot in every step, wherever a step begins.
+//! A **turn** is the position of a unit among the streaming units, from 0. Turn `q` uses slot
+//! `q % slots`. With `s` streaming units, turn `s + k` is turn `k` of the next step. The slots
+//! divide `s`, so a unit has the same slot in every step, wherever a step begins. The **tail** of a
+//! step copies the first units of the next step.
 //!
 //! ```text
-//!   main    begin ─> use 0 ─> use 1 ─> use 2 ─> use 3 ─> ...            ─> end
-//!             │        ↑  ╲     ↑  ╲                                        ↑
-//!   copies    '─> copy 0 ─> copy 1 ─> copy 2 (behind use 0) ─> copy 3 ...  ─'  (tail: turns of the next step)
+//!   main    begin ─> use 0 ─> use 1 ─> use 2 ─> use 3 ─> ...               ─> end
+//!             │        ↑  ╲     ↑  ╲                                            ↑
+//!   copies    '─> copy 0 ─> copy 1 ─> copy 2 (after use 0) ─> copy 3 ... tail ─'
 //! ```
 
 use crate::error::{Error, Result};
@@ -15,102 +17,103 @@ use crate::error::{Error, Result};
 #[cfg(test)]
 mod tests;
 
-/// What to do with units that the slots do not divide.
+/// Handling of streaming units which the slots do not divide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Remainder {
-    /// As many more units as are too many stay resident, spread evenly.
+    /// The remainder stays resident, evenly spread.
     #[default]
     KeepResident,
-    /// It is an error.
+    /// Return an error.
     Refuse,
 }
 
-/// Something that is otherwise than it was asked for.
+/// A difference from the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Adjustment {
-    /// More slots than half the streamed units: some would never be used twice.
+    /// More slots than half of the streaming units: some would never be reused.
     FewerSlots {
-        /// Slots that were asked for.
+        /// Requested slots.
         asked: usize,
-        /// Slots there are.
+        /// Slots of the schedule.
         given: usize,
     },
-    /// The slots do not divide the streamed units, so these stay resident as well, in the order of use.
+    /// The slots do not divide the streaming units, so these units stay resident too, in the order
+    /// of use.
     KeptResident {
-        /// Their numbers.
+        /// Numbers of the units.
         units: Vec<usize>,
     },
-    /// Every unit that was to stream has a slot of its own, so all are resident.
+    /// Every streaming unit would have its own slot, so all are resident.
     NothingStreams {
-        /// How many were to stream.
+        /// Units requested to stream.
         units: usize,
-        /// Slots that were asked for.
+        /// Requested slots.
         slots: usize,
     },
 }
 
-/// A piece of a step's work.
+/// A node of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
-    /// What the step waits for, and what it forks from.
+    /// Start of the step: the fork point.
     Begin,
-    /// The copy of a turn: of this step, or (from the number of streamed units on) of the next one.
+    /// Copy of a turn. Turns from the number of streaming units on belong to the next step.
     Copy {
-        /// Which.
+        /// The turn.
         turn: usize,
     },
-    /// The work that reads a unit.
+    /// Work reading a unit.
     Use {
-        /// Which.
+        /// The unit.
         unit: usize,
     },
-    /// What waits for all of the step.
+    /// End of the step.
     End,
 }
 
-/// Why one thing is behind another.
+/// Reason for a dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {
-    /// The model's own order.
+    /// Order of the model.
     Program,
-    /// The copies leave the captured stream here, where the first of them waits for no reader.
+    /// Start of the copies, before the first reader.
     Fork,
-    /// Copies are one chain, so that one engine works on them in the order of use.
+    /// Copies form one chain, so one engine runs them in the order of use.
     Chain,
-    /// A unit is read behind its copy.
+    /// A unit is read after its copy.
     Filled,
-    /// A slot is filled behind its last reader.
+    /// A slot is filled after its last reader.
     Read,
-    /// The copies come back to the captured stream.
+    /// Copies join the captured stream.
     Join,
 }
 
-/// One thing behind another.
+/// A dependency between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
-    /// What is first.
+    /// Earlier node.
     pub before: Node,
-    /// What is behind it.
+    /// Later node.
     pub after: Node,
-    /// Why.
+    /// Reason.
     pub why: Why,
 }
 
-/// What a slot holds: a unit, as it was at a stamp of its source.
+/// Contents of a slot: a unit at a stamp of its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The unit.
     pub unit: usize,
-    /// Of its source, in the words of whoever changes that.
+    /// Stamp of the source, chosen by the caller.
     pub stamp: u64,
 }
 
-/// A ring's plan: which units stream, and through which slots.
+/// Streaming units and their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// By unit: its turn, if it streams.
+    /// Turn of each unit, if streaming.
     turns: Vec<Option<usize>>,
-    /// By turn: its unit.
+    /// Unit of each turn.
     streamed: Vec<usize>,
     /// Resident units, in the order of use.
     residents: Vec<usize>,
@@ -119,11 +122,12 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A plan for units in the order of use, of which some are to be resident. What is done otherwise than asked is among its
-    /// [adjustments](Self::adjustments).
+    /// Creates a schedule for units in the order of use. Differences from the request are reported
+    /// as [adjustments](Self::adjustments).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] without units or slots, and with [`Remainder::Refuse`] if the slots do not divide the units that stream.
+    /// [`Error::InvalidArgument`] without units or slots, and with [`Remainder::Refuse`] if the
+    /// slots do not divide the streaming units.
     pub fn new(resident: &[bool], slots: usize, remainder: Remainder) -> Result<Self> {
         let invalid =
             |what, value: usize, expected| Error::InvalidArgument { what, value: value as i128, expected };
@@ -143,7 +147,7 @@ impl Schedule {
             streams.fill(false);
             given = 0;
         } else {
-            // Otherwise keeping the remainder resident would leave a turn for each slot.
+            // Otherwise the remainder could leave one turn for each slot.
             if slots > asked / 2 {
                 given = asked / 2;
                 adjustments.push(Adjustment::FewerSlots { asked: slots, given });
@@ -165,49 +169,49 @@ impl Schedule {
         Ok(Self { turns, streamed, residents, slots: given, adjustments })
     }
 
-    /// How many units there are.
+    /// Returns the number of units.
     #[must_use]
     pub fn units(&self) -> usize {
         self.turns.len()
     }
 
-    /// How many slots streamed units share; 0: nothing streams.
+    /// Returns the number of slots. 0: no unit streams.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// How many places for contents there are: the slots, and behind them one for each resident unit.
+    /// Returns the number of places: the slots, then one for each resident unit.
     #[must_use]
     pub fn places(&self) -> usize {
         self.slots + self.residents.len()
     }
 
-    /// The streamed units, by turn.
+    /// Returns the streaming units, by turn.
     #[must_use]
     pub fn streamed(&self) -> &[usize] {
         &self.streamed
     }
 
-    /// The resident units, in the order of use.
+    /// Returns the resident units, in the order of use.
     #[must_use]
     pub fn residents(&self) -> &[usize] {
         &self.residents
     }
 
-    /// What is otherwise than it was asked for.
+    /// Returns the differences from the request.
     #[must_use]
     pub fn adjustments(&self) -> &[Adjustment] {
         &self.adjustments
     }
 
-    /// A unit's turn in a step; `None`: it is resident, or there is no such unit.
+    /// Returns the turn of a unit. `None`: resident or unknown.
     #[must_use]
     pub fn turn_of(&self, unit: usize) -> Option<usize> {
         self.turns.get(unit).copied().flatten()
     }
 
-    /// Where a unit's contents are; `None`: there is no such unit.
+    /// Returns the place of a unit. `None`: unknown.
     #[must_use]
     pub fn place_of(&self, unit: usize) -> Option<usize> {
         match self.turns.get(unit)? {
@@ -216,22 +220,23 @@ impl Schedule {
         }
     }
 
-    /// The unit of a turn, of any step from this one on; `None`: nothing streams.
+    /// Returns the unit of a turn, in this or a later step. `None`: no unit streams.
     #[must_use]
     pub fn unit_at(&self, turn: usize) -> Option<usize> {
         (!self.streamed.is_empty()).then(|| self.streamed[turn % self.streamed.len()])
     }
 
-    /// The units that a step of one graph copies, in order, as turns: behind the first `tail`, which the step before has copied or
-    /// somebody has [primed](Self::primes), and with the next step's first `tail` at the end. At most as long as there are slots.
+    /// Returns the turns copied by one captured step. The first `tail` turns were copied by the
+    /// previous step or [primed](Self::primes), and the first `tail` of the next step are added.
+    /// `tail` is at most the number of slots.
     #[must_use]
     pub fn copies(&self, tail: usize) -> std::ops::Range<usize> {
         let tail = tail.min(self.slots);
         tail..self.streamed.len() + tail
     }
 
-    /// Everything that is behind something in a step of one graph with such a tail. What is behind the step before need not be said: a
-    /// graph is launched behind the last launch.
+    /// Returns all dependencies within a captured step. Dependencies on the previous step are
+    /// implied: a launch follows the last launch.
     #[must_use]
     pub fn edges(&self, tail: usize) -> Vec<Edge> {
         let (turns, streamed) = (self.copies(tail), self.streamed.len());
@@ -246,7 +251,7 @@ impl Schedule {
         add(previous, Node::End, Why::Program);
         for turn in turns {
             let copy = Node::Copy { turn };
-            // The slot's last reader; that of the first ones is in the step before.
+            // The slot's last reader. The first readers belong to the previous step.
             let reader = turn.checked_sub(self.slots);
             if turn > first {
                 add(Node::Copy { turn: turn - 1 }, copy, Why::Chain);
@@ -265,8 +270,9 @@ impl Schedule {
         edges
     }
 
-    /// The units to be copied before a graph with such a tail is launched, in the order of use: residents, and the first of the streamed
-    /// ones, where their place does not hold what the graph expects. `held`: by place; `wanted`: by unit, its source's stamp.
+    /// Returns the units to copy before a launch, in the order of use. These are resident units and
+    /// the first `tail` units whose places have other contents. `held`: by place; `wanted`: stamp
+    /// of each unit's source.
     #[must_use]
     pub fn primes(&self, tail: usize, held: &[Option<Held>], wanted: &[u64]) -> Vec<usize> {
         let early = self.streamed.iter().take(tail.min(self.slots));
@@ -280,7 +286,8 @@ impl Schedule {
         units
     }
 
-    /// What the places hold behind a launch of such a graph, which copies each unit at the stamp that it wants.
+    /// Updates the contents of the places for a launch, which copies each unit at its stamp in
+    /// `wanted`.
     pub fn advance(&self, tail: usize, held: &mut [Option<Held>], wanted: &[u64]) {
         for turn in self.copies(tail) {
             let Some(unit) = self.unit_at(turn) else { continue };
@@ -291,7 +298,7 @@ impl Schedule {
     }
 }
 
-/// So many of those that stream, evenly spread.
+/// Returns `count` of the streaming units, evenly spread.
 pub(super) fn spread(streams: &[bool], count: usize) -> Vec<usize> {
     let all: Vec<usize> = (0..streams.len()).filter(|unit| streams[*unit]).collect();
     (0..count.min(all.len())).map(|k| all[(2 * k + 1) * all.len() / (2 * count)]).collect()

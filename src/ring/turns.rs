@@ -1,4 +1,7 @@
-//! Eager work over a ring: a unit is filled ahead of its use, read between acquire and release, and its slot refilled behind that.
+//! Eager work over a ring: units are filled ahead, read between acquire and release, and their
+//! slots refilled afterwards.
+//!
+//! The ring's mutex `books` is held while copies are submitted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,13 +16,15 @@ use crate::pages::Fence;
 use crate::units::Stream;
 
 impl Ring {
-    /// Says what a unit is copied from, from its next acquire on; nothing: that it needs no copy, and finds whatever its slot holds. Runs that lie
-    /// behind one another on both sides are one copy. What reads the unit now goes on with what it has. A copy of the old source that is under way
-    /// is finished, and done again from the new one before the unit is read; the old memory goes behind it.
+    /// Sets the source of a unit, from its next acquire on. Empty: the unit needs no copy and finds
+    /// whatever its slot holds. Runs adjacent on both sides become one copy.
+    ///
+    /// Current readers are not affected. A running copy of the old source ends first; the new
+    /// source is copied before the next read. The old memory is freed after its copies.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a unit that there is not, a run beyond the unit's end or its source's, one on another's bytes, and a source of
-    /// another device. The source is as before then.
+    /// [`Error::InvalidArgument`] for an unknown unit, a run beyond the end of the unit or its
+    /// source, overlapping runs, and a source of another device. All without effect.
     pub fn set_source(&self, unit: usize, runs: &[HostRun]) -> Result<()> {
         let bytes = self.units.get(unit).ok_or_else(|| no_unit(unit))?.bytes;
         let mut given = Runs::with_capacity(runs.len());
@@ -42,19 +47,21 @@ impl Ring {
             let place = books.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
             place.replace(Source { runs, set: next_change() })
         };
-        // Not under the lock: host memory may go with it.
+        // Not under the lock: host memory may be freed.
         drop(old);
         Ok(())
     }
 
-    /// Makes later work of a stream find a unit's bytes at its addresses, until [`release`](Self::release). Does not block, unless a source is not
-    /// registered. The units behind it are filled ahead, as far as their slots are free.
+    /// Makes later work of a stream find a unit's contents at its addresses, until
+    /// [`release`](Self::release). Blocks only for unregistered sources. Fills the next units in
+    /// the order of use, if their slots are free.
     ///
-    /// Any order of units is right; the order of use is fast. A slot has one user at a time.
+    /// Any order of units is correct; the order of use is fast. A slot has one user at a time.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a unit that there is not; [`Error::WrongState`] if it has no source, is acquired, or another unit of its slot is;
-    /// [`Error::StreamCapturing`]; what the driver says. It is not acquired then, and the call can be repeated.
+    /// [`Error::InvalidArgument`] for an unknown unit; [`Error::WrongState`] without a source, or
+    /// if the unit or another unit of its slot is acquired; [`Error::StreamCapturing`]; driver
+    /// errors. After an error the unit is not acquired, and the call can be repeated.
     pub fn acquire(&self, unit: usize, stream: Stream) -> Result<()> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let events = self.device.pool().events();
@@ -84,12 +91,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Says that what a stream was given so far is the last that reads a unit's bytes. Its slot is filled again behind that, with the unit whose turn it
-    /// is next.
+    /// Ends reading a unit: the work submitted to the stream is the last reader. The slot is then
+    /// refilled with the unit next in order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a unit that there is not; [`Error::WrongState`] unless it is acquired; [`Error::StreamCapturing`]; what
-    /// the driver says. It is still acquired then, and the call can be repeated.
+    /// [`Error::InvalidArgument`] for an unknown unit; [`Error::WrongState`] if not acquired;
+    /// [`Error::StreamCapturing`]; driver errors. After an error the unit is still acquired, and
+    /// the call can be repeated.
     pub fn release(&self, unit: usize, stream: Stream) -> Result<()> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let events = self.device.pool().events();
@@ -111,11 +119,12 @@ impl Ring {
         Ok(())
     }
 
-    /// Fills the resident units and the first ones that stream, where their places do not hold what they are to: before the first step, after an abort,
-    /// when sources have changed. Places that are read now are left as they are. Returns how many units were filled.
+    /// Fills the resident units and the first streaming units whose places have other contents.
+    /// Useful before the first step, after an abort, and after changes of sources. Skips places
+    /// being read. Returns the number of filled units.
     ///
     /// # Errors
-    /// [`Error::WrongState`] for a unit without a source; what the driver says. Units before it are filled.
+    /// [`Error::WrongState`] for a unit without a source; driver errors. Earlier units are filled.
     pub fn prime(&self) -> Result<u64> {
         let mut books = self.books.lock();
         books.between_launches()?;
@@ -133,15 +142,17 @@ impl Ring {
         Ok(filled)
     }
 
-    /// A step ends before its end: every unit that is acquired is released behind all that its stream was given, and what places hold counts no more, so that
-    /// the next use of a unit copies it again. Sources stay. Cannot fail; a stream that is being captured is asked again later.
+    /// Aborts a step: releases every acquired unit after the work submitted to its stream, and
+    /// marks all contents as undefined, so units are copied again. Keeps the sources. Cannot fail;
+    /// a stream under capture is recorded later.
     pub fn abort(&self) {
         let mut books = self.books.lock();
         books.forget(self.device.pool().events());
         books.counts.aborts += 1;
     }
 
-    /// Gives the copies of a unit whose place nobody reads, unless it holds that already; whether it did.
+    /// Submits the copies of a unit, unless its place holds the unit already. Returns true if
+    /// submitted. The place must have no reader.
     pub(super) fn fill(&self, books: &mut Books, unit: usize) -> Result<bool> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let stamp = books.source(unit)?.1;
@@ -154,20 +165,20 @@ impl Ring {
         books.graphs.before(events, copies)?;
         let place = books.place(number)?;
         place.readers.before(events, copies)?;
-        // From the first copy on it holds neither.
+        // From the first copy on, the contents are undefined.
         place.held = None;
         let mut ready = std::mem::take(&mut place.ready);
         let result = self.copy(books, unit, &mut ready);
         let place = books.place(number)?;
         place.ready = ready;
         result?;
-        // The copies are behind the readers.
+        // The copies run after the readers.
         place.readers = Fence::default();
         place.held = now;
         Ok(true)
     }
 
-    /// Whether a unit's place holds it as its source was at these stamps.
+    /// Returns true if the place of a unit holds the unit at its stamp.
     pub(super) fn holds(&self, books: &Books, unit: usize, stamps: &[u64]) -> bool {
         let held = self.schedule.place_of(unit).and_then(|place| books.places.get(place)?.held);
         held.is_some_and(|held| held.unit == unit && stamps.get(unit) == Some(&held.stamp))
@@ -186,7 +197,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Fills units ahead of their turn, in order, up to the first whose slot is in use. What fails is left to the acquire.
+    /// Fills units ahead in order, up to the first slot in use. Failed copies are repeated by the
+    /// acquire.
     fn fill_ahead(&self, books: &mut Books, turns: Range<usize>) {
         let last = if self.across_steps { usize::MAX } else { self.schedule.streamed().len() };
         for turn in turns.start.min(last)..turns.end.min(last) {

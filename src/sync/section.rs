@@ -1,9 +1,8 @@
-//! Exclusive sections: one thread at a time, for as long as it takes, across callbacks too.
+//! Exclusive sections: one thread at a time, for any duration and across callbacks.
 //!
-//! A lock is held for moments and never across a callback. A section is: of an arena's replays, from
-//! before a launch until its end; of a region or an arena, while its pages move. So threads may wait
-//! for each other in a circle: each is inside one section and waits for that of the next. The thread
-//! that would close such a circle gets [`Circle`] instead, over any number of sections of all kinds.
+//! A section covers an arena's replay from before its launch to its end, or a region or arena while
+//! its pages move. Threads inside sections may therefore wait for each other in a circle. The
+//! thread about to close a circle, over any sections of all kinds, gets [`Circle`] instead.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,14 +19,13 @@ pub(crate) struct ExclusiveSection {
     left: Monitor<()>,
 }
 
-/// The thread inside the section is the caller, or waits for the caller in the end.
+/// The thread inside the section is the caller, or directly or indirectly waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Circle;
 
-/// For each waiting thread, the thread inside the section that it waits for.
+/// For each waiting thread: the thread inside the awaited section.
 type Waits = Mutex<HashMap<u64, Arc<AtomicU64>>>;
 
-/// The waiting threads of the process.
 fn waits() -> &'static Waits {
     #[cfg(not(feature = "shuttle"))]
     static WAITS: std::sync::OnceLock<Waits> = std::sync::OnceLock::new();
@@ -35,25 +33,24 @@ fn waits() -> &'static Waits {
     return WAITS.get_or_init(Waits::default);
     #[cfg(feature = "shuttle")]
     {
-        // One for each of its executions.
+        // One for each shuttle execution.
         shuttle::lazy_static! { static ref WAITS: Waits = Waits::default(); }
         &WAITS
     }
 }
 
 impl ExclusiveSection {
-    /// Whether the thread of this token is inside.
     pub(crate) fn is_of(&self, thread: u64) -> bool {
         self.thread.load(Ordering::SeqCst) == thread
     }
 
-    /// Waits until no other thread is inside, and enters until [`leave`](Self::leave).
+    /// Waits until the section is free, and enters until [`leave`](Self::leave).
     pub(crate) fn enter(&self) -> Result<(), Circle> {
         let me = thread_token();
         if self.enter_as(me) { Ok(()) } else { self.wait_and_enter(me) }
     }
 
-    /// Enters unless a thread is inside; whether it did.
+    /// Enters if the section is free. Returns true if entered.
     pub(crate) fn try_enter(&self) -> bool {
         self.enter_as(thread_token())
     }
@@ -84,8 +81,8 @@ impl ExclusiveSection {
         entered
     }
 
-    /// Notes that this thread waits, unless that would close a circle. The last thread of a circle
-    /// finds it: all look under one lock, and a waiting thread leaves no section.
+    /// Records that this thread waits, or returns [`Circle`]. The last thread of a circle always
+    /// finds the circle: all threads search under one lock, and a waiting thread leaves no section.
     fn wait_in_line(&self, me: u64) -> Result<(), Circle> {
         let mut waits = waits().lock();
         let mut inside = self.thread.load(Ordering::SeqCst);

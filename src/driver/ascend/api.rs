@@ -1,11 +1,12 @@
-//! The functions, types and numbers of libascendcl.so, as CANN's `acl_rt.h` has them (8.5.0 to 9.1.0: the same sizes, offsets and values).
+//! Functions, types and constants of libascendcl.so, from CANN's `acl_rt.h` (equal sizes, offsets
+//! and values from 8.5.0 to 9.1.0).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::driver::abi::{Abi, c_constants, c_structs, c_types};
 use crate::driver::library::{Vendor, c_functions};
 
-/// torch_npu links the first, which is then loaded already; the newer documentation names the second.
+/// torch_npu links, and so loads, the first name; newer documentation names the second.
 pub(super) const LIBRARY: Vendor = Vendor {
     driver: super::NAME,
     variable: "VMMGRAPH_ASCEND_LIBRARY",
@@ -14,69 +15,56 @@ pub(super) const LIBRARY: Vendor = Vendor {
 };
 
 c_types! {
-    /// A result: 0 is success.
+    /// Result; 0 is success.
     Code(c_int) = "aclError";
-    /// A stream; null is the default stream of the current context.
+    /// Stream; null: the default stream of the current context.
     AclStream(*mut c_void) = "aclrtStream";
-    /// An event.
     AclEvent(*mut c_void) = "aclrtEvent";
-    /// A context.
     Context(*mut c_void) = "aclrtContext";
-    /// What a capture makes.
+    /// Result of a capture.
     Model(*mut c_void) = "aclmdlRI";
-    /// A physical page.
+    /// Physical page.
     Handle(*mut c_void) = "aclrtDrvMemHandle";
-    /// Which kind of memory.
     MemAttr(c_uint) = "aclrtMemAttr";
-    /// Which granularity.
     Granularity(c_uint) = "aclrtMemGranularityOptions";
-    /// What is to come of a handle besides maps.
     HandleType(c_uint) = "aclrtMemHandleType";
-    /// How memory is allocated.
     AllocationType(c_uint) = "aclrtMemAllocationType";
-    /// What kind of place.
     LocationType(c_uint) = "aclrtMemLocationType";
-    /// From where to where bytes go.
     CopyKind(c_uint) = "aclrtMemcpyKind";
-    /// Whether what an event was recorded behind is done.
+    /// Whether the work before an event is done.
     EventStatus(c_uint) = "aclrtEventRecordedStatus";
-    /// Whether what a stream was given is done.
+    /// Whether the work of a stream is done.
     StreamStatus(c_uint) = "aclrtStreamStatus";
-    /// Whether a stream is captured.
     CaptureStatus(c_uint) = "aclmdlRICaptureStatus";
-    /// What a thread may do while something is captured.
     CaptureMode(c_uint) = "aclmdlRICaptureMode";
 }
 
 c_structs! {
     structs:
-    /// Where memory is. The device's number comes first, unlike in CUDA.
+    /// Location of memory. The device number comes first, unlike in CUDA.
     Location = "aclrtMemLocation", 8 {
-        /// The device's number.
         id: c_uint = "id" @ 0,
-        /// What kind of place.
         kind: LocationType = "type" @ 4,
     }
-    /// What a page is to be.
+    /// Properties of a new page.
     PhysicalMemProp = "aclrtPhysicalMemProp", 32 {
-        /// None: all else is refused (CANN runtime 681ef76).
+        /// Always none: all other values are refused (CANN runtime 681ef76).
         handle_type: HandleType = "handleType" @ 0,
-        /// Pinned.
+        /// Always pinned.
         allocation_type: AllocationType = "allocationType" @ 4,
-        /// Which memory, and how large its pages are.
+        /// Memory kind and its page size.
         attribute: MemAttr = "memAttr" @ 8,
-        /// Of which device.
         location: Location = "location" @ 12,
-        /// 0.
+        /// Always 0.
         reserve: u64 = "reserve" @ 24,
     }
 }
 
 c_constants! {
     numbers:
-    /// Memory of the device, of any page size.
+    /// Device memory of any page size.
     HBM: c_uint = 1, "ACL_HBM_MEM";
-    /// Memory of the device in pages of 2 MiB.
+    /// Device memory in pages of 2 MiB.
     HBM_HUGE: c_uint = 4, "ACL_HBM_MEM_HUGE";
     NO_HANDLE: c_uint = 0, "ACL_MEM_HANDLE_TYPE_NONE";
     PINNED: c_uint = 0, "ACL_MEM_ALLOCATION_TYPE_PINNED";
@@ -85,18 +73,18 @@ c_constants! {
     HOST_TO_DEVICE: c_uint = 1, "ACL_MEMCPY_HOST_TO_DEVICE";
     DEVICE_TO_HOST: c_uint = 2, "ACL_MEMCPY_DEVICE_TO_HOST";
     DEVICE_TO_DEVICE: c_uint = 3, "ACL_MEMCPY_DEVICE_TO_DEVICE";
-    /// The kind of event that is CUDA's: recorded again and again, a wait takes the latest record.
+    /// Event with CUDA's behaviour: recorded repeatedly, and a wait uses the latest record.
     EVENT_SYNC: c_uint = 1, "ACL_EVENT_SYNC";
     EVENT_COMPLETE: c_uint = 1, "ACL_EVENT_RECORDED_STATUS_COMPLETE";
     STREAM_COMPLETE: c_uint = 0, "ACL_STREAM_STATUS_COMPLETE";
     CAPTURE_NONE: c_uint = 0, "ACL_MODEL_RI_CAPTURE_STATUS_NONE";
     CAPTURE_RELAXED: c_uint = 2, "ACL_MODEL_RI_CAPTURE_MODE_RELAXED";
-    /// Pageable memory becomes pinned.
+    /// Pins pageable memory.
     REGISTER_PINNED: c_uint = 0x1000_0000, "ACL_HOST_REG_PINNED";
 }
 
 c_functions! {
-    /// The functions, under their names.
+    /// Functions of the runtime.
     Api of LIBRARY {
         required {
             aclInit(*const c_char) -> Code;
@@ -138,7 +126,7 @@ c_functions! {
     }
 }
 
-/// Plain memory of one device, in pages of 2 MiB.
+/// Returns the properties of plain device memory in pages of 2 MiB.
 pub(super) fn allocation(ordinal: i32) -> PhysicalMemProp {
     PhysicalMemProp {
         handle_type: HandleType(NO_HANDLE),
@@ -149,7 +137,6 @@ pub(super) fn allocation(ordinal: i32) -> PhysicalMemProp {
     }
 }
 
-/// What this driver assumes of the header.
 pub(super) fn abi() -> Abi {
     let mut constants = numbers();
     constants.extend(super::errors::codes());

@@ -1,4 +1,5 @@
-//! Addresses and pages: the owner of a page may read and write it as soon as it is mapped, a page is mapped whole, and a map goes by its head.
+//! Addresses and pages: a mapped page is accessible by its device at once, is mapped whole, and is
+//! unmapped by its start address.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -31,9 +32,9 @@ impl AscendDriver {
         }
     }
 
-    /// The owner has access at once; a page is mapped whole, at offset 0 (documentation).
+    /// Maps a page at offset 0; the device has access at once (documentation).
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of a reservation of ours and a live page of that size (preconditions of the door).
+        // SAFETY: a free place of our reservation and a live page of this size (contract).
         self.call("aclrtMapMem", |api| unsafe {
             (api.aclrtMapMem)(pointer(at.0), page.bytes as usize, 0, handle(page.page), 0)
         })
@@ -41,16 +42,17 @@ impl AscendDriver {
     }
 
     fn unmap_one(&self, head: Address) -> Result<()> {
-        // SAFETY: the head of a map of ours that the device no longer uses (preconditions of the door).
+        // SAFETY: the start of our mapping, no longer used by the device (contract).
         self.give_back("aclrtUnmapMem", |api| unsafe { (api.aclrtUnmapMem)(pointer(head.0)) })
     }
 }
 
-// SAFETY: ACL's functions do what the door says, by its documentation; never run on hardware. The stand-in of the tests holds this to it.
+// SAFETY: ACL's functions follow the contract, by its documentation; never run on hardware. Tested
+// on a stand-in.
 unsafe impl Memory for AscendDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are good.
+        // SAFETY: the out pointers are valid.
         self.call("aclrtGetMemInfo", |api| unsafe {
             (api.aclrtGetMemInfo)(MemAttr(api::HBM), &raw mut free, &raw mut total)
         })?;
@@ -63,7 +65,8 @@ unsafe impl Memory for AscendDriver {
             return Err(none);
         }
         let mut base = ptr::null_mut();
-        // SAFETY: the out pointer is good; alignment and flags are to be 0, and null leaves the choice to the runtime.
+        // SAFETY: the out pointer is valid; alignment and flags must be 0, and null lets the
+        // runtime choose.
         self.call("aclrtReserveMemAddress", |api| unsafe {
             (api.aclrtReserveMemAddress)(&raw mut base, len as usize, 0, ptr::null_mut(), 0)
         })
@@ -75,7 +78,7 @@ unsafe impl Memory for AscendDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, _len: u64) -> Result<()> {
-        // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
+        // SAFETY: our reservation without mappings (contract).
         self.give_back("aclrtReleaseMemAddress", |api| unsafe {
             (api.aclrtReleaseMemAddress)(pointer(base.0))
         })
@@ -83,17 +86,18 @@ unsafe impl Memory for AscendDriver {
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let (mut made, prop) = (Handle(ptr::null_mut()), api::allocation(self.info.ordinal));
-        // SAFETY: both pointers are good.
+        // SAFETY: both pointers are valid.
         self.call("aclrtMallocPhysical", |api| unsafe {
             (api.aclrtMallocPhysical)(&raw mut made, len as usize, &raw const prop, 0)
         })
         .map_err(|error| self.out_of_memory(len, error))?;
-        // SAFETY: the runtime gave it out just now.
+        // SAFETY: a new handle of the runtime.
         Ok(unsafe { PageHandle::from_raw(made.0 as u64) })
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: a handle of ours, released once (precondition of the door). While it is mapped its memory stays (documentation).
+        // SAFETY: our handle, released once (contract). The memory stays while mapped
+        // (documentation).
         self.give_back("aclrtFreePhysical", |api| unsafe { (api.aclrtFreePhysical)(handle(page)) })
     }
 
@@ -104,7 +108,7 @@ unsafe impl Memory for AscendDriver {
         let mut end = at;
         for page in pages {
             if let Err(error) = self.map_one(end, *page) {
-                // Last first, so that what stays is a beginning of the range.
+                // In reverse, so that remaining mappings are at the start of the range.
                 let undone = heads.iter().rev().take_while(|head| self.unmap_one(**head).is_ok());
                 return Err(NotMapped { error, mapped: heads.len() - undone.count() });
             }

@@ -1,12 +1,17 @@
-//! The Ascend driver: CANN's ACL runtime, `aclrt*` over the device's default context. Never run on hardware.
+//! Ascend driver: CANN's ACL runtime, `aclrt*` over the device's default context. Never run on
+//! hardware.
 //!
-//! Every call makes that context current if another one is, and relaxes the thread's capture mode, as the CUDA driver does. Where a thread had
-//! no context before, it keeps ours: ACL has no way back to none. Rules marked "source" are those of the open runtime
-//! (hicann/runtime 681ef76, 2026-08), "documentation" those of its `docs/zh`.
+//! Every call makes the default context current, if needed, and relaxes the thread's capture mode,
+//! as the CUDA driver does. A thread without a context keeps ours: ACL cannot restore "no context".
+//! Rules marked "source" are of the open runtime (hicann/runtime 681ef76, 2026-08), "documentation"
+//! of its `docs/zh`.
 //!
-//! *Waiting.* The documentation forbids to wait for or to ask for events, streams and devices "in any capture mode" while something is captured
-//! (04-01); the source refuses it only for events that are in the capture. This driver keeps to the documentation, as far as it can know of captures:
+//! *Waits.* The documentation forbids waiting for, or querying, events, streams and devices "in any
+//! capture mode" during a capture (04-01); the source refuses only events of the capture. This
+//! driver follows the documentation for captures reported by
 //! [`capture_begins`](Timeline::capture_begins).
+//!
+//! The mutex `spare` guards unused streams and is held during their queries.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -37,11 +42,11 @@ pub(super) const PLATFORM: Platform = Platform {
     abi: api::abi,
 };
 
-/// The longest reservation of the devices up to 910_93, by the HAL's documentation.
+/// Maximum reservation of devices up to 910_93, by the HAL's documentation.
 const SHORT_RESERVATION: u64 = 128 << 30;
 
 thread_local! {
-    /// How many waits this thread is in the middle of.
+    /// Number of nested waits of this thread.
     static WAITING: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -51,31 +56,33 @@ pub struct AscendDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
-    /// The device's default context, which torch_npu uses too. It is the process's and stays.
+    /// The device's default context, also used by torch_npu; never destroyed.
     context: Context,
     patterns: Patterns,
-    /// Streams of the library's own that nobody uses now. Destroying one would wait for what it was given (documentation), and there are some thousand
-    /// of them a device, for all processes: they are used again, once that is done.
+    /// Unused streams of the library, reused once idle. Destroying a stream waits for its work
+    /// (documentation), and all processes share a few thousand streams a device.
     spare: Mutex<Vec<u64>>,
-    /// Captures under way, as far as this driver was told.
+    /// Running captures reported to this driver.
     captures: AtomicU64,
 }
 
-// SAFETY: a context may be current on any thread (documentation of aclrtSetCurrentContext); nothing else is shared.
+// SAFETY: any thread may set a context (documentation of aclrtSetCurrentContext); nothing else is
+// shared.
 unsafe impl Send for AscendDriver {}
 // SAFETY: as above; the runtime's functions are thread-safe.
 unsafe impl Sync for AscendDriver {}
 
 impl AscendDriver {
-    /// How many usable NPUs there are.
+    /// Returns the number of usable NPUs.
     ///
     /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`], or the runtime's own refusal to start.
+    /// [`Error::DriverMissing`], [`Error::SymbolMissing`]; driver errors of the initialization.
     pub fn count() -> Result<i32> {
         static STARTED: OnceLock<()> = OnceLock::new();
         let api = Api::get()?;
         if STARTED.get().is_none() {
-            // SAFETY: null is "no configuration". It is never ended: that is for the process, and would end torch_npu's too.
+            // SAFETY: null means no configuration. Never finalized, which would also finalize
+            // torch_npu's runtime.
             let code = unsafe { (api.aclInit)(ptr::null()) };
             if code != Code(errors::REPEAT_INITIALISE) {
                 check(api, "aclInit", code)?;
@@ -83,7 +90,7 @@ impl AscendDriver {
             STARTED.get_or_init(|| ());
         }
         let mut count = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         let code = unsafe { (api.aclrtGetDeviceCount)(&raw mut count) };
         if code == Code(errors::NO_DEVICE) {
             return Ok(0);
@@ -92,10 +99,11 @@ impl AscendDriver {
         Ok(i32::try_from(count).unwrap_or(i32::MAX))
     }
 
-    /// Opens NPU `ordinal`, with its default context, the one that torch_npu uses.
+    /// Opens NPU `ordinal` with its default context, also used by torch_npu.
     ///
     /// # Errors
-    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::UnfitDriver`] where operators may go around the level-2 cache.
+    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::UnfitDriver`] if operators may
+    /// bypass the level-2 cache.
     pub fn new(ordinal: i32) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -107,30 +115,31 @@ impl AscendDriver {
         let name = if name.is_null() {
             "Ascend".to_owned()
         } else {
-            // SAFETY: not null, and then zero-terminated.
+            // SAFETY: not null, and therefore zero-terminated.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         };
         cached(&name, std::env::var("AUTO_USE_UC_MEMORY").ok().as_deref())?;
         let before = current(api)?;
-        // SAFETY: the device is there. It starts the device's memory management, which the maps need (source).
+        // SAFETY: the device exists. The call starts the memory management needed for maps
+        // (source).
         check(api, "aclrtSetDevice", unsafe { (api.aclrtSetDevice)(ordinal) })?;
         let opened = Self::in_context(api, ordinal, name);
         if let Some(before) = before {
-            // SAFETY: the context that was current.
+            // SAFETY: the previous context.
             unsafe { (api.aclrtSetCurrentContext)(before) };
         }
         opened
     }
 
-    /// With the device's default context current.
+    /// Opens the device; its default context is current.
     fn in_context(api: &'static Api, ordinal: i32, name: String) -> Result<Self> {
         let context = current(api)?.ok_or(Error::Unsupported { device: ordinal })?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are good.
+        // SAFETY: the out pointers are valid.
         let code = unsafe { (api.aclrtGetMemInfo)(MemAttr(api::HBM), &raw mut free, &raw mut total) };
         check(api, "aclrtGetMemInfo", code)?;
         let (mut prop, mut granularity) = (api::allocation(ordinal), 0);
-        // SAFETY: both pointers are good.
+        // SAFETY: both pointers are valid.
         let code = unsafe {
             (api.aclrtMemGetAllocationGranularity)(
                 &raw mut prop,
@@ -143,22 +152,24 @@ impl AscendDriver {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
             largest_reservation: longest_reservation(&name),
-            // Not documented. The driver counts references to a page and asks nothing of other addresses of it (source); xLLM's
-            // SharedVMMAllocator does it on NPUs.
+            // Undocumented. The driver counts references to a page and ignores its other addresses
+            // (source); xLLM's SharedVMMAllocator uses aliases on NPUs.
             alias: Alias::AtBoundaries,
             alias_proven: false,
-            // No function of these looks at captures (source).
+            // These functions ignore captures (source).
             map_in_any_order: true,
             map_while_capturing: true,
-            // A captured task holds addresses. vllm-ascend's sleep mode puts other pages behind those of its graphs.
+            // Captured tasks store addresses. vllm-ascend's sleep mode replaces pages under its
+            // graphs.
             replace_under_graph: true,
-            // torch_npu synchronises the device before it unmaps.
+            // torch_npu synchronizes the device before an unmap.
             unmap_waits: false,
-            // A map goes by its head alone.
+            // An unmap names the start of one mapping.
             unmap_each: true,
             descriptors_per_page: 0,
             register_host: api.aclrtHostRegisterV2.is_some() && api.aclrtHostUnregister.is_some(),
-            // The pages that other devices may reach are of another kind, and the rules of aclrtMemSetAccess are not published.
+            // Pages for peers are of a different kind, and the rules of aclrtMemSetAccess are not
+            // published.
             peers: Peers::NONE,
             restores_no_context: false,
         };
@@ -174,32 +185,33 @@ impl AscendDriver {
         })
     }
 
-    /// Runs one call with our context current and capture restrictions off, and restores both.
+    /// Runs one call in our context without capture restrictions, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let before = current(api)?;
         let foreign = before != Some(self.context);
         if foreign {
-            // SAFETY: the device's default context, which stays.
+            // SAFETY: the device's default context, which is never destroyed.
             let code = unsafe { (api.aclrtSetCurrentContext)(self.context) };
             check(api, "aclrtSetCurrentContext", code)?;
         }
         let mut mode = api::CaptureMode(api::CAPTURE_RELAXED);
-        // SAFETY: the pointer is good; the runtime writes the previous mode there. Without the exchange, which chips without captures
-        // refuse, the call below is merely refused during a capture, so its result needs no check.
+        // SAFETY: the pointer is valid; the runtime writes the previous mode. If the exchange fails
+        // (as on chips without captures), the call below is at worst refused during a capture, so
+        // the result is not checked.
         unsafe { (api.aclmdlRICaptureThreadExchangeMode)(&raw mut mode) };
         let code = call(api);
-        // SAFETY: as above, giving the thread back the mode it had.
+        // SAFETY: as above, restoring the previous mode.
         unsafe { (api.aclmdlRICaptureThreadExchangeMode)(&raw mut mode) };
         let result = check(api, name, code);
         if foreign && let Some(before) = before {
-            // SAFETY: the context that was current.
+            // SAFETY: the previous context.
             unsafe { (api.aclrtSetCurrentContext)(before) };
         }
         result
     }
 
-    /// As [`call`](Self::call), for giving things back: a runtime that is shutting down has taken them already.
+    /// As [`call`](Self::call), for calls which free: succeeds after the runtime's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code, .. }) if errors::gone(code) => Ok(()),
@@ -207,12 +219,13 @@ impl AscendDriver {
         }
     }
 
-    /// Whether a capture of somebody who told us is under way, and this thread is not in the middle of a wait that began before it.
+    /// Returns true during a reported capture, unless this thread is inside an earlier wait.
     fn must_not_wait(&self) -> bool {
         self.captures.load(SeqCst) > 0 && WAITING.get() == 0
     }
 
-    /// The stream, as ACL has it. Null is the context's default stream; there is none for each thread.
+    /// Returns ACL's stream. Null: the context's default stream. ACL has no per-thread default
+    /// streams.
     fn stream(&self, stream: Stream) -> Result<AclStream> {
         if stream == Stream::PER_THREAD {
             let expected =
@@ -235,7 +248,7 @@ impl Driver for AscendDriver {
     fn version(&self) -> String {
         let Some(ask) = self.api.aclrtGetVersion else { return String::new() };
         let (mut major, mut minor, mut patch) = (0, 0, 0);
-        // SAFETY: the out pointers are good.
+        // SAFETY: the out pointers are valid.
         match unsafe { ask(&raw mut major, &raw mut minor, &raw mut patch) } {
             Code(0) => format!("{major}.{minor}.{patch}"),
             _ => String::new(),
@@ -247,7 +260,7 @@ impl Drop for AscendDriver {
     fn drop(&mut self) {
         let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
         for stream in spare {
-            // SAFETY: a stream of ours that nobody uses; it waits for what it was given.
+            // SAFETY: our unused stream; the call waits for its work.
             let destroyed = self.give_back("aclrtDestroyStream", |api| unsafe {
                 (api.aclrtDestroyStream)(AclStream(stream as *mut _))
             });
@@ -258,10 +271,9 @@ impl Drop for AscendDriver {
     }
 }
 
-/// The thread's context, if it has one.
 fn current(api: &Api) -> Result<Option<Context>> {
     let mut context = Context(ptr::null_mut());
-    // SAFETY: the out pointer is good.
+    // SAFETY: the out pointer is valid.
     let code = unsafe { (api.aclrtGetCurrentContext)(&raw mut context) };
     if code == Code(errors::CONTEXT_NULL) {
         return Ok(None);
@@ -270,19 +282,20 @@ fn current(api: &Api) -> Result<Option<Context>> {
     Ok((!context.0.is_null()).then_some(context))
 }
 
-/// The longest range that a device reserves.
+/// Returns the maximum length of a reservation.
 fn longest_reservation(soc: &str) -> u64 {
     let later = soc.starts_with("Ascend910_95");
     let short = !later && ["Ascend310", "Ascend910"].iter().any(|name| soc.starts_with(name));
     if short { SHORT_RESERVATION } else { MAX_BYTES }
 }
 
-/// Refuses a device whose operators may move data around the level-2 cache (AUTO_USE_UC_MEMORY of CANN, on unless it is switched off before `aclInit`):
-/// what two addresses of a page show of each other is then unknown, and no test from outside can tell.
+/// Refuses a device whose operators may bypass the level-2 cache (AUTO_USE_UC_MEMORY of CANN, on
+/// unless disabled before `aclInit`). Coherence between addresses of a page is then unknown, and
+/// untestable from outside.
 fn cached(soc: &str, setting: Option<&str>) -> Result<()> {
     let later = soc.starts_with("Ascend910_95");
     let may = !later && ["Ascend310P", "Ascend910B", "Ascend910_93"].iter().any(|name| soc.starts_with(name));
-    // As the runtime reads it (source).
+    // As read by the runtime (source).
     let on = setting.is_none_or(|word| word.is_empty() || word.starts_with('1'));
     if may && on {
         return Err(Error::UnfitDriver {

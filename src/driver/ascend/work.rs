@@ -1,4 +1,4 @@
-//! Streams and events, and bytes.
+//! Streams, events, copies and fills.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -14,10 +14,10 @@ use crate::driver::{Event, StreamState, Timeline, Transfer};
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// Bytes of a pattern that is copied to the device where nothing there can repeat 32 bits.
+/// Bytes of a host pattern for fills, on devices which cannot repeat 32 bits.
 const PATTERN: usize = 64 << 10;
 
-/// Patterns, one for each value that was ever filled with. They stay, since a copy may be under way.
+/// Patterns, one for each filled value. Never freed, because a copy may be running.
 #[derive(Debug, Default)]
 pub(super) struct Patterns(Mutex<HashMap<u32, Arc<[u32]>>>);
 
@@ -41,7 +41,7 @@ impl AscendDriver {
         Error::DeviceCapturing { device: self.info.ordinal }
     }
 
-    /// A stream that nobody uses and that has done what it was given. Where nobody may ask, there is none.
+    /// Returns an unused, idle stream. `None` if queries are forbidden.
     fn idle_stream(&self) -> Result<Option<u64>> {
         if self.must_not_wait() {
             return Ok(None);
@@ -50,7 +50,7 @@ impl AscendDriver {
         for place in 0..spare.len() {
             let (stream, mut status) =
                 (AclStream(spare[place] as *mut c_void), StreamStatus(api::STREAM_COMPLETE));
-            // SAFETY: a stream of ours; the out pointer is good.
+            // SAFETY: our stream; the out pointer is valid.
             self.call("aclrtStreamQuery", |api| unsafe { (api.aclrtStreamQuery)(stream, &raw mut status) })?;
             if status == StreamStatus(api::STREAM_COMPLETE) {
                 return Ok(Some(spare.swap_remove(place)));
@@ -59,10 +59,10 @@ impl AscendDriver {
         Ok(None)
     }
 
-    /// A copy in a stream's order.
+    /// Copies in stream order.
     ///
     /// # Safety
-    /// Both are memory of the given kind until the stream has done it.
+    /// Both are memory of the given kind until the copy ends.
     unsafe fn copy(
         &self,
         to: *mut c_void,
@@ -78,14 +78,14 @@ impl AscendDriver {
         })
     }
 
-    /// Repeats a pattern of the host's: once copied there, the rest from what is there, twice as much each time.
+    /// Copies a host pattern once, then doubles the filled part on the device.
     ///
     /// # Safety
     /// As [`Transfer::fill`].
     unsafe fn repeat(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
         let pattern = self.patterns.of(value);
         let mut done = len.min(PATTERN as u64);
-        // SAFETY: the caller's contract; the pattern stays with the driver.
+        // SAFETY: the caller's contract; the driver keeps the pattern.
         unsafe {
             self.copy(pointer(at), pattern.as_ptr().cast(), done as usize, api::HOST_TO_DEVICE, on)?;
             while done < len {
@@ -99,31 +99,33 @@ impl AscendDriver {
     }
 }
 
-// SAFETY: ACL's functions do what the door says, by its documentation; never run on hardware. The stand-in of the tests holds this to it.
+// SAFETY: ACL's functions follow the contract, by its documentation; never run on hardware. Tested
+// on a stand-in.
 unsafe impl Timeline for AscendDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let stream = self.stream(asked)?;
         if stream.0.is_null() {
-            // It cannot be captured, and cannot be asked about; while something else is captured it is not to be used (documentation).
+            // The default stream cannot be captured or queried, and must not be used during other
+            // captures (documentation).
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
         let (mut status, mut model) = (CaptureStatus(api::CAPTURE_NONE), Model(ptr::null_mut()));
-        // SAFETY: the out pointers are good, and the stream exists (precondition of the door). It looks at the stream only, with any
-        // context or none (source).
+        // SAFETY: the out pointers are valid, and the stream exists (contract). Needs no context
+        // (source).
         let code = unsafe { (self.api.aclmdlRICaptureGetInfo)(stream, &raw mut status, &raw mut model) };
         if code == Code(errors::FEATURE_NOT_SUPPORTED) {
-            // A chip that captures nothing.
+            // The chip does not support captures.
             return Ok(StreamState::Ready);
         }
         check(self.api, "aclmdlRICaptureGetInfo", code)?;
-        // A capture that is lost is one until it is ended.
+        // An invalidated capture also blocks the stream until its end.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
 
     fn other_context(&self) -> Option<u64> {
-        // The null stream is that of the context that is set around each call.
+        // The null stream belongs to the context set for each call.
         None
     }
 
@@ -134,22 +136,22 @@ unsafe impl Timeline for AscendDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut made = AclEvent(ptr::null_mut());
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         self.call("aclrtCreateEventExWithFlag", |api| unsafe {
             (api.aclrtCreateEventExWithFlag)(&raw mut made, api::EVENT_SYNC)
         })?;
-        // SAFETY: the runtime gave it out just now.
+        // SAFETY: a new event of the runtime.
         Ok(unsafe { Event::from_raw(made.0 as u64) })
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: an event of ours, destroyed once (precondition of the door).
+        // SAFETY: our event, destroyed once (contract).
         self.give_back("aclrtDestroyEvent", |api| unsafe { (api.aclrtDestroyEvent)(event(destroyed)) })
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
         let on = self.stream(on)?;
-        // SAFETY: an event of ours and a stream that exists (precondition of the door).
+        // SAFETY: our event and an existing stream (contract).
         self.call("aclrtRecordEvent", |api| unsafe { (api.aclrtRecordEvent)(event(recorded), on) })
     }
 
@@ -161,11 +163,11 @@ unsafe impl Timeline for AscendDriver {
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
         if self.must_not_wait() {
-            // Not known to have happened.
+            // Unknown.
             return Ok(false);
         }
         let mut status = EventStatus(api::EVENT_COMPLETE);
-        // SAFETY: an event of ours (precondition of the door); the out pointer is good.
+        // SAFETY: our event (contract); the out pointer is valid.
         self.call("aclrtQueryEventStatus", |api| unsafe {
             (api.aclrtQueryEventStatus)(event(asked), &raw mut status)
         })?;
@@ -174,7 +176,7 @@ unsafe impl Timeline for AscendDriver {
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
         self.may_wait()?;
-        // SAFETY: an event of ours (precondition of the door).
+        // SAFETY: our event (contract).
         self.call("aclrtSynchronizeEvent", |api| unsafe { (api.aclrtSynchronizeEvent)(event(awaited)) })
     }
 
@@ -183,12 +185,12 @@ unsafe impl Timeline for AscendDriver {
             Some(idle) => idle,
             None => {
                 let mut made = AclStream(ptr::null_mut());
-                // SAFETY: the out pointer is good.
+                // SAFETY: the out pointer is valid.
                 self.call("aclrtCreateStream", |api| unsafe { (api.aclrtCreateStream)(&raw mut made) })?;
                 made.0 as u64
             }
         };
-        // SAFETY: the runtime gave it out; whoever asked keeps it until it is destroyed.
+        // SAFETY: a stream of the runtime; the caller destroys the stream.
         Ok(unsafe { Stream::from_raw(made) })
     }
 
@@ -225,7 +227,7 @@ unsafe impl Transfer for AscendDriver {
         let stream = self.stream(on)?;
         let [byte, rest @ ..] = value.to_ne_bytes();
         if rest.iter().all(|other| *other == byte) {
-            // SAFETY: the range is mapped and the caller's to write; the stream exists (precondition of the door).
+            // SAFETY: the range is mapped and writable by the caller; the stream exists (contract).
             return self.call("aclrtMemsetAsync", |api| unsafe {
                 (api.aclrtMemsetAsync)(pointer(at), len as usize, c_int::from(byte), len as usize, stream)
             });
@@ -246,8 +248,8 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         let len = into.len();
-        // SAFETY: the destination is a slice of that length; the source is mapped (precondition of the door). It waits for no stream, and is allowed in
-        // captures once the mode is relaxed (documentation).
+        // SAFETY: the destination is a slice of this length; the source is mapped (contract). Waits
+        // for no stream, and is allowed in captures with the relaxed mode (documentation).
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.aclrtMemcpy)(into.as_mut_ptr().cast(), len, pointer(at), len, kind)
@@ -256,7 +258,7 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         let len = from.len();
-        // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
+        // SAFETY: the source is a slice of this length; the destination is mapped (contract).
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::HOST_TO_DEVICE);
             (api.aclrtMemcpy)(pointer(at), len, from.as_ptr().cast(), len, kind)
@@ -266,19 +268,19 @@ unsafe impl Transfer for AscendDriver {
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
         let missing = Error::SymbolMissing { driver: super::NAME, name: "aclrtHostRegisterV2" };
         let register = self.api.aclrtHostRegisterV2.ok_or(missing)?;
-        // SAFETY: memory of this process that stays mapped (precondition of the door).
+        // SAFETY: memory of this process, mapped until unregistered (contract).
         self.call("aclrtHostRegisterV2", |_| unsafe { register(at.cast(), len as u64, api::REGISTER_PINNED) })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
         let missing = Error::SymbolMissing { driver: super::NAME, name: "aclrtHostUnregister" };
         let unregister = self.api.aclrtHostUnregister.ok_or(missing)?;
-        // SAFETY: registered by us, and no copy of it is under way (precondition of the door).
+        // SAFETY: registered by this driver, without a running copy (contract).
         self.give_back("aclrtHostUnregister", |_| unsafe { unregister(at.cast()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both are mapped and stay so until the stream has done it (precondition of the door).
+        // SAFETY: both ranges are mapped until the copy ends (contract).
         unsafe { self.copy(to.cast(), pointer(from), len, api::DEVICE_TO_HOST, on) }
     }
 

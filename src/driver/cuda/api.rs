@@ -1,8 +1,9 @@
-//! The functions of libcuda.so that the library calls, looked up once and all together.
+//! Functions of libcuda.so used by the library, all looked up at once.
 //!
-//! cudarc finds and holds the library and supplies the types. Its wrappers are not called: they panic on a missing symbol, and
-//! they return a Rust enum, which a result code newer than the bindings would make undefined behaviour. Here a missing symbol
-//! is an error and a result is the plain integer of the C ABI.
+//! cudarc loads the library and provides the types. Its wrappers are not used: they panic on a
+//! missing symbol. They also return a Rust enum, so a newer result code would be undefined
+//! behaviour. This module returns an error for a missing symbol, and results as plain integers of
+//! the C ABI.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -11,7 +12,7 @@ use cudarc::driver::sys;
 
 use crate::error::{Error, Result};
 
-/// A driver function's result: 0 is success.
+/// Result of a driver function; 0 is success.
 pub(super) type Code = c_int;
 
 macro_rules! driver_functions {
@@ -22,23 +23,23 @@ macro_rules! driver_functions {
         pub(super) struct $api { $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
 
         impl $api {
-            /// The functions, looked up at the first call.
+            /// Returns the table; the first call looks up all functions.
             pub(super) fn get() -> Result<&'static Self> {
                 static API: OnceLock<Result<$api>> = OnceLock::new();
                 API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
             }
 
             fn load() -> Result<Self> {
-                // SAFETY: only asks whether the library can be loaded.
+                // SAFETY: only checks whether the library can be loaded.
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Error::DriverMissing { driver: "cuda", tried: "libcuda.so.1".to_owned() });
                 }
-                // SAFETY: the library can be loaded, by the check above, so this does not panic.
+                // SAFETY: the library can be loaded, as checked above, so this does not panic.
                 let library = unsafe { sys::culib() };
                 Ok(Self { $($name: {
                     let symbol = concat!(stringify!($name), "\0");
-                    // SAFETY: the signature is the one of the CUDA driver API for this name, checked against cuda.h 13.0; the
-                    // library is never unloaded, so the pointer stays good.
+                    // SAFETY: the signature of the CUDA driver API for this name, checked against
+                    // cuda.h 13.0; the library is never unloaded, so the pointer stays valid.
                     *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>(symbol.as_bytes()) }
                         .map_err(|_| Error::SymbolMissing { driver: "cuda", name: stringify!($name) })?
                 },)* })
@@ -48,7 +49,7 @@ macro_rules! driver_functions {
 }
 
 driver_functions! {
-    /// The driver's functions, under their exported (versioned) names.
+    /// Driver functions, under their exported (versioned) names.
     Api {
         cuInit(c_uint);
         cuDriverGetVersion(*mut c_int);
@@ -96,7 +97,7 @@ driver_functions! {
 }
 
 driver_functions! {
-    /// Those for graphs; a driver before CUDA 12.3 lacks some of them.
+    /// Functions for graphs. Drivers before CUDA 12.3 lack some.
     GraphApi {
         cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
         cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
@@ -110,14 +111,14 @@ driver_functions! {
 }
 
 driver_functions! {
-    /// Those for pages that other processes have too.
+    /// Functions for sharing pages with other processes.
     ShareApi {
         cuMemExportToShareableHandle(*mut c_void, c_ulonglong, c_int, c_ulonglong);
         cuMemImportFromShareableHandle(*mut c_ulonglong, *mut c_void, c_int);
     }
 }
 
-/// `CUmemAllocationProp`, whose handle types are flags of an enum that has no name for two of them.
+/// `CUmemAllocationProp`. Handle types are an integer, because the enum has no name for two flags.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AllocationProp {
@@ -131,8 +132,8 @@ pub(super) struct AllocationProp {
     pub(super) reserved: [u8; 4],
 }
 
-// The one that cudarc has from cuda.h.
+// The size in cudarc is from cuda.h.
 const _: () = assert!(size_of::<AllocationProp>() == size_of::<sys::CUmemAllocationProp>());
 
-/// `CUgraphEdgeData`: ports, kind, and what is reserved.
+/// `CUgraphEdgeData`: ports, kind and reserved bytes.
 pub(super) type EdgeData = [u8; 8];

@@ -1,4 +1,4 @@
-//! CUDA's graphs: `cuGraph*`.
+//! CUDA graphs: `cuGraph*`.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,14 +12,15 @@ use crate::error::{Error, Result};
 use crate::sync::ProcessMutex;
 use crate::units::Stream;
 
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`: the flags of torch 2.11.
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`:
+/// the flags of torch 2.11.
 const INSTANTIATE_FLAGS: u64 = 1 | 8;
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
 const SET_DEPENDENCIES: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
 const CAPTURE_ACTIVE: c_int = 1;
-/// Node types that allocate no memory: kernels, copies, fills, host functions, empty nodes, waits for and records of events, signals of and
-/// waits for semaphores, and batches of memory operations.
+/// Node types which allocate no memory: kernels, copies, fills, host functions, empty nodes, event
+/// waits and records, semaphore signals and waits, and batches of memory operations.
 const NEVER_ALLOCATES: [c_int; 10] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 12];
 
 /// Held during `cuGraphInstantiate` and `cuGraphExecDestroy`: concurrent calls crash, even for different
@@ -32,7 +33,7 @@ impl CudaDriver {
         GraphApi::get()
     }
 
-    /// A call of a graph function; its code where that is no failure of the call itself.
+    /// Runs one graph function, as [`call`](Self::call).
     fn graph_call(&self, name: &'static str, call: impl FnOnce(&GraphApi) -> Code) -> Result<()> {
         let graphs = Self::graph_api()?;
         self.call(name, |_| call(graphs))
@@ -47,7 +48,7 @@ fn exec(executable: Executable) -> sys::CUgraphExec {
     executable.0 as sys::CUgraphExec
 }
 
-/// A copy in the only form in which a node of an executable takes another one.
+/// Returns a copy in the only form accepted for updating a node.
 fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
     sys::CUDA_MEMCPY3D {
         srcXInBytes: 0,
@@ -78,17 +79,18 @@ fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
     }
 }
 
-// SAFETY: the driver's functions do what the trait says (tests/conformance.rs, on an H200).
+// SAFETY: the driver's functions follow the contract (tests/conformance.rs, on an H200).
 unsafe impl Graphs for CudaDriver {
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
         let mut count = 0;
-        // SAFETY: the graph exists (precondition of the door); null asks for the count, and the out pointer is good.
+        // SAFETY: the graph exists (contract); null requests the count, and the out pointer is
+        // valid.
         self.graph_call("cuGraphGetNodes", |api| unsafe {
             (api.cuGraphGetNodes)(template(graph), ptr::null_mut(), &raw mut count)
         })?;
         let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
         if count > 0 {
-            // SAFETY: as above, with room for so many nodes.
+            // SAFETY: as above, with room for `count` nodes.
             self.graph_call("cuGraphGetNodes", |api| unsafe {
                 (api.cuGraphGetNodes)(template(graph), nodes.as_mut_ptr(), &raw mut count)
             })?;
@@ -98,7 +100,7 @@ unsafe impl Graphs for CudaDriver {
         let graphs = Self::graph_api()?;
         for node in &nodes {
             let mut kind = -1;
-            // SAFETY: a node of a live graph; the out pointer is good. It touches no context.
+            // SAFETY: a node of a live graph; the out pointer is valid. Needs no context.
             let code = unsafe { (graphs.cuGraphNodeGetType)(*node, &raw mut kind) };
             check(self.api, "cuGraphNodeGetType", code)?;
             may_allocate |= !NEVER_ALLOCATES.contains(&kind);
@@ -108,7 +110,8 @@ unsafe impl Graphs for CudaDriver {
 
     unsafe fn instantiate(&self, graph: Graph) -> Result<Executable> {
         let mut made = ptr::null_mut();
-        // SAFETY: the graph exists and nobody else uses it (precondition of the door); the out pointer is good.
+        // SAFETY: the graph exists and is used by no other thread (contract); the out pointer is
+        // valid.
         self.graph_call("cuGraphInstantiate", |api| unsafe {
             let _alone = EXECUTABLES.lock();
             (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), INSTANTIATE_FLAGS)
@@ -119,7 +122,7 @@ unsafe impl Graphs for CudaDriver {
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
         let graphs = Self::graph_api()?;
-        // SAFETY: an executable of ours, destroyed once (precondition of the door).
+        // SAFETY: our executable, destroyed once (contract).
         self.give_back("cuGraphExecDestroy", |_| unsafe {
             let _alone = EXECUTABLES.lock();
             (graphs.cuGraphExecDestroy)(exec(executable))
@@ -127,11 +130,12 @@ unsafe impl Graphs for CudaDriver {
     }
 
     unsafe fn capture_copy(&self, copy: GraphCopy, on: Stream) -> Result<CopyNode> {
-        // SAFETY: as the door says; the capture takes it over, and does it when it is launched.
+        // SAFETY: the contract; the copy is captured now and runs at each launch.
         unsafe { self.copy_from_host(copy.to, copy.from, copy.bytes, on) }?;
-        // SAFETY: the stream exists (precondition of the door).
+        // SAFETY: the stream exists (contract).
         let (status, behind) = unsafe { self.capture_info(on) }?;
-        // A stream's next work is behind its last, which is this copy. A call that a capture refuses need not spoil it.
+        // The stream's only dependency is now its last node, this copy. No other call is needed, so
+        // the capture cannot be invalidated.
         match behind[..] {
             [(node, _)] if status == CAPTURE_ACTIVE => Ok(CopyNode(node as u64)),
             _ => {
@@ -145,7 +149,7 @@ unsafe impl Graphs for CudaDriver {
     }
 
     unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {
-        // SAFETY: the stream exists, as does the event (precondition of the door).
+        // SAFETY: the stream and the event exist (contract).
         let (_, before) = unsafe { self.capture_info(stream) }?;
         // SAFETY: as above.
         unsafe { self.event_wait(event, stream) }?;
@@ -154,14 +158,14 @@ unsafe impl Graphs for CudaDriver {
         }
         // SAFETY: as above.
         let (_, mut behind) = unsafe { self.capture_info(stream) }?;
-        // They were put behind those that were there.
+        // The new dependencies are at the end.
         let more = behind.len().saturating_sub(before.len());
         if more == 0 {
             return Ok(());
         }
         behind.rotate_right(more);
         let (mut nodes, edges): (Vec<_>, Vec<_>) = behind.into_iter().unzip();
-        // SAFETY: nodes of the stream's capture with the data of their edges, as many as are said.
+        // SAFETY: nodes of the stream's capture with their edge data, `nodes.len()` of each.
         self.graph_call("cuStreamUpdateCaptureDependencies", |api| unsafe {
             let on = stream.raw() as sys::CUstream;
             (api.cuStreamUpdateCaptureDependencies_v2)(
@@ -181,7 +185,8 @@ unsafe impl Graphs for CudaDriver {
         copy: GraphCopy,
     ) -> Result<()> {
         let params = one_dimensional(copy);
-        // SAFETY: all exist and nobody else uses the executable (precondition of the door); the context is ours.
+        // SAFETY: all objects exist, and no other thread uses the executable (contract); the
+        // context is ours.
         self.graph_call("cuGraphExecMemcpyNodeSetParams", |api| unsafe {
             let node = node.0 as sys::CUgraphNode;
             (api.cuGraphExecMemcpyNodeSetParams)(exec(executable), node, &raw const params, self.context)
@@ -202,14 +207,15 @@ unsafe impl Graphs for CudaDriver {
 }
 
 impl CudaDriver {
-    /// The status of a stream's capture, and what its next node will be behind, with the data of the edges.
+    /// Returns the status of a stream's capture, and the dependencies of its next node with their
+    /// edge data.
     ///
     /// # Safety
     /// The stream exists.
     unsafe fn capture_info(&self, stream: Stream) -> Result<(c_int, Vec<(sys::CUgraphNode, EdgeData)>)> {
         let (mut status, mut id, mut graph, mut count) = (0, 0, ptr::null_mut(), 0);
         let (mut nodes, mut edges): (*const sys::CUgraphNode, *const EdgeData) = (ptr::null(), ptr::null());
-        // SAFETY: the out pointers are good, and the stream exists (precondition).
+        // SAFETY: the out pointers are valid, and the stream exists (caller).
         self.graph_call("cuStreamGetCaptureInfo", |api| unsafe {
             (api.cuStreamGetCaptureInfo_v3)(
                 stream.raw() as sys::CUstream,
@@ -225,7 +231,8 @@ impl CudaDriver {
             return Ok((status, Vec::new()));
         }
         let of = |place| {
-            // SAFETY: the driver's arrays of `count` elements, good until the next call with the stream; without data edges are plain ones.
+            // SAFETY: the driver's arrays of `count` elements, valid until the next call with the
+            // stream; null edge data means plain edges.
             unsafe {
                 (*nodes.add(place), if edges.is_null() { EdgeData::default() } else { *edges.add(place) })
             }

@@ -1,7 +1,8 @@
-//! The CUDA driver: `cuMem*` over the device's primary context.
+//! CUDA driver: `cuMem*` over the device's primary context.
 //!
-//! Every call makes the primary context current if another one is, and relaxes the thread's capture mode, so that memory can
-//! grow in the middle of a capture (as PyTorch's own allocator does around its driver calls).
+//! Every call makes the primary context current, if needed, and relaxes the thread's capture mode.
+//! So memory can grow during a capture (as in PyTorch's allocator). Has no lock: all state is
+//! constant after the opening.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -32,9 +33,9 @@ pub(super) const PLATFORM: Platform = Platform {
 };
 
 const ERROR_OUT_OF_MEMORY: Code = 2;
-/// The event has not happened yet.
+/// The event is not reached yet.
 const ERROR_NOT_READY: Code = 600;
-/// The legacy default stream was asked while a stream that synchronises with it is captured.
+/// Query of the legacy default stream while a synchronizing stream is under capture.
 const ERROR_CAPTURE_IMPLICIT: Code = 906;
 const ERROR_NO_DEVICE: Code = 100;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
@@ -45,7 +46,7 @@ const CAPTURE_RELAXED: c_int = 2;
 const EVENT_DISABLE_TIMING: u32 = 2;
 /// `CU_STREAM_NON_BLOCKING`
 const STREAM_NON_BLOCKING: u32 = 1;
-/// `CU_MEMHOSTREGISTER_PORTABLE`: every context of the process knows it.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: registered in every context of the process.
 const REGISTER_PORTABLE: u32 = 1;
 
 /// An NVIDIA GPU.
@@ -56,20 +57,21 @@ pub struct CudaDriver {
     capabilities: Capabilities,
     pages: PageKind,
     device: sys::CUdevice,
-    /// The device's primary context, retained while this object lives.
+    /// The device's primary context, retained by this object.
     context: sys::CUcontext,
 }
 
-// SAFETY: the context handle may be used from any thread (CUDA driver API, "Context Management"); nothing else is shared.
+// SAFETY: any thread may use the context (CUDA driver API, "Context Management"); nothing else is
+// shared.
 unsafe impl Send for CudaDriver {}
 // SAFETY: as above; the driver's functions are thread-safe.
 unsafe impl Sync for CudaDriver {}
 
 impl CudaDriver {
-    /// How many usable GPUs there are; zero, not an error, where the driver finds none.
+    /// Returns the number of usable GPUs; 0, not an error, without GPUs.
     ///
     /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`], or the driver's own refusal to start.
+    /// [`Error::DriverMissing`], [`Error::SymbolMissing`]; driver errors of the initialization.
     pub fn count() -> Result<i32> {
         let api = Api::get()?;
         // SAFETY: no preconditions.
@@ -79,23 +81,25 @@ impl CudaDriver {
         }
         check(api, "cuInit", code)?;
         let mut count = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         check(api, "cuDeviceGetCount", unsafe { (api.cuDeviceGetCount)(&raw mut count) })?;
         Ok(count)
     }
 
-    /// Opens GPU `ordinal` and retains its primary context, the one that torch and the CUDA runtime use.
+    /// Opens GPU `ordinal` and retains its primary context, which torch and the CUDA runtime also
+    /// use.
     ///
     /// # Errors
-    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual memory management.
+    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual
+    /// memory management.
     pub fn new(ordinal: i32) -> Result<Self> {
         Self::with_options(ordinal, DeviceOptions::default())
     }
 
-    /// As [`new`](Self::new), with pages that others can have as said.
+    /// As [`new`](Self::new), with options for sharing.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::InvalidArgument`] if they cannot.
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] for unavailable options.
     pub fn with_options(ordinal: i32, options: DeviceOptions) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -103,33 +107,33 @@ impl CudaDriver {
         }
         let api = Api::get()?;
         let mut device = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         check(api, "cuDeviceGet", unsafe { (api.cuDeviceGet)(&raw mut device, ordinal) })?;
         let mut supported = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut supported, ATTRIBUTE_VMM, device) };
         check(api, "cuDeviceGetAttribute", code)?;
         if supported == 0 {
             return Err(Error::Unsupported { device: ordinal });
         }
         let mut name = [0; 128];
-        // SAFETY: the buffer has the length given, one byte of which stays zero.
+        // SAFETY: the buffer has the given length, and its last byte stays zero.
         let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
         check(api, "cuDeviceGetName", code)?;
         // SAFETY: the buffer ends in a zero byte and lives on this stack.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         check(api, "cuDeviceTotalMem", unsafe { (api.cuDeviceTotalMem_v2)(&raw mut total, device) })?;
         let pages = PageKind::for_device(api, device, options)?;
         let mut granularity = 0;
         let prop = pages.of(ordinal);
-        // SAFETY: both pointers are good; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
+        // SAFETY: both pointers are valid; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
         let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
         check(api, "cuMemGetAllocationGranularity", code)?;
         let peers = Self::peers_of(api, device, count)?;
         let mut context = ptr::null_mut();
-        // SAFETY: the out pointer is good. Last, so that nothing after it can fail and lose the reference.
+        // SAFETY: the out pointer is valid. Last call which can fail, so the reference cannot leak.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         check(api, "cuDevicePrimaryCtxRetain", code)?;
         let info =
@@ -156,14 +160,13 @@ impl CudaDriver {
         Ok(driver)
     }
 
-    /// The other devices that can use this one's memory.
     fn peers_of(api: &Api, device: sys::CUdevice, count: i32) -> Result<Peers> {
         let mut peers = Peers::NONE;
         for ordinal in (0..count).filter(|ordinal| *ordinal != device) {
             let (mut other, mut can) = (0, 0);
-            // SAFETY: the out pointer is good.
+            // SAFETY: the out pointer is valid.
             check(api, "cuDeviceGet", unsafe { (api.cuDeviceGet)(&raw mut other, ordinal) })?;
-            // SAFETY: as above, and both devices are there.
+            // SAFETY: as above, and both devices exist.
             let code = unsafe { (api.cuDeviceCanAccessPeer)(&raw mut can, other, device) };
             check(api, "cuDeviceCanAccessPeer", code)?;
             if can != 0 {
@@ -173,12 +176,13 @@ impl CudaDriver {
         Ok(peers)
     }
 
-    /// Runs one driver call with our context current and capture restrictions off, and restores both.
+    /// Runs one driver call in our context without capture restrictions, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         self.in_context(name, |api| relaxed(api, call))
     }
 
-    /// As [`call`](Self::call), for work of a stream, which in a context of its own is that context's if it is a default one.
+    /// As [`call`](Self::call), for stream work. In another context of the device, default streams
+    /// belong to the other context.
     fn call_on(&self, on: Stream, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         if on.is_default() && self.other_context().is_some() {
             return check(self.api, name, relaxed(self.api, call));
@@ -186,32 +190,31 @@ impl CudaDriver {
         self.call(name, call)
     }
 
-    /// Runs one driver call with our context current, and restores the one that was.
+    /// Runs one driver call in our context, and restores the previous one.
     fn in_context(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let mut current = self.current()?;
         let foreign = current != self.context;
         if foreign {
-            // SAFETY: we hold a reference to the context.
+            // SAFETY: this object retains the context.
             check(api, "cuCtxPushCurrent", unsafe { (api.cuCtxPushCurrent_v2)(self.context) })?;
         }
         let code = call(api);
         if foreign {
-            // SAFETY: pops what was pushed above; the out pointer is good.
+            // SAFETY: pops the context pushed above; the out pointer is valid.
             unsafe { (api.cuCtxPopCurrent_v2)(&raw mut current) };
         }
         check(api, name, code)
     }
 
-    /// The calling thread's context, or null.
     fn current(&self) -> Result<sys::CUcontext> {
         let mut current = ptr::null_mut();
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         check(self.api, "cuCtxGetCurrent", unsafe { (self.api.cuCtxGetCurrent)(&raw mut current) })?;
         Ok(current)
     }
 
-    /// As [`call`](Self::call), for giving things back: a driver that is shutting down has taken them already.
+    /// As [`call`](Self::call), for calls which free: succeeds after the driver's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             // DEINITIALIZED, CONTEXT_IS_DESTROYED
@@ -236,7 +239,8 @@ impl CudaDriver {
 
 impl Drop for CudaDriver {
     fn drop(&mut self) {
-        // SAFETY: gives back the reference taken in `new`. A driver that is gone already refuses, which changes nothing.
+        // SAFETY: releases the reference of `new`. After the driver's shutdown the call fails
+        // without effect.
         unsafe { (self.api.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }
@@ -246,7 +250,7 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
         return Ok(());
     }
     let mut text = ptr::null();
-    // SAFETY: the out pointer is good; any integer is allowed as a code.
+    // SAFETY: the out pointer is valid; any integer is allowed as a code.
     let known = unsafe { (api.cuGetErrorName)(code, &raw mut text) } == 0 && !text.is_null();
     let name = if known {
         // SAFETY: the driver returns a static, zero-terminated string.
@@ -257,14 +261,14 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     Err(Error::Driver { call, code, name })
 }
 
-/// Runs one driver call with capture restrictions off, and restores them.
+/// Runs one driver call without capture restrictions, and restores the mode.
 fn relaxed(api: &Api, call: impl FnOnce(&Api) -> Code) -> Code {
     let mut mode = CAPTURE_RELAXED;
-    // SAFETY: the pointer is good; the driver writes the previous mode there. Without the exchange (which has no reason to
-    // fail) the call below is merely refused during a capture, so its result needs no check.
+    // SAFETY: the pointer is valid; the driver writes the previous mode. If the exchange failed,
+    // the call below would only be refused during a capture, so the result is not checked.
     unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
     let code = call(api);
-    // SAFETY: as above, giving the thread back the mode it had.
+    // SAFETY: as above, restoring the previous mode.
     unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
     code
 }
@@ -288,21 +292,21 @@ fn event(event: Event) -> sys::CUevent {
 
 impl CudaDriver {
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of a reservation of ours and a live page (preconditions of the door).
+        // SAFETY: a free place of our reservation and a live page (contract).
         self.call("cuMemMap", |api| unsafe { (api.cuMemMap)(at.0, page.bytes as usize, 0, page.page.0, 0) })
             .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    /// Makes a mapped range readable and writable by devices, ours or others.
     fn set_access(&self, at: Address, len: u64, devices: impl Iterator<Item = i32>) -> Result<()> {
-        // As many as a set of peers can have, and ours; no allocation, since every map comes here.
+        // 64 peers and this device. No allocation, because every map calls this function.
         let mut access = [access_by(self.info.ordinal); 65];
         let mut count = 0;
         for (place, device) in access.iter_mut().zip(devices) {
             *place = access_by(device);
             count += 1;
         }
-        // SAFETY: the pointer is good for `count` of them; for a range that is not mapped any more the driver has an error.
+        // SAFETY: the pointer is valid for `count` elements; the driver returns an error for an
+        // unmapped range.
         self.call("cuMemSetAccess", |api| unsafe {
             (api.cuMemSetAccess)(at.0, len as usize, access.as_ptr(), count)
         })
@@ -321,7 +325,7 @@ impl Driver for CudaDriver {
 
     fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: the out pointer is good; the driver is asked about itself, not about a device.
+        // SAFETY: the out pointer is valid; no device is involved.
         let known = unsafe { (self.api.cuDriverGetVersion)(&raw mut version) } == 0;
         // cuda.h, CUDA_VERSION: 1000 x major + 10 x minor.
         if known { format!("{}.{}", version / 1000, version % 1000 / 10) } else { String::new() }
@@ -340,18 +344,19 @@ impl Driver for CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions do what the module says (tests/conformance.rs, on an H200).
+// SAFETY: the driver's functions follow the contract (tests/conformance.rs, on an H200).
 unsafe impl Memory for CudaDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are good.
+        // SAFETY: the out pointers are valid.
         self.call("cuMemGetInfo", |api| unsafe { (api.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         Ok(free as u64)
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = 0;
-        // SAFETY: the out pointer is good; alignment 0 is the default and address 0 leaves the choice to the driver.
+        // SAFETY: the out pointer is valid; alignment 0 is the default, and address 0 lets the
+        // driver choose.
         self.call("cuMemAddressReserve", |api| unsafe {
             (api.cuMemAddressReserve)(&raw mut base, len as usize, 0, 0, 0)
         })
@@ -365,14 +370,14 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
+        // SAFETY: our reservation without mappings (contract).
         self.give_back("cuMemAddressFree", |api| unsafe { (api.cuMemAddressFree)(base.0, len as usize) })
     }
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let mut handle = 0;
         let prop = self.pages.of(self.info.ordinal);
-        // SAFETY: both pointers are good.
+        // SAFETY: both pointers are valid.
         self.call("cuMemCreate", |api| unsafe {
             (api.cuMemCreate)(&raw mut handle, len as usize, &raw const prop, 0)
         })
@@ -381,7 +386,7 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: a handle of ours, released once (precondition of the door).
+        // SAFETY: our handle, released once (contract).
         self.give_back("cuMemRelease", |api| unsafe { (api.cuMemRelease)(page.0) })
     }
 
@@ -402,9 +407,9 @@ unsafe impl Memory for CudaDriver {
             result = self.set_access(at, end.0 - at.0, devices);
         }
         result.map_err(|error| {
-            // Last first, so that what stays is a beginning of the range.
+            // In reverse, so that remaining mappings are at the start of the range.
             let undone = starts.iter().rev().take_while(|(at, bytes)| {
-                // SAFETY: mapped just now and never used.
+                // SAFETY: mapped above and never used.
                 unsafe { self.unmap(*at, *bytes) }.is_ok()
             });
             NotMapped { error, mapped: starts.len() - undone.count() }
@@ -416,7 +421,7 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: whole mappings of ours that the device no longer uses (preconditions of the door).
+        // SAFETY: our whole mappings, no longer used by the device (contract).
         self.give_back("cuMemUnmap", |api| unsafe { (api.cuMemUnmap)(at.0, len as usize) })
     }
 }
@@ -425,10 +430,11 @@ unsafe impl Memory for CudaDriver {
 unsafe impl Timeline for CudaDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = 0;
-        // SAFETY: the out pointer is good and the stream exists (precondition of the door).
+        // SAFETY: the out pointer is valid and the stream exists (contract).
         let mut ask = |api: &Api| unsafe { (api.cuStreamIsCapturing)(stream(asked), &raw mut status) };
-        // Asking is allowed in every capture mode: without the calls around others. A created stream knows its context; no context,
-        // or another device's, has none of our default streams.
+        // The query is allowed in every capture mode, so the mode is not relaxed. A created stream
+        // knows its context. Without a context, or in one of a different device, our default
+        // streams need our context.
         let asked = if !asked.is_default() || self.other_context().is_some() {
             check(self.api, "cuStreamIsCapturing", ask(self.api))
         } else {
@@ -444,7 +450,7 @@ unsafe impl Timeline for CudaDriver {
     fn other_context(&self) -> Option<u64> {
         let current = self.current().ok().filter(|current| !current.is_null() && *current != self.context)?;
         let mut device = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         let code = unsafe { (self.api.cuCtxGetDevice)(&raw mut device) };
         (code == 0 && device == self.device).then_some(current as u64)
     }
@@ -458,7 +464,7 @@ unsafe impl Timeline for CudaDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut created = ptr::null_mut();
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         self.call("cuEventCreate", |api| unsafe {
             (api.cuEventCreate)(&raw mut created, EVENT_DISABLE_TIMING)
         })?;
@@ -466,12 +472,12 @@ unsafe impl Timeline for CudaDriver {
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: an event of ours, destroyed once (precondition of the door).
+        // SAFETY: our event, destroyed once (contract).
         self.give_back("cuEventDestroy", |api| unsafe { (api.cuEventDestroy_v2)(event(destroyed)) })
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
-        // SAFETY: an event of ours and a stream that exists (precondition of the door).
+        // SAFETY: our event and an existing stream (contract).
         self.call_on(on, "cuEventRecord", |api| unsafe { (api.cuEventRecord)(event(recorded), stream(on)) })
     }
 
@@ -483,7 +489,7 @@ unsafe impl Timeline for CudaDriver {
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
-        // SAFETY: an event of ours (precondition of the door).
+        // SAFETY: our event (contract).
         match self.call("cuEventQuery", |api| unsafe { (api.cuEventQuery)(event(asked)) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: ERROR_NOT_READY, .. }) => Ok(false),
@@ -492,22 +498,22 @@ unsafe impl Timeline for CudaDriver {
     }
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
-        // SAFETY: an event of ours (precondition of the door).
+        // SAFETY: our event (contract).
         self.call("cuEventSynchronize", |api| unsafe { (api.cuEventSynchronize)(event(awaited)) })
     }
 
     fn stream_create(&self) -> Result<Stream> {
         let mut created = ptr::null_mut();
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         self.call("cuStreamCreate", |api| unsafe {
             (api.cuStreamCreate)(&raw mut created, STREAM_NON_BLOCKING)
         })?;
-        // SAFETY: the driver gave it out just now; whoever asked keeps it until it is destroyed.
+        // SAFETY: a new stream of the driver; the caller destroys the stream.
         Ok(unsafe { Stream::from_raw(created as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
-        // SAFETY: a stream of ours, destroyed once (precondition of the door).
+        // SAFETY: our stream, destroyed once (contract).
         self.give_back("cuStreamDestroy", |api| unsafe { (api.cuStreamDestroy_v2)(stream(destroyed)) })
     }
 }
@@ -515,44 +521,45 @@ unsafe impl Timeline for CudaDriver {
 // SAFETY: as above.
 unsafe impl Transfer for CudaDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
-        // SAFETY: the range is mapped and accessible (precondition of the door).
+        // SAFETY: the range is mapped and accessible (contract).
         self.call_on(on, "cuMemsetD32Async", |api| unsafe {
             (api.cuMemsetD32Async)(at.0, value, len as usize / 4, stream(on))
         })
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the destination is a slice of that length; the source is mapped (precondition of the door).
+        // SAFETY: the destination is a slice of this length; the source is mapped (contract).
         self.call("cuMemcpyDtoH", |api| unsafe {
             (api.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast::<c_void>(), at.0, into.len())
         })
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
+        // SAFETY: the source is a slice of this length; the destination is mapped (contract).
         self.call("cuMemcpyHtoD", |api| unsafe {
             (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
         })?;
-        // What is not registered is read when the copy returns, and may not be there yet: unmapping the destination then ended the context (H200,
-        // driver 580). The copy has waited for what the legacy stream waits for, so this waits for the copy.
+        // The copy of unregistered memory returns after reading the source, possibly before writing
+        // the destination. Unmapping the destination then ended the context (H200, driver 580). The
+        // copy runs on the legacy stream, so this call waits for its end.
         // SAFETY: the default stream of our context.
         self.call("cuStreamSynchronize", |api| unsafe { (api.cuStreamSynchronize)(ptr::null_mut()) })
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: memory of this process that stays mapped (precondition of the door).
+        // SAFETY: memory of this process, mapped until unregistered (contract).
         self.call("cuMemHostRegister", |api| unsafe {
             (api.cuMemHostRegister_v2)(at.cast::<c_void>(), len, REGISTER_PORTABLE)
         })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: registered by us, and no copy of it is under way (precondition of the door).
+        // SAFETY: registered by this driver, without a running copy (contract).
         self.give_back("cuMemHostUnregister", |api| unsafe { (api.cuMemHostUnregister)(at.cast::<c_void>()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both are mapped and stay so until the stream has done it (precondition of the door).
+        // SAFETY: both ranges are mapped until the copy ends (contract).
         self.call_on(on, "cuMemcpyDtoHAsync", |api| unsafe {
             (api.cuMemcpyDtoHAsync_v2)(to.cast::<c_void>(), from.0, len, stream(on))
         })

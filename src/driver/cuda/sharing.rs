@@ -1,4 +1,5 @@
-//! Pages that others have too: processes, by file descriptors (one a page that is exported, and none before) or handles of the fabric, and network cards.
+//! Sharing of CUDA pages: with processes by file descriptors (created at the export) or fabric
+//! handles, and with network cards.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -25,7 +26,6 @@ const ATTRIBUTE_FABRIC: c_int = 128;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
 const PINNED: c_int = 1;
 
-/// What pages are created for, the same for all of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PageKind {
     pub(super) handles: Handles,
@@ -33,11 +33,12 @@ pub(super) struct PageKind {
 }
 
 impl PageKind {
-    /// What is asked for, as far as the device says that it can; refused where that is not enough.
+    /// Returns the requested attributes supported by the device. Returns an error if they are not
+    /// sufficient.
     pub(super) fn for_device(api: &Api, device: sys::CUdevice, options: DeviceOptions) -> Result<Self> {
         let has = |attribute| {
             let mut value = 0;
-            // SAFETY: the out pointer is good.
+            // SAFETY: the out pointer is valid.
             let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
             check(api, "cuDeviceGetAttribute", code).map(|()| value != 0)
         };
@@ -48,14 +49,14 @@ impl PageKind {
                 return Err(handles.refused());
             }
         }
-        // A driver that does not know the attribute has no fabric.
+        // A driver without the attribute has no fabric.
         if handles == Handles::Fabric && !has(ATTRIBUTE_FABRIC).unwrap_or(false) {
             handles = Handles::Fd;
         }
         if rdma && !has(ATTRIBUTE_RDMA)? { Err(rdma_refused()) } else { Ok(Self { handles, rdma }) }
     }
 
-    /// Plain device memory of one GPU. Everything not named is zero, as the driver asks.
+    /// Returns the properties of plain device memory. All unnamed fields must be zero.
     pub(super) fn of(self, ordinal: i32) -> AllocationProp {
         let handle_types = match self.handles {
             Handles::None => 0,
@@ -76,14 +77,14 @@ impl PageKind {
 }
 
 impl CudaDriver {
-    /// Goes on with descriptors alone unless a page can be made for the fabric and exported: devices that say they can have refused either, where the
-    /// process has no leave to use its channels.
+    /// Falls back to descriptors, unless a fabric page can be created and exported. Devices with
+    /// the attribute may refuse either call, if the process may not use fabric channels.
     pub(super) fn try_fabric(&mut self) {
         if self.pages.handles != Handles::Fabric {
             return;
         }
         let tried = self.create(self.capabilities.granularity).and_then(|page| {
-            // SAFETY: created just now.
+            // SAFETY: created above.
             let exported = unsafe { self.export_fabric(page) };
             // SAFETY: as above, and never mapped.
             exported.and(unsafe { self.release(page) })
@@ -96,18 +97,19 @@ impl CudaDriver {
 
     fn export_as<T>(&self, page: PageHandle, kind: c_int, mut into: T) -> Result<T> {
         let share = ShareApi::get()?;
-        // SAFETY: a live page (precondition of the door), and room for what this kind is.
+        // SAFETY: a live page (contract), and room for this handle type.
         self.call("cuMemExportToShareableHandle", |_| unsafe {
             (share.cuMemExportToShareableHandle)((&raw mut into).cast::<c_void>(), page.0, kind, 0)
         })?;
         Ok(into)
     }
 
-    /// `handle` is the descriptor itself, or where the fabric's handle lies.
+    /// `handle` is the descriptor itself, or the address of the fabric handle.
     fn import_as(&self, handle: *mut c_void, kind: c_int) -> Result<PageHandle> {
         let share = ShareApi::get()?;
         let mut page = 0;
-        // SAFETY: the out pointer is good; any handle may be asked about, and it is not kept.
+        // SAFETY: the out pointer is valid; any handle value is allowed, and the driver does not
+        // keep the pointer.
         self.call("cuMemImportFromShareableHandle", |_| unsafe {
             (share.cuMemImportFromShareableHandle)(&raw mut page, handle, kind)
         })?;
@@ -115,7 +117,8 @@ impl CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions do what the module says (conformance, on an H200, in one process; those of the fabric on the stand-in only).
+// SAFETY: the driver's functions follow the contract (conformance, on an H200, in one process;
+// fabric functions on the stand-in only).
 unsafe impl Sharing for CudaDriver {
     fn granted(&self) -> Handles {
         self.pages.handles
@@ -126,7 +129,7 @@ unsafe impl Sharing for CudaDriver {
         if fd < 0 {
             return Err(Error::Internal { what: format!("the driver exported a page as {fd}") });
         }
-        // SAFETY: a descriptor that the driver has just made for us.
+        // SAFETY: a new descriptor of the driver, owned by this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

@@ -1,27 +1,26 @@
-//! Which ranges ROCm lets `hipMemSetAccess` name.
+//! Ranges accepted by ROCm in `hipMemSetAccess`: whole mappings, with a defect in some versions.
 //!
-//! Everywhere: whole mappings. ROCm 7.0 up to before 7.14 counts them from the first mapping of the reservation, whatever address is given, so that a
-//! call for a later one fails (ROCm/rocm-systems #2451, #2516, #6977). There each call names all mappings from the first one up to the new ones,
-//! which must follow one another without a gap.
+//! ROCm 7.0 to 7.13 count mappings from the first one of the reservation, whatever address is
+//! given. So calls for later mappings fail (ROCm/rocm-systems #2451, #2516, #6977). On these
+//! versions each call names all mappings from the first to the new ones, which must be adjacent.
 
 use std::collections::BTreeMap;
 
 use crate::units::Address;
 
-/// The first version that counts from a reservation's first mapping, as `hipDriverGetVersion` has it.
+/// First version with the defect, as returned by `hipDriverGetVersion`.
 const COUNTS_FROM_FIRST: i32 = 70_000_000;
-/// The first one after it that does not (mori #640).
+/// First later version without the defect (mori #640).
 const COUNTS_NO_MORE: i32 = 71_400_000;
 
-/// Whether a version has that defect.
 pub(super) fn counts_from_first(version: i32) -> bool {
     (COUNTS_FROM_FIRST..COUNTS_NO_MORE).contains(&version)
 }
 
-/// What is reserved, and what is mapped there, as far as access depends on it.
+/// Reservations and their mappings. Guarded by the mutex `HipDriver::ranges`.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    /// Base to length, and address to length of what is mapped.
+    /// Base to length, and the mappings: address to length.
     reserved: BTreeMap<u64, (u64, BTreeMap<u64, u64>)>,
 }
 
@@ -46,7 +45,7 @@ impl Ranges {
         }
     }
 
-    /// Where a call for what will be mapped up to `end` has to begin, if nothing else is mapped by then; `None` if there is a gap before it.
+    /// Returns the start of a call for a new mapping at `at`. `None`: a gap precedes `at`.
     pub(super) fn begin(&self, at: Address) -> Option<Address> {
         let (_, (_, mapped)) = self.reserved.range(..=at.0).next_back()?;
         let mut before = mapped.range(..at.0);

@@ -1,14 +1,16 @@
-//! libamdhip64's functions, structures and numbers that the driver uses.
+//! Functions, structures and constants of libamdhip64.
 //!
-//! From hip_runtime_api.h of HIP 6.2 and 7.1, which agree in all of it. HIP 5 has another `hipMemAllocationProp` and no working virtual
-//! memory management, so its library is never taken.
+//! From hip_runtime_api.h of HIP 6.2 and 7.1, which are equal in all of these. HIP 5 has a
+//! different `hipMemAllocationProp` and no working virtual memory management, so its library is
+//! refused.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::driver::abi::{Abi, c_constants, c_structs, c_types};
 use crate::driver::library::{Vendor, c_functions};
 
-/// AMD's runtime. The last name is that of development packages and of wheels that bring their own copy; its version is asked before it is used.
+/// AMD's runtime. The last name is in development packages and in wheels with their own copy; its
+/// version is checked before use.
 const LIBRARY: Vendor = Vendor {
     driver: "hip",
     variable: "VMMGRAPH_HIP_LIBRARY",
@@ -20,46 +22,32 @@ const LIBRARY: Vendor = Vendor {
 };
 
 c_types! {
-    /// A result: 0 is success. Any integer may come.
+    /// Result; 0 is success. Any integer is possible.
     Code(c_int) = "hipError_t";
-    /// A page.
     Handle(*mut c_void) = "hipMemGenericAllocationHandle_t";
-    /// A stream.
     StreamHandle(*mut c_void) = "hipStream_t";
-    /// An event.
     EventHandle(*mut c_void) = "hipEvent_t";
-    /// An address.
     DevicePointer(*mut c_void) = "hipDeviceptr_t";
-    /// Flags that are all zero here.
+    /// Flags; always zero here.
     Flags(c_ulonglong) = "unsigned long long";
-    /// A device's property.
     Attribute(c_int) = "hipDeviceAttribute_t";
-    /// What kind of memory.
     AllocationType(c_int) = "hipMemAllocationType";
-    /// How it can be exported.
     HandleType(c_int) = "hipMemAllocationHandleType";
-    /// What kind of place.
     LocationType(c_int) = "hipMemLocationType";
-    /// Which granularity.
     GranularityKind(c_int) = "hipMemAllocationGranularity_flags";
-    /// Who may do what.
     AccessFlags(c_int) = "hipMemAccessFlags";
-    /// From where to where.
     CopyKind(c_int) = "hipMemcpyKind";
-    /// What a capture forbids.
     CaptureMode(c_int) = "hipStreamCaptureMode";
-    /// Whether a stream is captured.
     CaptureStatus(c_int) = "hipStreamCaptureStatus";
 }
 
 c_structs! { structs:
-    /// A place.
     Location = "hipMemLocation", 8 {
         kind: LocationType = "type" @ 0,
         id: c_int = "id" @ 4,
     }
 
-    /// What memory is asked for. All that is not named is zero.
+    /// Properties of new memory. All unnamed fields are zero.
     AllocationProp = "hipMemAllocationProp", 32 {
         kind: AllocationType = "type" @ 0,
         requested: HandleType = "requestedHandleType" @ 4,
@@ -68,7 +56,6 @@ c_structs! { structs:
         flags: [u8; 8] = "allocFlags" @ 24,
     }
 
-    /// Who gets access.
     AccessDesc = "hipMemAccessDesc", 12 {
         location: Location = "location" @ 0,
         flags: AccessFlags = "flags" @ 8,
@@ -99,7 +86,7 @@ c_constants! { constants:
 }
 
 c_functions! {
-    /// The functions.
+    /// Functions of the runtime.
     Api of LIBRARY {
         required {
             hipInit(c_uint) -> Code;
@@ -141,7 +128,6 @@ c_functions! {
     }
 }
 
-/// All of it as data.
 pub(super) fn abi() -> Abi {
     Abi {
         platform: LIBRARY.driver,

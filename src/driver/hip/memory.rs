@@ -1,4 +1,7 @@
-//! Addresses and pages: one call for each mapping's access and for its end, and what ROCm 7.0 to 7.13 want instead.
+//! Addresses and pages: one access call and one unmap for each mapping, with a workaround for ROCm
+//! 7.0 to 7.13.
+//!
+//! On these versions the mutex `ranges` is held during calls which map, unmap and free addresses.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -17,7 +20,6 @@ fn location(ordinal: i32) -> Location {
     Location { kind: LocationType(api::LOCATION_DEVICE), id: ordinal }
 }
 
-/// Plain device memory of one GPU.
 pub(super) fn allocation(ordinal: i32) -> AllocationProp {
     AllocationProp {
         kind: AllocationType(api::PINNED),
@@ -51,15 +53,15 @@ impl HipDriver {
     }
 
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of a reservation of ours and a live page (preconditions of the door).
+        // SAFETY: a free place of our reservation and a live page (contract).
         self.call("hipMemMap", |api| unsafe {
             (api.hipMemMap)(pointer(at), page.bytes as usize, 0, handle(page.page), Flags(0))
         })
         .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    /// Makes whole mappings readable and writable by these devices and ours. Ours is last: 7.14 spoils a mapping whose own device had access before
-    /// the others (openxla/xla #46576).
+    /// Makes whole mappings readable and writable by peers and this device. This device is last:
+    /// ROCm 7.14 breaks a mapping whose device had access before its peers (openxla/xla #46576).
     fn set_access(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
         let mut access = [access_by(self.info.ordinal); 65];
         let mut count = 1;
@@ -67,20 +69,22 @@ impl HipDriver {
             *place = access_by(device);
             count += 1;
         }
-        // SAFETY: the pointer is good for `count` of them; for a range that is not mapped any more the runtime has an error.
+        // SAFETY: the pointer is valid for `count` elements; the runtime returns an error for an
+        // unmapped range.
         self.call("hipMemSetAccess", |api| unsafe {
             (api.hipMemSetAccess)(pointer(at), len as usize, access.as_ptr(), count)
         })
         .map_err(|error| self.out_of_memory(len, error))
     }
 
-    /// Maps a page and gives access to it; if that fails, says whether it is mapped all the same.
+    /// Maps a page with access. The error includes whether the page is still mapped.
     fn map_with_access(&self, at: Address, page: Whole, peers: Peers) -> Result<(), (Error, bool)> {
         let Some(ranges) = &self.ranges else {
             self.map_one(at, page).map_err(|error| (error, false))?;
             return self.set_access(at, page.bytes, peers).map_err(|error| (error, !self.undo_map(at, page)));
         };
-        // Across all calls: whoever took a mapping before this one away meanwhile would make the range wrong.
+        // Held during all calls: an unmap of an earlier mapping meanwhile would invalidate the
+        // range.
         let mut ranges = ranges.lock();
         let first = ranges.begin(at).ok_or_else(|| {
             let problem = "this version of ROCm gives access only to mappings that follow a reservation's first one without a gap; 6.2 to 6.4 \
@@ -105,24 +109,26 @@ impl HipDriver {
     }
 
     fn undo_map(&self, at: Address, page: Whole) -> bool {
-        // SAFETY: mapped just now and never used.
+        // SAFETY: mapped above and never used.
         self.give_back("hipMemUnmap", |api| unsafe { (api.hipMemUnmap)(pointer(at), page.bytes as usize) })
             .is_ok()
     }
 }
 
-// SAFETY: the runtime's functions do what the module says, by its sources and documents; tests/hip.rs holds the driver to its rules.
+// SAFETY: the runtime's functions follow the contract, by its sources and documents; tests/hip.rs
+// checks the driver.
 unsafe impl Memory for HipDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are good.
+        // SAFETY: the out pointers are valid.
         self.call("hipMemGetInfo", |api| unsafe { (api.hipMemGetInfo)(&raw mut free, &raw mut total) })?;
         Ok(free as u64)
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = ptr::null_mut();
-        // SAFETY: the out pointer is good; alignment 0 is the default and a null hint leaves the choice to the runtime.
+        // SAFETY: the out pointer is valid; alignment 0 is the default, and a null hint lets the
+        // runtime choose.
         self.call("hipMemAddressReserve", |api| unsafe {
             (api.hipMemAddressReserve)(&raw mut base, len as usize, 0, ptr::null_mut(), Flags(0))
         })
@@ -140,9 +146,9 @@ unsafe impl Memory for HipDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // Under the lock: once the runtime has them, another thread may be given them.
+        // Locked first: freed addresses may be reserved by another thread at once.
         let mut ranges = self.ranges.as_ref().map(Mutex::lock);
-        // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
+        // SAFETY: our reservation without mappings (contract).
         self.give_back("hipMemAddressFree", |api| unsafe {
             (api.hipMemAddressFree)(pointer(base), len as usize)
         })?;
@@ -155,7 +161,7 @@ unsafe impl Memory for HipDriver {
     fn create(&self, len: u64) -> Result<PageHandle> {
         let mut made = Handle(ptr::null_mut());
         let prop = allocation(self.info.ordinal);
-        // SAFETY: both pointers are good.
+        // SAFETY: both pointers are valid.
         self.call("hipMemCreate", |api| unsafe {
             (api.hipMemCreate)(&raw mut made, len as usize, &raw const prop, Flags(0))
         })
@@ -164,7 +170,7 @@ unsafe impl Memory for HipDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: a handle of ours, released once (precondition of the door).
+        // SAFETY: our handle, released once (contract).
         self.give_back("hipMemRelease", |api| unsafe { (api.hipMemRelease)(handle(page)) })
     }
 
@@ -176,9 +182,9 @@ unsafe impl Memory for HipDriver {
                 if stays {
                     return Err(NotMapped { error, mapped: starts.len() + 1 });
                 }
-                // Last first, so that what stays is a beginning of the range.
+                // In reverse, so that remaining mappings are at the start of the range.
                 let undone = starts.iter().rev().take_while(|(at, bytes)| {
-                    // SAFETY: mapped just now and never used.
+                    // SAFETY: mapped above and never used.
                     unsafe { self.unmap(*at, *bytes) }.is_ok()
                 });
                 return Err(NotMapped { error, mapped: starts.len() - undone.count() });
@@ -195,7 +201,7 @@ unsafe impl Memory for HipDriver {
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         let mut ranges = self.ranges.as_ref().map(Mutex::lock);
-        // SAFETY: a whole mapping of ours that the device no longer uses (preconditions of the door).
+        // SAFETY: our whole mapping, no longer used by the device (contract).
         self.give_back("hipMemUnmap", |api| unsafe { (api.hipMemUnmap)(pointer(at), len as usize) })?;
         if let Some(ranges) = &mut ranges {
             ranges.unmap(at, len);

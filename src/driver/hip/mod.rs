@@ -1,14 +1,18 @@
-//! The HIP driver: `hipMem*` of AMD's ROCm 6.2 and newer.
+//! HIP driver: `hipMem*` of AMD's ROCm 6.2 and newer.
 //!
-//! Built against the headers of HIP 6.2 and 7.1 and against a stand-in that keeps ROCm's rules; never run on a device. Where a rule is cited, its
-//! source is ROCm's own (CLR 6.0 to 6.3, rocm-systems of 2026) or an issue there.
+//! Built against the headers of HIP 6.2 and 7.1, and tested on a stand-in with ROCm's rules; never
+//! run on a device. Rules are from ROCm's sources (CLR 6.0 to 6.3, rocm-systems of 2026) or the
+//! cited issue.
 //!
-//! * Calls act on the thread's current device (newer `hipMemCreate` whatever the location says), so every call has ours current.
-//! * VMM and event calls pass while a stream is captured if the thread's mode is RELAXED. Synchronous copies and device-wide waits spoil **every** capture
-//!   of the process in any mode: bytes go by an own stream that does not wait for the null stream, and nothing here waits for a device.
-//! * One `hipMemSetAccess` and one `hipMemUnmap` for each mapping; what ROCm 7.0 to 7.13 want instead is in `access`.
-//! * `hipMemUnmap` waits for the device, or for its null stream, by the version.
-//! * No graphs: what `hipGraphExecUpdate` takes over from nodes that look alike is not known for any version.
+//! * Calls act on the thread's current device (newer `hipMemCreate` too, whatever its location), so
+//!   every call sets our device.
+//! * VMM and event calls work during captures if the thread's mode is RELAXED. Synchronous copies
+//!   and device-wide waits break **every** capture of the process in any mode. So copies use an own
+//!   stream not synchronized with the null stream, and no call waits for a device.
+//! * Each mapping needs its own `hipMemSetAccess` and `hipMemUnmap`; for ROCm 7.0 to 7.13 see
+//!   `access`.
+//! * `hipMemUnmap` waits for the device or for its null stream, depending on the version.
+//! * No graphs: the effect of `hipGraphExecUpdate` on similar nodes is unknown for all versions.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -35,7 +39,7 @@ pub(super) const PLATFORM: Platform = Platform {
     abi: api::abi,
 };
 
-/// The first version whose structures and calls are those declared here, as `hipDriverGetVersion` has it.
+/// First version with these declarations, as returned by `hipDriverGetVersion`.
 const FIRST_VERSION: i32 = 60_200_000;
 
 /// An AMD GPU.
@@ -44,34 +48,35 @@ pub struct HipDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
-    /// For versions that count mappings from a reservation's first one.
+    /// Set for versions which count mappings from a reservation's first one.
     ranges: Option<Mutex<Ranges>>,
-    /// Copies of `read` and `write` go here.
+    /// Stream for copies of `read` and `write`.
     copies: StreamHandle,
 }
 
-// SAFETY: a stream may be used from any thread (HIP programming guide); nothing else is shared.
+// SAFETY: any thread may use a stream (HIP programming guide); nothing else is shared.
 unsafe impl Send for HipDriver {}
 // SAFETY: as above; the runtime's functions are thread-safe.
 unsafe impl Sync for HipDriver {}
 
 impl HipDriver {
-    /// How many usable GPUs there are; zero, not an error, where the runtime finds none.
+    /// Returns the number of usable GPUs; 0, not an error, without GPUs.
     ///
     /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`], [`Error::UnfitDriver`] before HIP 6.2, or the runtime's own refusal to start.
+    /// [`Error::DriverMissing`], [`Error::SymbolMissing`], [`Error::UnfitDriver`] before HIP 6.2;
+    /// driver errors of the initialization.
     pub fn count() -> Result<i32> {
         let api = Api::get()?;
         version(api)?;
         // SAFETY: no preconditions.
         let code = unsafe { (api.hipInit)(0) };
-        // Without a device some versions say the one, some the other.
+        // The result without a device depends on the version.
         if [api::NO_DEVICE, api::INVALID_DEVICE].contains(&code.0) {
             return Ok(0);
         }
         check(api, "hipInit", code)?;
         let mut count = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         let code = unsafe { (api.hipGetDeviceCount)(&raw mut count) };
         if code.0 == api::NO_DEVICE {
             return Ok(0);
@@ -83,7 +88,8 @@ impl HipDriver {
     /// Opens GPU `ordinal`.
     ///
     /// # Errors
-    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual memory management.
+    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual
+    /// memory management.
     pub fn new(ordinal: i32) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -92,7 +98,7 @@ impl HipDriver {
         let api = Api::get()?;
         let version = version(api)?;
         let mut supported = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         let code = unsafe {
             (api.hipDeviceGetAttribute)(&raw mut supported, Attribute(api::ATTRIBUTE_VMM), ordinal)
         };
@@ -101,17 +107,17 @@ impl HipDriver {
             return Err(Error::Unsupported { device: ordinal });
         }
         let mut name = [0; 128];
-        // SAFETY: the buffer has the length given, one byte of which stays zero.
+        // SAFETY: the buffer has the given length, and its last byte stays zero.
         let code = unsafe { (api.hipDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, ordinal) };
         check(api, "hipDeviceGetName", code)?;
         // SAFETY: the buffer ends in a zero byte and lives on this stack.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total = 0;
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         check(api, "hipDeviceTotalMem", unsafe { (api.hipDeviceTotalMem)(&raw mut total, ordinal) })?;
         let prop = memory::allocation(ordinal);
         let mut granularity = 0;
-        // SAFETY: both pointers are good.
+        // SAFETY: both pointers are valid.
         with_device(api, ordinal, "hipMemGetAllocationGranularity", |api| unsafe {
             let minimum = GranularityKind(api::GRANULARITY_MINIMUM);
             (api.hipMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, minimum)
@@ -121,19 +127,19 @@ impl HipDriver {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
             largest_reservation: MAX_BYTES,
-            // The programming guide has CUDA's contract, with a caveat for RDNA.
+            // CUDA's contract in the programming guide, with a caveat for RDNA.
             alias: Alias::AtBoundaries,
             alias_proven: false,
             map_in_any_order: !defective,
             map_while_capturing: true,
-            // Kernel nodes hold addresses. What copy nodes keep of a page that is replaced is not known.
+            // Kernel nodes store addresses. The effect of a replaced page on copy nodes is unknown.
             replace_under_graph: false,
             unmap_waits: true,
             unmap_each: true,
             // In several releases (ROCm/rocm-systems #10604).
             descriptors_per_page: 1,
             register_host: true,
-            // Peers would be given all mappings before theirs too where access counts from the first one.
+            // With the defect, peers would also get access to all earlier mappings.
             peers: if defective { Peers::NONE } else { peers_of(api, ordinal, count)? },
             restores_no_context: true,
         };
@@ -145,23 +151,23 @@ impl HipDriver {
             options: None,
         };
         let mut copies = StreamHandle(ptr::null_mut());
-        // SAFETY: the out pointer is good. Last, so that nothing after it can fail and lose the stream.
+        // SAFETY: the out pointer is valid. Last call which can fail, so the stream cannot leak.
         with_device(api, ordinal, "hipStreamCreateWithFlags", |api| unsafe {
             (api.hipStreamCreateWithFlags)(&raw mut copies, api::STREAM_NON_BLOCKING)
         })?;
         Ok(Self { api, info, capabilities, ranges: defective.then(Mutex::default), copies })
     }
 
-    /// Runs one call with our device current and capture restrictions off, and restores both.
+    /// Runs one call with our device current and without capture restrictions, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         with_device(self.api, self.info.ordinal, name, |api| relaxed(api, || call(api)))
     }
 
-    /// As [`call`](Self::call), for giving things back: a runtime that is shutting down has taken them already.
+    /// As [`call`](Self::call), for calls which free: succeeds after the runtime's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code: api::DEINITIALIZED | api::CONTEXT_IS_DESTROYED, .. }) => Ok(()),
-            // What it says of any device once none is left.
+            // Returned for every device once no device is left.
             Err(Error::Driver { code: api::INVALID_DEVICE, .. }) if Self::count() == Ok(0) => Ok(()),
             result => result,
         }
@@ -170,7 +176,7 @@ impl HipDriver {
 
 impl Drop for HipDriver {
     fn drop(&mut self) {
-        // SAFETY: our own stream, used no more.
+        // SAFETY: our own stream, no longer used.
         let destroyed =
             self.give_back("hipStreamDestroy", |api| unsafe { (api.hipStreamDestroy)(self.copies) });
         if let Err(error) = destroyed {
@@ -179,10 +185,10 @@ impl Drop for HipDriver {
     }
 }
 
-/// The runtime's version, if it is one that the declarations are for.
+/// Returns the runtime's version, or an error if unsupported.
 fn version(api: &Api) -> Result<i32> {
     let mut version = 0;
-    // SAFETY: the out pointer is good; allowed before `hipInit`.
+    // SAFETY: the out pointer is valid; allowed before `hipInit`.
     check(api, "hipDriverGetVersion", unsafe { (api.hipDriverGetVersion)(&raw mut version) })?;
     if version < FIRST_VERSION {
         let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
@@ -194,7 +200,7 @@ fn version(api: &Api) -> Result<i32> {
     Ok(version)
 }
 
-/// Runs one call with a device current, and makes the one current again that was.
+/// Runs one call with a device current, and restores the previous device.
 fn with_device(
     api: &'static Api,
     ordinal: i32,
@@ -202,42 +208,41 @@ fn with_device(
     call: impl FnOnce(&Api) -> Code,
 ) -> Result<()> {
     let mut before = 0;
-    // SAFETY: the out pointer is good.
+    // SAFETY: the out pointer is valid.
     check(api, "hipGetDevice", unsafe { (api.hipGetDevice)(&raw mut before) })?;
     let foreign = before != ordinal;
     if foreign {
-        // SAFETY: a device that exists.
+        // SAFETY: the device exists.
         check(api, "hipSetDevice", unsafe { (api.hipSetDevice)(ordinal) })?;
     }
     let code = call(api);
     if foreign {
-        // SAFETY: the device that was current.
+        // SAFETY: the previous device.
         unsafe { (api.hipSetDevice)(before) };
     }
     check(api, name, code)
 }
 
-/// Runs one call with the thread's capture restrictions off.
+/// Runs one call without the thread's capture restrictions.
 fn relaxed(api: &Api, call: impl FnOnce() -> Code) -> Code {
     let mut mode = CaptureMode(api::CAPTURE_RELAXED);
-    // SAFETY: the pointer is good; the runtime writes the previous mode there. It has no reason to fail, and no mode but RELAXED is safe to call in:
-    // in another one some calls spoil captures instead of being refused.
+    // SAFETY: the pointer is valid; the runtime writes the previous mode. If the exchange fails,
+    // the call is not made: in other modes some calls break captures instead of being refused.
     let code = unsafe { (api.hipThreadExchangeStreamCaptureMode)(&raw mut mode) };
     if code.0 != 0 {
         return code;
     }
     let code = call();
-    // SAFETY: as above, giving the thread back the mode it had.
+    // SAFETY: as above, restoring the previous mode.
     unsafe { (api.hipThreadExchangeStreamCaptureMode)(&raw mut mode) };
     code
 }
 
-/// The other devices that can use this one's memory.
 fn peers_of(api: &Api, ordinal: i32, count: i32) -> Result<Peers> {
     let mut peers = Peers::NONE;
     for other in (0..count).filter(|other| *other != ordinal) {
         let mut can = 0;
-        // SAFETY: the out pointer is good, and both devices are there.
+        // SAFETY: the out pointer is valid, and both devices exist.
         let code = unsafe { (api.hipDeviceCanAccessPeer)(&raw mut can, other, ordinal) };
         check(api, "hipDeviceCanAccessPeer", code)?;
         if can != 0 {

@@ -1,4 +1,4 @@
-//! Streams and events, and bytes.
+//! Streams, events, copies and fills.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -18,35 +18,36 @@ fn event(event: Event) -> EventHandle {
 }
 
 impl HipDriver {
-    /// A copy on the own stream, and waiting for it.
+    /// Copies on the driver's stream and waits.
     fn copy_and_wait(&self, to: *mut c_void, from: *const c_void, len: usize, kind: c_int) -> Result<()> {
-        // SAFETY: both are good for `len` bytes until the wait below is over (the callers' contract).
+        // SAFETY: both are valid for `len` bytes until the wait below ends (callers).
         self.call("hipMemcpyAsync", |api| unsafe {
             (api.hipMemcpyAsync)(to, from, len, CopyKind(kind), self.copies)
         })?;
-        // SAFETY: our own stream, which nobody captures.
+        // SAFETY: our own stream, never captured.
         self.call("hipStreamSynchronize", |api| unsafe { (api.hipStreamSynchronize)(self.copies) })
     }
 }
 
-// SAFETY: the runtime's functions do what the module says, by its sources and documents; tests/hip.rs holds the driver to its rules.
+// SAFETY: the runtime's functions follow the contract, by its sources and documents; tests/hip.rs
+// checks the driver.
 unsafe impl Timeline for HipDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = CaptureStatus(api::CAPTURE_NONE);
-        // SAFETY: the out pointer is good and the stream exists (precondition of the door).
+        // SAFETY: the out pointer is valid and the stream exists (contract).
         let mut ask = |api: &Api| unsafe { (api.hipStreamIsCapturing)(stream(asked), &raw mut status) };
         let answer = if asked == Stream::LEGACY || asked == Stream::PER_THREAD {
-            // They are those of the current device.
+            // Default streams belong to the current device.
             with_device(self.api, self.info.ordinal, "hipStreamIsCapturing", ask)
         } else {
-            // A created stream knows its device, and asking is allowed in every capture mode.
+            // A created stream knows its device, and the query is allowed in every capture mode.
             let code = ask(self.api);
             check(self.api, "hipStreamIsCapturing", code)
         };
         match answer {
-            // An invalidated capture is one too: the stream is of no use before it ends.
+            // An invalidated capture also blocks the stream until its end.
             Ok(()) if status.0 == api::CAPTURE_NONE => Ok(StreamState::Ready),
-            // The null stream, while one that it waits for is captured.
+            // The null stream, while a synchronizing stream is under capture.
             Ok(()) | Err(Error::Driver { code: api::CAPTURE_IMPLICIT, .. }) => Ok(StreamState::Capturing),
             Err(error) => Err(error),
         }
@@ -64,7 +65,7 @@ unsafe impl Timeline for HipDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut created = EventHandle(ptr::null_mut());
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         self.call("hipEventCreate", |api| unsafe {
             (api.hipEventCreateWithFlags)(&raw mut created, api::EVENT_DISABLE_TIMING)
         })?;
@@ -72,12 +73,12 @@ unsafe impl Timeline for HipDriver {
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: an event of ours, destroyed once (precondition of the door).
+        // SAFETY: our event, destroyed once (contract).
         self.give_back("hipEventDestroy", |api| unsafe { (api.hipEventDestroy)(event(destroyed)) })
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
-        // SAFETY: an event of ours and a stream that exists (precondition of the door).
+        // SAFETY: our event and an existing stream (contract).
         self.call("hipEventRecord", |api| unsafe { (api.hipEventRecord)(event(recorded), stream(on)) })
     }
 
@@ -89,7 +90,7 @@ unsafe impl Timeline for HipDriver {
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
-        // SAFETY: an event of ours (precondition of the door).
+        // SAFETY: our event (contract).
         match self.call("hipEventQuery", |api| unsafe { (api.hipEventQuery)(event(asked)) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: api::NOT_READY, .. }) => Ok(false),
@@ -98,22 +99,22 @@ unsafe impl Timeline for HipDriver {
     }
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
-        // SAFETY: an event of ours (precondition of the door).
+        // SAFETY: our event (contract).
         self.call("hipEventSynchronize", |api| unsafe { (api.hipEventSynchronize)(event(awaited)) })
     }
 
     fn stream_create(&self) -> Result<Stream> {
         let mut created = StreamHandle(ptr::null_mut());
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         self.call("hipStreamCreate", |api| unsafe {
             (api.hipStreamCreateWithFlags)(&raw mut created, api::STREAM_NON_BLOCKING)
         })?;
-        // SAFETY: the runtime gave it out just now; whoever asked keeps it until it is destroyed.
+        // SAFETY: a new stream of the runtime; the caller destroys the stream.
         Ok(unsafe { Stream::from_raw(created.0 as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
-        // SAFETY: a stream of ours, destroyed once (precondition of the door).
+        // SAFETY: our stream, destroyed once (contract).
         self.give_back("hipStreamDestroy", |api| unsafe { (api.hipStreamDestroy)(stream(destroyed)) })
     }
 }
@@ -121,7 +122,7 @@ unsafe impl Timeline for HipDriver {
 // SAFETY: as above.
 unsafe impl Transfer for HipDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
-        // SAFETY: the range is mapped and accessible (precondition of the door).
+        // SAFETY: the range is mapped and accessible (contract).
         self.call("hipMemsetD32Async", |api| unsafe {
             (api.hipMemsetD32Async)(
                 DevicePointer(pointer(at)),
@@ -141,19 +142,19 @@ unsafe impl Transfer for HipDriver {
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: memory of this process that stays mapped (precondition of the door).
+        // SAFETY: memory of this process, mapped until unregistered (contract).
         self.call("hipHostRegister", |api| unsafe {
             (api.hipHostRegister)(at.cast::<c_void>(), len, api::REGISTER_PORTABLE)
         })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: registered by us, and no copy of it is under way (precondition of the door).
+        // SAFETY: registered by this driver, without a running copy (contract).
         self.give_back("hipHostUnregister", |api| unsafe { (api.hipHostUnregister)(at.cast::<c_void>()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both are mapped and stay so until the stream has done it (precondition of the door).
+        // SAFETY: both ranges are mapped until the copy ends (contract).
         self.call("hipMemcpyAsync", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.hipMemcpyAsync)(to.cast::<c_void>(), pointer(from), len, kind, stream(on))

@@ -1,4 +1,4 @@
-//! Pages that other processes have too: the descriptors of their memory.
+//! Export and import of host pages: descriptors of their memory.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -7,7 +7,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::{Memory, Page, Refusal};
 
-/// Whoever has a descriptor of a page cannot change its length, which would fault those who have it mapped.
+/// Prevents changes of the length, which would fault in processes with the page mapped.
 const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn refused(error: Errno) -> Refusal {
@@ -18,7 +18,7 @@ fn refused(error: Errno) -> Refusal {
 }
 
 impl Memory {
-    /// A descriptor of a page's memory, of a fixed length from now on.
+    /// Returns a descriptor of a page's memory and fixes its length.
     pub fn export(&self, handle: u64) -> Result<OwnedFd, Refusal> {
         let state = self.state.lock();
         let page =
@@ -30,9 +30,9 @@ impl Memory {
         fcntl_dupfd_cloexec(&page.memory, 0).map_err(refused)
     }
 
-    /// A page over the memory of another, `len` bytes of it, if that is known.
+    /// Imports a page over exported memory of `len` bytes, if known.
     pub fn import(&self, fd: BorrowedFd<'_>, len: Option<u64>) -> Result<u64, Refusal> {
-        // What is no memory of a fixed length could be cut off under us.
+        // Memory without a fixed length could be truncated while mapped.
         let seals = fcntl_get_seals(fd).map_err(|_| Refusal::Invalid("not the memory of a page"))?;
         let bytes = u64::try_from(fstat(fd).map_err(refused)?.st_size).unwrap_or(0);
         if !seals.contains(FIXED) || bytes == 0 {

@@ -1,10 +1,12 @@
-//! A pretend device's memory: one memfd a page, mapped into this process by the rules of the CUDA driver.
+//! Memory of a simulated device: one memfd a page, mapped into this process by the rules of the
+//! CUDA driver.
 //!
-//! Aliasing, contents and use after unmap are real: a page mapped at two addresses shows one contents, and an unmapped
-//! address faults. The rules are checked, not assumed: what CUDA refuses is refused here (design measured on an H200, driver
-//! 580; `tests/conformance.rs` holds both to them).
+//! Aliasing, contents and use after unmap are real: all addresses of a page have the same contents,
+//! and unmapped addresses fault. Operations refused by CUDA are refused too (measured on an H200,
+//! driver 580; `tests/conformance.rs` checks both).
 //!
-//! This file names nothing of the crate, because the stand-ins of the tests are built on the very same source.
+//! One mutex (`state`) guards all tables and is held during the system calls. This file names
+//! nothing of the crate, because the test stand-ins compile the same source.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -19,28 +21,28 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprot
 #[path = "exports.rs"]
 mod exports;
 
-/// Why a request was not carried out.
+/// Reason of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It breaks a rule; the text says which.
+    /// Violates the rule in the text.
     Invalid(&'static str),
-    /// The device cannot do it.
+    /// Unsupported by the device.
     NotSupported(&'static str),
-    /// The device's memory is used up.
+    /// The device has no memory.
     OutOfMemory,
-    /// No addresses, or no further mappings, are to be had from the operating system.
+    /// The operating system has no addresses or mappings.
     OutOfAddresses,
-    /// The process may not open another file descriptor.
+    /// The process has no file descriptor.
     OutOfDescriptors,
 }
 
 struct Page {
     memory: OwnedFd,
     len: u64,
-    /// Handles given out and not yet released.
+    /// Handles not released yet.
     handles: u32,
     mappings: u32,
-    /// Its memory is another's: it takes none of this device.
+    /// Imported: takes no memory of this device.
     imported: bool,
 }
 
@@ -48,7 +50,7 @@ struct Mapping {
     len: u64,
     page: u64,
     accessible: bool,
-    /// Other devices that may read and write it, a bit for each.
+    /// Peer devices with access, one bit each.
     peers: u64,
 }
 
@@ -62,10 +64,10 @@ struct State {
     mappings: BTreeMap<u64, Mapping>,
 }
 
-/// What is left, for tests that must find nothing.
+/// Remaining objects, for leak tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Pages whose memory is held.
+    /// Pages with memory.
     pub pages: usize,
     /// Reservations.
     pub reservations: usize,
@@ -73,7 +75,7 @@ pub struct Leftovers {
     pub mappings: usize,
 }
 
-/// The memory of one pretend device.
+/// Memory of one simulated device.
 pub struct Memory {
     granularity: u64,
     total: u64,
@@ -81,28 +83,29 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// A device of `total` bytes whose pages and addresses are multiples of `granularity`, a power of two of at least 4096.
+    /// Creates a device of `total` bytes. `granularity` of pages and addresses: a power of two, at
+    /// least 4096.
     pub fn new(granularity: u64, total: u64) -> Self {
         Self { granularity, total, state: Mutex::default() }
     }
 
-    /// What mapped lengths and addresses are multiples of.
+    /// Returns the granularity of mapped lengths and addresses.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn granularity(&self) -> u64 {
         self.granularity
     }
 
-    /// Bytes of the device.
+    /// Returns the bytes of the device.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes not held by any page.
+    /// Returns the bytes without a page.
     pub fn free(&self) -> u64 {
         self.total - self.state.lock().used
     }
 
-    /// What has not been given back.
+    /// Returns the objects not freed.
     pub fn leftovers(&self) -> Leftovers {
         let state = self.state.lock();
         Leftovers {
@@ -126,10 +129,10 @@ impl Memory {
         if len == 0 {
             return Err(Refusal::Invalid("a reservation of nothing"));
         }
-        // The kernel aligns to 4 KiB only: take one granule more and give the ends back.
+        // The kernel aligns to 4 KiB only: take one granule more and trim both ends.
         let padded = len.checked_add(self.granularity).ok_or(Refusal::OutOfAddresses)?;
         let padded = usize::try_from(padded).map_err(|_| Refusal::OutOfAddresses)?;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nobody else's memory.
+        // SAFETY: a new anonymous mapping at an address chosen by the kernel replaces no memory.
         let raw = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -142,7 +145,7 @@ impl Memory {
         let base = raw.next_multiple_of(self.granularity);
         for (start, end) in [(raw, base), (base + len, raw + padded as u64)] {
             if start < end {
-                // SAFETY: the range lies inside the mapping made above, which nobody else knows yet. Failing to trim it
+                // SAFETY: the range lies inside the new mapping above, still unused. A failed trim
                 // only wastes addresses.
                 let _ = unsafe { munmap(start as *mut c_void, (end - start) as usize) };
             }
@@ -151,7 +154,7 @@ impl Memory {
         Ok(base)
     }
 
-    /// Gives a whole reservation back; nothing may be mapped in it.
+    /// Frees a whole reservation without mappings.
     pub fn free_addresses(&self, base: u64, len: u64) -> Result<(), Refusal> {
         let mut state = self.state.lock();
         if state.reservations.get(&base) != Some(&len) {
@@ -160,7 +163,7 @@ impl Memory {
         if state.mappings.range(base..base + len).next().is_some() {
             return Err(Refusal::Invalid("still mapped"));
         }
-        // SAFETY: the range is ours by the check above and holds no page.
+        // SAFETY: our range without pages, as checked above.
         unsafe { munmap(base as *mut c_void, len as usize) }.map_err(|_| Refusal::OutOfAddresses)?;
         state.reservations.remove(&base);
         Ok(())
@@ -186,7 +189,7 @@ impl Memory {
         Ok(state.enter(Page { memory, len, handles: 1, mappings: 0, imported: false }))
     }
 
-    /// Gives one handle back. The memory stays until the last mapping is gone too.
+    /// Releases one handle. The memory is freed after the last handle and mapping.
     pub fn release(&self, handle: u64) -> Result<(), Refusal> {
         let mut state = self.state.lock();
         let page =
@@ -196,7 +199,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Another handle to the page mapped at an address; it must be released as well.
+    /// Returns one more handle of the page mapped at an address, to be released too.
     #[allow(dead_code, reason = "only stand-ins offer this")]
     pub fn retain_at(&self, at: u64) -> Result<u64, Refusal> {
         let mut state = self.state.lock();
@@ -208,7 +211,7 @@ impl Memory {
         Ok(handle)
     }
 
-    /// Maps a whole page at a free place of a reservation, not yet accessible.
+    /// Maps a whole page at a free place of a reservation, without access.
     pub fn map(&self, at: u64, len: u64, offset: u64, handle: u64) -> Result<(), Refusal> {
         self.granular(&[at, len, offset])?;
         let mut state = self.state.lock();
@@ -228,7 +231,7 @@ impl Memory {
         if state.overlapping(at, end) {
             return Err(Refusal::Invalid("already mapped"));
         }
-        // SAFETY: the range lies inside a reservation of ours in which nothing is mapped, so no live memory is replaced.
+        // SAFETY: the range lies in our reservation and is unmapped, so no live memory is replaced.
         unsafe {
             mmap(
                 at as *mut c_void,
@@ -247,19 +250,20 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a range of whole, adjoining mappings readable and writable.
+    /// Makes a range of whole, adjacent mappings readable and writable.
     pub fn set_access(&self, at: u64, len: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
         let end = state.whole_mappings(at, len)?;
-        // SAFETY: the range consists of mappings of ours, by the check above.
+        // SAFETY: the range consists of our mappings, as checked above.
         unsafe { mprotect(at as *mut c_void, len as usize, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|_| Refusal::OutOfAddresses)?;
         state.mappings.range_mut(at..end).for_each(|(_, m)| m.accessible = true);
         Ok(())
     }
 
-    /// Lets other devices, a bit for each, read and write a range of whole, adjoining mappings too. They are all this process.
+    /// Grants peers (one bit each) access to a range of whole, adjacent mappings. All peers are
+    /// this process.
     pub fn grant(&self, at: u64, len: u64, peers: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
@@ -268,17 +272,17 @@ impl Memory {
         Ok(())
     }
 
-    /// The other devices that may read and write what is mapped at an address, a bit for each.
+    /// Returns the peers with access at an address, one bit each.
     pub fn granted(&self, at: u64) -> u64 {
         self.state.lock().mapping_over(at).map_or(0, |(_, mapping)| mapping.peers)
     }
 
-    /// Unmaps a range of whole, adjoining mappings.
+    /// Unmaps a range of whole, adjacent mappings.
     pub fn unmap(&self, at: u64, len: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
         let end = state.whole_mappings(at, len)?;
-        // SAFETY: the range consists of mappings of ours; the caller says that nobody uses them any more.
+        // SAFETY: the range consists of our mappings, unused as guaranteed by the caller.
         unsafe {
             mmap_anonymous(
                 at as *mut c_void,
@@ -300,13 +304,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Where the mapping over an address begins, and its length.
+    /// Returns start and length of the mapping at an address.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn mapping_at(&self, at: u64) -> Option<(u64, u64)> {
         self.state.lock().mapping_over(at).map(|(start, mapping)| (start, mapping.len))
     }
 
-    /// Where the first mapping of the reservation around an address begins.
+    /// Returns the start of the first mapping in the reservation around an address.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn first_mapping(&self, at: u64) -> Option<u64> {
         let state = self.state.lock();
@@ -314,7 +318,7 @@ impl Memory {
         state.mappings.range(base..&(base + len)).next().map(|(start, _)| *start)
     }
 
-    /// Whether every byte of the range may be read and written.
+    /// Returns true if every byte of the range is readable and writable.
     pub fn accessible(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
         let Some(end) = at.checked_add(len) else { return false };
@@ -328,7 +332,7 @@ impl Memory {
         true
     }
 
-    /// Whether every byte of the range is reserved, mapped or not.
+    /// Returns true if every byte of the range is reserved.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn reserved(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
@@ -336,27 +340,29 @@ impl Memory {
         state.reservations.range(..=at).next_back().is_some_and(|(base, n)| end <= base + n)
     }
 
-    /// Repeats a 32-bit value over a range.
+    /// Fills a range with a 32-bit value.
     pub fn fill(&self, at: u64, len: u64, value: u32) -> Result<(), Refusal> {
         if !at.is_multiple_of(4) || !len.is_multiple_of(4) || !self.accessible(at, len) {
             return Err(Refusal::Invalid("not accessible"));
         }
-        // SAFETY: the range is mapped readable and writable, aligned to four, and outside every Rust object.
+        // SAFETY: the range is mapped readable and writable, aligned to four, and outside every
+        // Rust object.
         unsafe { std::slice::from_raw_parts_mut(at as *mut u32, (len / 4) as usize) }.fill(value);
         Ok(())
     }
 
-    /// Copies a range out.
+    /// Reads a range.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
         if !self.accessible(at, into.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
         }
-        // SAFETY: the source is mapped readable; the destination is a slice of that length, elsewhere.
+        // SAFETY: the source is mapped readable; the destination is a separate slice of this
+        // length.
         unsafe { ptr::copy_nonoverlapping(at as *const u8, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
-    /// Copies bytes in.
+    /// Writes a range.
     pub fn write(&self, at: u64, from: &[u8]) -> Result<(), Refusal> {
         if !self.accessible(at, from.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
@@ -370,7 +376,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         for (base, len) in &self.state.get_mut().reservations {
-            // SAFETY: whoever still held an address of this device has dropped the device first.
+            // SAFETY: users of addresses drop their objects before the device.
             let _ = unsafe { munmap(*base as *mut c_void, *len as usize) };
         }
     }
@@ -383,7 +389,7 @@ impl State {
         self.last_handle
     }
 
-    /// Gives the memory back once neither a handle nor a mapping needs it.
+    /// Frees the memory after the last handle and mapping.
     fn collect(&mut self, handle: u64) {
         if let Some(page) = self.pages.get(&handle)
             && page.handles == 0
@@ -403,7 +409,8 @@ impl State {
         self.mapping_over(at).is_some() || self.mappings.range(at..end).next().is_some()
     }
 
-    /// The end of `[at, at + len)` if that range is one or more whole mappings without a gap.
+    /// Returns the end of `[at, at + len)` if the range is one or more whole mappings without a
+    /// gap.
     fn whole_mappings(&self, at: u64, len: u64) -> Result<u64, Refusal> {
         let end = at.checked_add(len).ok_or(Refusal::Invalid("beyond the address space"))?;
         let mut next = at;

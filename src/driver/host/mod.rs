@@ -1,7 +1,7 @@
-//! The host driver: real aliasing on any Linux machine, no GPU.
+//! Host driver: real aliasing on any Linux machine, without GPU.
 //!
-//! Streams do their work at once and in the caller's order, so an event has always happened. Ordering is therefore
-//! checked by the calls that are made (see the tests of `order`), not by timing.
+//! Streams run their work at once in the caller's order, so every event is reached. Tests of
+//! `order` therefore check the calls made, not the timing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -24,7 +24,7 @@ mod sharing;
 
 use memory::{Memory, Refusal};
 
-/// How many devices the host driver pretends to have.
+/// Number of simulated devices.
 const DEVICES: i32 = 8;
 
 pub(super) const PLATFORM: Platform = Platform {
@@ -37,12 +37,14 @@ pub(super) const PLATFORM: Platform = Platform {
     abi: super::abi::Abi::default,
 };
 
-/// What a host device looks like.
+/// Options of a host device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    /// Mapping granularity in bytes, a power of two of at least 4096. Default 2 MiB, as on NVIDIA GPUs.
+    /// Mapping granularity in bytes, a power of two, at least 4096. Default: 2 MiB, as on NVIDIA
+    /// GPUs.
     pub granularity: u64,
-    /// Bytes of the device. Default: the machine's memory. Pages take real memory only where they are written.
+    /// Bytes of the device. Default: the machine's memory. Pages use real memory only where
+    /// written.
     pub memory_bytes: u64,
 }
 
@@ -53,7 +55,7 @@ impl Default for HostOptions {
     }
 }
 
-/// A pretend device in this process's memory.
+/// A simulated device in this process's memory.
 pub struct HostDriver {
     info: DeviceInfo,
     capabilities: Capabilities,
@@ -66,21 +68,21 @@ pub struct HostDriver {
 struct Events {
     last: u64,
     live: HashSet<u64>,
-    /// Streams of the library's own, by number.
+    /// Streams created by the library, by number.
     streams: HashSet<u64>,
-    /// Registered host memory: beginning to length.
+    /// Registered host memory: start to length.
     registered: BTreeMap<usize, usize>,
 }
 
-/// The number of the first stream that is created; those that tests make up are below.
+/// Number of the first created stream; streams invented by tests are below.
 const FIRST_STREAM: u64 = 1 << 40;
 
 impl HostDriver {
-    /// Opens pretend device `ordinal`.
+    /// Opens simulated device `ordinal`.
     ///
     /// # Errors
-    /// [`Error::InvalidDevice`] beyond the eighth, [`Error::InvalidPageSize`] and [`Error::InvalidSize`] for options out of
-    /// their domain.
+    /// [`Error::InvalidDevice`] beyond the eighth; [`Error::InvalidPageSize`] and
+    /// [`Error::InvalidSize`] for invalid options.
     pub fn new(ordinal: i32, options: HostOptions) -> Result<Self> {
         let HostOptions { granularity, memory_bytes } = options;
         if !(0..DEVICES).contains(&ordinal) {
@@ -126,21 +128,21 @@ impl HostDriver {
         })
     }
 
-    /// Pages, reservations, mappings and events that were not given back: all zero when nothing is lost.
+    /// Returns the number of pages, reservations, mappings and events not freed.
     #[must_use]
     pub fn leftovers(&self) -> [usize; 4] {
         let left = self.memory.leftovers();
         [left.pages, left.reservations, left.mappings, self.events.lock().live.len()]
     }
 
-    /// Streams and registrations of host memory that were not given back.
+    /// Returns the number of streams and registrations not freed.
     #[must_use]
     pub fn host_leftovers(&self) -> [usize; 2] {
         let events = self.events.lock();
         [events.streams.len(), events.registered.len()]
     }
 
-    /// The other devices that were given access to what is mapped at an address.
+    /// Returns the peers with access at an address.
     #[must_use]
     pub fn peers_at(&self, at: Address) -> Peers {
         Peers::of_bits(self.memory.granted(at.0))
@@ -174,7 +176,7 @@ impl HostDriver {
 }
 
 impl HostDriver {
-    /// A copy is of one registration or of none, on a stream that is not gone.
+    /// Checks that a copy is inside one registration or outside all, and that its stream exists.
     fn crosses_no_registration(
         &self,
         call: &'static str,
@@ -222,7 +224,7 @@ impl Driver for HostDriver {
     }
 }
 
-// SAFETY: `Memory` checks every rule of the module itself, and refuses what breaks one.
+// SAFETY: `Memory` checks every rule of the contract and refuses violations.
 unsafe impl super::Memory for HostDriver {
     fn free_bytes(&self) -> Result<u64> {
         Ok(self.memory.free())
@@ -252,14 +254,14 @@ unsafe impl super::Memory for HostDriver {
                     if peers.is_empty() { Ok(()) } else { self.memory.grant(end, *bytes, peers.bits()) }
                 });
                 if access.is_err() {
-                    // Its undoing cannot fail: it is one whole mapping.
+                    // Cannot fail: one whole mapping.
                     let _ = self.memory.unmap(end, *bytes);
                 }
                 access
             });
             if let Err(refusal) = mapped {
                 let error = self.refused("map", *bytes, refusal);
-                // SAFETY: what was mapped above, which nobody has used yet.
+                // SAFETY: mapped above and not used yet.
                 let undone = index == 0 || unsafe { self.unmap(at, end - at.0) }.is_ok();
                 return Err(NotMapped { error, mapped: if undone { 0 } else { index } });
             }
@@ -277,7 +279,7 @@ unsafe impl super::Memory for HostDriver {
     }
 }
 
-// SAFETY: events are numbers in a table, and streams are not looked at.
+// SAFETY: events are numbers in a table, and streams are ignored.
 unsafe impl Timeline for HostDriver {
     unsafe fn stream_state(&self, _stream: Stream) -> Result<StreamState> {
         Ok(StreamState::Ready)
@@ -329,7 +331,7 @@ unsafe impl Timeline for HostDriver {
         events.last += 1;
         let number = FIRST_STREAM + events.last;
         events.streams.insert(number);
-        // SAFETY: numbers in a table are all that streams are here.
+        // SAFETY: streams of this driver are only numbers in a table.
         Ok(unsafe { Stream::from_raw(number) })
     }
 
@@ -342,7 +344,7 @@ unsafe impl Timeline for HostDriver {
     }
 }
 
-// SAFETY: `Memory` refuses what is not mapped.
+// SAFETY: `Memory` refuses unmapped addresses.
 unsafe impl Transfer for HostDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, _stream: Stream) -> Result<()> {
         self.memory.fill(at.0, len, value).map_err(|r| self.refused("fill", len, r))
@@ -374,14 +376,14 @@ unsafe impl Transfer for HostDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
         self.crosses_no_registration("copy_to_host", to as usize, len, stream)?;
-        // SAFETY: memory of the caller's own for now (precondition of the door).
+        // SAFETY: memory of the caller (contract of the driver interface).
         let into = unsafe { std::slice::from_raw_parts_mut(to, len) };
         self.memory.read(from.0, into).map_err(|r| self.refused("copy_to_host", len as u64, r))
     }
 
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
         self.crosses_no_registration("copy_from_host", from as usize, len, stream)?;
-        // SAFETY: memory that stays as it is for now (precondition of the door).
+        // SAFETY: memory unchanged during the call (contract of the driver interface).
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         self.memory.write(to.0, bytes).map_err(|r| self.refused("copy_from_host", len as u64, r))
     }

@@ -1,4 +1,4 @@
-//! The host's part of the door for pages that other processes have too.
+//! Export and import of the host driver.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -6,16 +6,16 @@ use super::{Handles, HostDriver, PageHandle, Sharing};
 use crate::error::Result;
 
 impl HostDriver {
-    /// The same device, not used yet, whose pages can be exported as said.
+    /// Returns the same unused device with exportable pages.
     #[must_use]
     pub fn with_sharing(mut self, sharing: Handles) -> Self {
-        // There is no fabric to try.
+        // The host has no fabric.
         self.sharing = sharing.min(Handles::Fd);
         self
     }
 }
 
-// SAFETY: `Memory` checks every rule of the module itself, and refuses what breaks one.
+// SAFETY: `Memory` checks every rule of the contract and refuses violations.
 unsafe impl Sharing for HostDriver {
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         self.memory.export(page.0).map_err(|r| self.refused("export", 0, r))

@@ -1,6 +1,8 @@
-//! The functions, types and numbers of libcndrv.so, as the published text of CNDrv 2.15.5's `cn_api.h` has them.
+//! Functions, types and constants of libcndrv.so, from the published text of `cn_api.h` in CNDrv
+//! 2.15.5.
 //!
-//! No package to be had carries that header: `scripts/abi.sh` holds these declarations against it where CNToolkit is installed.
+//! No available package carries the header. `scripts/abi.sh` compares these declarations with the
+//! header where CNToolkit is installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -11,73 +13,59 @@ pub(super) const LIBRARY: Vendor =
     Vendor { driver: super::NAME, variable: "VMMGRAPH_MLU_LIBRARY", names: &["libcndrv.so"], refused: &[] };
 
 c_types! {
-    /// A result: 0 is success.
+    /// Result; 0 is success.
     Code(c_int) = "CNresult";
-    /// A device.
     Device(u64) = "CNdev";
-    /// An address of a device.
     CnAddress(u64) = "CNaddr";
-    /// A context; null is none.
+    /// Context; null: none.
     Context(*mut c_void) = "CNcontext";
-    /// A stream; null is the default queue.
+    /// Stream; null: the default queue.
     Queue(*mut c_void) = "CNqueue";
-    /// An event.
+    /// Event.
     Notifier(*mut c_void) = "CNnotifier";
-    /// A physical page.
+    /// Physical page.
     Handle(u64) = "CNmemGenericAllocationHandle";
-    /// What is asked of a device.
     Attribute(c_uint) = "CNdevice_attribute";
-    /// How memory is allocated.
     AllocationType(c_uint) = "CNmemAllocationType";
-    /// What is to come of a handle besides maps.
     HandleType(c_uint) = "CNmemAllocationHandleType";
-    /// What kind of place.
     LocationType(c_uint) = "CNmemLocationType";
-    /// What may be done.
     AccessFlags(c_uint) = "CNMemoryAccessFlags";
-    /// What the device caches.
+    /// Use of the device's caches.
     CacheType(c_uint) = "CNMemoryCachingType";
-    /// What stays in the cache.
     PinnedType(c_uint) = "CNMemoryCachePinnedType";
-    /// Which granularity.
     Granularity(c_uint) = "CNmemAllocationGranularity";
-    /// Whether a queue is captured.
     CaptureStatus(c_uint) = "CNqueueCaptureStatus";
-    /// What a thread may do while something is captured.
     CaptureMode(c_uint) = "CNqueueCaptureMode";
 }
 
 c_structs! {
     structs:
-    /// Where memory is.
     Location = "CNmemLocation", 8 {
-        /// What kind of place.
         kind: LocationType = "type" @ 0,
-        /// The device's number.
+        /// Device number.
         id: c_uint = "id" @ 4,
     }
-    /// What a page is to be.
+    /// Properties of a new page.
     AllocationProp = "CNmemAllocationProp", 20 {
-        /// The default is the only one.
+        /// Always the default.
         kind: AllocationType = "type" @ 0,
-        /// None.
+        /// Always none.
         handle_types: HandleType = "requestedHandleTypes" @ 4,
-        /// Of which device.
         location: Location = "location" @ 8,
         /// 0: none.
         compression: u8 = "allocFlags.compressionType" @ 16,
         /// 0: none.
         security: u8 = "allocFlags.securityType" @ 17,
     }
-    /// Who may do what with a map.
+    /// Access to a mapping.
     AccessDesc = "CNmemAccessDesc", 20 {
-        /// The device that has the memory.
+        /// Device with the memory.
         location: Location = "location" @ 0,
-        /// Reading and writing, which is 0 here.
+        /// Always read and write, which is 0.
         access: AccessFlags = "accessFlags" @ 8,
-        /// What the device caches.
+        /// Always not cached.
         cache: CacheType = "cacheType" @ 12,
-        /// Nothing stays in the cache.
+        /// Always not pinned.
         pinned: PinnedType = "pinnedType" @ 16,
     }
 }
@@ -91,7 +79,7 @@ c_constants! {
     INVALID_VALUE: c_int = 100_006, "CN_ERROR_INVALID_VALUE";
     NOT_SUPPORTED: c_int = 100_050, "CN_OPS_ERROR_NOT_SUPPORTED";
     OUT_OF_MEMORY: c_int = 100_100, "CN_MEMORY_ERROR_OUT_OF_MEMORY";
-    /// The process has as much as its environment allows it.
+    /// The limit of the process, set by its environment, is reached.
     OUT_OF_PROCESS_MEMORY: c_int = 100_101, "CN_MEMORY_ERROR_OUT_OF_PROCESS_MAX_MEMORY";
     CONTEXT_INVALID: c_int = 100_201, "CN_CONTEXT_ERROR_INVALID";
     VIRTUAL_ADDRESSES: c_uint = 0x30B, "CN_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED";
@@ -99,18 +87,18 @@ c_constants! {
     NO_HANDLE: c_uint = 0, "CN_MEM_HANDLE_TYPE_NONE";
     DEVICE: c_uint = 1, "CN_MEM_LOCATION_TYPE_DEVICE";
     READ_WRITE: c_uint = 0, "CN_MEM_ACCESS_FLAGS_PROT_READWRITE";
-    /// As the vendor's own example has it.
+    /// As in the vendor's example.
     NOT_CACHED: c_uint = 0, "CN_MEM_NON_CACHEABLE";
     NOT_PINNED: c_uint = 0, "CN_MEM_CACHE_NON_PINNED";
     MINIMUM: c_uint = 0, "CN_MEM_ALLOC_GRANULARITY_MINIMUM";
-    /// The only notifiers whose number has no limit.
+    /// The only notifiers without a limit on their number.
     NO_TIMING: c_uint = 4, "CN_NOTIFIER_DISABLE_TIMING_ALL";
     CAPTURE_NONE: c_uint = 0, "CN_QUEUE_CAPTURE_STATUS_NONE";
     CAPTURE_RELAXED: c_uint = 2, "CN_QUEUE_CAPTURE_MODE_RELAXED";
 }
 
 c_functions! {
-    /// The functions, under their names.
+    /// Functions of the driver.
     Api of LIBRARY {
         required {
             cnInit(c_uint) -> Code;
@@ -154,12 +142,10 @@ c_functions! {
     }
 }
 
-/// A place on one device.
 fn location(ordinal: i32) -> Location {
     Location { kind: LocationType(DEVICE), id: ordinal.cast_unsigned() }
 }
 
-/// Plain memory of one device.
 pub(super) fn allocation(ordinal: i32) -> AllocationProp {
     AllocationProp {
         kind: AllocationType(DEFAULT),
@@ -170,8 +156,8 @@ pub(super) fn allocation(ordinal: i32) -> AllocationProp {
     }
 }
 
-/// Reading and writing by the device that has the memory. What its caches would show of a page through another address is not documented, so they are left
-/// out, as in the vendor's example.
+/// Returns read and write access for the device with the memory. Cache coherence between addresses
+/// of a page is not documented, so caching is off, as in the vendor's example.
 pub(super) fn access(ordinal: i32) -> AccessDesc {
     AccessDesc {
         location: location(ordinal),
@@ -181,7 +167,6 @@ pub(super) fn access(ordinal: i32) -> AccessDesc {
     }
 }
 
-/// What this driver assumes of the header.
 pub(super) fn abi() -> Abi {
     Abi {
         platform: super::NAME,

@@ -1,4 +1,5 @@
-//! Addresses and pages: a map is of a whole page at offset 0, gets its access by itself, and is taken away as it was made.
+//! Addresses and pages: each mapping covers a whole page at offset 0, has its own access call, and
+//! is unmapped as mapped.
 
 use super::api::{self, CnAddress, Handle};
 use super::{MluDriver, out_of_memory};
@@ -21,17 +22,17 @@ impl MluDriver {
     }
 
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of a reservation of ours and a live page of that size (preconditions of the door).
+        // SAFETY: a free place of our reservation and a live page of this size (contract).
         self.call("cnMemMap", |api| unsafe {
             (api.cnMemMap)(CnAddress(at.0), page.bytes, 0, Handle(page.page.raw()), 0)
         })
         .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    /// Makes one map readable and writable; one description is all that is allowed.
+    /// Makes one mapping readable and writable. CNDrv allows exactly one descriptor.
     fn set_access(&self, at: Address, len: u64) -> Result<()> {
         let mut desc = api::access(self.info.ordinal);
-        // SAFETY: the pointer is good for one description; the range is one map of ours.
+        // SAFETY: the pointer is valid for one descriptor; the range is one mapping of ours.
         self.call("cnMemSetAccess", |api| unsafe {
             (api.cnMemSetAccess)(CnAddress(at.0), len, &raw mut desc, 1)
         })
@@ -39,23 +40,25 @@ impl MluDriver {
     }
 
     fn unmap_one(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: one map of ours that the device no longer uses (preconditions of the door).
+        // SAFETY: our mapping, no longer used by the device (contract).
         self.give_back("cnMemUnmap", |api| unsafe { (api.cnMemUnmap)(CnAddress(at.0), len) })
     }
 }
 
-// SAFETY: CNDrv's functions do what the door says, by its header; never run on hardware. The stand-in of the tests holds this to it.
+// SAFETY: CNDrv's functions follow the contract, by its header; never run on hardware. Tested on a
+// stand-in.
 unsafe impl Memory for MluDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are good.
+        // SAFETY: the out pointers are valid.
         self.call("cnMemGetInfo", |api| unsafe { (api.cnMemGetInfo)(&raw mut free, &raw mut total) })?;
         Ok(free)
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = CnAddress(0);
-        // SAFETY: the out pointer is good; alignment 0 is the default and address 0 leaves the choice to the driver.
+        // SAFETY: the out pointer is valid; alignment 0 is the default, and address 0 lets the
+        // driver choose.
         self.call("cnMemAddressReserve", |api| unsafe {
             (api.cnMemAddressReserve)(&raw mut base, len, 0, CnAddress(0), 0)
         })
@@ -69,21 +72,21 @@ unsafe impl Memory for MluDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: a reservation of ours with nothing mapped in it (precondition of the door).
+        // SAFETY: our reservation without mappings (contract).
         self.give_back("cnMemAddressFree", |api| unsafe { (api.cnMemAddressFree)(CnAddress(base.0), len) })
     }
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let (mut made, mut prop) = (Handle(0), api::allocation(self.info.ordinal));
-        // SAFETY: both pointers are good.
+        // SAFETY: both pointers are valid.
         self.call("cnMemCreate", |api| unsafe { (api.cnMemCreate)(&raw mut made, len, &raw mut prop, 0) })
             .map_err(|error| self.out_of_memory(len, error))?;
-        // SAFETY: the driver gave it out just now.
+        // SAFETY: a new handle of the driver.
         Ok(unsafe { PageHandle::from_raw(made.0) })
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: a handle of ours, released once (precondition of the door). While it is mapped its memory stays (header).
+        // SAFETY: our handle, released once (contract). The memory stays while mapped (header).
         self.give_back("cnMemRelease", |api| unsafe { (api.cnMemRelease)(Handle(page.raw())) })
     }
 
@@ -99,7 +102,7 @@ unsafe impl Memory for MluDriver {
                 made = self.set_access(end, page.bytes);
             }
             if let Err(error) = made {
-                // Last first, so that what stays is a beginning of the range.
+                // In reverse, so that remaining mappings are at the start of the range.
                 let undone = maps.iter().rev().take_while(|(at, len)| self.unmap_one(*at, *len).is_ok());
                 return Err(NotMapped { error, mapped: maps.len() - undone.count() });
             }

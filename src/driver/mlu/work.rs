@@ -1,4 +1,4 @@
-//! Queues, which are streams, notifiers, which are events, and bytes.
+//! Queues (streams), notifiers (events), copies and fills.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
 impl MluDriver {
-    /// The notifier of an event that CNDrv can be asked about: one of ours that was placed, or a caller's own (of a fence), which is the caller's to
-    /// place. Until then it has happened, as with the other platforms, and CNDrv is not asked.
+    /// Returns the notifier of an event, unless never placed: an unplaced event counts as reached,
+    /// as on other platforms. Caller-owned notifiers (of fences) must be placed by the caller.
     fn asked(&self, event: Event) -> Option<Notifier> {
         (!self.unplaced.lock().contains(&event.raw())).then_some(notifier(event))
     }
@@ -22,25 +22,27 @@ fn notifier(event: Event) -> Notifier {
     Notifier(event.raw() as *mut c_void)
 }
 
-// SAFETY: CNDrv's functions do what the door says, by its header; never run on hardware. The stand-in of the tests holds this to it.
+// SAFETY: CNDrv's functions follow the contract, by its header; never run on hardware. Tested on a
+// stand-in.
 unsafe impl Timeline for MluDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let queue = self.queue(asked)?;
         if queue.0.is_null() {
-            // It cannot be captured (header). What it would do to a capture elsewhere is not said.
+            // The null queue cannot be captured (header). Its effect on other captures is
+            // undocumented.
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
         let mut status = CaptureStatus(api::CAPTURE_NONE);
-        // SAFETY: the out pointer is good, and the queue exists (precondition of the door).
+        // SAFETY: the out pointer is valid, and the queue exists (contract).
         self.call("cnQueueIsCapturing", |api| unsafe { (api.cnQueueIsCapturing)(queue, &raw mut status) })?;
-        // A capture that is lost is one until it is ended.
+        // An invalidated capture also blocks the queue until its end.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
 
     fn other_context(&self) -> Option<u64> {
-        // Whose the queues of other contexts are is not said.
+        // Queues of other contexts are undocumented.
         None
     }
 
@@ -51,25 +53,26 @@ unsafe impl Timeline for MluDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut notifier = Notifier(ptr::null_mut());
-        // SAFETY: the out pointer is good.
+        // SAFETY: the out pointer is valid.
         self.call("cnCreateNotifier", |api| unsafe {
             (api.cnCreateNotifier)(&raw mut notifier, api::NO_TIMING)
         })?;
         let made = notifier.0 as u64;
         self.unplaced.lock().insert(made);
-        // SAFETY: the driver gave it out just now; whoever asked keeps it until it is destroyed.
+        // SAFETY: a new notifier of the driver; the caller destroys the event.
         Ok(unsafe { Event::from_raw(made) })
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // Before it goes: CNDrv may give its name out again at once.
+        // Removed first: CNDrv may reuse the notifier's value at once.
         let unplaced = self.unplaced.lock().remove(&destroyed.raw());
         let gone = self.give_back("cnDestroyNotifier", |api| {
-            // SAFETY: a notifier of ours, destroyed once (precondition of the door). One that is pending is released later (header).
+            // SAFETY: our notifier, destroyed once (contract). A pending notifier is released later
+            // (header).
             unsafe { (api.cnDestroyNotifier)(notifier(destroyed)) }
         });
         if gone.is_err() && unplaced {
-            // Where the driver refused, the event lives on.
+            // If the driver refused, the event still exists.
             self.unplaced.lock().insert(destroyed.raw());
         }
         gone
@@ -77,7 +80,7 @@ unsafe impl Timeline for MluDriver {
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: a notifier of ours and a queue that exists (precondition of the door).
+        // SAFETY: our notifier and an existing queue (contract).
         self.call("cnPlaceNotifier", |api| unsafe { (api.cnPlaceNotifier)(notifier(recorded), queue) })?;
         self.unplaced.lock().remove(&recorded.raw());
         Ok(())
@@ -86,13 +89,13 @@ unsafe impl Timeline for MluDriver {
     unsafe fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
         let queue = self.queue(by)?;
         let Some(notifier) = self.asked(awaited) else { return Ok(()) };
-        // SAFETY: a notifier that exists and a queue that does (precondition of the door).
+        // SAFETY: the notifier and the queue exist (contract).
         self.call("cnQueueWaitNotifier", |api| unsafe { (api.cnQueueWaitNotifier)(queue, notifier) })
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
         let Some(notifier) = self.asked(asked) else { return Ok(true) };
-        // SAFETY: a notifier that exists (precondition of the door).
+        // SAFETY: the notifier exists (contract).
         match self.call("cnQueryNotifier", |api| unsafe { (api.cnQueryNotifier)(notifier) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: api::NOT_READY, .. }) => Ok(false),
@@ -102,21 +105,21 @@ unsafe impl Timeline for MluDriver {
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
         let Some(notifier) = self.asked(awaited) else { return Ok(()) };
-        // SAFETY: a notifier that exists (precondition of the door).
+        // SAFETY: the notifier exists (contract).
         self.call("cnWaitNotifier", |api| unsafe { (api.cnWaitNotifier)(notifier) })
     }
 
     fn stream_create(&self) -> Result<Stream> {
         let mut made = Queue(ptr::null_mut());
-        // SAFETY: the out pointer is good; flags are to be 0.
+        // SAFETY: the out pointer is valid; flags must be 0.
         self.call("cnCreateQueue", |api| unsafe { (api.cnCreateQueue)(&raw mut made, 0) })?;
-        // SAFETY: the driver gave it out just now; whoever asked keeps it until it is destroyed.
+        // SAFETY: a new queue of the driver; the caller destroys the stream.
         Ok(unsafe { Stream::from_raw(made.0 as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
         let queue = Queue(destroyed.raw() as *mut _);
-        // SAFETY: a queue of ours, destroyed once (precondition of the door). What it was given is still done (header).
+        // SAFETY: our queue, destroyed once (contract). Submitted work still runs (header).
         self.give_back("cnDestroyQueue", |api| unsafe { (api.cnDestroyQueue)(queue) })
     }
 
@@ -134,21 +137,21 @@ unsafe impl Timeline for MluDriver {
 unsafe impl Transfer for MluDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: the range is mapped and the caller's to write; the queue exists (precondition of the door).
+        // SAFETY: the range is mapped and writable by the caller; the queue exists (contract).
         self.call("cnMemsetD32Async", |api| unsafe {
             (api.cnMemsetD32Async)(CnAddress(at.0), value, len / 4, queue)
         })
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the destination is a slice of that length; the source is mapped (precondition of the door).
+        // SAFETY: the destination is a slice of this length; the source is mapped (contract).
         self.call("cnMemcpyDtoH", |api| unsafe {
             (api.cnMemcpyDtoH)(into.as_mut_ptr().cast(), CnAddress(at.0), into.len() as u64)
         })
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the source is a slice of that length; the destination is mapped (precondition of the door).
+        // SAFETY: the source is a slice of this length; the destination is mapped (contract).
         self.call("cnMemcpyHtoD", |api| unsafe {
             (api.cnMemcpyHtoD)(CnAddress(at.0), from.as_ptr().cast(), from.len() as u64)
         })
@@ -164,7 +167,7 @@ unsafe impl Transfer for MluDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: both are mapped and stay so until the queue has done it (precondition of the door).
+        // SAFETY: both ranges are mapped until the copy ends (contract).
         self.call("cnMemcpyDtoHAsync_V2", |api| unsafe {
             (api.cnMemcpyDtoHAsync_V2)(to.cast::<c_void>(), CnAddress(from.0), len as u64, queue)
         })

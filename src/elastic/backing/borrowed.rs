@@ -1,4 +1,4 @@
-//! Pages of another holder that show here too, on lease.
+//! Leases: pages of an arena, also mapped in elastic memory.
 
 use super::super::Committed;
 use super::super::books::{Place, Run};
@@ -9,17 +9,17 @@ use crate::pages::{Change, Fence, Holder, LentPlace, PageId, Reservation};
 
 type Choose<'a> = dyn FnMut(&mut Change<'_>, &[LentPlace]) -> Result<Vec<PageId>> + 'a;
 
-/// Who lends, in his own order's turn.
+/// Lender of a lease. The caller owns the lender's replay slot.
 pub(crate) struct Lender<'a> {
-    /// Chooses pages, has the change rely on them, so that nobody takes them away meanwhile, and notes that they are on lease at these places.
+    /// Chooses pages, pins the pages in the transaction, and records the lease at these places.
     pub(crate) choose: &'a mut Choose<'a>,
-    /// What used them before.
+    /// Earlier work of the lender on the pages.
     pub(crate) fence: Fence,
 }
 
 impl Backing {
-    /// Shows a lender's pages wherever nothing is of these; all or none. What is there is to be at rest, and may be its own pages only.
-    /// `whole`: nothing may be there.
+    /// Maps a lender's pages at all absent places: all or none. Waits for pages being moved. With
+    /// `whole`, fails if any page has memory.
     pub(in super::super) fn borrow(&self, runs: &[Run], whole: bool, lender: Lender<'_>) -> Result<()> {
         let there = |reason| {
             Error::wrong_state(format!(
@@ -68,18 +68,16 @@ impl Backing {
         self.ranges.get(range).ok_or_else(lacks)
     }
 
-    /// Which of its pages these are.
+    /// Converts places of the pool to places of this backing.
     pub(in super::super) fn places(&self, lent: &[LentPlace]) -> Vec<Place> {
         let number = |id| self.ranges.iter().position(|range| range.id() == id);
         lent.iter().filter_map(|(id, offset)| Some((number(*id)?, offset / self.page))).collect()
     }
 
-    /// Nothing is committed at these places any more until what is there has gone.
     pub(in super::super) fn recall(&self, places: &[Place]) {
         self.read(|books| books.recall(places.iter().copied()));
     }
 
-    /// Which of the pages that are there are its own.
     pub(in super::super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
         self.read(|books| books.owned(runs))
     }
@@ -88,7 +86,7 @@ impl Backing {
         Holder::Elastic { buffer: self.id }
     }
 
-    /// Bytes that show here and are others'.
+    /// Returns the bytes of mapped pages with other owners.
     pub(super) fn borrowed(&self) -> u64 {
         let pool = self.device.pool();
         let mapped = self.ranges.iter().flat_map(|range| range.mapped());

@@ -1,17 +1,17 @@
-//! Pages while somebody moves them: whatever happens, the books say in the end what is mapped.
+//! Guards of pages being moved: at their drop, also after a panic, the page states equal the
+//! mappings.
 
 use super::super::Committed;
 use super::super::books::{Plan, Run};
 use super::Backing;
 
-/// Pages that are coming; unless they came, all is as before.
+/// Coming pages. Dropping without `finish` restores the previous states.
 pub(super) struct Marks<'a> {
     pub(super) backing: &'a Backing,
     pub(super) plan: Option<Plan>,
 }
 
 impl Marks<'_> {
-    /// They came.
     pub(super) fn finish(mut self, done: &Committed) {
         let Some(plan) = self.plan.take() else { return };
         self.backing.books.change(|books| {
@@ -30,20 +30,18 @@ impl Drop for Marks<'_> {
             plan.absent.iter().flat_map(|run| run.places()).filter(|at| backing.is_mapped(*at)).count();
         backing.books.change(|books| {
             books.abort(plan, |place| backing.is_mapped(place));
-            // What could not be undone was mapped.
+            // Pages with a failed undo stay mapped.
             books.counts.mapped += kept as u64;
         });
     }
 }
 
-/// Pages that are going.
 pub(super) struct Leaving<'a> {
     pub(super) backing: &'a Backing,
     pub(super) runs: Vec<Run>,
 }
 
 impl Leaving<'_> {
-    /// How many went.
     pub(super) fn end(mut self) -> u64 {
         self.note()
     }

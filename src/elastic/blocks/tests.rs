@@ -1,4 +1,4 @@
-//! The pool of blocks against a naive twin, a set of numbers that knows no pages; and case by case.
+//! Tests of the block pool: single cases, and a comparison with a naive model without pages.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
 
@@ -25,7 +25,7 @@ fn blocks_go_to_the_tightest_page_that_holds_them_and_empty_pages_come_last() {
     assert_eq!(pool.allocate(3).unwrap(), [24, 25, 26]);
     assert_eq!(pool.allocate(2).unwrap(), [8, 9]);
     assert_eq!(pool.allocate(4).unwrap(), [0, 1, 2, 3]);
-    // The rest of page 0, and only then the empty page.
+    // The rest of page 0, then the empty page.
     assert_eq!(pool.allocate(2).unwrap(), [4, 16]);
     assert_eq!(pool.available(), 7);
 }
@@ -61,7 +61,7 @@ fn what_to_back_is_whole_pages_and_what_to_give_back_is_the_highest_empty_ones()
     assert_eq!(pool.surplus(9), [24..30]);
     pool.allocate(1).unwrap();
     assert_eq!(pool.surplus(0), [16..30]);
-    // A limit makes what is beyond it surplus, whatever is to be kept.
+    // Pages beyond the limit are surplus, whatever `keep` says.
     pool.set_limit(8);
     assert_eq!(pool.surplus(1000), [16..30]);
     pool.unback(&(0..30));
@@ -80,7 +80,7 @@ fn the_engine_is_asked_for_the_pages_with_the_fewest_blocks_and_never_for_one_in
         ask.pages,
         [Candidate { page: 3, blocks: vec![24] }, Candidate { page: 0, blocks: vec![0, 1] },]
     );
-    // What is beyond the limit first, though it is more.
+    // Pages beyond the limit come first, although more blocks are used.
     pool.set_limit(8);
     assert_eq!(pool.ask(80, 0, |_| true).pages, [Candidate { page: 2, blocks: vec![16] }]);
     assert_eq!(pool.ask(1000, 0, |_| true).pages.last().unwrap().page, 0);
@@ -113,7 +113,7 @@ fn a_wrong_free_changes_nothing() {
     assert_eq!((most.empty_bytes(), most.ask(u64::MAX, 0, |_| true).there), (1 << 46, 1 << 46));
 }
 
-/// Staggered lengths leave holes. With best fit, pages run empty all the same.
+/// Staggered lengths leave holes; with best fit, pages still run empty.
 #[test]
 fn after_staggered_lives_few_pages_are_held() {
     let (mut pool, mut live, mut seed) = (pool(64 * 32, 32, 64 * 32), Vec::new(), 1_u64);
@@ -157,7 +157,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// A scheduler asks at every step; `empty_bytes` was a walk over all pages.
+/// A scheduler asks at every step; `empty_bytes` once walked all pages.
 #[test]
 fn what_is_asked_at_every_step_does_not_walk_over_the_pages() {
     let pool = BlockPool::new(1 << 20, 1, 3).unwrap();
@@ -245,7 +245,7 @@ proptest! {
             prop_assert_eq!(listed, used.range(3..).copied().collect::<Vec<_>>());
             let empty = backed.iter().map(|page| pool.blocks_of(*page)).filter(|on| used.range(on.clone()).next().is_none());
             prop_assert_eq!(pool.empty_bytes(), 3 * empty.map(|on| on.end - on.start).sum::<u64>());
-            // What it asks to be backed is enough, and what it would give back leaves what is to be kept.
+            // The shortfall is sufficient, and giving back the surplus leaves `keep` blocks.
             if let Some(missing) = pool.shortfall(now + 5) {
                 let mut more = pool.clone();
                 missing.iter().for_each(|blocks| more.back(blocks));

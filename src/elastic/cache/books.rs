@@ -1,5 +1,6 @@
-//! What a cache knows of its blocks: how many it may have, which have memory, and what is to go. Bookkeeping; the driver is asked for
-//! nothing but whether a fence is over.
+//! State of a cache's blocks: limits, backed blocks, queued releases.
+//!
+//! Guarded by the mutex `books` of `KvCache`. Makes no driver calls, except queries of fences.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -10,45 +11,43 @@ use super::super::planes::Shape;
 use super::super::spans::Spans;
 use crate::pages::{Events, Fence};
 
-/// What became of a limit that was set from outside.
+/// Result of setting an external limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitChange {
-    /// It holds, and no block beyond it has memory.
+    /// The limit holds, and no block beyond has memory.
     Applied,
-    /// It holds for all that is granted from now on; blocks beyond it have memory until they are released.
+    /// The limit holds for grants. Blocks beyond keep their memory until their release.
     Deferred,
-    /// A later revision is known: ignored.
+    /// Ignored: a later revision is known.
     Stale,
-    /// This revision said something else before: ignored.
+    /// Ignored: this revision had a different limit before.
     Conflict,
 }
 
 #[derive(Debug)]
 pub(super) struct Books {
-    /// Blocks that it may be used with.
+    /// Usable blocks.
     pub(super) blocks: u64,
     pub(super) limit: u64,
     pub(super) revision: Option<u64>,
-    /// Those that have memory in all planes.
+    /// Blocks with memory in all planes.
     pub(super) backed: Spans,
-    /// What was released and is to go, in the order of the calls: of a block that is named twice the first fence counts, as later callers had it no more.
+    /// Queued releases in call order. For a block released twice, the first fence counts.
     pub(super) released: VecDeque<(Range<u64>, Fence)>,
-    /// Pages that stay for a block that is backed, and what may still use released blocks on them.
+    /// Pages kept for a backed block, and the fences of released blocks on the page.
     shared: BTreeMap<Place, Fence>,
-    /// Blocks there are addresses for.
+    /// Maximum number of blocks.
     most: u64,
-    /// Commits that were asked for ahead of need, and the fewest blocks that the cache shrank to since then.
+    /// Requests ahead of need, and the smallest size of the cache since each request.
     ahead: BTreeMap<u64, u64>,
     next: u64,
 }
 
-/// How many blocks these are.
 pub(super) fn count(spans: &[Range<u64>]) -> u64 {
     spans.iter().map(|span| span.end - span.start).sum()
 }
 
 impl Books {
-    /// None is backed.
     pub(super) fn new(most: u64) -> Self {
         Self {
             blocks: 0,
@@ -63,25 +62,25 @@ impl Books {
         }
     }
 
-    /// A commit ahead of need is asked for; its number, until [`end_ahead`](Self::end_ahead).
+    /// Registers a request ahead of need, until [`end_ahead`](Self::end_ahead), and returns its
+    /// number.
     pub(super) fn begin_ahead(&mut self) -> u64 {
         self.next += 1;
         self.ahead.insert(self.next, u64::MAX);
         self.next
     }
 
-    /// The most blocks that a commit may make of the cache: what was asked for before the cache shrank does not undo that.
+    /// Returns the maximum size a request may grow the cache to: a later shrink is final.
     pub(super) fn cap(&self, ahead: Option<u64>) -> u64 {
         ahead.and_then(|number| self.ahead.get(&number).copied()).unwrap_or(u64::MAX)
     }
 
-    /// It is over.
     pub(super) fn end_ahead(&mut self, number: u64) {
         self.ahead.remove(&number);
     }
 
-    /// Those that were `missing` have memory now, and the blocks below `end` may be used; the pages of these that had stayed, and what may still use
-    /// them.
+    /// Marks `missing` blocks as backed and blocks below `end` as usable. Returns pages which had
+    /// stayed for other blocks, and the fences of their earlier users.
     pub(super) fn came(
         &mut self,
         shape: &Shape,
@@ -99,14 +98,14 @@ impl Books {
         }
         let most = self.limit.min(self.cap(ahead));
         self.blocks = self.blocks.max(end.min(most));
-        // Somebody may have lowered it meanwhile: nobody has used these.
+        // The limit fell during the commit: release the unused blocks beyond.
         for span in missing.iter().filter(|span| span.end > most) {
             self.released.push_back((span.start.max(most)..span.end, Fence::default()));
         }
         (stayed, users)
     }
 
-    /// Releases what is beyond and not busy; how many blocks stay there.
+    /// Releases idle blocks beyond `blocks` and returns the number of busy ones.
     pub(super) fn shrink(&mut self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> u64 {
         self.blocks = self.blocks.min(blocks);
         self.ahead.values_mut().for_each(|cap| *cap = (*cap).min(blocks));
@@ -132,7 +131,6 @@ impl Books {
         if self.beyond_of(blocks).is_empty() { LimitChange::Applied } else { LimitChange::Deferred }
     }
 
-    /// Those that have memory beyond what it may be used with.
     pub(super) fn beyond(&self) -> Vec<Range<u64>> {
         self.beyond_of(self.blocks)
     }
@@ -141,7 +139,8 @@ impl Books {
         self.backed.within(&(blocks..self.most))
     }
 
-    /// Blocks are not backed any more: the pages that nobody needs now, and which of them had stayed, with what may still use those.
+    /// Removes backed blocks. Returns the pages without backed blocks, the part of these which had
+    /// stayed for other blocks, and the fences of their earlier users.
     pub(super) fn unback(
         &mut self,
         shape: &Shape,
@@ -153,7 +152,7 @@ impl Books {
         self.backed.remove(blocks);
         let (mut going, mut stayed, mut users) = (Vec::new(), Vec::new(), Fence::default());
         for mut run in spans.iter().flat_map(|span| shape.pages(span)) {
-            // Only the pages at the ends can have other blocks.
+            // Only the first and last page can have other blocks.
             if self.keeps(shape, (run.range, run.first), events, fence) {
                 run.first += 1;
             }
@@ -172,20 +171,20 @@ impl Books {
         (going, stayed, users)
     }
 
-    /// The pages that stayed, and what may still use them.
+    /// Returns all pages kept for a backed block, and the fences of their earlier users.
     pub(super) fn stayed(&self) -> (Vec<Place>, Fence) {
         let mut users = Fence::default();
         self.shared.values().for_each(|fence| users.join(fence.clone()));
         (self.shared.keys().copied().collect(), users)
     }
 
-    /// Whether a page stays because of a backed block, behind a fence for those that it does not stay for.
+    /// Returns true if a backed block keeps the page. Then records `fence` for the released blocks.
     fn keeps(&mut self, shape: &Shape, place: Place, events: &Arc<Events>, fence: &Fence) -> bool {
         let kept = !self.backed.within(&shape.blocks_on(place.0, place.1)).is_empty();
         if kept {
             let shared = self.shared.entry(place).or_default();
             shared.join(fence.clone());
-            // Forgets what is over, so that a page with one block that stays does not gather fences.
+            // Drops finished fences, so a page with a long-lived block does not collect fences.
             let _ = shared.done(events);
         }
         kept

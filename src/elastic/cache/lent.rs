@@ -1,4 +1,4 @@
-//! Blocks of a cache on pages of a lender.
+//! Leases: blocks of a cache on pages of a lender.
 
 use std::ops::Range;
 
@@ -10,8 +10,9 @@ use crate::error::{Error, Result};
 use crate::pages::{Fence, LentPlace};
 
 impl KvCache {
-    /// Backs a range of blocks, none of which is, with pages of a lender, who keeps them, wherever no page is. They are backed as any until
-    /// they are released; work on them is to wait for [`before`](Self::before), which is behind the lender's fence too.
+    /// Backs unbacked blocks with a lender's pages, wherever no page is mapped, until the blocks
+    /// are released. Work on the blocks must wait by [`before`](Self::before), which includes the
+    /// lender's fence.
     pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.check(blocks)?;
         let _turn = self.take_turn()?;
@@ -33,7 +34,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// The backed blocks that lie on these pages, and the others.
+    /// Returns the backed blocks on these pages, and all other backed blocks.
     pub(crate) fn blocks_on(&self, lent: &[LentPlace]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
         let on = self.spans_on(&self.backing.places(lent));
         let backed = self.books.lock().backed.clone();
@@ -44,15 +45,15 @@ impl KvCache {
         (on, others.within(&all))
     }
 
-    /// The blocks that lie on these pages, backed or not.
     fn spans_on(&self, places: &[Place]) -> Spans {
         let mut on = Spans::default();
         places.iter().for_each(|(range, page)| on.insert(&self.shape.blocks_on(*range, *page)));
         on
     }
 
-    /// Releases those blocks that lie on these pages of a lender; the bytes of pages that go, those without a backed block before included.
-    /// No block on those is backed again before they have gone.
+    /// Releases the given blocks on these leased pages. Returns the bytes of pages without backed
+    /// blocks, including pages which had none before. No block on these pages is backed again
+    /// before the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], blocks: &[Range<u64>], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
         let _turn = self.take_turn()?;
@@ -67,7 +68,7 @@ impl KvCache {
                     going.push(*place);
                 }
             }
-            // No commit is under way: this has the turn.
+            // No commit runs: this thread has the turn.
             self.backing.recall(&going);
             let on = self.spans_on(&places).within(&(0..self.shape.most()));
             let vacated = on.iter().flat_map(|span| given.within(span));

@@ -1,25 +1,25 @@
-//! Whether one more sequence fits, not only now.
+//! Admission: whether one more sequence fits until its end.
 
 use crate::error::{Error, Result};
 
-/// A sequence that grows by a token a step.
+/// A sequence that grows by one token a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growing {
-    /// Tokens that it holds memory for.
+    /// Tokens with memory now.
     pub tokens: u64,
-    /// Tokens that are still to come, known or predicted: then it ends and holds none.
+    /// Tokens until its end, known or predicted.
     pub left: u64,
 }
 
-/// Looks ahead at the most memory that sequences will hold together if each grows by a token a step until it ends, so that those that
-/// run are not preempted for those that came after them.
+/// Predicts the peak memory of sequences which grow by one token a step until their end, so that
+/// later arrivals do not preempt running sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Admission {
     block_tokens: u64,
 }
 
 impl Admission {
-    /// Memory comes in blocks of so many tokens.
+    /// Creates a policy for blocks of this many tokens.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0.
@@ -30,12 +30,14 @@ impl Admission {
         Ok(Self { block_tokens })
     }
 
-    /// The most blocks that these will ever hold together, at most one too many for each: what is not full counts as a whole block more.
+    /// Returns the peak number of blocks of these sequences, at most one too many a sequence: a
+    /// partial block counts as one more.
     #[must_use]
     pub fn peak(&self, sequences: &[Growing]) -> u64 {
         let mut order: Vec<_> = sequences.iter().filter(|one| one.tokens > 0 || one.left > 0).collect();
         order.sort_unstable_by_key(|one| std::cmp::Reverse(one.left));
-        // Totals grow until somebody ends: when the last of those with `left` does, these and all that have more are there.
+        // Totals peak just before a sequence ends: sequences with the same or more tokens left
+        // still run.
         let (mut tokens, mut most) = (0_u64, 0);
         for (count, one) in (1_u64..).zip(order) {
             tokens = tokens.saturating_add(one.tokens);
@@ -45,7 +47,7 @@ impl Admission {
         most
     }
 
-    /// Whether these and one more stay within so many blocks.
+    /// Returns true if the sequences and one more stay within `blocks`.
     #[must_use]
     pub fn fits(&self, running: &[Growing], more: Growing, blocks: u64) -> bool {
         let all: Vec<Growing> = running.iter().copied().chain([more]).collect();
@@ -59,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    /// Step by step.
+    /// Reference model, step by step.
     fn twin(block: u64, sequences: &[Growing]) -> u64 {
         let last = sequences.iter().map(|one| one.left).max().unwrap_or(0);
         let at = |step: u64| {

@@ -1,45 +1,47 @@
-//! When to commit ahead of need, and when to give back. Arithmetic over steps; it has no clock and no thread.
+//! Pre-commit: when to commit ahead of need and when to give back. Time is the number of the step.
 
 use crate::error::{Error, Result};
 
-/// How many free blocks there are to be.
+/// Targets for the number of free blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// With fewer, more are committed.
+    /// Below this number, blocks are committed.
     pub low: u64,
-    /// So many are committed then; what is beyond is given back.
+    /// Commits fill up to this number; more blocks are given back.
     pub high: u64,
 }
 
-/// What to do before the next step.
+/// Action before the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// Nothing.
+    /// No action.
     Nothing,
-    /// Commit so many more blocks.
+    /// Commit this many more blocks.
     Commit(u64),
-    /// Give the memory of so many free blocks back.
+    /// Free the memory of this many free blocks.
     GiveBack(u64),
 }
 
-/// Decides at each step. Demand that was seen lately is added to both marks for as many steps as a commit takes, and is forgotten
-/// slowly; what is beyond the high mark goes only after it has been there for a while, so that memory does not go to and fro.
+/// Decides at each step. Both marks rise by the recent demand during a commit; demand decays
+/// slowly. Blocks above the high mark are given back only after a while, so memory does not
+/// oscillate.
 #[derive(Clone, Debug)]
 pub struct PreCommit {
     marks: Watermarks,
     lead: u64,
     residence: u64,
-    /// Blocks a step: the most seen lately.
+    /// Peak of recent demand, in blocks a step.
     demand: u64,
-    /// Since which step there has been too much.
+    /// First step with too many blocks.
     since: Option<u64>,
 }
 
 impl PreCommit {
-    /// `lead`: how many steps a commit may take. `residence`: for how many steps there must be too much before some goes.
+    /// `lead`: maximum steps of a commit. `residence`: steps with too many blocks before some are
+    /// given back.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the low mark is above the high one.
+    /// [`Error::InvalidArgument`] if the low mark is above the high mark.
     pub fn new(marks: Watermarks, lead: u64, residence: u64) -> Result<Self> {
         if marks.low > marks.high {
             let expected = "at most the high mark";
@@ -48,10 +50,10 @@ impl PreCommit {
         Ok(Self { marks, lead, residence, demand: 0, since: None })
     }
 
-    /// Before step number `step`, which never falls: `free` blocks are backed and unused, `coming` are being committed, and `granted` were
-    /// handed out since the last call.
+    /// Decides before step `step`, which never decreases. `free`: backed and unused blocks;
+    /// `coming`: blocks being committed; `granted`: blocks handed out since the last call.
     pub fn step(&mut self, step: u64, free: u64, coming: u64, granted: u64) -> Ahead {
-        // By an eighth a step, and by one at least.
+        // Decays by an eighth a step, at least by one.
         let faded = self.demand - self.demand.div_ceil(8);
         self.demand = faded.max(granted);
         let soon = self.demand.saturating_mul(self.lead);
@@ -61,7 +63,7 @@ impl PreCommit {
             self.since = None;
             return Ahead::Commit(high - ready);
         }
-        // What is still coming is not there to be given back.
+        // Blocks being committed cannot be given back.
         if ready <= high || free == 0 {
             self.since = None;
             return Ahead::Nothing;
@@ -108,7 +110,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing that was given back is committed again at the next step unless more is wanted.
+        /// Without more demand, the step after giving back commits nothing.
         #[test]
         fn giving_back_never_calls_for_a_commit(free in 0_u64..100, granted in 0_u64..10, low in 0_u64..20, more in 0_u64..20) {
             let mut ahead = PreCommit::new(Watermarks { low, high: low + more }, 3, 0).unwrap();

@@ -1,18 +1,18 @@
-//! What a step gets: its KV memory and its activations together.
+//! Grants: KV memory and activations of a step, granted together.
 
 use std::collections::VecDeque;
 
-/// What a step needs beside what it holds, in pages.
+/// Pages a step needs in addition to its current pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// For KV: held until its sequences end.
+    /// KV pages, until the step's sequences end.
     pub kv: u64,
-    /// For activations: held until the step ends.
+    /// Activation pages, until the step ends.
     pub activations: u64,
 }
 
 impl Need {
-    /// Pages of both.
+    /// Returns the sum.
     #[must_use]
     pub fn pages(self) -> u64 {
         self.kv.saturating_add(self.activations)
@@ -23,73 +23,76 @@ impl Need {
     }
 }
 
-/// What became of an ask.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Both are its own now.
+    /// Both are granted.
     Granted,
-    /// Neither; it keeps its place, and is to ask again when something came back.
+    /// Neither is granted. The step keeps its place in the queue and should ask again after a
+    /// release.
     NotNow,
-    /// There are not so many pages.
+    /// The request exceeds all pages.
     Never,
 }
 
-/// One number of pages for the KV memory and the activations of all steps under way. A step gets both or neither, so steps never hold
-/// what each other wait for. Who has to wait is overtaken by a bounded number of others, those that fit beside it left out: a large step is not starved by
-/// small ones, and does not hold up the device either.
+/// One budget of pages for the KV memory and the activations of all running steps. A step gets both
+/// or neither, so steps cannot deadlock.
+///
+/// A waiting step is overtaken a bounded number of times, not counting steps which fit beside it.
+/// So small steps do not starve a large one, and a large one does not stall the device.
 #[derive(Clone, Debug)]
 pub struct Grants {
     pages: u64,
     overtakes: u64,
     kv: u64,
     activations: u64,
-    /// Who waits, in the order of asking, what for, and how often it was overtaken.
+    /// Waiting steps in request order: step, need, number of overtakes.
     waiting: VecDeque<(u64, Need, u64)>,
 }
 
 impl Grants {
-    /// `pages` in all; who waits is overtaken `overtakes` times at most.
+    /// `pages`: the budget. `overtakes`: maximum number of times a waiting step is overtaken.
     #[must_use]
     pub fn new(pages: u64, overtakes: u64) -> Self {
         Self { pages, overtakes, kv: 0, activations: 0, waiting: VecDeque::new() }
     }
 
-    /// Pages that nobody was granted.
+    /// Returns the pages not granted.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.pages.saturating_sub(self.kv).saturating_sub(self.activations)
     }
 
-    /// Pages granted for KV memory.
+    /// Returns the pages granted for KV memory.
     #[must_use]
     pub fn kv(&self) -> u64 {
         self.kv
     }
 
-    /// Pages granted for activations.
+    /// Returns the pages granted for activations.
     #[must_use]
     pub fn activations(&self) -> u64 {
         self.activations
     }
 
-    /// So many pages in all from now on. What was granted beyond them stays granted until it is given back.
+    /// Changes the budget. Grants beyond the budget stay until released.
     pub fn set_pages(&mut self, pages: u64) {
         self.pages = pages;
     }
 
-    /// Pages in all.
+    /// Returns the budget.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Steps that wait.
+    /// Returns the number of waiting steps.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Step `who` asks. One that waits may ask for something else than before.
+    /// Requests pages for step `who`. A waiting step may change its request.
     pub fn ask(&mut self, who: u64, need: Need) -> Answer {
         if !need.is_of(self.pages) {
             self.forget(who);
@@ -98,7 +101,7 @@ impl Grants {
         let place = self.waiting.iter().position(|(other, ..)| *other == who);
         let ahead = place.unwrap_or(self.waiting.len());
         let rest = self.free().checked_sub(need.pages());
-        // Whoever waited longer and would fit now, but not beside this one, is overtaken; so is who does not fit anyway.
+        // An earlier step is overtaken if it no longer fits beside this one, or does not fit now.
         let stopped = |(_, other, times): &(u64, Need, u64)| {
             rest.is_some_and(|rest| other.pages() > rest) && *times >= self.overtakes
         };
@@ -118,7 +121,8 @@ impl Grants {
         Answer::Granted
     }
 
-    /// Takes so many KV pages for a step under way that cannot go on without, past everybody who waits; whether there were.
+    /// Takes KV pages for a running step which cannot continue without, ahead of all waiting steps.
+    /// Returns false if too few are free.
     pub fn extend(&mut self, kv: u64) -> bool {
         let there = kv <= self.free();
         if there {
@@ -127,12 +131,12 @@ impl Grants {
         there
     }
 
-    /// Who waited does so no more.
+    /// Removes a waiting step.
     pub fn forget(&mut self, who: u64) {
         self.waiting.retain(|(other, ..)| *other != who);
     }
 
-    /// What came back: the activations of a step that ended, the KV pages of sequences that did.
+    /// Returns pages: activations of an ended step, KV pages of ended sequences.
     pub fn give(&mut self, back: Need) {
         self.kv = self.kv.saturating_sub(back.kv);
         self.activations = self.activations.saturating_sub(back.activations);
@@ -147,15 +151,14 @@ mod tests {
 
     use super::*;
 
-    /// Needs of steps and how many steps run before one of them ends.
     fn steps() -> impl Strategy<Value = Vec<(Need, usize)>> {
         let need = (0_u64..12, 0_u64..12).prop_map(|(kv, activations)| Need { kv, activations });
         prop::collection::vec((need, 0_usize..4), 1..40)
     }
 
     proptest! {
-        /// Against a table of who holds what: never more than there is, both or neither, and nobody waits for ever, in whatever order steps
-        /// end and ask again.
+        /// Compared with a table of owners: grants never exceed the budget and cover both or
+        /// neither. In any order of ends and requests, no step waits forever.
         #[test]
         fn steps_get_both_or_neither_and_all_get_their_turn(pages in 1_u64..20, overtakes in 0_u64..4, steps in steps()) {
             let mut grants = Grants::new(pages, overtakes);
@@ -202,7 +205,7 @@ mod tests {
                     grants.give(need);
                 }
             }
-            // As steps end, all that wait get their turn, the last to ask first.
+            // As steps end, all waiting steps are granted, asking in reverse order.
             while !waiting.is_empty() {
                 let before = waiting.len();
                 let ended = held.pop_first();
@@ -220,10 +223,10 @@ mod tests {
     fn two_halves_that_would_wait_for_each_other_are_not_handed_out() {
         let mut grants = Grants::new(10, 0);
         assert_eq!(grants.ask(1, Need { kv: 5, activations: 1 }), Answer::Granted);
-        // Its KV memory alone would fit.
+        // The KV memory alone would fit.
         assert_eq!(grants.ask(2, Need { kv: 4, activations: 4 }), Answer::NotNow);
         assert_eq!((grants.kv(), grants.activations()), (5, 1));
-        // Small ones do not overtake it, unless they fit beside it.
+        // Small steps do not overtake, unless both fit.
         assert_eq!(grants.ask(3, Need { kv: 3, activations: 0 }), Answer::NotNow);
         assert!(grants.extend(2) && !grants.extend(3));
         grants.give(Need { kv: 7, activations: 1 });
@@ -239,7 +242,7 @@ mod tests {
         assert_eq!(grants.ask(2, Need { kv: 5, activations: 0 }), Answer::NotNow);
         grants.set_pages(4);
         assert_eq!((grants.pages(), grants.kv(), grants.activations(), grants.free()), (4, 6, 2, 0));
-        // What will never be there waits no more.
+        // A request that became impossible stops waiting.
         assert_eq!(
             (grants.waiting(), grants.ask(2, Need { kv: 5, activations: 0 }), grants.waiting()),
             (1, Answer::Never, 0)

@@ -1,12 +1,13 @@
-//! KV memory of prompts that wait for room on the device.
+//! Host KV: host memory for the KV of prompts which wait for room on the device.
 
 use std::collections::BTreeMap;
 
 use super::Limit;
 use crate::error::{Error, Result};
 
-/// Host memory for KV: a prompt whose KV memory has no room on the device yet is prefilled all the same, its KV goes to the host, and comes
-/// back when there is room. The logical size says how much of that goes on; the physical one is what there is.
+/// Host memory for KV. A prompt without room on the device is prefilled anyway, its KV moves to the
+/// host, and returns when the device has room. The physical size exists; the logical size limits
+/// its use.
 #[derive(Clone, Debug)]
 pub struct HostKv {
     physical: u64,
@@ -15,42 +16,42 @@ pub struct HostKv {
 }
 
 impl HostKv {
-    /// So many bytes, all of them to be used.
+    /// `physical`: bytes, all usable.
     #[must_use]
     pub fn new(physical: u64) -> Self {
         Self { physical, limit: Limit::new(physical), held: BTreeMap::new() }
     }
 
-    /// Bytes that it is used for at most: the physical ones at most. What is there beyond stays until it is fetched.
+    /// Sets the logical size, at most the physical one. KV beyond the new size stays until taken.
     pub fn set_logical(&mut self, bytes: u64) {
         self.limit.set(bytes.min(self.physical));
     }
 
-    /// Bytes that it is used for at most.
+    /// Returns the logical size in bytes.
     #[must_use]
     pub fn logical(&self) -> u64 {
         self.limit.most()
     }
 
-    /// Bytes that there are.
+    /// Returns the physical size in bytes.
     #[must_use]
     pub fn physical(&self) -> u64 {
         self.physical
     }
 
-    /// Sequences that are there.
+    /// Returns the number of sequences on the host.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.held.len()
     }
 
-    /// Bytes that are there.
+    /// Returns the bytes of sequences on the host.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.limit.held()
     }
 
-    /// Room for a sequence's bytes that is not there yet; whether there was.
+    /// Adds a sequence. Returns false if the sequence exists or the logical size is exceeded.
     pub fn put(&mut self, sequence: u64, bytes: u64) -> bool {
         let taken = !self.held.contains_key(&sequence) && self.limit.take(bytes);
         if taken {
@@ -59,7 +60,8 @@ impl HostKv {
         taken
     }
 
-    /// The same within the physical size only: for one that would lose its KV memory otherwise.
+    /// As [`put`](Self::put), limited by the physical size only: for a sequence that would lose its
+    /// KV.
     pub fn rescue(&mut self, sequence: u64, bytes: u64) -> bool {
         let logical = self.logical();
         self.limit.set(self.physical);
@@ -68,10 +70,10 @@ impl HostKv {
         taken
     }
 
-    /// A sequence's bytes are on the device again, or nobody's; how many.
+    /// Removes a sequence and returns its bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for one that is not here.
+    /// [`Error::InvalidArgument`] for an unknown sequence.
     pub fn take(&mut self, sequence: u64) -> Result<u64> {
         let Some(bytes) = self.held.remove(&sequence) else {
             let expected = "a sequence whose KV memory is on the host";
@@ -106,7 +108,6 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map of who is there.
         #[test]
         fn it_holds_what_was_put_within_the_size_of_then(steps in prop::collection::vec(step(), 1..60)) {
             let mut buffer = HostKv::new(30);

@@ -1,14 +1,14 @@
-//! How long sequences become, by those that ended.
+//! Lengths: predicts lengths of sequences from ended ones.
 
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// Predicts the tokens that a sequence will have generated when it ends: of the last sequences that ended, those longer than this one is
-/// already count, and one in so many of them is longer than predicted.
+/// Predicts the final number of generated tokens of a sequence: a quantile of the recently ended
+/// sequences which were longer than this sequence is now.
 #[derive(Clone, Debug)]
 pub struct Lengths {
-    /// In the order they ended.
+    /// In order of their ends.
     recent: VecDeque<u64>,
     sorted: Vec<u64>,
     window: usize,
@@ -17,11 +17,11 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// Remembers `window` lengths, predicts what `per_mille` of 1000 sequences do not exceed, and `first` more tokens where no
-    /// sequence was as long.
+    /// `window`: number of remembered lengths. `per_mille`: share of sequences not longer than the
+    /// prediction. `first`: tokens added if no sequence was as long.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an empty window, and above 1000.
+    /// [`Error::InvalidArgument`] for an empty window or a `per_mille` above 1000.
     pub fn new(window: usize, per_mille: u64, first: u64) -> Result<Self> {
         let wrong = |what, value, expected| Err(Error::InvalidArgument { what, value, expected });
         if window == 0 {
@@ -33,7 +33,7 @@ impl Lengths {
         Ok(Self { recent: VecDeque::new(), sorted: Vec::new(), window, per_mille, first })
     }
 
-    /// A sequence ended with so many tokens.
+    /// Records the tokens of an ended sequence.
     pub fn ended(&mut self, tokens: u64) {
         if self.recent.len() == self.window
             && let Some(old) = self.recent.pop_front()
@@ -46,7 +46,7 @@ impl Lengths {
         self.sorted.insert(place, tokens);
     }
 
-    /// How many tokens one that has so many already will have.
+    /// Predicts the final tokens of a sequence with `generated` tokens.
     #[must_use]
     pub fn total(&self, generated: u64) -> u64 {
         let longer = self.sorted.partition_point(|known| *known <= generated);

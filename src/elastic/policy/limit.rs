@@ -1,7 +1,7 @@
-//! A limit that may fall below what is held.
+//! Limit: may fall below the amount in use.
 
-/// The most that may be held, in any unit. When it falls, nothing more is granted from then on, and nothing is taken away: what is held
-/// beyond it goes as it is given back.
+/// Limit of an amount, in any unit. A lower limit stops grants at once, but takes nothing away: the
+/// excess shrinks as users give back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
     most: u64,
@@ -9,42 +9,42 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Nothing is held yet.
+    /// Creates a limit with nothing in use.
     #[must_use]
     pub fn new(most: u64) -> Self {
         Self { most, held: 0 }
     }
 
-    /// The most.
+    /// Returns the limit.
     #[must_use]
     pub fn most(&self) -> u64 {
         self.most
     }
 
-    /// What is held.
+    /// Returns the amount in use.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// What could be granted.
+    /// Returns the amount that can be granted.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.most.saturating_sub(self.held)
     }
 
-    /// What is held beyond it.
+    /// Returns the amount in use above the limit.
     #[must_use]
     pub fn beyond(&self) -> u64 {
         self.held.saturating_sub(self.most)
     }
 
-    /// Changes the most, at once.
+    /// Sets the limit at once.
     pub fn set(&mut self, most: u64) {
         self.most = most;
     }
 
-    /// Grants so much, or nothing.
+    /// Grants `amount`, or nothing.
     pub fn take(&mut self, amount: u64) -> bool {
         let there = amount <= self.room();
         if there {
@@ -53,7 +53,8 @@ impl Limit {
         there
     }
 
-    /// So much is given back, or as much as is held; how much of it goes for good, because it was beyond the limit.
+    /// Gives back at most `amount`. Returns the part above the limit, which cannot be granted
+    /// again.
     pub fn give(&mut self, amount: u64) -> u64 {
         let given = amount.min(self.held);
         let gone = given.min(self.beyond());
@@ -76,7 +77,6 @@ mod tests {
     }
 
     proptest! {
-        /// Against a bag of single things, which knows the rule only.
         #[test]
         fn nothing_is_granted_above_it_and_what_is_beyond_goes_first(
             steps in prop::collection::vec(

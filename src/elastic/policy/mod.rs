@@ -1,16 +1,17 @@
-//! Who gets memory, and when. Arithmetic over pages, blocks and steps: no driver, no clock, no thread.
+//! Policies: when memory is granted and freed. Arithmetic over pages, blocks and steps, without
+//! driver, clock, threads or locks.
 //!
 //! ```text
 //!   PreCommit     commit ahead of need between two watermarks, give back late        ahead.rs
-//!   Standing      how much of what steps used stays, though none uses it now         standing.rs
-//!   Limit         falls at once for grants, later for what is held                   limit.rs
-//!   Grants        a step's KV and activations: both or neither, in turn              grants.rs
-//!   Lengths       how long sequences will be, from those that ended                  lengths.rs
-//!   Admission     whether one more sequence will fit until it ends                   admission.rs
-//!   in_turn       whose turn it is, so that most are in time                         turns.rs
-//!   prefill_waits, Prompt::to_host   whether prompts wait for those that decode      pace.rs
-//!   HostKv        KV of prompts that wait in host memory, within a logical size      host_kv.rs
-//!   SloControl    that size: up where first tokens are late, down where others are   slo.rs
+//!   Standing      memory kept between the steps which use it                         standing.rs
+//!   Limit         falls at once for grants, later for amounts in use                 limit.rs
+//!   Grants        KV and activations of a step: both or neither                      grants.rs
+//!   Lengths       predicted lengths of sequences                                     lengths.rs
+//!   Admission     whether one more sequence fits until its end                       admission.rs
+//!   in_turn       deadline order, with the most in time                              turns.rs
+//!   prefill_waits, Prompt::to_host   prompts against decoding sequences              pace.rs
+//!   HostKv        KV of waiting prompts in host memory, within a logical size        host_kv.rs
+//!   SloControl    logical size, by late tokens                                       slo.rs
 //! ```
 
 mod admission;

@@ -1,43 +1,44 @@
-//! Whether prompts wait for those that decode, or these for them.
+//! Pace: whether prompts wait for decoding sequences, or the reverse.
 
 use super::Due;
 
-/// A prompt that waits to begin. Times in one unit, whichever.
+/// A prompt that waits to begin. All times are in one unit chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// When it came.
+    /// Arrival time.
     pub since: u64,
-    /// When its first token is due, and how long that takes.
+    /// Deadline and duration of its first token.
     pub due: Due,
 }
 
-/// A sequence that decodes.
+/// A decoding sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decoding {
-    /// When it had its first token.
+    /// Time of its first token.
     pub since: u64,
-    /// Tokens that it has.
+    /// Tokens generated.
     pub tokens: u64,
-    /// How long each may take on average.
+    /// Time allowed for each token, on average.
     pub each: u64,
 }
 
 impl Prompt {
-    /// How long it may still wait and be over in time, and how long it might when it came; `None`: it is late.
+    /// Returns the remaining and the initial time the prompt may wait and still be in time. `None`:
+    /// late.
     fn slack(&self, now: u64) -> Option<(u64, u64)> {
         let last = self.due.by.checked_sub(self.due.takes)?;
         Some((last.checked_sub(now)?, last.saturating_sub(self.since)))
     }
 
-    /// Whether its KV memory is rather to go to the host than to be waited for: half of the time for which it may wait is over. A prompt that goes
-    /// there at once has its first token early, and its others late.
+    /// Returns true if the KV should move to the host instead of waiting: half of the waiting time
+    /// is over. Moving at once would make the first token early and the later tokens late.
     #[must_use]
     pub fn to_host(&self, now: u64) -> bool {
         self.slack(now).is_none_or(|(left, all)| left <= all / 2)
     }
 
-    /// Whether it is to begin now, whoever is late by that: a tenth of the time for which it may wait is left, or it has run out of patience. One
-    /// that is late is in no hurry any more.
+    /// Returns true if the prompt must begin now, even if other work becomes late. A tenth of its
+    /// waiting time is left, or its patience has ended. A late prompt is not urgent.
     #[must_use]
     pub fn presses(&self, now: u64) -> bool {
         self.due.patience <= now || self.slack(now).is_some_and(|(left, all)| left <= all / 10)
@@ -45,15 +46,15 @@ impl Prompt {
 }
 
 impl Decoding {
-    /// Whether its tokens are late on average, with none before `now`.
+    /// Returns true if tokens are late on average, with no further token before `now`.
     fn is_late(&self, now: u64) -> bool {
         now.saturating_sub(self.since) > self.each.saturating_mul(self.tokens)
     }
 }
 
-/// Whether a prefill of these prompts that `takes` so long is to wait for another step of those that decode: none of the prompts presses, and
-/// behind it more than three in ten of those would be late. An engine that prefills whenever it can makes short answers late behind the long
-/// prompts of others.
+/// Returns true if a prefill of these prompts should wait for another decode step. No prompt is
+/// urgent, and after the prefill, which lasts `takes`, more than 30% of the decoding sequences
+/// would be late. Prefilling at every opportunity makes short answers late after long prompts.
 #[must_use]
 pub fn prefill_waits(now: u64, takes: u64, prompts: &[Prompt], decoding: &[Decoding]) -> bool {
     if prompts.iter().any(|one| one.presses(now)) {
@@ -77,7 +78,7 @@ mod tests {
     #[test]
     fn a_prompt_waits_for_room_until_half_of_its_time_is_over() {
         let one = prompt(100, 1200, 100, u64::MAX);
-        // It may begin at 1100 at the latest.
+        // The latest begin is 1100.
         assert!(!one.to_host(100) && !one.to_host(599) && one.to_host(600) && one.to_host(5000));
         assert!(!one.presses(999) && one.presses(1000) && one.presses(1100) && !one.presses(1101));
         assert!(prompt(0, 10, 20, 50).to_host(0), "it cannot be in time");
@@ -99,7 +100,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against the sentences above, in numbers too large to overflow.
+        /// Compared with the definitions, in numbers too large to overflow.
         #[test]
         fn no_number_is_too_large(now: u64, since: u64, by: u64, takes: u64, patience: u64, each: u64, tokens: u64) {
             let one = prompt(since, by, takes, patience);

@@ -1,27 +1,28 @@
-//! How much host memory waiting prompts may have, by who is late.
+//! SLO control: host memory of waiting prompts, by late tokens.
 
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// Iterations that are looked at.
+/// Number of recent iterations considered.
 const WINDOW: usize = 5;
-/// Of these, late ones that are a reason to act.
+/// Number of late iterations which cause a change.
 const VIOLATIONS: usize = 3;
 
-/// What an iteration led to.
+/// Result of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SloChange {
-    /// Nothing.
+    /// No change.
     Keep,
-    /// Twice as much: first tokens were late.
+    /// Doubled: first tokens were late.
     Raised(u64),
-    /// Half as much: later tokens were late.
+    /// Halved: later tokens were late.
     Lowered(u64),
 }
 
-/// Doubles a size when first tokens were late in three of the last five iterations, halves it when later tokens were, and keeps it when
-/// both were: neither size would help both. After a change it looks at new iterations only. As eLLM does with the logical size of its buffer.
+/// Doubles a size if first tokens were late in three of the last five iterations. Halves the size
+/// if later tokens were, and keeps the size if both were. After a change only new iterations count.
+/// eLLM controls the logical size of its buffer in the same way.
 #[derive(Clone, Debug)]
 pub struct SloControl {
     least: u64,
@@ -31,10 +32,10 @@ pub struct SloControl {
 }
 
 impl SloControl {
-    /// Between `least` and `most`, beginning at `value`.
+    /// Keeps the size between `least` and `most`, beginning with `value`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a least of 0, from which nothing grows, and for a value out of these bounds.
+    /// [`Error::InvalidArgument`] for a `least` of 0, or a `value` out of bounds.
     pub fn new(least: u64, value: u64, most: u64) -> Result<Self> {
         let wrong =
             |what, value: u64, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });
@@ -47,13 +48,13 @@ impl SloControl {
         Ok(Self { least, most, value, recent: VecDeque::with_capacity(WINDOW) })
     }
 
-    /// The size now.
+    /// Returns the current size.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.value
     }
 
-    /// An iteration is over: whether a first token was late in it (TTFT), or another one (TPOT).
+    /// Ends an iteration: whether a first token was late (TTFT), or a later one (TPOT).
     pub fn step(&mut self, first_late: bool, other_late: bool) -> SloChange {
         if self.recent.len() == WINDOW {
             self.recent.pop_front();
@@ -82,7 +83,6 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against one that keeps every iteration since the last change.
         #[test]
         fn three_of_five_change_it(iterations in prop::collection::vec(any::<(bool, bool)>(), 1..80)) {
             let mut control = SloControl::new(3, 20, 100).unwrap();

@@ -1,22 +1,21 @@
-//! What stays mapped between the steps that use it.
+//! Standing memory: kept mapped between the steps which use it.
 
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// How much of memory that comes and goes with steps is to stay: the most that one of the last steps used. So memory that is needed
-/// again and again is not given back in between, and what a rare step needed goes after a while. Less than a part of it too much is
-/// no reason to move anything.
+/// Amount of step memory to keep: the maximum use of the recent steps. So memory needed repeatedly
+/// stays, and memory of a rare step is freed after a while. A small excess is kept too.
 #[derive(Clone, Debug)]
 pub struct Standing {
     residence: u64,
     gap: u64,
-    /// Step and amount, the amounts falling: whatever a later step exceeded is forgotten.
+    /// Step and amount, with falling amounts: an amount exceeded by a later step is dropped.
     used: VecDeque<(u64, u64)>,
 }
 
 impl Standing {
-    /// `residence`: for how many steps it stays. `gap`: what is less than one in so many parts too much stays too.
+    /// `residence`: steps for which an amount is kept. `gap`: an excess below 1/`gap` is kept.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a gap of 0.
@@ -27,7 +26,7 @@ impl Standing {
         Ok(Self { residence, gap, used: VecDeque::new() })
     }
 
-    /// Step number `step`, which never falls, uses so much.
+    /// Records the use of step `step`, which never decreases.
     pub fn used(&mut self, step: u64, amount: u64) {
         while self.used.back().is_some_and(|(_, known)| *known <= amount) {
             self.used.pop_back();
@@ -35,7 +34,7 @@ impl Standing {
         self.used.push_back((step, amount));
     }
 
-    /// How much is to stay at a step; what was used longer ago is forgotten.
+    /// Returns the amount to keep at a step. Drops older amounts.
     pub fn wanted(&mut self, step: u64) -> u64 {
         while self.used.front().is_some_and(|(at, _)| step.saturating_sub(*at) > self.residence) {
             self.used.pop_front();
@@ -43,7 +42,7 @@ impl Standing {
         self.used.front().map_or(0, |(_, amount)| *amount)
     }
 
-    /// How much of `held` may be given back at a step, if anything.
+    /// Returns the part of `held` to free at a step, if any.
     pub fn too_much(&mut self, step: u64, held: u64) -> Option<u64> {
         let spare = held.saturating_sub(self.wanted(step));
         (spare > 0 && spare >= held.div_ceil(self.gap)).then_some(spare)
@@ -57,7 +56,6 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against one that keeps all that ever was.
         #[test]
         fn it_wants_the_most_of_the_last_steps(
             residence in 0_u64..8, gap in 1_u64..6, steps in prop::collection::vec((0_u64..3, 0_u64..20, 0_u64..40), 1..60),
@@ -72,7 +70,7 @@ mod tests {
                 let recent = all.iter().filter(|(step, _)| after - step <= residence);
                 let most = recent.map(|(_, amount)| *amount).max().unwrap_or(0);
                 let spare = held.saturating_sub(most);
-                // At least a gap's part of it, in rational numbers.
+                // At least 1/`gap`, in rational numbers.
                 let expected = (spare > 0 && spare * gap >= held).then_some(spare);
                 prop_assert_eq!(standing.clone().wanted(after), most);
                 prop_assert_eq!(standing.clone().too_much(after, held), expected);

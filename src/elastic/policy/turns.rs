@@ -1,21 +1,24 @@
-//! Whose turn it is, where not all can be in time.
+//! Deadline order, if not all work can be in time.
 
 use std::collections::BinaryHeap;
 
-/// What waits for its turn.
+/// Work waiting for its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// When it is to be over, in any unit.
+    /// Deadline, in any unit.
     pub by: u64,
-    /// How long it takes.
+    /// Duration.
     pub takes: u64,
-    /// When it is first, in time or not: nothing waits for ever.
+    /// Time from which this work comes first, in time or not, so no work waits forever.
     pub patience: u64,
 }
 
-/// The order in which most are over in time if they are served one after the other from `now` on, as positions in `all`, and how many of them
-/// those are: first what has run out of patience, oldest first; then what will be in time, by when it is due; then the rest, by patience.
-/// Where not all can be in time, the longest are left for later (Moore's rule, which leaves out the fewest).
+/// Returns the serving order from `now` with the most work in time, as positions in `all`. Also
+/// returns the number of entries before the late rest.
+///
+/// First comes work whose patience ended, oldest first; then work in time, by deadline; then the
+/// rest, by patience. If not all can be in time, the longest are late (Moore's algorithm, with the
+/// fewest late).
 #[must_use]
 pub fn in_turn(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
     let mut order: Vec<(usize, Due)> = all.iter().copied().enumerate().collect();
@@ -53,7 +56,6 @@ mod tests {
 
     use super::*;
 
-    /// How many of these are in time, in their order.
     fn timely(now: u64, all: &[Due], order: &[usize]) -> usize {
         let mut over = now;
         let mut in_time = |at: &&usize| {
@@ -64,7 +66,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against every choice of those that may be late.
+        /// Compared with every choice of late entries.
         #[test]
         fn no_choice_gets_more_over_in_time(now in 0_u64..20, all in prop::collection::vec((0_u64..60, 1_u64..20, 0_u64..200), 0..9)) {
             let all: Vec<Due> = all.into_iter().map(|(by, takes, patience)| Due { by, takes, patience }).collect();
@@ -74,7 +76,7 @@ mod tests {
             prop_assert_eq!(sorted, (0..all.len()).collect::<Vec<_>>());
             let first = all.iter().filter(|one| one.patience <= now).count();
             prop_assert!(order[..first].iter().all(|at| all[*at].patience <= now));
-            // Behind those without patience, which come first whatever that costs.
+            // After the work without patience, which always comes first.
             let begin = now + order[..first].iter().map(|at| all[*at].takes).sum::<u64>();
             let others: Vec<usize> = (0..all.len()).filter(|at| all[*at].patience > now).collect();
             let mut best = 0;

@@ -1,4 +1,4 @@
-//! The schedule against a naive twin, which knows only a list of what happens in which order and looks through it.
+//! Tests of the schedule, compared with a naive model: a list of events, searched linearly.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,14 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What happens, one after the other, if nothing runs beside anything else.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Does {
     Copy { slot: usize, unit: usize, step: usize },
     Use { unit: usize, step: usize },
 }
 
-/// A graph's nodes as small numbers, and for each the set of those that are before it, however far.
+/// Nodes of a graph as numbers, and for each node the set of all earlier nodes.
 struct Order {
     nodes: Vec<Node>,
     before: Vec<[u64; 4]>,
@@ -60,7 +59,7 @@ impl Order {
     }
 }
 
-/// Three steps by hand: `slots` counters that go round, and no arithmetic.
+/// Returns the events of three steps, from counters for `slots` and no arithmetic.
 fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     let streamed: Vec<usize> = (0..resident.len()).filter(|unit| !resident[*unit]).collect();
     let mut list = Vec::new();
@@ -70,7 +69,7 @@ fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     for step in 0..3 {
         for (unit, resident) in resident.iter().enumerate() {
             if !resident {
-                // Whoever is first in a step has been copied by the tail of the one before.
+                // The first units of a step were copied by the previous tail.
                 if ahead == 0 {
                     let (step, unit) = coming.next().unwrap();
                     list.push(Does::Copy { slot, unit, step });
@@ -93,7 +92,7 @@ fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     list
 }
 
-/// What must be behind what in the second of those steps, found by looking back through the list.
+/// Returns the dependencies needed in the second step, found by searching the list backwards.
 fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Node)> {
     let mut needed = BTreeSet::new();
     let start = list.iter().rposition(|does| matches!(does, Does::Use { step: 0, .. })).unwrap() + 1 + tail;
@@ -120,7 +119,7 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
             }
             Does::Copy { slot, unit, step } => {
                 let copy = Node::Copy { turn: turn(unit, step) };
-                // Every reader of the slot before, not only the last one.
+                // Every earlier reader of the slot, not only the last one.
                 for (before, does) in list.iter().enumerate().take(at).skip(start) {
                     if let Does::Use { unit: reader, .. } = *does
                         && streamed.contains(&reader)
@@ -136,7 +135,7 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
     needed
 }
 
-/// All that is promised of one schedule with one tail.
+/// Checks all guarantees of one schedule with one tail.
 fn check(resident: &[bool], slots: usize, tail: usize) {
     let schedule = Schedule::new(resident, slots, Remainder::KeepResident).unwrap();
     let what = || format!("{resident:?} over {slots} with {tail}: {schedule:?}");
@@ -152,7 +151,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
     let copies: Vec<Node> = schedule.copies(tail).map(|turn| Node::Copy { turn }).collect();
     let edges = schedule.edges(tail);
     let order = Order::of(&edges);
-    // What must be is, and every reader of a unit looks into the slot that its copy filled.
+    // Needed dependencies exist, and readers of a unit use the slot filled by its copy.
     let needed = needed(&list, tail, &streamed);
     for (before, after) in &needed {
         assert!(order.is_before(*before, *after), "{before:?} -> {after:?} in {}", what());
@@ -162,7 +161,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
             assert_eq!(schedule.place_of(*unit), Some(*slot), "{}", what());
         }
     }
-    // Nothing else is asked for: an edge between copy and work is one of those needed.
+    // No other dependency exists: an edge between copy and work is a needed one.
     for edge in edges.iter().filter(|edge| matches!(edge.why, Why::Filled | Why::Read)) {
         assert!(needed.contains(&(edge.before, edge.after)), "{edge:?} in {}", what());
     }
@@ -171,7 +170,8 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
     assert!(copies.iter().all(|copy| order.is_before(Node::Begin, *copy)), "{}", what());
     assert!(copies.iter().all(|copy| order.is_before(*copy, Node::End)), "{}", what());
     assert_eq!(copies.len(), streamed.len(), "{}", what());
-    // Contents: after each of three launches the slots hold what the list says, and the tail's units need no priming.
+    // Contents: after each of three launches the slots match the list, and the units of the tail
+    // need no priming.
     let wanted: Vec<u64> = (0..resident.len() as u64).map(|unit| 100 + unit).collect();
     let mut held = vec![None; schedule.places()];
     for (place, unit) in schedule.residents().iter().enumerate() {
@@ -187,7 +187,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
             _ => {}
         }
     }
-    // Copies of the second step itself that come before its first use are not in the first launch.
+    // Copies of the second step before its first use are not part of the first launch.
     for (slot, found) in written.iter().enumerate().take(tail) {
         assert_eq!(held[slot].map(|held| (held.unit, 1)), *found, "slot {slot} in {}", what());
     }
@@ -235,7 +235,7 @@ proptest! {
 
 #[test]
 fn every_edge_between_copies_and_work_is_missed() {
-    // Without it, nothing else puts the one behind the other.
+    // Each edge is necessary: no other path has the same effect.
     for (units, slots, tail) in [(4, 2, 0), (4, 2, 1), (9, 3, 3), (8, 1, 1), (12, 4, 2)] {
         let schedule = Schedule::new(&vec![false; units], slots, Remainder::Refuse).unwrap();
         let edges = schedule.edges(tail);
@@ -246,7 +246,8 @@ fn every_edge_between_copies_and_work_is_missed() {
             let mut fewer = edges.clone();
             fewer.remove(at);
             let missed = !Order::of(&fewer).is_before(edge.before, edge.after);
-            // With one slot a reader is between two copies already, and what is behind a reader is behind the fork.
+            // With one slot, a reader is already between two copies, and work after a reader is
+            // after the fork.
             let implied = slots == 1 && matches!(edge.why, Why::Chain);
             assert!(missed || implied, "{edge:?} of {units} over {slots} with {tail}");
         }
@@ -259,11 +260,11 @@ fn what_is_otherwise_than_asked_is_said() {
         |units: usize, slots| Schedule::new(&vec![false; units], slots, Remainder::KeepResident).unwrap();
     let exact = of(36, 3);
     assert_eq!((exact.slots(), exact.streamed().len(), exact.adjustments()), (3, 36, &[][..]));
-    // A prime: one stays, in the middle.
+    // A prime: one unit stays resident, in the middle.
     let prime = of(61, 4);
     assert_eq!(prime.adjustments(), [Adjustment::KeptResident { units: vec![30] }]);
     assert_eq!((prime.streamed().len(), prime.residents(), prime.places()), (60, &[30][..], 5));
-    // Two of eleven, apart.
+    // Two of eleven, spread.
     assert_eq!(of(11, 3).adjustments(), [Adjustment::KeptResident { units: vec![2, 8] }]);
     assert_eq!(of(5, 3).adjustments()[0], Adjustment::FewerSlots { asked: 3, given: 2 });
     assert_eq!(of(3, 3).adjustments(), [Adjustment::NothingStreams { units: 3, slots: 3 }]);
@@ -288,20 +289,20 @@ fn a_changed_source_is_primed_and_nothing_else() {
     assert_eq!((schedule.streamed().len(), schedule.residents()), (8, &[2][..]));
     let mut wanted = vec![1; 9];
     let mut held = vec![None; schedule.places()];
-    // Residents and the first two; nobody knows what is there.
+    // Resident units and the first two, as all contents are undefined.
     assert_eq!(schedule.primes(2, &held, &wanted), [0, 1, 2]);
     for unit in [0, 1, 2] {
         held[schedule.place_of(unit).unwrap()] = Some(Held { unit, stamp: 1 });
     }
     schedule.advance(2, &mut held, &wanted);
     assert_eq!(schedule.primes(2, &held, &wanted), Vec::<usize>::new());
-    // A graph without a tail copies them itself.
+    // A graph without a tail copies these units itself.
     assert_eq!(schedule.primes(0, &[], &wanted), [2]);
-    // One that is copied within the step needs nothing; one in the tail does, and so does a resident one.
+    // A unit copied within the step needs no priming; a unit of the tail and a resident unit do.
     wanted[5] = 2;
     assert_eq!(schedule.primes(2, &held, &wanted), Vec::<usize>::new());
     (wanted[1], wanted[2]) = (2, 2);
     assert_eq!(schedule.primes(2, &held, &wanted), [1, 2]);
-    // A graph with a longer tail expects more: the others' slots hold what was used last.
+    // A graph with a longer tail expects more: the other slots hold the units used last.
     assert_eq!(schedule.primes(4, &held, &wanted), [1, 2, 3, 4]);
 }
