@@ -1,5 +1,6 @@
-//! Graphs that read what other graphs left, also where the program lets go of it while it captures them, as torch's autograd does of what a forward
-//! pass saved. Replayed in the order of capture they find it, as in torch's own pools.
+//! Graphs that read outputs of earlier graphs, also of outputs freed during the capture, as torch's
+//! autograd frees saved tensors. Replayed in capture order, they find their inputs, as in torch's
+//! own pools.
 
 use std::sync::Arc;
 
@@ -12,7 +13,6 @@ use vmmgraph_testkit::{Bench, MIB, Random, seeds, stream};
 const A: Stream = stream(0xa0);
 const KIB: u64 = 1 << 10;
 
-/// A block, and who wrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     at: Address,
@@ -23,7 +23,6 @@ struct Block {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Write(Block),
-    /// Of this graph or of one captured before.
     Read(Block),
 }
 
@@ -31,33 +30,28 @@ struct Graph {
     space: Arc<Space>,
     blocks: VmmTorchAllocator,
     steps: Vec<Step>,
-    /// What the program still has of it.
     outputs: Vec<Block>,
-    /// The spaces of graphs that it reads from.
+    /// Ids of the spaces with inputs of this graph.
     reads: Vec<u64>,
 }
 
-/// A graph that no space is for: it only reads, and writes elsewhere.
+/// A graph captured outside the library: reads outputs only.
 #[derive(Clone)]
 struct Other {
-    /// Spaces with lower numbers were opened before its capture.
+    /// Spaces with lower ids were opened before its capture.
     behind: u64,
     blocks: Vec<Block>,
-    /// The spaces of graphs that it reads from.
     reads: Vec<u64>,
 }
 
 struct World {
     bench: Bench,
     random: Random,
-    /// In the order in which their captures began.
     graphs: Vec<Graph>,
-    /// The same of those without spaces.
     others: Vec<Other>,
-    /// Under capture.
     open: Option<Graph>,
     stamp: u32,
-    /// Beside the bench's, for graphs that read from another arena.
+    /// A second arena, for graphs with inputs of the first one.
     other: SharedVmmAllocator,
     eager: EagerBlocks,
     results: Vec<Block>,
@@ -99,7 +93,7 @@ impl World {
         Graph { space, blocks, steps: Vec::new(), outputs: Vec::new(), reads: Vec::new() }
     }
 
-    /// Some blocks of a graph under capture come and go; what stays are outputs.
+    /// Captures blocks; the live ones become outputs.
     fn work(&mut self, graph: &mut Graph) {
         let mut live: Vec<Block> = Vec::new();
         for _ in 0..2 + self.random.below(6) {
@@ -125,7 +119,7 @@ impl World {
         graph.outputs.extend(live);
     }
 
-    /// A capture reads an output of a graph whose space has a lower number, and the program may let go of that; what it read, and of which space.
+    /// Reads an output of a space with a lower id, and may free it.
     fn read_one(&mut self, below: u64) -> Option<(Block, u64)> {
         let before = |of: &Graph| of.space.id() < below && !of.outputs.is_empty();
         let with: Vec<usize> = (0..self.graphs.len()).filter(|of| before(&self.graphs[*of])).collect();
@@ -143,7 +137,6 @@ impl World {
         Some((read, other.space.id()))
     }
 
-    /// A graph under capture reads an output of one that began before.
     fn read_others(&mut self, graph: &mut Graph) {
         if let Some((block, of)) = self.read_one(graph.space.id()) {
             graph.steps.push(Step::Read(block));
@@ -163,7 +156,6 @@ impl World {
         self.end(graph);
     }
 
-    /// One that goes on for longer, beside others.
     fn capture_beside(&mut self) {
         let Some(mut graph) = self.open.take() else {
             let mut graph = self.begin();
@@ -180,7 +172,6 @@ impl World {
         }
     }
 
-    /// Somebody else captures a graph that reads outputs.
     fn capture_elsewhere(&mut self) {
         self.bench.device.note_capture();
         let known = self.graphs.iter().chain(&self.open).map(|graph| graph.space.id());
@@ -203,7 +194,6 @@ impl World {
         }
     }
 
-    /// A graph goes, and those that read from it.
     fn drop_one(&mut self) {
         self.end_open();
         let mut gone =
@@ -220,7 +210,6 @@ impl World {
         self.others.retain(|other| !other.reads.iter().any(|of| gone.contains(of)));
     }
 
-    /// Work whose results may stay, on the pages of graphs.
     fn work_eagerly(&mut self) {
         let scope = self.bench.arena.eager_scope(A).unwrap();
         for _ in 0..1 + self.random.below(3) {
@@ -241,9 +230,10 @@ impl World {
         }
     }
 
-    /// Some graphs, or all, one after another as they were captured; with `eager` there may be eager work between any two.
+    /// Replays some or all graphs in capture order; with `eager`, also eager work.
     fn replay(&mut self, all: bool, eager: bool, seed: u64) {
-        // Each graph writes the same again, so what is read is from this round only where all are replayed.
+        // Graphs write the same values in each round: only a replay of all graphs tests reads of
+        // this round.
         let mut others = if all { self.others.clone() } else { Vec::new() }.into_iter().peekable();
         for at in 0..self.graphs.len() {
             if !all && self.random.below(2) == 0 {
@@ -310,7 +300,7 @@ impl World {
 
 #[test]
 fn graphs_find_what_they_read_in_the_order_of_capture() {
-    // In 415 a number gets such a page while a capture that may not show it goes on.
+    // Seed 415: a slot gets a restricted page during an overlapping capture.
     for seed in seeds(150).chain([415]) {
         let mut world = World::new(seed, [0, 64 * MIB][(seed % 2) as usize]);
         let eager = seed % 3 == 0;
@@ -335,7 +325,7 @@ fn graphs_find_what_they_read_in_the_order_of_capture() {
     }
 }
 
-/// A page that only later graphs may show is any other's once the graph is gone that writes there.
+/// A page restricted to later graphs becomes usable by all graphs once its writer is destroyed.
 #[test]
 fn what_graphs_may_read_is_for_all_once_the_graph_that_writes_it_is_gone() {
     for gone_first in [false, true] {
@@ -343,7 +333,7 @@ fn what_graphs_may_read_is_for_all_once_the_graph_that_writes_it_is_gone() {
     }
 }
 
-/// With `gone_first` that is while somebody still reads it.
+/// With `gone_first`, the writer is destroyed while a reader still runs.
 fn is_for_all(gone_first: bool) {
     let mut world = World::new(0, 64 * MIB);
     let output = |world: &mut World, bytes: &[u64], retained: usize| {
@@ -365,7 +355,6 @@ fn is_for_all(gone_first: bool) {
         world.bench.faulty.set_busy(false);
     }
     let held = world.bench.arena.stats().physical_bytes;
-    // Shows what the output was on, and eager work does not meanwhile.
     let (later, _) = output(&mut world, &[12 * MIB], 0);
     assert!(gone_first || world.bench.arena.stats().physical_bytes == held);
     let eager = |world: &World| {
@@ -377,7 +366,6 @@ fn is_for_all(gone_first: bool) {
     assert!(gone_first || beside > held, "{beside} and {held}");
     drop(graphs);
     for _ in 0..2 {
-        // The first looks again at what it shows.
         eager(&world);
     }
     world.bench.device.trim().unwrap();

@@ -1,5 +1,5 @@
-//! Graphs, eager work, outputs, regions and exclusive blocks, some of which step aside and come back, over streams that do their work late and beside each
-//! other: there a wait that is missing is wrong bytes, or work on memory that is gone.
+//! Graphs, eager work, outputs, regions and private blocks, with pauses and resumes, on late
+//! streams. A missing wait shows as wrong bytes or work on freed memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,17 +30,15 @@ use world::{Beside, Block, Graph, KIB, Refused, World, arena_options, done};
 const NOW: Duration = Duration::ZERO;
 const POLICIES: [Policy; 4] = [Policy::Discard, Policy::Zero, Policy::Backup, Policy::Keep];
 
-/// What contents wait in.
 #[derive(Clone, Copy)]
 enum HostMemory {
     Registered,
-    /// A few registered buffers, which are used again and again.
+    /// A few registered staging buffers.
     ThroughBuffers,
-    /// The driver registers nothing.
+    /// The driver refuses every registration.
     Pageable,
 }
 
-/// A program that lets its memory step aside now and then; how many looks found other bytes than what it had written.
 fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes: 256 * MIB }).unwrap());
@@ -51,7 +49,7 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
     match host_memory {
         HostMemory::Registered => {}
         HostMemory::ThroughBuffers => {
-            // Of the contents' memory; buffers to copy through are registered.
+            // Fails the registration of the backup memory; staging buffers are registered.
             faulty.arm(&[1]);
             device.host_pool().prepare(8 * MIB).unwrap();
             faulty.arm(&[]);
@@ -72,7 +70,6 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
         let refused = Refused::some(beside, &faulty, &mut random);
         let behind_contents = |ready: &mut Option<Ready>| match ready {
             Some(ready) if number % 2 == 0 => ready.before(stream),
-            // The region's own, by itself.
             _ => region.before(stream),
         };
         let graph = random.below(graphs.len().max(1) as u64) as usize;
@@ -85,7 +82,6 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
                 done(world.replay(&mut graphs[graph], stream, number));
                 world.may_be_captured(stream, &mut random);
             }
-            // Whoever reads an output after its graph's replay.
             6 | 7 if !paused && !graphs.is_empty() => {
                 let Graph { space, output, .. } = &mut graphs[graph];
                 if ready.as_mut().is_some_and(|ready| done(ready.before(stream)).is_none()) {
@@ -115,7 +111,7 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
             15 if blocks.len() > 3 => region.free(blocks.swap_remove(block).0.at).unwrap(),
             16 => drop(arena.mark()),
             17 | 18 if !paused => {
-                // What could not go stays, with its contents, and is paused all the same.
+                // A failed pause leaves the memory and its contents, in the paused state.
                 let paused_all =
                     done(device.pause(&["aside"], Fence::default()).and_then(|report| report.complete()));
                 (paused, ready) = (true, None);
@@ -141,7 +137,6 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
                         .extend(done(world.eager(&scope, &mut random, stream, number)).unwrap_or_default());
                 }
             }
-            // What eager work left is used anywhere, and freed by whoever used it last.
             22..25 if !paused && !results.is_empty() => {
                 if ready.as_mut().is_some_and(|ready| done(ready.before(stream)).is_none()) {
                     continue;
@@ -163,7 +158,6 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
                 let at = done(arena.allocate_exclusive(8 * KIB, 0));
                 exclusives.extend(at.map(|at| Block { at, bytes: 8 * KIB, byte: Some(0), mark: None }));
             }
-            // They stay where they are in a pause.
             26 if !exclusives.is_empty() => world.use_on(&mut exclusives[0], stream, Some(number)),
             27 if !exclusives.is_empty() => {
                 let block = exclusives.remove(0);
@@ -175,7 +169,6 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
         }
         drop(refused);
     }
-    // Nothing that was written is lost.
     if paused {
         device.resume(&["aside"], NOW).unwrap();
     } else if let Some(ready) = &mut ready {
@@ -197,7 +190,8 @@ fn run(seed: u64, host_memory: HostMemory, beside: Beside) -> u64 {
     for block in &mut exclusives {
         world.use_on(block, last, None);
     }
-    // Else all goes while it is still looked at, but for exclusive blocks, of which nobody is told.
+    // Otherwise everything is freed during the work, except private blocks, which record no
+    // streams.
     if seed.is_multiple_of(2) || !exclusives.is_empty() {
         late.drain();
     }

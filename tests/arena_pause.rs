@@ -1,4 +1,4 @@
-//! Arenas that step aside: memory goes, addresses and graphs stay, and what outlives replays comes back.
+//! Paused arenas: memory is freed, addresses and graphs stay, live-out contents return.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +33,6 @@ impl Bench {
         arena_of(&self.device, tag)
     }
 
-    /// Everything goes, and nothing is left.
     fn end(self) {
         self.device.trim().unwrap();
         assert_eq!(self.device.pool().audit_idle(), Ok(()));
@@ -49,7 +48,6 @@ fn arena_of(device: &Arc<Device>, tag: &str) -> SharedVmmAllocator {
     SharedVmmAllocator::new(device, &Options { tag: tag.to_owned(), ..Options::default() }).unwrap()
 }
 
-/// A graph: blocks that pass, and blocks that outlive the capture.
 struct Graph {
     space: Arc<Space>,
     passing: Vec<(Address, u64)>,
@@ -71,7 +69,6 @@ impl Graph {
         Self { space, passing, staying, stamp: 0 }
     }
 
-    /// Writes all of its blocks, and finds what it wrote.
     fn replay(&mut self, stamps: &Stamps, stamp: u32) {
         let (passing, staying) = (&self.passing, &self.staying);
         let launch = || {
@@ -98,7 +95,7 @@ fn refused<T>(result: vmmgraph::Result<T>, found: &str) {
     }
 }
 
-/// The stand-in is one for the process, as are its counts.
+/// Serializes tests: counters of the stand-in are process-wide.
 fn stand_in() -> (SharedDriver, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +172,6 @@ fn a_paused_arena_refuses_what_needs_its_memory_and_nothing_else() {
     refused(arena.allocate(512, A), "paused");
     refused(graph.space.allocate(512, A), "sealed");
     refused(graph.space.seal(), "sealed");
-    // All of these need none.
     arena.mark().unwrap();
     graph.space.wait().unwrap();
     arena.trim().unwrap();
@@ -203,7 +199,7 @@ fn a_capture_a_launch_and_a_captured_stream_refuse_the_pause_and_nothing_has_cha
     refused(arena.pause(Fence::default()), "spaces of it are open");
     refused(bench.device.pause(&["graphs"], Fence::default()), "spaces of it are open");
     open.allocate(9 * MIB, A).unwrap();
-    // A space may also go without a seal, and its blocks outlive it.
+    // A space dropped without a seal; its blocks live on.
     let holder = VmmTorchAllocator::new(&open);
     drop(open);
     let inside = graph.space.replay(A, || arena.pause(Fence::default())).unwrap();
@@ -213,7 +209,7 @@ fn a_capture_a_launch_and_a_captured_stream_refuse_the_pause_and_nothing_has_cha
     bench.faulty.set_capturing(captured, true);
     assert!(matches!(arena.pause(Fence::default()), Err(Error::StreamCapturing { .. })));
     bench.faulty.set_capturing(captured, false);
-    // A stream that is noted for a block, and one of the caller's fence.
+    // A stream recorded for a block, and a stream of the caller's fence.
     graph.space.record_stream(graph.staying[1].0, stream(0x61)).unwrap();
     bench.faulty.set_capturing(stream(0x61), true);
     assert!(matches!(arena.pause(Fence::default()), Err(Error::StreamCapturing { .. })));
@@ -224,7 +220,6 @@ fn a_capture_a_launch_and_a_captured_stream_refuse_the_pause_and_nothing_has_cha
     assert!(matches!(arena.pause(fence), Err(Error::StreamCapturing { .. })));
     bench.faulty.set_capturing(captured, false);
     assert_eq!(bench.faulty.broken_captures(), [""; 0]);
-    // After all that it is resident.
     assert!(!arena.stats().paused && graph.holds(&stamps));
     graph.replay(&stamps, 3);
     assert_eq!(arena.resume(NOW).unwrap().regions, 0);
@@ -255,7 +250,7 @@ fn arenas_are_found_by_tag_beside_regions_and_all_or_none_come_back() {
     assert_eq!(bench.device.stats().physical_bytes, 0);
     bench.device.set_budget(None);
     assert_eq!(bench.device.resume(&["draft"], NOW).unwrap().regions, 1);
-    // An arena's own spaces find it when its handle is gone.
+    // Spaces keep their arena known to the device after its handle is dropped.
     drop(nameless);
     assert_eq!(bench.device.resume(&[], NOW).unwrap().regions, 3);
     assert!(graphs.iter().all(|graph| graph.holds(&stamps)));
@@ -274,7 +269,6 @@ fn a_resume_without_room_is_a_value_waits_until_its_deadline_and_can_be_repeated
     let need = arena.stats().physical_bytes;
     arena.pause(Fence::default()).unwrap();
     bench.device.give_back(NOW);
-    // Another arena has what it left.
     bench.device.set_budget(Some(need + 20 * MIB));
     let taken = Graph::capture(&other, 0);
     assert!(matches!(arena.resume(NOW), Err(Error::OverBudget { .. })));
@@ -307,7 +301,6 @@ fn spaces_blocks_and_the_arena_may_go_while_it_is_paused() {
         for graph in &mut graphs {
             graph.replay(&stamps, 5);
         }
-        // Blocks that outlive their space: a tensor's.
         let tensors = VmmTorchAllocator::new(&graphs[2].space);
         let mut orphan = graphs.pop().unwrap();
         let Graph { space, staying, stamp, .. } = &mut orphan;
@@ -361,7 +354,6 @@ fn what_cannot_go_stays_is_reported_and_goes_with_the_next_pause() {
         assert_eq!(arena.audit(), Ok(()));
         bench.faulty.refuse(what, false);
         if what == "unmap" {
-            // Back from half-way.
             arena.resume(NOW).unwrap();
             assert!(graphs.iter().all(|graph| graph.holds(&stamps)));
             bench.faulty.refuse(what, true);
@@ -429,7 +421,7 @@ fn a_replay_after_a_resume_without_waiting_waits_for_the_contents() {
     bench.end();
 }
 
-/// Mapping takes CUDA a millisecond a page while copies of one direction run.
+/// On CUDA, mapping takes a millisecond per page while copies of one direction run.
 #[test]
 fn everything_is_mapped_before_the_first_copy() {
     let bench = bench();
@@ -461,7 +453,7 @@ fn everything_is_mapped_before_the_first_copy() {
     bench.end();
 }
 
-/// The driver refuses to unmap what a tensor leaves; its page is the arena's still, steps aside with it, and comes back where it shows.
+/// The driver refuses to unmap a freed tensor: the arena keeps its page.
 #[test]
 fn what_was_refused_once_stays_while_contents_come_to_it() {
     let bench = bench();
@@ -488,10 +480,9 @@ fn what_was_refused_once_stays_while_contents_come_to_it() {
     bench.end();
 }
 
-/// Whether memory went, of whom, which generation, and where.
+/// True if unmapped; arena id, generation, ranges.
 type Told = (bool, u64, u64, Vec<(Address, u64)>);
 
-/// Counts, and tries what a hook may not do.
 struct Hooks {
     arena: Mutex<Option<Arc<SharedVmmAllocator>>>,
     told: Mutex<Vec<Told>>,
@@ -547,7 +538,6 @@ fn hooks_are_told_with_all_addresses_and_a_generation() {
     bench.end();
 }
 
-/// Ends what others do until then.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -569,7 +559,6 @@ fn pauses_replays_captures_and_ends_on_many_threads() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
-                    // Either is refused where the other thread is in between; neither hangs.
                     match bench.device.pause(&["graphs"], Fence::default()) {
                         Ok(report) => {
                             assert_eq!(report.complete(), Ok(()));
@@ -610,7 +599,6 @@ fn pauses_replays_captures_and_ends_on_many_threads() {
             });
         }
         scope.spawn(|| {
-            // Also where an assertion fails: the others wait for it.
             let _stopped = Stop(&stop);
             let enough = |of: &AtomicU64| of.load(Relaxed) > 10;
             let start = Instant::now();
@@ -636,7 +624,6 @@ fn pauses_replays_captures_and_ends_on_many_threads() {
     bench.end();
 }
 
-/// Run by the test below, in a process of its own.
 #[test]
 #[ignore = "ends its process"]
 fn exits_while_paused() {
@@ -656,15 +643,12 @@ fn a_process_may_end_while_an_arena_is_paused() {
     assert_eq!(child.status.code(), Some(7), "{}", String::from_utf8_lossy(&child.stdout));
 }
 
-/// How a block that a stream still reads is not known to a space any more when its arena is paused.
+/// A block unknown to every space at the pause, with a running reader.
 #[derive(Clone, Copy, Debug)]
 enum Gone {
-    /// With its graph.
     Retained,
     Kept,
-    /// It outlived its scope, and is used on its own stream.
     Outlived,
-    /// It outlived its scope and the addresses that eager work has now.
     OldAddresses,
 }
 
@@ -677,7 +661,7 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
         let device = Device::with_driver(late.clone());
         let arena = arena_of(&device, "graphs");
         let read = Arc::new(AtomicBool::new(false));
-        // Long work: a few pieces of it are done whenever the driver is asked something.
+        // Long work: each driver query does a few pieces.
         let reads = || {
             (0..300).for_each(|_| late.launch(SIDE, |_| ()));
             let read = Arc::clone(&read);
@@ -703,7 +687,7 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
                 if matches!(gone, Gone::OldAddresses) {
                     arena.trim().unwrap();
                 }
-                // What is on that stream from now on is in no replay's order.
+                // Later work on the stream belongs to no replay.
                 other.space.replay(A, || ()).unwrap();
                 reads();
                 arena.eager_blocks().record_stream(block, SIDE).unwrap();
@@ -721,7 +705,7 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
     }
 }
 
-/// A pause begins between two driver calls of a space's end: the work of a stream on its blocks must not be forgotten there.
+/// The pause begins between two driver calls of a space's destruction: its readers still count.
 #[test]
 fn a_pause_in_the_middle_of_a_spaces_end_waits_for_its_readers() {
     const SIDE: Stream = stream(7);
@@ -739,7 +723,7 @@ fn a_pause_in_the_middle_of_a_spaces_end_waits_for_its_readers() {
         let blocks = [space.allocate(6000, A).unwrap(), space.allocate_kept(2000, A).unwrap()];
         space.seal().unwrap();
         for (number, block) in blocks.into_iter().enumerate() {
-            // SAFETY: a live block, on the host driver; and a place that outlasts what is waited for below.
+            // SAFETY: a live block of the host driver; `found` outlives the copies.
             unsafe {
                 (block.0 as *mut u8).write_volatile(0x5a);
                 device.driver().copy_to_host(block, found.as_mut_ptr().add(number), 1, SIDE).unwrap();
@@ -750,7 +734,6 @@ fn a_pause_in_the_middle_of_a_spaces_end_waits_for_its_readers() {
         let begin = Arc::clone(&begun);
         faulty.set_hook(Some(Arc::new(move |_| {
             if !begin.swap(true, Relaxed) {
-                // Enough for a pause that waits for nothing.
                 thread::sleep(Duration::from_millis(50));
             }
         })));

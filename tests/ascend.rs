@@ -1,4 +1,5 @@
-//! The Ascend driver over the stand-in libascendcl.so, which loses a capture or refuses a call where the driver breaks a rule of ACL's.
+//! The Ascend driver over the stand-in libascendcl.so, which invalidates a capture or fails a call
+//! for each broken ACL rule.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::process::Command;
@@ -16,21 +17,20 @@ const MIB: u64 = 1 << 20;
 const PAGE: u64 = 2 * MIB;
 const HALF: usize = PAGE as usize / 2;
 
-/// The library that the driver finds by its soname once it is loaded; its controls and its captures are the process's.
+/// The library, which the driver finds by its soname. Controls and captures are process-wide.
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     let name = std::env::var("VMMGRAPH_ASCEND_LIBRARY").unwrap_or_else(|_| "libstandin_ascend.so".to_owned());
     LIBRARY.get_or_init(|| {
-        // SAFETY: it is the stand-in, whose initialisers do nothing.
+        // SAFETY: the stand-in's initialisers do nothing.
         let opened = unsafe { Library::new(name) };
         opened.expect("the stand-in is not on LD_LIBRARY_PATH: use `cargo test`")
     })
 }
 
-/// Calls a function of the stand-in's.
 macro_rules! call {
     ($name:ident($($argument:expr => $kind:ty),*) -> $result:ty) => {{
-        // SAFETY: the signatures are those of tests/standin-ascend; pointers are good.
+        // SAFETY: signatures of tests/standin-ascend; pointers are good.
         unsafe {
             let function = library().get::<unsafe extern "C" fn($($kind),*) -> $result>(stringify!($name).as_bytes());
             function.expect("not the stand-in")($($argument),*)
@@ -38,7 +38,7 @@ macro_rules! call {
     }};
 }
 
-/// Whoever holds it has the stand-in to himself, and a thread without a context of its own.
+/// Serializes tests. The thread has no current context.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     library();
@@ -67,7 +67,6 @@ fn leftovers() -> [u64; 4] {
     left
 }
 
-/// The device of the thread's context, or the code that says there is none.
 fn current() -> Result<i32, i32> {
     let mut device = -1;
     match call!(aclrtGetDevice(&raw mut device => *mut i32) -> i32) {
@@ -92,7 +91,6 @@ fn end(stream: Stream) -> Result<*mut c_void, i32> {
     }
 }
 
-/// Reserved addresses, with these pages from their beginning on.
 struct Range<'a> {
     driver: &'a AscendDriver,
     base: Address,
@@ -106,7 +104,7 @@ impl<'a> Range<'a> {
             sizes.iter().map(|bytes| Whole { page: driver.create(*bytes).unwrap(), bytes: *bytes }).collect();
         let bytes = sizes.iter().sum();
         let base = driver.reserve(bytes).unwrap();
-        // SAFETY: reserved just now, with nothing mapped; the pages are live.
+        // SAFETY: newly reserved and unmapped; the pages are live.
         unsafe { driver.map(base, &pages, Peers::NONE) }.unwrap();
         Self { driver, base, bytes, pages }
     }
@@ -119,14 +117,13 @@ impl<'a> Range<'a> {
     }
 
     fn write(&self, offset: u64, word: u64) {
-        // SAFETY: mapped, and nobody else's.
+        // SAFETY: mapped, and used only here.
         unsafe { self.driver.write(self.base.plus(offset), &word.to_ne_bytes()) }.unwrap();
     }
 
-    /// Gives everything back.
     fn end(self) {
         let mut at = self.base;
-        // SAFETY: nobody uses it any more.
+        // SAFETY: no longer used.
         unsafe {
             for page in &self.pages {
                 self.driver.unmap(at, page.bytes).unwrap();
@@ -159,11 +156,11 @@ fn one_page_shows_at_two_addresses() {
     let driver = open();
     let range = Range::of(&driver, &[PAGE]);
     let again = driver.reserve(PAGE).unwrap();
-    // SAFETY: reserved just now; the page is live.
+    // SAFETY: newly reserved; the page is live.
     unsafe { driver.map(again, &range.pages, Peers::NONE) }.unwrap();
     range.write(16, 77);
     let mut word = [0; 8];
-    // SAFETY: mapped; afterwards nobody uses it.
+    // SAFETY: mapped; not used after the unmap.
     unsafe {
         driver.read(again.plus(16), &mut word).unwrap();
         driver.unmap(again, PAGE).unwrap();
@@ -178,7 +175,7 @@ fn a_failure_has_the_results_name_and_the_runtimes_words() {
     let _alone = alone();
     let driver = open();
     let range = Range::of(&driver, &[PAGE]);
-    // SAFETY: nobody uses it; it is no head, and nothing happens.
+    // SAFETY: not a first address, so the call has no effect.
     let failed = unsafe { driver.unmap(range.base.plus(PAGE / 2), PAGE / 2) }.unwrap_err();
     assert!(matches!(&failed, Error::Driver { call: "aclrtUnmapMem", code: 107_000, .. }), "{failed}");
     assert!(failed.to_string().contains("ACL_ERROR_RT_PARAM_INVALID: parameter invalid"), "{failed}");
@@ -192,14 +189,14 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
     let driver = open();
     let pages = [0, 1, 2].map(|_| Whole { page: driver.create(PAGE).unwrap(), bytes: PAGE });
     let base = driver.reserve(3 * PAGE).unwrap();
-    // SAFETY: reserved just now, with nothing mapped but what a failure says; the pages are live.
+    // SAFETY: newly reserved, unmapped except for the reported pages; the pages are live.
     unsafe {
         fail(3, 207_001);
         let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
         assert!(matches!(failed.error, Error::OutOfMemory { requested: PAGE, device: 0, .. }), "{failed:?}");
         assert_eq!(failed.mapped, 0);
         fail(3, 507_899);
-        // The free bytes are not asked for here, so the next call is the unmap of the second page.
+        // Free bytes are not queried, so the next call unmaps the second page.
         fail_second(4, 507_899);
         let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
         assert_eq!(failed.mapped, 2);
@@ -223,7 +220,6 @@ fn the_threads_context_is_as_it_was_unless_there_was_none() {
         range.write(0, 9);
         let event = driver.event_create().unwrap();
         let other = AscendDriver::new(0).unwrap();
-        // A failure too.
         fail(1, 507_899);
         assert!(driver.event_create().is_err());
         assert_eq!((range.read(0), current()), (9, Ok(1)));
@@ -237,10 +233,9 @@ fn the_threads_context_is_as_it_was_unless_there_was_none() {
     .unwrap();
 }
 
-/// An event behind what a stream was given.
 fn recorded(driver: &AscendDriver, stream: Stream) -> Event {
     let event = driver.event_create().unwrap();
-    // SAFETY: both are the driver's.
+    // SAFETY: both belong to the driver.
     unsafe { driver.event_record(event, stream) }.unwrap();
     event
 }
@@ -258,7 +253,7 @@ fn nothing_that_the_driver_does_loses_a_capture() {
         range.write(0, 1);
         assert_eq!(range.read(0), 1);
         let mut bytes = [0; 8];
-        // SAFETY: streams, events and memory of this driver's.
+        // SAFETY: streams, events and memory of this driver.
         unsafe {
             let event = recorded(&driver, other);
             driver.event_wait(event, other).unwrap();
@@ -280,13 +275,13 @@ fn nothing_that_the_driver_does_loses_a_capture() {
         let model = end(captured).unwrap_or_else(|code| panic!("lost in mode {mode}: {code}"));
         driver.capture_ends();
         assert_eq!(call!(aclmdlRIDestroy(model => *mut c_void) -> i32), 0);
-        // SAFETY: an event of this driver's.
+        // SAFETY: an event of this driver.
         unsafe {
             assert_eq!((driver.event_query(old), driver.event_synchronize(old)), (Ok(true), Ok(())));
             assert_eq!(driver.stream_state(Stream::LEGACY), Ok(StreamState::Ready));
         }
     }
-    // SAFETY: of this driver's, and used no more.
+    // SAFETY: of this driver, no longer used.
     unsafe {
         driver.event_destroy(old).unwrap();
         [captured, other].into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
@@ -301,7 +296,7 @@ fn a_wait_that_began_before_a_capture_goes_on() {
     let event = recorded(&driver, stream);
     driver.wait_begins();
     driver.capture_begins();
-    // SAFETY: an event of this driver's.
+    // SAFETY: an event of this driver.
     unsafe {
         assert_eq!(
             (driver.may_wait(), driver.event_query(event), driver.event_synchronize(event)),
@@ -326,7 +321,7 @@ fn a_lost_capture_is_one_until_it_is_ended() {
     begin(stream, 0);
     let lost = call!(aclrtSynchronizeDevice() -> i32);
     assert_ne!(lost, 0);
-    // SAFETY: a stream of this driver's.
+    // SAFETY: a stream of this driver.
     assert_eq!(unsafe { driver.stream_state(stream) }, Ok(StreamState::Capturing));
     assert_eq!(end(stream), Err(507_903));
     // SAFETY: as above.
@@ -342,7 +337,7 @@ fn a_chip_that_captures_nothing_has_streams_that_are_ready() {
     let driver = open();
     let stream = driver.stream_create().unwrap();
     fail(1, 207_000);
-    // SAFETY: a stream of this driver's.
+    // SAFETY: a stream of this driver.
     unsafe {
         assert_eq!(driver.stream_state(stream), Ok(StreamState::Ready));
         fail(1, 107_000);
@@ -356,7 +351,7 @@ fn there_is_no_default_stream_for_each_thread() {
     let _alone = alone();
     let driver = open();
     let event = driver.event_create().unwrap();
-    // SAFETY: refused before the driver is asked.
+    // SAFETY: refused before any driver call.
     let refused = unsafe {
         [
             driver.stream_state(Stream::PER_THREAD).map(drop),
@@ -368,7 +363,7 @@ fn there_is_no_default_stream_for_each_thread() {
     for result in refused {
         assert!(matches!(result, Err(Error::InvalidArgument { value: 2, .. })), "{result:?}");
     }
-    // SAFETY: an event of this driver's.
+    // SAFETY: an event of this driver.
     unsafe { driver.event_destroy(event) }.unwrap();
 }
 
@@ -379,11 +374,10 @@ fn streams_are_used_again_and_never_destroyed_while_the_device_is_open() {
     let (made, destroyed) = (count(c"aclrtCreateStream"), count(c"aclrtDestroyStream"));
     for _ in 0..5 {
         let pair = [0, 1].map(|_| driver.stream_create().unwrap());
-        // SAFETY: of this driver's, and used no more.
+        // SAFETY: of this driver, no longer used.
         unsafe { pair.into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap()) };
     }
     assert_eq!((count(c"aclrtCreateStream"), count(c"aclrtDestroyStream")), (made + 2, destroyed));
-    // What still has work is not for others to wait behind.
     call!(standin_streams_busy(true => bool) -> ());
     let third = driver.stream_create().unwrap();
     // SAFETY: as above.
@@ -397,7 +391,6 @@ fn streams_are_used_again_and_never_destroyed_while_the_device_is_open() {
     let none = fresh.stream_create().unwrap_err().to_string();
     assert!(none.contains("aclrtCreateStream") && none.contains("NO_STREAM_RESOURCE"), "{none}");
     drop(driver);
-    // One of those calls was refused.
     assert_eq!((count(c"aclrtCreateStream"), count(c"aclrtDestroyStream")), (made + 4, destroyed + 3));
 }
 
@@ -408,7 +401,7 @@ fn what_is_given_back_to_a_runtime_that_is_gone_is_given_back() {
     let event = driver.event_create().unwrap();
     for code in [100_001, 107_002] {
         fail(1, code);
-        // SAFETY: an event of this driver's; the call has no effect.
+        // SAFETY: an event of this driver; the call has no effect.
         unsafe { driver.event_destroy(event) }.unwrap();
     }
     fail(1, 107_000);
@@ -433,14 +426,15 @@ fn lack_of_memory_has_three_numbers_and_that_of_addresses_is_another_error() {
     assert_eq!(driver.reserve(longer), Err(Error::OutOfAddresses { requested: longer, device: 0 }));
 }
 
-/// Fills two pages with a pattern that is no byte, and looks at every word; how often the 32-bit fill was asked for.
+/// Fills two pages with a pattern of different bytes and checks every word; returns the 32-bit
+/// fills.
 fn filled() -> u64 {
     let driver = open();
     let stream = driver.stream_create().unwrap();
     let range = Range::of(&driver, &[PAGE, PAGE]);
     let before = count(c"aclrtMemsetD32Async");
     let mut bytes = vec![0; HALF];
-    // SAFETY: mapped, and nobody else's.
+    // SAFETY: mapped, and used only here.
     unsafe {
         for (offset, len, value) in
             [(0, 2 * PAGE, 0x2a2a_a2a2_u32), (PAGE, 12, 7), (PAGE - 64 * 1024, 192 * 1024, 0x0102_0304)]
@@ -450,7 +444,6 @@ fn filled() -> u64 {
             driver.read(range.base.plus(offset + len - looked.len() as u64), looked).unwrap();
             assert!(looked.chunks_exact(4).all(|word| word == value.to_ne_bytes()), "{value:#x}");
         }
-        // What was behind is as it was.
         driver.read(range.base.plus(PAGE + 128 * 1024), &mut bytes[..4]).unwrap();
         assert_eq!(bytes[..4], 0x2a2a_a2a2_u32.to_ne_bytes());
         driver.stream_destroy(stream).unwrap();
@@ -466,7 +459,7 @@ fn thirty_two_bits_are_repeated_by_the_runtime_where_it_can() {
     let driver = open();
     let range = Range::of(&driver, &[PAGE]);
     let before = count(c"aclrtMemsetD32Async");
-    // SAFETY: mapped, and nobody else's.
+    // SAFETY: mapped, and used only here.
     unsafe { driver.fill(range.base, PAGE, 0xffff_ffff, Stream::LEGACY) }.unwrap();
     assert_eq!(
         (range.read(PAGE - 8), count(c"aclrtMemsetD32Async")),
@@ -478,7 +471,6 @@ fn thirty_two_bits_are_repeated_by_the_runtime_where_it_can() {
 
 const CHILD: &str = "VMMGRAPH_ASCEND_TEST_CHILD";
 
-/// What a process of its own sees, whose environment differs.
 fn child(what: &str, environment: &[(&str, &str)]) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "in_a_process_of_its_own", "--nocapture"])
@@ -507,7 +499,7 @@ fn in_a_process_of_its_own() {
     println!("<{seen}>");
 }
 
-/// The stand-in without a function, as an older CANN is: the same file, in which that name is another.
+/// Copies the stand-in with one function renamed, as in an older CANN.
 fn without(name: &str, folder: &std::path::Path) -> String {
     let output = Command::new("/bin/sh")
         .args(["-c", "for d in $(echo $LD_LIBRARY_PATH | tr : ' '); do [ -e $d/libstandin_ascend.so ] && echo $d/libstandin_ascend.so && break; done"])
@@ -565,7 +557,7 @@ fn spaces_and_regions_work_on_it_by_name() {
         let space = arena.open_space().unwrap();
         begin(stream, 0);
         let [input, output] = [0, 1].map(|_| space.allocate(20 * MIB, stream).unwrap());
-        // SAFETY: blocks of an open space; the stream is the driver's.
+        // SAFETY: blocks of an open space; a stream of the driver.
         unsafe {
             driver.fill(input, 20 * MIB, 0x0101_0101, stream).unwrap();
             driver.fill(output, 20 * MIB, 0x0202_0202, stream).unwrap();
@@ -576,10 +568,10 @@ fn spaces_and_regions_work_on_it_by_name() {
         let launch = || call!(aclmdlRIExecuteAsync(model => *mut c_void, raw(stream) => *mut c_void) -> i32);
         assert_eq!(space.replay(stream, launch).unwrap(), 0);
         let mut word = [0; 4];
-        // SAFETY: a retained block of a sealed space.
+        // SAFETY: a live-out block of a sealed space.
         unsafe { driver.read(output.plus(20 * MIB - 4), &mut word) }.unwrap();
         assert_eq!(word, [2; 4]);
-        // Poison, the other pattern of it, and both outputs compared.
+        // Poison, the second pattern, and a comparison of both outputs.
         // SAFETY: as above.
         let verified = unsafe { space.verify(stream, &[(output, 4096)], || assert_eq!(launch(), 0)) };
         assert_eq!(verified.unwrap(), None);
@@ -602,7 +594,7 @@ fn spaces_and_regions_work_on_it_by_name() {
     assert_eq!(word, 0x1234_5678_u32.to_ne_bytes());
     region.free(at).unwrap();
     drop(region);
-    // SAFETY: used no more.
+    // SAFETY: no longer used.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     device.trim().unwrap();
     drop(device);

@@ -1,4 +1,4 @@
-//! The byte budget of an arena: what counts, whose is named, and that everything stays usable when it is reached.
+//! Byte budgets of arenas: charged bytes, the account named in errors, and use after a refusal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -24,7 +24,7 @@ fn arena(device: &Arc<Device>, budget_bytes: Option<u64>) -> SharedVmmAllocator 
     SharedVmmAllocator::new(device, &options).unwrap()
 }
 
-/// Refused by the budget of an arena, or of the device for `None`, with these numbers, and the message says so.
+/// Checks an `OverBudget` error of an arena, or of the device for `None`: requested, held, budget.
 fn refused<T: std::fmt::Debug>(result: Result<T>, whose: Option<u64>, numbers: [u64; 3]) {
     let error = result.unwrap_err();
     assert!(
@@ -40,7 +40,6 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, whose: Option<u64>, numbers: [
     assert!(error.to_string().starts_with(&named), "{error}");
 }
 
-/// What counts, and what is held by the arena's living parts.
 fn counts(arena: &SharedVmmAllocator) -> (u64, u64) {
     let stats = arena.stats();
     (stats.account.charged_bytes, stats.physical_bytes)
@@ -62,7 +61,6 @@ fn a_refused_capture_leaves_everything_usable_and_an_evicted_graph_makes_room() 
     let (first, output) = capture(RetainPolicy::Retain).unwrap();
     assert_eq!(counts(&arena), (48 * MIB, 48 * MIB));
     let reserved = device.stats().reserved_bytes;
-    // The output has a page of its own, so the next graph needs a third shared one.
     refused(capture(RetainPolicy::Retain), Some(arena.id()), [16 * MIB, 48 * MIB, 50 * MIB]);
     assert_eq!(counts(&arena), (48 * MIB, 48 * MIB));
     assert_eq!((device.stats().reserved_bytes, arena.stats().spaces), (reserved, 1));
@@ -93,7 +91,7 @@ fn what_no_space_maps_is_given_back_before_an_allocation_or_a_seal_fails() {
     drop(space);
     arena.trim().unwrap();
 
-    // A retained block that covers a page in part gets small pages before the large one is free.
+    // A live-out block that covers a page in part gets small pages before the large page is free.
     hungry();
     let space = arena.open_space().unwrap();
     space.allocate(10 * MIB, A).unwrap();
@@ -103,7 +101,6 @@ fn what_no_space_maps_is_given_back_before_an_allocation_or_a_seal_fails() {
 
     drop(space);
 
-    // Bump spaces grow their tape by the same rule.
     hungry();
     let bump = arena.open_bump_space().unwrap();
     bump.allocate(38 * MIB, A).unwrap();
@@ -126,7 +123,7 @@ fn a_seal_over_budget_leaves_the_space_open_and_can_be_repeated() {
     assert_eq!(space.allocate(10 * MIB, A), Ok(block), "the open space is not what it was");
     arena.set_budget(Some(26 * MIB));
     assert_eq!(space.seal().unwrap().retained_bytes, 10 * MIB);
-    // A retained block that is freed hands its pages over within the arena: nothing is created.
+    // Freeing a live-out block moves its pages within the arena.
     arena.set_budget(Some(1));
     space.free(block).unwrap();
     assert_eq!((arena.stats().retained_bytes, counts(&arena)), (0, (10 * MIB, 10 * MIB)));
@@ -142,7 +139,7 @@ fn a_budget_below_what_is_held_takes_nothing_away() {
     let block = small.allocate(16 * MIB, A).unwrap();
     arena.set_budget(Some(40 * MIB));
     assert_eq!(counts(&arena), (64 * MIB, 64 * MIB));
-    // What is mapped serves on, also other spaces; what would have to be created does not come.
+    // Mapped pages remain usable, also for other spaces; new pages are refused.
     small.free(block).unwrap();
     assert_eq!(small.allocate(16 * MIB, A), Ok(block));
     small.allocate(48 * MIB, A).unwrap();
@@ -150,7 +147,6 @@ fn a_budget_below_what_is_held_takes_nothing_away() {
     drop(small);
     refused(large.allocate(MIB / 4, A), Some(arena.id()), [2 * MIB, 64 * MIB, 40 * MIB]);
     drop(large);
-    // Nothing but free pages is left: they make room by themselves, and so would a trim.
     let space = arena.open_space().unwrap();
     space.allocate(32 * MIB, A).unwrap();
     assert_eq!((arena.trim(), counts(&arena).0), (Ok(32 * MIB), 32 * MIB));
@@ -174,7 +170,7 @@ fn two_arenas_and_their_device_each_have_their_own_limit() {
         (32 * MIB, 66 * MIB, 98 * MIB)
     );
 
-    // Of two limits that are too tight, the tighter one is named; of equal ones, the device's.
+    // The tighter of two limits is named; of equal ones, the device's.
     one.set_budget(Some(48 * MIB));
     device.set_budget(Some(106 * MIB));
     refused(first.allocate(16 * MIB, A), None, [16 * MIB, 98 * MIB, 106 * MIB]);
@@ -183,11 +179,9 @@ fn two_arenas_and_their_device_each_have_their_own_limit() {
     refused(first.allocate(16 * MIB, A), Some(one.id()), [16 * MIB, 32 * MIB, 38 * MIB]);
     one.set_budget(Some(40 * MIB));
     refused(first.allocate(16 * MIB, A), None, [16 * MIB, 98 * MIB, 106 * MIB]);
-    // The looser one is no matter while the tighter one has room.
     first.allocate(MIB / 4, A).unwrap();
     assert_eq!(counts(&one).0, 34 * MIB);
 
-    // An arena's limit goes with it.
     let gone = one.id();
     drop((first, one));
     device.set_budget(None);
@@ -204,7 +198,6 @@ fn two_arenas_and_their_device_each_have_their_own_limit() {
 fn the_budget_holds_while_threads_race_and_others_change_it() {
     const KIB: u64 = 1 << 10;
     const BUDGET: u64 = 2048 * KIB;
-    // So that it is never the device's budget that is the tighter one.
     const SLACK: u64 = 1024 * KIB;
     let host = HostOptions { granularity: 4096, memory_bytes: 1 << 30 };
     let host = Arc::new(HostDriver::new(0, host).unwrap());
@@ -214,12 +207,11 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
         let options = Options { small_page_bytes, large_page_bytes, budget_bytes, ..Options::default() };
         SharedVmmAllocator::new(&device, &options).unwrap()
     };
-    // The neighbour holds what it holds, so that the device's exact peak tells about the arena alone.
+    // The neighbour's memory is constant: the device's peak measures the arena.
     let (arena, neighbour) = (make(Some(BUDGET)), make(None));
     let next_door = neighbour.open_space().unwrap();
     next_door.allocate(5000 * KIB, A).unwrap();
     let beside = device.stats().physical_bytes;
-    // Free pages are the device's, and go before its budget refuses anything.
     device.set_budget(Some(BUDGET + beside + SLACK));
     let [fitted, over, looks] = [0; 3].map(AtomicU64::new);
     let ended = AtomicBool::new(false);
@@ -229,7 +221,7 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
                 let (arena, fitted, over) = (&arena, &fitted, &over);
                 let looks = &looks;
                 scope.spawn(move || {
-                    // Until there was something to see, however few of them run at a time.
+                    // Runs until the checks have seen enough, even with few concurrent threads.
                     let enough = || looks.load(Relaxed) >= 20 && over.load(Relaxed) > 20;
                     for round in (0..).take_while(|round| *round < 150 || *round < 5000 && !enough()) {
                         let space = arena.open_space().unwrap();
@@ -237,7 +229,6 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
                         let result = (0..4).try_for_each(|n| {
                             let bytes = (thread * 37 + round * 101 + n * 71) % 300 * KIB + 700;
                             kept.push(space.allocate(bytes, stream(thread))?);
-                            // The others allocate too while this one holds what it has.
                             std::thread::yield_now();
                             if n % 2 == 0 { space.free(kept.swap_remove(0)) } else { Ok(()) }
                         });
@@ -267,7 +258,6 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
                 assert!(of_arena.map(|held| held.bytes).sum::<u64>() <= BUDGET);
                 assert!(arena.stats().account.charged_bytes <= BUDGET);
                 assert_eq!(device.pool().audit(), Ok(()));
-                // Never more than at first.
                 arena.set_budget(Some(BUDGET - looks.fetch_add(1, Relaxed) % 3 * 256 * KIB));
             }
         });

@@ -1,4 +1,5 @@
-//! What goes while the device is busy costs a number of the driver's calls each that does not depend on how much waits already.
+//! While the device is busy, the driver calls of each operation do not depend on the number of
+//! pending ones.
 
 use std::sync::Arc;
 
@@ -12,7 +13,6 @@ use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 
 const A: Stream = Stream::LEGACY;
 
-/// The driver's calls of `work` on so many things that `make` makes, while the device is busy.
 fn calls<T>(
     many: u64,
     make: impl Fn(&Arc<Device>, u64) -> T,
@@ -35,7 +35,7 @@ fn calls<T>(
     calls
 }
 
-/// Four times as much may take five times the calls.
+/// Four times the objects may take at most five times the calls.
 fn linear<T>(what: &str, make: impl Fn(&Arc<Device>, u64) -> T, work: impl Fn(&Arc<Device>, T, u64) -> T) {
     let [few, many] = [50, 200].map(|many| calls(many, &make, &work));
     assert!(few >= 50 && many <= 5 * few, "{what}: {few} calls of 50, {many} of 200");

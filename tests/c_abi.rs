@@ -1,4 +1,4 @@
-//! The C functions as C calls them: every hostile argument gets a status, and nothing else happens.
+//! The C functions as called from C: every hostile argument returns a status and has no effect.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use vmmgraph::capi::*;
 
-/// Handles that never were: null, small numbers, all ones, and the address of something else.
+/// Invalid handles: null, small numbers, all ones, and an unrelated address.
 fn garbage<T>() -> Vec<*mut T> {
     static SOMETHING_ELSE: u64 = 0;
     let real = (&raw const SOMETHING_ELSE).cast_mut();
@@ -43,7 +43,7 @@ fn space(arena: vmmgraph_arena_t) -> vmmgraph_space_t {
     space
 }
 
-/// Two planes of blocks of 1 MiB, 100 blocks at most, pages of 2 MiB.
+/// A cache with two planes of blocks of 1 MiB, 100 blocks at most, pages of 2 MiB.
 fn kv_cache(device: vmmgraph_device_t) -> vmmgraph_kv_cache_t {
     let planes = [1u64 << 20; 2];
     let mut options: vmmgraph_kv_options_t = unsafe { zeroed() };
@@ -158,7 +158,6 @@ fn a_handle_of_another_kind_or_destroyed_is_refused() {
     assert_eq!(vmmgraph_space_destroy(arena.cast()), VMMGRAPH_ERROR_INVALID_HANDLE);
     assert_eq!(vmmgraph_device_close(arena.cast()), VMMGRAPH_ERROR_INVALID_HANDLE);
 
-    // In an order in which everything outlives what it stands on.
     assert_eq!(vmmgraph_device_close(device), VMMGRAPH_OK);
     assert_eq!(vmmgraph_arena_destroy(arena), VMMGRAPH_OK);
     let (status, block) = allocate(space, 3 << 20);
@@ -260,22 +259,20 @@ fn numbers_outside_their_domain_are_refused_with_the_limit() {
     }
     let mut report: vmmgraph_seal_report_t = unsafe { zeroed() };
     assert_eq!(unsafe { vmmgraph_space_seal(space, 0, &raw mut report) }, VMMGRAPH_ERROR_STRUCT_SIZE);
-    // Refused before anything was done: the space is open as before.
     assert_eq!(allocate(space, 1).0, VMMGRAPH_OK);
     vmmgraph_space_destroy(space);
     vmmgraph_arena_destroy(arena);
     vmmgraph_device_close(device);
 }
 
-/// Calls with structs of every size that one may have, and looks at what was written: as far as the struct goes and the library knows,
-/// and not a byte more.
+/// Calls with structs of every valid size: writes end at the smaller of the caller's and the
+/// library's size.
 fn fills<T: Copy>(name: &str, call: impl Fn(*mut T) -> i32) {
     const CANARY: u64 = 0xc5c5_c5c5_c5c5_c5c5;
     let known = size_of::<T>() / 8;
     let filled = |words: usize| {
         let mut buffer = vec![CANARY; known + 4];
         buffer[0] = words as u64 * 8;
-        // What may be set before the call is.
         buffer[1..3].fill(0);
         assert_eq!(call(buffer.as_mut_ptr().cast()), VMMGRAPH_OK, "{name} of {words} words");
         assert_eq!(buffer[0], words as u64 * 8, "{name}: struct_size changed");
@@ -287,7 +284,6 @@ fn fills<T: Copy>(name: &str, call: impl Fn(*mut T) -> i32) {
         let buffer = filled(words);
         let written = words.min(known);
         assert_eq!(buffer[1..written], all[1..written], "{name} of {words} words");
-        // Of the shortest struct, the second word behind its size is not its own, though it was cleared above.
         assert!(buffer[written.max(3)..].iter().all(|word| *word == CANARY), "{name} of {words} words");
         assert!(written > 2 || buffer[2] == 0, "{name}: wrote behind the end");
     }
@@ -310,7 +306,6 @@ fn structs_are_filled_as_far_as_they_go_and_the_library_knows() {
             let sealed = vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, out);
             vmmgraph_space_destroy(space);
             if (*out.cast::<usize>()) >= std::mem::offset_of!(vmmgraph_seal_report_t, driver_ns) + 8 {
-                // Different every time.
                 (&raw mut (*out).driver_ns).write(0);
             }
             sealed
@@ -337,7 +332,6 @@ fn structs_are_filled_as_far_as_they_go_and_the_library_knows() {
         assert_eq!(vmmgraph_block_pool_create(8, 2, 1, &raw mut pool), VMMGRAPH_OK);
         let commit = |out| {
             let done = vmmgraph_elastic_buffer_commit(buffer, 0, 1, out);
-            // Free pages, so that the next one does the same.
             vmmgraph_elastic_buffer_decommit(buffer, 0, 64 << 20, null(), null_mut());
             done
         };
@@ -371,7 +365,7 @@ fn structs_are_filled_as_far_as_they_go_and_the_library_knows() {
     vmmgraph_device_close(device);
 }
 
-/// Options as a caller of another version has them: so many words, and what lies behind them.
+/// Options of a newer caller: known words, then unknown ones.
 #[repr(C)]
 struct Grown<T> {
     known: T,
@@ -399,18 +393,16 @@ fn options_may_be_shorter_or_have_fields_that_are_0() {
     let known = size_of::<vmmgraph_arena_options_t>();
     grown.known.struct_size = known;
     assert_eq!(create(&grown), (VMMGRAPH_OK, 8 << 20));
-    // An older caller: the budget is not its own, nor what lies there.
+    // An older caller: fields from the budget on are not read.
     let behind_budget = std::mem::offset_of!(vmmgraph_arena_options_t, reserve_bytes);
     grown.known.struct_size = behind_budget;
     assert_eq!(create(&grown), (VMMGRAPH_OK, 8 << 20));
     grown.known.struct_size = behind_budget - 8;
     assert_eq!(create(&grown), (VMMGRAPH_OK, 0));
-    // Only the size of a small page, and garbage that would be refused.
     (grown.known.large_page_bytes, grown.known.retain, grown.known.flags) = (3, 77, -1);
     grown.known.struct_size = 16;
     assert_eq!(create(&grown), (VMMGRAPH_OK, 0));
     (grown.known.large_page_bytes, grown.known.retain, grown.known.flags) = (0, 0, 0);
-    // A newer caller that asks for nothing new, and one that does.
     grown.known.struct_size = known + 24;
     grown.behind[..3].fill(0);
     assert_eq!(create(&grown), (VMMGRAPH_OK, 8 << 20));
@@ -436,7 +428,6 @@ fn structs_of_an_array_are_as_far_apart_as_the_first_says() {
         let inputs = inputs.cast();
         (unsafe { vmmgraph_input_plan_create(inputs, count, &raw const bucket, 1, 0, &raw mut plan) }, plan)
     };
-    // As many words of each as `words` says, one behind another; what is more than the library knows is 0.
     fn array<T: Copy>(items: &[T], words: usize) -> Vec<u64> {
         let mut array = Vec::new();
         for item in items {
@@ -451,7 +442,6 @@ fn structs_of_an_array_are_as_far_apart_as_the_first_says() {
     let known = size_of::<vmmgraph_input_t>() / 8;
     let (mut first, mut second) = (declared(), declared());
     (first.name, second.shape[0].times) = (c"positions".as_ptr(), 3);
-    // With room for one dimension, as many as there are, and more than there are.
     for words in [7, known, known + 3] {
         let inputs = array(&[first, second], words);
         let (status, plan) = plan_of(inputs.as_ptr(), 2);
@@ -486,7 +476,6 @@ fn structs_of_an_array_are_as_far_apart_as_the_first_says() {
         for words in [known, known + 1, known + 4] {
             assert_eq!(pack(&array(&step, words)), (VMMGRAPH_OK, 2, 5, 512 + 48), "{}", message());
         }
-        // Without its last word, a step's input has no dimensions.
         assert_eq!(pack(&array(&step, known - 1)).0, VMMGRAPH_ERROR_INVALID_ARGUMENT);
         let mut mixed = array(&step, known);
         mixed[known] += 8;
@@ -533,7 +522,6 @@ fn null_pointers_are_refused() {
     ] {
         assert_eq!(status, VMMGRAPH_ERROR_FOREIGN_POINTER);
     }
-    // Optional ones are optional.
     assert_eq!(unsafe { vmmgraph_arena_trim(arena, null_mut()) }, VMMGRAPH_OK);
     assert_eq!(unsafe { vmmgraph_arena_stats_json(arena, null_mut(), 0, null_mut()) }, VMMGRAPH_OK);
     assert_eq!(unsafe { vmmgraph_last_error_message(null_mut(), 0, null_mut()) }, VMMGRAPH_OK);
@@ -584,7 +572,7 @@ fn a_life_cycle_with_its_numbers() {
     let json: serde_json::Value = serde_json::from_str(text).unwrap();
     assert_eq!(json["spaces"][0]["retained_bytes"], 2 << 20);
     assert_eq!(json["pool"]["physical_bytes"], 50 << 20);
-    // A label is the space's own copy.
+    // The space copies the label.
     let mut label = b"decode 8\0".to_vec();
     let at = label.as_ptr().cast();
     assert_eq!(unsafe { vmmgraph_space_set_label(space, at) }, VMMGRAPH_OK);
@@ -597,7 +585,7 @@ fn a_life_cycle_with_its_numbers() {
     assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }.to_str(), Ok("decode 8"));
     assert_eq!(needed, 9);
     assert_eq!(unsafe { vmmgraph_space_set_label(space, null_mut()) }, VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // So is where it was captured, which the map shows.
+    // It also copies the capture site, which the map shows.
     let mut site = b"model.cpp:120\0".to_vec();
     assert_eq!(unsafe { vmmgraph_space_set_site(space, site.as_ptr().cast()) }, VMMGRAPH_OK);
     site.fill(b'X');
@@ -608,7 +596,6 @@ fn a_life_cycle_with_its_numbers() {
     let map = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap();
     let map: serde_json::Value = serde_json::from_str(map).unwrap();
     assert_eq!(map["spaces"][0]["site"], "model.cpp:120");
-    // Cut short, it is still terminated.
     let mut short = [1 as c_char; 8];
     unsafe { vmmgraph_arena_stats_json(arena, short.as_mut_ptr(), 8, null_mut()) };
     assert_eq!(short[7], 0);
@@ -651,7 +638,6 @@ fn a_cache_grows_and_shrinks_with_its_numbers() {
         unsafe { vmmgraph_kv_cache_backed(cache, ranges.as_mut_ptr(), 1, &raw mut count) },
         VMMGRAPH_OK
     );
-    // As many as there is room for.
     assert_eq!((count, ranges[0].first, ranges[0].end, ranges[1].first), (2, 0, 5, 7));
     assert_eq!(unsafe { vmmgraph_kv_cache_release(cache, 22, 23, null()) }, VMMGRAPH_OK);
 
@@ -694,7 +680,6 @@ fn the_torch_functions_use_the_arena_that_was_set() {
     assert_eq!(stats.current_offset_bytes, 20 << 20);
     assert!(vmmgraph_torch_alloc(-1, 6, null_mut()).is_null());
     assert_eq!(last().status, VMMGRAPH_ERROR_INVALID_SIZE);
-    // A block of a space before the current one is found too.
     assert_eq!(vmmgraph_arena_switch_to_new_virtual_space(arena), VMMGRAPH_OK);
     vmmgraph_torch_free(block, 20 << 20, 6, null_mut());
     unsafe { vmmgraph_arena_stats(arena, &raw mut stats) };
@@ -707,7 +692,6 @@ fn the_torch_functions_use_the_arena_that_was_set() {
 #[test]
 fn many_threads_calling_anything_at_all() {
     let device = device(7);
-    // Handles as numbers, since pointers do not cross threads.
     let shared = Mutex::new((arena(device) as usize, Vec::<usize>::new()));
     std::thread::scope(|scope| {
         for thread in 0..16u64 {
@@ -787,11 +771,10 @@ static LINES: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
 unsafe extern "C" fn sink(level: i32, text: *const c_char, length: usize, user: *mut c_void) {
     let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     LINES.lock().unwrap().push((level, String::from_utf8(text.to_vec()).unwrap()));
-    // A sink that causes events itself must not be called for them.
+    // Events caused by a sink must not reach the sink.
     let mut other = null_mut();
     unsafe { vmmgraph_device_open(null(), &raw mut other) };
     vmmgraph_device_close(other);
-    // Other tests log too, from their own threads.
     unsafe { &*user.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -814,7 +797,7 @@ fn log_lines_reach_the_sink_up_to_its_level_and_its_user_is_dropped_once() {
     assert!(created(&LINES.lock().unwrap()) > 0, "{:?}", LINES.lock().unwrap());
     assert!(LINES.lock().unwrap().iter().all(|(level, _)| *level <= VMMGRAPH_LOG_INFO));
     assert_eq!(set(None, null_mut(), VMMGRAPH_LOG_TRACE), VMMGRAPH_OK);
-    // Another test's thread may still be inside the sink; the last one out drops it.
+    // The last thread inside the sink drops the user data, possibly a different test's thread.
     let deadline = Instant::now() + Duration::from_secs(10);
     while DROPPED.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
         std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Contents that are carried over a seal by their owner, while another thread frees the blocks they are in.
+//! Preserved contents across a seal, while a second thread frees the blocks.
 
 use std::sync::Arc;
 
@@ -8,13 +8,11 @@ use vmmgraph_testkit::{Bench, MIB, stream};
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 
-/// What else is done here.
 trait More {
     fn graph(&self) -> (Arc<Space>, Address);
 }
 
 impl More for Bench {
-    /// A graph that writes to shared pages and reads there, sealed.
     fn graph(&self) -> (Arc<Space>, Address) {
         let space = self.arena.open_space().unwrap();
         let passing = space.allocate(16 * MIB, A).unwrap();
@@ -24,8 +22,8 @@ impl More for Bench {
     }
 }
 
-/// Seen from Python on an H200: one thread's replay sealed what another one had captured and was dropping, and wrote what it had saved of a freed tensor
-/// to shared pages, under a third one's graph.
+/// Seen from Python on H200: a replay sealed another thread's capture and restored the saved
+/// contents of a freed tensor to shared pages, under a third graph.
 #[test]
 fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
     let bench = Bench::new(A);
@@ -40,7 +38,7 @@ fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
     assert_eq!(space.live_blocks(), [dropped, stays], "it goes later");
     let report = space.seal().unwrap();
     assert_eq!(report.retained.len(), 2);
-    // A replay of the graph is under way on the page that both showed.
+    // Simulates a replay on the page shared by both graphs.
     bench.stamps.write(passing, 16 * MIB, 7).unwrap();
     bench.stamps.write(dropped, 16 * MIB, 5).unwrap();
     assert!(bench.stamps.holds(passing, 16 * MIB, 7).unwrap());
@@ -63,7 +61,7 @@ fn a_block_that_was_freed_meanwhile_goes_behind_those_who_read_it() {
     bench.faulty.set_busy(true);
     drop(carry);
     bench.stamps.write(block, 2 * MIB, 5).unwrap();
-    // What needs a page of that size while the reader is at work gets another one.
+    // A small block meanwhile needs a different page.
     let other = bench.arena.open_space().unwrap();
     for _ in 0..2 {
         let at = other.allocate(4096, A).unwrap();
@@ -94,7 +92,6 @@ fn only_what_the_seal_may_move_is_carried() {
     assert_eq!(carried(RetainPolicy::ShareRemote), [local]);
     assert_eq!(carried(RetainPolicy::Share), []);
     assert_eq!(carried(RetainPolicy::InPlace), []);
-    // Kept blocks stay where they are, and go later all the same.
     let carry = blocks.carry(RetainPolicy::Retain).unwrap();
     blocks.free(kept, &[]).unwrap();
     assert!(space.live_blocks().contains(&kept));
@@ -114,7 +111,6 @@ fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
     let blocks = VmmTorchAllocator::new(&space);
     let [one, two, crossing] =
         [3 * MIB, 20 * MIB, MIB].map(|bytes| blocks.allocate(bytes, A, false).unwrap());
-    // Freed, and busy until the seal.
     blocks.record_stream(crossing, B).unwrap();
     blocks.free(crossing, &[]).unwrap();
     let (_graph, _) = bench.graph();
@@ -132,12 +128,10 @@ fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
     bench.device.set_budget(None);
     drop(carry);
     assert_eq!(space.live_blocks(), [two]);
-    // It is open, and what was freed serves the next one.
     assert_eq!(blocks.allocate(3 * MIB, A, false), Ok(one));
     let carry = blocks.carry(RetainPolicy::Retain).unwrap();
     space.seal().unwrap();
     drop((space, blocks));
-    // The last owner of the blocks.
     drop(carry);
     drop(_graph);
     bench.end();

@@ -1,5 +1,5 @@
-//! Threads that would wait for each other for ever: reclaimers that pause each other's regions, hooks, launches. Each gets on, or
-//! the thread that would close the circle is told so.
+//! Threads with a potential deadlock: reclaimers pausing each other's regions, hooks, launches.
+//! Each finishes, or closing the cycle is an error.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -19,7 +19,7 @@ use vmmgraph_testkit::{MIB, stream};
 const A: Stream = stream(0xa0);
 const BYTES: u64 = 8 * MIB;
 
-/// Runs a test that may hang on a thread of its own.
+/// Runs a test with a timeout, on its own thread.
 fn watched(test: impl FnOnce() + Send + 'static) {
     let (ended, end) = channel();
     let running = thread::spawn(move || {
@@ -32,7 +32,6 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waits until something is so, for two seconds at most; whether it is.
 fn soon(what: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !what() && start.elapsed() < Duration::from_secs(2) {
@@ -45,7 +44,6 @@ fn device() -> Arc<Device> {
     Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()))
 }
 
-/// A paused model of 8 MiB, and the address of its first word, which is its stamp.
 fn model(device: &Arc<Device>, tag: &str, stamp: u64) -> (Arc<Region>, Address) {
     let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
     let region = device.region(tag, options).unwrap();
@@ -57,13 +55,11 @@ fn model(device: &Arc<Device>, tag: &str, stamp: u64) -> (Arc<Region>, Address) 
 }
 
 thread_local! {
-    /// The model that this thread does not wake.
+    /// The model not resumed by this thread.
     static OTHER: RefCell<Option<Arc<Region>>> = const { RefCell::new(None) };
 }
 
-/// Pauses the model that the thread that runs short does not wake.
 struct PausesTheOther {
-    /// How many threads are asked at once before one goes on.
     together: u64,
     asked: AtomicU64,
 }
@@ -80,7 +76,7 @@ impl Reclaimer for PausesTheOther {
     }
 }
 
-/// Wakes two models on two threads, whose reclaimers pause each other's, with memory for so many bytes.
+/// Resumes two models on two threads; reclaimers pause the opposite model.
 fn wake_two(budget: u64, together: u64, deadline: Duration) -> [Result<()>; 2] {
     let device = device();
     let models = [("a", 1), ("b", 2)].map(|(tag, stamp)| model(&device, tag, stamp));
@@ -109,7 +105,8 @@ fn wake_two(budget: u64, together: u64, deadline: Duration) -> [Result<()>; 2] {
     woken
 }
 
-/// Each held its region while its reclaimer waited for the other's; their deadlines ended nothing.
+/// Each thread held its region while its reclaimer waited for the other region, beyond both
+/// deadlines.
 #[test]
 fn reclaimers_that_pause_each_others_models_end_with_the_deadline() {
     watched(|| {
@@ -136,7 +133,6 @@ fn a_resume_that_waits_for_memory_keeps_nobody_from_its_region() {
             for _ in 0..20 {
                 assert_eq!(region.pause(Fence::default()).unwrap().bytes, 0);
                 let mut word = [0; 8];
-                // Unless the resume is trying just now.
                 assert!(soon(|| region.stats().paused));
                 if region.get_backup(block, 0, &mut word).is_ok() {
                     assert_eq!(u64::from_ne_bytes(word), 7);
@@ -149,7 +145,6 @@ fn a_resume_that_waits_for_memory_keeps_nobody_from_its_region() {
     });
 }
 
-/// A hook that does something once, given by the test.
 struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Once {
@@ -166,7 +161,7 @@ impl PauseHooks for Once {
     fn after_map(&self, _moved: &Moved<'_>) {}
 }
 
-/// A hook of a region replays a graph while a launch of that graph's arena pauses the region.
+/// A region's hook replays a graph while a launch of the graph's arena pauses the region.
 #[test]
 fn a_circle_over_a_region_and_an_arena_is_found() {
     watched(|| {
@@ -211,13 +206,12 @@ fn a_circle_over_a_region_and_an_arena_is_found() {
         space.replay(A, launch).unwrap();
         assert_eq!(paused.join().unwrap(), Ok(()));
         assert_eq!(refused.load(SeqCst), 1, "whoever closes the circle is told so, and nobody else");
-        // Everything goes on.
         region.resume(Duration::ZERO).unwrap();
         space.replay(A, || ()).unwrap();
     });
 }
 
-/// Hooks of two regions pause each other's: both are told that they may not wait there.
+/// Hooks of two regions pause each other's region: both are refused.
 #[test]
 fn hooks_of_two_threads_that_would_wait_for_each_other_are_both_refused() {
     watched(|| {
@@ -236,7 +230,6 @@ fn hooks_of_two_threads_that_would_wait_for_each_other_are_both_refused() {
                 assert!(soon(|| inside.load(SeqCst) == 2));
                 let paused = other.upgrade().unwrap().pause(Fence::default());
                 assert!(matches!(paused, Err(Error::WrongState { .. })), "{paused:?}");
-                // Neither leaves its region before both are told.
                 answered.fetch_add(1, SeqCst);
                 assert!(soon(|| answered.load(SeqCst) == 2));
             });

@@ -1,11 +1,8 @@
-//! What the library relies on a CUDA driver to do, asserted against the driver itself: the rules among the measured facts
-//! of the design, one test each. Not one line of the library runs here.
+//! Requirements of the library on a CUDA driver, one test each, without code of the library.
 //!
-//! `cargo test` runs it on the stand-in libcuda.so. For a real GPU run the test binary itself (cargo would put the stand-in
-//! first) with `VMMGRAPH_TEST_DRIVER=real`; a difference between the two is a bug of the stand-in. Without a GPU that run
-//! fails: nothing here passes without having been tried.
-//!
-//! The tests share one device, its free memory and its captures, so they take turns.
+//! `cargo test` runs them on the stand-in libcuda.so. For a real GPU, run the test binary itself
+//! (cargo would load the stand-in) with `VMMGRAPH_TEST_DRIVER=real`. A difference between the two
+//! is a bug of the stand-in.
 
 use std::ffi::{CStr, c_void};
 use std::io::Write;
@@ -18,7 +15,7 @@ mod green;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What the granularity is to be; a test of its own holds the driver to it.
+/// The expected granularity, checked by a test.
 const GRANULE: u64 = 2 * MIB;
 
 const SUCCESS: i32 = 0;
@@ -38,40 +35,36 @@ const MODES: [CUstreamCaptureMode; 3] = [
     CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
 ];
 
-/// Calls a driver function and is its result code.
 macro_rules! code {
     ($function:ident($($argument:expr),*)) => {{
-        // SAFETY: the pointers among the arguments are good, and the rest is for the driver to judge, which is what is tested.
+        // SAFETY: pointer arguments are good; the driver checks the rest, which is under test.
         unsafe { sys::$function($($argument),*) as i32 }
     }};
 }
 
-/// Calls a driver function that has to succeed.
 macro_rules! ok {
     ($function:ident($($argument:expr),*)) => {
         assert_eq!(code!($function($($argument),*)), SUCCESS, stringify!($function))
     };
 }
 
-/// Whether this is the run on a real GPU.
 fn real() -> bool {
     std::env::var("VMMGRAPH_TEST_DRIVER").is_ok_and(|driver| driver == "real")
 }
 
-/// Says something past the test harness, which hides what passing tests print.
+/// Prints a line past the test harness, which hides output of passing tests.
 fn say(line: &str) {
-    // A closed stderr is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn has_symbol(name: &CStr) -> bool {
-    // SAFETY: the symbol is looked for and never used.
+    // SAFETY: looked up, never called.
     unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.to_bytes_with_nul()).is_ok() }
 }
 
-/// The library loaded is the one meant: only the stand-in has `standin_calls`.
+/// Checks the loaded library: only the stand-in has `standin_calls`.
 fn check_driver() {
-    // SAFETY: only asks whether the library can be loaded.
+    // SAFETY: only checks whether the library loads.
     let present = unsafe { sys::is_culib_present() };
     assert!(present, "no libcuda.so: use `cargo test`, which puts the stand-in on LD_LIBRARY_PATH");
     match (real(), has_symbol(c"standin_calls")) {
@@ -85,7 +78,7 @@ fn check_driver() {
     }
 }
 
-/// The first device's primary context, held until the process ends, as a process that also runs torch would.
+/// Returns the first device's primary context, retained until the process ends, as torch does.
 fn context() -> sys::CUcontext {
     static CONTEXT: OnceLock<usize> = OnceLock::new();
     let address = *CONTEXT.get_or_init(|| {
@@ -101,10 +94,9 @@ fn context() -> sys::CUcontext {
     address as sys::CUcontext
 }
 
-/// Pages, reservations, mappings and events alive; a real driver does not tell.
 fn leftovers() -> Option<[u64; 4]> {
     let mut left = [0; 4];
-    // SAFETY: the stand-in declares the function so; it writes four numbers.
+    // SAFETY: the stand-in's signature; writes four numbers.
     unsafe {
         let ask = sys::culib().get::<unsafe extern "C" fn(*mut u64)>(b"standin_leftovers\0").ok()?;
         ask(left.as_mut_ptr());
@@ -112,7 +104,7 @@ fn leftovers() -> Option<[u64; 4]> {
     Some(left)
 }
 
-/// Whoever holds it has the device to itself, with the context current on this thread.
+/// Exclusive use of the device, with the context current on this thread.
 struct Gpu {
     before: Option<[u64; 4]>,
     _turn: MutexGuard<'static, ()>,
@@ -121,7 +113,7 @@ struct Gpu {
 impl Gpu {
     fn open() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
-        // A failed test must not fail the others.
+        // A failed test must not fail the rest.
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         check_driver();
         let gpu = Self { before: leftovers(), _turn: turn };
@@ -190,7 +182,6 @@ impl Stream {
         graph
     }
 
-    /// Ends a capture of which only the code matters.
     fn abandon(&self) -> i32 {
         let mut graph: CUgraph = ptr::null_mut();
         let code = code!(cuStreamEndCapture(self.0, &raw mut graph));
@@ -218,7 +209,6 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // A capture left open by a failed test would fail the others.
             let mut graph: CUgraph = ptr::null_mut();
             code!(cuStreamEndCapture(self.0, &raw mut graph));
         }
@@ -226,7 +216,6 @@ impl Drop for Stream {
     }
 }
 
-/// An instantiated graph.
 struct Graph(CUgraphExec);
 
 impl Graph {
@@ -313,7 +302,6 @@ fn try_grant(at: u64, len: u64, device: i32) -> i32 {
     code!(cuMemSetAccess(at, len as usize, &raw const access, 1))
 }
 
-/// Maps a whole page and makes it accessible.
 fn map(at: u64, len: u64, page: u64) {
     assert_eq!(try_map(at, len, 0, page), SUCCESS, "cuMemMap");
     assert_eq!(try_set_access(at, len), SUCCESS, "cuMemSetAccess");
@@ -327,7 +315,6 @@ fn unmap(at: u64, len: u64) {
     assert_eq!(try_unmap(at, len), SUCCESS, "cuMemUnmap");
 }
 
-/// The access flags of a mapped address: 0 none, 3 read and write.
 fn access(at: u64) -> u64 {
     access_of(0, at)
 }
@@ -345,13 +332,11 @@ fn retain_at(at: u64) -> u64 {
     page
 }
 
-/// Fills a range and waits for it.
 fn fill(stream: &Stream, at: u64, len: u64, value: u32) {
     assert_eq!(stream.fill(at, len, value), SUCCESS, "cuMemsetD32Async");
     stream.synchronise();
 }
 
-/// Asserts that a range holds one value throughout. Whoever wrote it has been waited for.
 #[track_caller]
 fn assert_holds(at: u64, len: u64, value: u32) {
     let mut words = vec![!value; len as usize / 4];
@@ -361,7 +346,7 @@ fn assert_holds(at: u64, len: u64, value: u32) {
     }
 }
 
-/// Asserts a refusal of which the facts do not give the code, and reports the real driver's.
+/// Asserts a refusal with an unspecified code, and prints the real driver's code.
 #[track_caller]
 fn assert_refused(what: &str, code: i32) {
     if real() {
@@ -370,7 +355,7 @@ fn assert_refused(what: &str, code: i32) {
     assert!([INVALID_VALUE, NOT_SUPPORTED].contains(&code), "{what}: {code}");
 }
 
-/// Ends a capture after something was refused in it. Whether that spoils the capture is not relied on.
+/// Ends a capture after a refused call. The capture may be valid or invalidated.
 #[track_caller]
 fn end_after_refusal(what: &str, stream: &Stream) {
     let code = stream.abandon();
@@ -418,7 +403,6 @@ fn granularity_is_2_mib_minimum_and_recommended() {
 #[test]
 fn some_calls_need_a_current_context() {
     let _gpu = Gpu::open();
-    // A thread of its own, which nobody has given a context.
     let codes = std::thread::spawn(|| {
         let (mut free, mut total, mut event) = (0, 0, ptr::null_mut());
         [
@@ -454,7 +438,6 @@ fn a_green_context_has_a_default_stream_of_its_own_and_takes_the_primary_ones_ev
             assert_eq!(code!(cuEventRecord(event.0, per_thread)), INVALID_HANDLE);
         });
     }
-    // What a capture of a default stream is, the others' are not.
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let mut graph: CUgraph = ptr::null_mut();
     contexts[0].current(|| {
@@ -516,7 +499,6 @@ fn one_page_shows_the_same_contents_at_many_addresses() {
     let stream = gpu.stream();
     let page = create(GRANULE);
     let (twice, once, other) = (reserve(4 * GRANULE), reserve(GRANULE), reserve(GRANULE));
-    // Two of them in one reservation.
     let aliases = [twice, twice + 2 * GRANULE, once, other];
     for at in aliases {
         map(at, GRANULE, page);
@@ -573,14 +555,12 @@ fn mapping_over_a_mapping_is_refused_and_harms_nothing() {
 fn one_unmap_covers_several_whole_mappings() {
     let gpu = Gpu::open();
     let stream = gpu.stream();
-    // Pages of different sizes, and one of them twice.
     let (small, large) = (create(GRANULE), create(3 * GRANULE));
     let base = reserve(5 * GRANULE);
     map(base, GRANULE, small);
     map(base + GRANULE, 3 * GRANULE, large);
     map(base + 4 * GRANULE, GRANULE, small);
     unmap(base, 5 * GRANULE);
-    // The addresses are free again, for other pages at other places.
     map(base, 3 * GRANULE, large);
     map(base + 3 * GRANULE, GRANULE, small);
     fill(&stream, base, 4 * GRANULE, 0x77);
@@ -647,7 +627,7 @@ fn one_set_access_spans_several_mappings() {
     free_addresses(base, 4 * GRANULE);
 }
 
-/// Of two devices each is given access by itself: the other one's stays as it was, and both go with the mapping.
+/// Access of each device is granted separately, and ends with the mapping.
 #[test]
 fn a_second_device_is_given_access_beside_the_first() {
     let _gpu = Gpu::open();
@@ -674,7 +654,7 @@ fn a_second_device_is_given_access_beside_the_first() {
 
 // ---- lives of pages and addresses ----
 
-/// Big enough to see in the free memory, whatever else the driver keeps for itself meanwhile.
+/// Visible in the free memory despite the driver's own use.
 const VISIBLE: u64 = 256 * MIB;
 const NOISE: u64 = 32 * MIB;
 
@@ -700,7 +680,6 @@ fn a_released_page_keeps_its_memory_until_its_last_unmap() {
     map(base, VISIBLE, page);
     map(base + VISIBLE, VISIBLE, page);
     release(page);
-    // Both addresses still reach it.
     fill(&stream, base, GRANULE, 0x5E);
     assert_holds(base + VISIBLE, GRANULE, 0x5E);
     unmap(base, VISIBLE);
@@ -720,11 +699,9 @@ fn a_page_is_retained_back_from_an_address_of_it() {
     let (page, base) = (create(2 * GRANULE), reserve(4 * GRANULE));
     let (at, elsewhere) = (base, base + 2 * GRANULE);
     map(at, 2 * GRANULE, page);
-    // Any address inside will do, and it is the handle that was mapped.
     let again = retain_at(at + GRANULE + 4096);
     assert_eq!(again, page);
     release(again);
-    // Also when the mapping is all that keeps the page.
     fill(&stream, at, 2 * GRANULE, 0x88);
     release(page);
     let page = retain_at(at);
@@ -743,7 +720,6 @@ fn out_of_memory_is_reported_and_nothing_sticks() {
     for _ in 0..2 {
         let (free, _) = gpu.free_and_total();
         assert_eq!(try_create((free + GIB).next_multiple_of(GRANULE)).err(), Some(OUT_OF_MEMORY));
-        // Neither the next call nor the context is the worse for it.
         ok!(cuCtxSynchronize());
         let (page, base) = (create(GRANULE), reserve(GRANULE));
         map(base, GRANULE, page);
@@ -822,7 +798,6 @@ fn memcpy_nodes_are_captured_over_mapped_addresses_only() {
         assert_refused(&what, stream.copy(to, from, GRANULE));
         end_after_refusal(&what, &stream);
     }
-    // Mapped when it is captured, it is fine, and does its work at the replay.
     fill(&stream, mapped, GRANULE, 0);
     stream.begin(MODES[0]);
     assert_eq!(stream.fill(mapped, GRANULE / 2, 0xD1), SUCCESS);
@@ -837,7 +812,7 @@ fn memcpy_nodes_are_captured_over_mapped_addresses_only() {
     free_addresses(base, 2 * GRANULE);
 }
 
-/// Replays a graph that fills `[base, base + GRANULE)` with `value` on one page after another mapped there.
+/// Replays a graph that fills `[base, base + GRANULE)` with `value`, on several pages in turn.
 fn replay_on_exchanged_pages(stream: &Stream, graph: &Graph, base: u64, value: u32) {
     let side = reserve(2 * GRANULE);
     let (first, second) = (create(GRANULE), create(GRANULE));
@@ -856,7 +831,6 @@ fn replay_on_exchanged_pages(stream: &Stream, graph: &Graph, base: u64, value: u
     unmap(side, 2 * GRANULE);
     release(first);
     release(second);
-    // The pages are gone; a new one does as well.
     let page = create(GRANULE);
     map(side, GRANULE, page);
     fill(stream, side, GRANULE, 0);
@@ -873,7 +847,7 @@ fn replay_on_exchanged_pages(stream: &Stream, graph: &Graph, base: u64, value: u
 fn a_replay_writes_the_page_that_is_mapped_then() {
     let gpu = Gpu::open();
     let stream = gpu.stream();
-    // As in use: captured and first replayed on a page that is taken away and gone before the others come.
+    // The first page is destroyed before the next ones are mapped, as in use.
     let (page, base) = (create(GRANULE), reserve(GRANULE));
     map(base, GRANULE, page);
     stream.begin(MODES[0]);
@@ -952,7 +926,6 @@ fn kernel_nodes_are_captured_over_unmapped_addresses_and_follow_the_mapping() {
     ok!(cuModuleUnload(module));
 }
 
-/// The whole life of a page at an address, with the stream's own capture going on somewhere.
 fn live_a_page() {
     let (page, base) = (create(GRANULE), reserve(GRANULE));
     map(base, GRANULE, page);
@@ -970,7 +943,6 @@ fn mapping_works_on_the_thread_that_captures() {
         let base = reserve(GRANULE);
         stream.begin(mode);
         live_a_page();
-        // Memory that comes in the middle of the capture, as an allocator does it.
         let page = create(GRANULE);
         map(base, GRANULE, page);
         assert_eq!(stream.fill(base, GRANULE, 0x61), SUCCESS, "{mode:?}");
@@ -1103,7 +1075,6 @@ fn the_capture_mode_is_exchanged_per_thread() {
 
 // ---- host memory ----
 
-/// Bytes of this process at a multiple of 4 KiB, as a mapping has them.
 struct HostBytes(Vec<u8>, usize);
 
 impl HostBytes {
@@ -1163,7 +1134,7 @@ fn host_memory_is_registered_once_and_unregistered_once() {
     assert_eq!(code!(cuMemHostUnregister(host.at(0))), NOT_REGISTERED);
 }
 
-/// On the thread that captures, whose mode is relaxed for the calls, as the library does.
+/// On the capturing thread in relaxed mode, as in the library.
 #[test]
 fn registering_and_copying_harm_no_capture() {
     let gpu = Gpu::open();
@@ -1206,7 +1177,7 @@ fn a_stream_waits_for_an_event_of_another() {
         ok!(cuEventRecord(event.0, writer.0));
         ok!(cuStreamWaitEvent(reader.0, event.0, 0));
         assert_eq!(reader.copy(base + LEN, base, LEN), SUCCESS);
-        // And back, so that the next round does not overtake the copy.
+        // Also back: the next round must not overtake the copy.
         ok!(cuEventRecord(event.0, reader.0));
         ok!(cuStreamWaitEvent(writer.0, event.0, 0));
         ok!(cuEventSynchronize(event.0));
@@ -1219,7 +1190,7 @@ fn a_stream_waits_for_an_event_of_another() {
     free_addresses(base, 2 * LEN);
 }
 
-/// Nobody can name that one any more, whose work goes on.
+/// The ended thread's stream has no name, but its work continues.
 #[test]
 fn the_legacy_default_stream_waits_for_the_default_stream_of_a_thread_that_has_ended() {
     let gpu = Gpu::open();

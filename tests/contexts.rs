@@ -1,5 +1,5 @@
-//! Streams of others: default ones while a green context is current, which are that context's, whoever asks CUDA's driver, and no two of which are one;
-//! and such as go behind their replay. Over the stand-in; `tests/gpu.rs` has replays in green contexts on a GPU.
+//! Default streams of green contexts, each distinct, and streams destroyed after their replay. On
+//! the stand-in; `tests/gpu.rs` replays in green contexts on a GPU.
 
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,14 @@ use vmmgraph::{Device, Error, Options, SharedVmmAllocator, Space, Stream, VmmTor
 
 mod green;
 
-/// Calls are counted for the whole process.
+/// Serializes tests: call counters are process-wide.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How often a function of the driver was called since the last time anybody asked.
 fn calls(name: &std::ffi::CStr) -> u64 {
-    // SAFETY: the stand-in declares them so; the name ends in a zero.
+    // SAFETY: the stand-in's signatures; the name is zero-terminated.
     unsafe {
         let count = sys::culib()
             .get::<unsafe extern "C" fn(*const std::ffi::c_char) -> u64>(b"standin_count\0")
@@ -31,7 +30,6 @@ fn calls(name: &std::ffi::CStr) -> u64 {
     }
 }
 
-/// The device, its primary context, so many others and an arena.
 fn open(
     contexts: usize,
 ) -> (MutexGuard<'static, ()>, Arc<Device>, Primary, Vec<GreenContext>, SharedVmmAllocator) {
@@ -43,7 +41,6 @@ fn open(
     (alone, device, primary, contexts, arena)
 }
 
-/// A sealed space, with a block that is live.
 fn graph(arena: &SharedVmmAllocator) -> (Arc<Space>, vmmgraph::Address) {
     let space = arena.open_space().unwrap();
     let block = space.allocate(1 << 20, Stream::LEGACY).unwrap();
@@ -51,13 +48,12 @@ fn graph(arena: &SharedVmmAllocator) -> (Arc<Space>, vmmgraph::Address) {
     (space, block)
 }
 
-/// The primary context, current on this thread.
 struct Primary;
 
 impl Primary {
     fn current() -> Self {
         let mut context = ptr::null_mut();
-        // SAFETY: out pointers on this stack; the device is open, so the context is there.
+        // SAFETY: out pointers on this stack; the open device keeps the context alive.
         unsafe {
             assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);
             assert_eq!(sys::cuCtxPushCurrent_v2(context), sys::CUresult::CUDA_SUCCESS);
@@ -69,7 +65,7 @@ impl Primary {
 impl Drop for Primary {
     fn drop(&mut self) {
         let mut context = ptr::null_mut();
-        // SAFETY: pops and releases what was pushed and retained.
+        // SAFETY: pops and releases the context of `current`.
         unsafe {
             sys::cuCtxPopCurrent_v2(&raw mut context);
             sys::cuDevicePrimaryCtxRelease_v2(0);
@@ -78,7 +74,7 @@ impl Drop for Primary {
 }
 
 fn capture_begins() {
-    // SAFETY: the calling thread's default stream, as the handle is.
+    // SAFETY: the default stream of the current context.
     let code = unsafe {
         sys::cuStreamBeginCapture_v2(
             ptr::null_mut(),
@@ -90,7 +86,7 @@ fn capture_begins() {
 
 fn capture_ends() {
     let mut made = ptr::null_mut();
-    // SAFETY: as above; then the graph of that capture.
+    // SAFETY: as above; then the captured graph.
     unsafe {
         let code = sys::cuStreamEndCapture(ptr::null_mut(), &raw mut made);
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS, "somebody touched the capture");
@@ -116,10 +112,8 @@ fn replays_on_two_contexts_default_streams_wait_for_one_another() {
     assert_eq!(calls(c"cuStreamWaitEvent"), 1, "and the primary one's for that");
     contexts[1].current(replay);
     assert_eq!(calls(c"cuStreamWaitEvent"), 1);
-    // A context that goes and one that comes back with its handle are not told apart, so this waits too.
     contexts[1].current(replay);
     assert_eq!(calls(c"cuStreamWaitEvent"), 1);
-    // Created streams are the same wherever they are named.
     let created = vmmgraph_testkit::stream(contexts[0].stream() as u64);
     space.replay(created, || ()).unwrap();
     assert_eq!(calls(c"cuStreamWaitEvent"), 1);
@@ -138,7 +132,7 @@ fn a_capture_of_a_contexts_default_stream_is_seen_there_and_only_there() {
         assert!(matches!(replay(), Err(Error::StreamCapturing { .. })));
     });
     replay().unwrap();
-    // The mark behind that is of the primary context's stream, though the other one is current.
+    // The mark is recorded on the primary context's stream, although a green context is current.
     contexts[0].current(|| {
         arena.mark().unwrap();
         capture_ends();
@@ -151,7 +145,7 @@ fn a_replay_that_was_not_marked_in_its_context_is_not_taken_for_one_elsewhere() 
     let (_alone, _device, _primary, contexts, arena) = open(1);
     let (space, _) = graph(&arena);
 
-    // The stream is captured from within the launch on, so that nothing can be recorded behind it.
+    // The launch begins a capture on the stream, so no record is possible after it.
     contexts[0].current(|| space.replay(Stream::LEGACY, capture_begins)).unwrap();
     assert!(matches!(space.replay(Stream::LEGACY, || ()), Err(Error::StreamCapturing { .. })));
     contexts[0].current(capture_ends);
@@ -169,7 +163,6 @@ fn an_eager_scope_ends_in_the_context_whose_default_stream_it_is_on() {
     contexts[0].current(|| end.end()).unwrap();
     space.replay(Stream::LEGACY, || ()).unwrap();
 
-    // One on the primary context's stream ends anywhere.
     let end = arena.eager_scope(Stream::LEGACY).unwrap().into_end();
     contexts[0].current(|| end.end()).unwrap();
     space.replay(Stream::LEGACY, || ()).unwrap();
@@ -195,7 +188,8 @@ fn what_is_noted_in_a_context_is_waited_for_elsewhere() {
     arena.trim().unwrap();
     assert_eq!(device.stats().physical_bytes, 0);
 
-    // Freed there, it waits for the primary context's stream too, on which it may have been read before.
+    // A block freed in a green context also waits for the primary context's stream, an earlier
+    // reader.
     let (blocks, block) = retired();
     calls(c"cuEventRecord");
     contexts[0].current(|| blocks.free(block, &[Stream::LEGACY])).unwrap();
@@ -235,15 +229,14 @@ fn a_regions_block_is_its_threads_until_that_says_that_it_is_done_or_ends() {
         });
         let block = told.recv().unwrap();
         region.free(block).unwrap();
-        // What its thread gave its stream since the allocation nobody else knows.
+        // Later work of the allocating thread on its stream is unknown.
         assert_ne!(region.allocate(1 << 20, Stream::LEGACY).unwrap(), block);
         assert!(matches!(region.pause(Fence::default()), Err(Error::StreamCapturing { stream: 2 })));
         end.send(()).unwrap();
-        // All of it: a scope waits for less.
+        // Full join: a scope would not wait for thread-local destructors.
         thread.join().unwrap();
         block
     });
-    // The legacy default stream has waited for that of the thread.
     calls(c"cuEventRecord");
     assert_eq!(region.allocate(1 << 20, Stream::LEGACY).unwrap(), block);
     assert_eq!(calls(c"cuEventRecord"), 1);
@@ -269,7 +262,8 @@ fn behind_a_mark_of_its_space_a_stream_may_go() {
     let (space, _) = graph(&arena);
     for marked in [true, false] {
         let mut stream = ptr::null_mut();
-        // SAFETY: out pointer on this stack; destroyed once. The stand-in takes the handle of a stream that is gone for an error.
+        // SAFETY: an out pointer on this stack; destroyed once. The stand-in refuses destroyed
+        // handles.
         let code = unsafe { sys::cuStreamCreate(&raw mut stream, 1) };
         assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
         space.replay(vmmgraph_testkit::stream(stream as u64), || ()).unwrap();

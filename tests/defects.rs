@@ -1,4 +1,5 @@
-//! Thirteen defects of the first design, found at commit 210a5fb by trying it from outside. Each has a test here that fails there.
+//! Thirteen defects of the first design, found at commit 210a5fb. Each has a test, which fails at
+//! that commit.
 
 use std::collections::BTreeSet;
 use std::ptr;
@@ -19,7 +20,6 @@ use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 
-/// A host device of its own whose calls can be made to fail, and the driver under it.
 struct Host {
     host: Arc<HostDriver>,
     faulty: Arc<FaultyDriver>,
@@ -48,17 +48,15 @@ impl Host {
         Stamps::new(&driver, A)
     }
 
-    /// The device closes, and nothing is left at the driver.
     fn close(self) {
         let Self { host, faulty, device } = self;
         drop(device);
-        // What it left, if anything, goes when it is opened again.
         drop(Device::with_driver(faulty));
         assert_eq!(host.leftovers(), [0; 4]);
     }
 }
 
-/// Runs a test that may hang on a thread of its own.
+/// Runs a test with a timeout, on its own thread.
 fn watched(test: impl FnOnce() + Send + 'static) {
     let (ended, end) = channel();
     let running = thread::spawn(move || {
@@ -71,7 +69,6 @@ fn watched(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A sealed space, with one block that is freed before.
 fn sealed(arena: &SharedVmmAllocator) -> Arc<Space> {
     let space = arena.open_space().unwrap();
     let block = space.allocate(20 * MIB, A).unwrap();
@@ -80,14 +77,12 @@ fn sealed(arena: &SharedVmmAllocator) -> Arc<Space> {
     space
 }
 
-/// Blocks of a space and their bytes.
 type Blocks = Vec<(Address, u64)>;
 
 fn allocate(space: &Space, sizes: &[u64]) -> Blocks {
     sizes.iter().map(|bytes| (space.allocate(*bytes, A).unwrap(), *bytes)).collect()
 }
 
-/// A replay that writes each block of a space and looks at the end whether all still hold what was written.
 fn replay(space: &Space, blocks: &Blocks, stamps: &Stamps, seed: u32) {
     let run = || {
         for (id, (at, bytes)) in blocks.iter().enumerate() {
@@ -104,16 +99,15 @@ fn holds(blocks: &Blocks, stamps: &Stamps, seed: u32) {
     }
 }
 
-/// Defect 1: a seal that failed gave a whole page back, still mapped under a live block, as if it were free; the space's next block
-/// came to lie on it, and the repeated seal took another space's page.
+/// Defect 1: a failed seal freed a whole page still mapped by a live block. Two blocks overlapped,
+/// and the second seal took another space's page.
 #[test]
 fn a_seal_that_fails_leaves_no_two_blocks_on_one_page() {
-    // Which create of the seal fails, and whether the other capture asks before or behind it.
+    // The failing create of the seal; the concurrent capture comes before or after.
     for failing in 1..=5 {
         let driver = Host::new();
         let arena = Arc::new(driver.arena());
         let first = arena.open_space().unwrap();
-        // A page that the block covers whole, and one that it covers in part.
         let mut blocks = allocate(&first, &[32 * MIB, 10 * MIB]);
         let (ask, asked) = channel();
         let (answer, answered) = channel();
@@ -121,7 +115,6 @@ fn a_seal_that_fails_leaves_no_two_blocks_on_one_page() {
             let arena = Arc::clone(&arena);
             thread::spawn(move || {
                 let () = asked.recv().unwrap();
-                // The same numbers, in the middle of the seal.
                 let space = arena.open_space().unwrap();
                 let blocks = allocate(&space, &[32 * MIB, 10 * MIB]);
                 answer.send(()).unwrap();
@@ -136,9 +129,8 @@ fn a_seal_that_fails_leaves_no_two_blocks_on_one_page() {
                 && creates.fetch_add(1, Ordering::SeqCst) + 1 == failing
             {
                 ask.lock().unwrap().send(()).unwrap();
-                // It may wait for what this thread holds.
                 let _ = answered.lock().unwrap().recv_timeout(Duration::from_millis(200));
-                // As long as other threads are at work a page is asked for again: no memory for this thread, however often.
+                // Creation is retried while other threads work: fail all attempts of this thread.
                 faulty.watch_only(Some(sealing));
                 faulty.arm(&(1..=5_000).collect::<Vec<_>>());
             }
@@ -150,7 +142,6 @@ fn a_seal_that_fails_leaves_no_two_blocks_on_one_page() {
         let (second, mut theirs) = other.join().unwrap();
         assert_eq!((first.audit(), second.audit(), arena.audit()), (Ok(()), Ok(()), Ok(())));
 
-        // The first space goes on.
         blocks.extend(allocate(&first, &[32 * MIB, 7 * MIB, 40 * MIB]));
         assert_eq!(arena.audit(), Ok(()));
         first.seal().unwrap();
@@ -164,7 +155,6 @@ fn a_seal_that_fails_leaves_no_two_blocks_on_one_page() {
         replay(&first, &blocks, &stamps, 100);
         replay(&second, &theirs, &stamps, 200);
         replay(&third, &passing, &stamps, 300);
-        // Everything was retained: no replay writes to another's.
         holds(&blocks, &stamps, 100);
         holds(&theirs, &stamps, 200);
         drop((first, second, third, arena));
@@ -176,7 +166,7 @@ fn waits(faulty: &FaultyDriver) -> usize {
     faulty.take_log().iter().filter(|line| line.starts_with("event_wait")).count()
 }
 
-/// Defect 2: two threads' default streams have one handle, and no wait was issued between their replays.
+/// Defect 2: default streams of two threads share a handle, and their replays were not ordered.
 #[test]
 fn the_default_streams_of_two_threads_are_two_streams() {
     let driver = Host::new();
@@ -190,13 +180,11 @@ fn the_default_streams_of_two_threads_are_two_streams() {
     assert_eq!(waits(&driver.faulty), 0, "a thread's own default stream is in order by itself");
     thread::scope(|scope| scope.spawn(on_own).join().unwrap());
     assert_eq!(waits(&driver.faulty), 1, "another thread's waits");
-    // That thread has ended, and its stream with it.
     on_own();
     assert_eq!(waits(&driver.faulty), 1, "and the first one's again");
     thread::scope(|scope| scope.spawn(on_own).join().unwrap());
     space.replay(B, || ()).unwrap();
     assert_eq!(waits(&driver.faulty), 2);
-    // What was replayed on the stream of a thread that has ended can be waited for as well.
     thread::scope(|scope| scope.spawn(on_own).join().unwrap());
     drop(space);
     arena.trim().unwrap();
@@ -204,7 +192,7 @@ fn the_default_streams_of_two_threads_are_two_streams() {
     driver.close();
 }
 
-/// Defect 2: a stream that was destroyed after `mark` and whose handle came back for a new one was taken for the old one.
+/// Defect 2: a handle reused after `mark` and a stream's destruction was treated as the old stream.
 #[test]
 fn a_handle_that_comes_back_after_a_mark_is_another_stream() {
     let driver = Host::new();
@@ -216,7 +204,6 @@ fn a_handle_that_comes_back_after_a_mark_is_another_stream() {
     assert_eq!(waits(&driver.faulty), 0);
     space.replay(A, || ()).unwrap();
     assert_eq!(waits(&driver.faulty), 1);
-    // Opening a space marks too.
     let _next = arena.open_space().unwrap();
     space.replay(A, || ()).unwrap();
     space.replay(A, || ()).unwrap();
@@ -227,7 +214,6 @@ fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// The stand-in, with its context current. Its state is the process's, so one test at a time.
 struct StandIn {
     device: Arc<Device>,
     context: sys::CUcontext,
@@ -248,7 +234,6 @@ impl StandIn {
         Self { device, context, _alone: alone }
     }
 
-    /// A stream; flag 1 is non-blocking.
     fn stream(flags: u32) -> sys::CUstream {
         let mut stream = ptr::null_mut();
         // SAFETY: an out pointer on this stack; the context is current.
@@ -262,7 +247,6 @@ impl StandIn {
         ok(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) });
     }
 
-    /// Ends a capture, which is intact, and destroys what was made of it and the stream.
     fn end(stream: sys::CUstream) {
         let mut graph = ptr::null_mut();
         // SAFETY: as above.
@@ -284,8 +268,8 @@ impl Drop for StandIn {
     }
 }
 
-/// Defect 3: with the last replay on the legacy stream and a blocking stream captured elsewhere, dropping a space waited for the
-/// whole context and so broke that capture, and opening one failed.
+/// Defect 3: dropping a space waited for the whole context, which broke a capture on a blocking
+/// stream. Opening a space failed.
 #[test]
 fn a_capture_elsewhere_survives_the_life_of_spaces_beside_the_legacy_stream() {
     let standin = StandIn::new();
@@ -311,7 +295,7 @@ fn a_capture_elsewhere_survives_the_life_of_spaces_beside_the_legacy_stream() {
     assert_eq!((stats.physical_bytes, stats.pending, stats.mappings), (0, 0, 0));
 }
 
-/// What was read to compare two replays was read by a synchronous copy, which is one of the legacy stream.
+/// Comparing two replays used a synchronous copy, which runs on the legacy stream.
 #[test]
 fn a_capture_elsewhere_survives_two_replays_that_are_compared() {
     let standin = StandIn::new();
@@ -321,20 +305,20 @@ fn a_capture_elsewhere_survives_two_replays_that_are_compared() {
     space.seal().unwrap();
     let captured = StandIn::stream(0);
     StandIn::begin(captured);
-    // SAFETY: a block of the space's own, which it retains.
+    // SAFETY: a live-out block of the space.
     let compared = unsafe { space.verify(stream(StandIn::stream(1) as u64), &[(output, 4096)], || ()) };
     assert_eq!(compared, Ok(None));
     StandIn::end(captured);
 }
 
-/// Defect 3: a replay onto a stream under capture issued an event wait there, which broke the capture, or was recorded into it.
+/// Defect 3: a replay onto a captured stream waited for an event, which broke the capture or was
+/// captured.
 #[test]
 fn a_replay_onto_a_stream_under_capture_is_refused_and_the_capture_intact() {
     let standin = StandIn::new();
     let arena = SharedVmmAllocator::new(&standin.device, &Options::default()).unwrap();
     let space = sealed(&arena);
     let (captured, other) = (StandIn::stream(1), StandIn::stream(1));
-    // The last replay was nowhere, on another stream, on the same one.
     for last in [None, Some(other), Some(captured)] {
         if let Some(last) = last {
             space.replay(stream(last as u64), || ()).unwrap();
@@ -350,7 +334,8 @@ fn a_replay_onto_a_stream_under_capture_is_refused_and_the_capture_intact() {
     assert_eq!(standin.device.stats().physical_bytes, 0);
 }
 
-/// Defect 4: an arena ended while its last stream was captured; another arena's trim then unmapped its spaces under the replay.
+/// Defect 4: an arena was dropped during a capture of its last stream; a second arena's trim
+/// unmapped its spaces during the replay.
 #[test]
 fn what_an_arena_left_is_not_unmapped_before_its_last_replay_is_over() {
     for (capturing, busy) in [(true, false), (false, true), (true, true)] {
@@ -386,7 +371,7 @@ fn what_an_arena_left_is_not_unmapped_before_its_last_replay_is_over() {
     }
 }
 
-/// Defect 5: an unmap that was refused when everything was dropped kept the pool alive in a circle, out of anybody's reach.
+/// Defect 5: an unmap refused during the last drop left the pool in a reference cycle.
 #[test]
 fn what_the_driver_refuses_at_the_end_of_everything_goes_when_its_device_opens_again() {
     let mut calls = 1;
@@ -410,7 +395,8 @@ fn what_the_driver_refuses_at_the_end_of_everything_goes_when_its_device_opens_a
     assert!(calls >= 4, "{calls} calls at the end of everything: unmap, addresses, release, event");
 }
 
-/// Defect 6: a space outlived the handles of its device, and opening the device again made a second pool without a budget.
+/// Defect 6: a space outlived its device's handles, and reopening the device created a second pool
+/// without a budget.
 #[test]
 fn a_device_with_something_alive_is_the_same_device_when_it_is_opened_again() {
     let open = || Device::open(DriverChoice::HOST, 0, HostOptions::default()).unwrap();
@@ -426,7 +412,6 @@ fn a_device_with_something_alive_is_the_same_device_when_it_is_opened_again() {
     let other = SharedVmmAllocator::new(&again, &Options::default()).unwrap();
     let refused = other.open_space().unwrap().allocate(64 * MIB, A);
     assert!(matches!(refused, Err(Error::OverBudget { .. })), "{refused:?}");
-    // A block that outlives its space does as well.
     let torch = VmmTorchAllocator::new(&space);
     drop((space, other, again));
     let third = open();
@@ -435,7 +420,8 @@ fn a_device_with_something_alive_is_the_same_device_when_it_is_opened_again() {
     assert_eq!(open().stats().budget_bytes, None, "it had closed");
 }
 
-/// Defect 7: `switch_to_new_virtual_space` beside a launch that calls `deallocate` hung: each held the lock that the other wanted.
+/// Defect 7: `switch_to_new_virtual_space` during a launch that calls `deallocate` deadlocked on
+/// two locks.
 #[test]
 fn a_switch_beside_a_launch_that_deallocates_does_not_hang() {
     watched(|| {
@@ -467,7 +453,6 @@ fn a_switch_beside_a_launch_that_deallocates_does_not_hang() {
     });
 }
 
-/// Replays of several arenas, each nested in the one before, in a circle over as many threads.
 fn circle(threads: usize) {
     watched(move || {
         let driver = Host::new();
@@ -501,19 +486,19 @@ fn circle(threads: usize) {
     });
 }
 
-/// Defect 7: replays of two arenas, nested in opposite order on two threads, waited for each other for ever.
+/// Defect 7: replays of two arenas, nested in opposite order on two threads, deadlocked.
 #[test]
 fn replays_nested_in_opposite_order_on_two_threads_do_not_hang() {
     circle(2);
 }
 
-/// Defect 7, over three arenas and threads.
+/// Defect 7 with three arenas and threads.
 #[test]
 fn replays_nested_in_a_circle_of_three_threads_do_not_hang() {
     circle(3);
 }
 
-/// Defect 8: an allocation failed for lack of memory while pages of another arena lay there that nobody used.
+/// Defect 8: an allocation ran out of memory although a different arena had unused pages.
 #[test]
 fn free_pages_of_another_arena_are_used_before_memory_is_out() {
     let driver = Host::of_memory(144 * MIB);
@@ -525,7 +510,6 @@ fn free_pages_of_another_arena_are_used_before_memory_is_out() {
     let still_there = sealed(&arena);
     drop(space);
     assert!(driver.device.stats().free_bytes >= 90 * MIB, "{:?}", driver.device.stats());
-    // Of the same size, without a call to the driver; then of another, for which they go back.
     let other = driver.arena();
     let created = driver.faulty.count("create");
     let same = other.open_space().unwrap();
@@ -538,7 +522,7 @@ fn free_pages_of_another_arena_are_used_before_memory_is_out() {
     driver.close();
 }
 
-/// The parameters of every function of the door, and whether it is unsafe.
+/// Returns the functions of the driver interface: parameters, and whether the function is unsafe.
 fn door() -> Vec<(String, bool)> {
     let text = include_str!("../src/driver/mod.rs");
     let text: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
@@ -554,8 +538,8 @@ fn door() -> Vec<(String, bool)> {
     functions.collect()
 }
 
-/// Defect 9: the door's traits were safe and anybody could make its handles, so that safe code could give the driver a wild pointer.
-/// (That the handles cannot be made is in their documentation, as examples that do not compile.)
+/// Defect 9: driver traits were safe and their handles constructible, so safe code could pass wild
+/// pointers. (Documentation examples cover the handles.)
 #[test]
 fn whatever_takes_a_handle_or_an_address_of_the_driver_is_unsafe() {
     let door = door();
@@ -570,7 +554,7 @@ fn whatever_takes_a_handle_or_an_address_of_the_driver_is_unsafe() {
     }
 }
 
-/// Defect 10: a bump allocation that failed kept its pages mapped and its addresses reserved.
+/// Defect 10: a failed bump allocation kept pages and addresses.
 #[test]
 fn a_bump_allocation_that_fails_changes_nothing() {
     let mut calls = 1;
@@ -596,12 +580,11 @@ fn a_bump_allocation_that_fails_changes_nothing() {
         };
         let before = books();
         driver.faulty.arm(&[failing]);
-        // Longer than what is left of the range.
         let failed = space.allocate(1200 * MIB, A);
         calls = driver.faulty.calls().max(failing);
         driver.faulty.arm(&[]);
         if failed.is_ok() {
-            // No call is left to fail, or the failed one was of the way back of something else.
+            // No call is left to fail, or the failed call was a cleanup.
             assert!(failing >= 4, "call {failing} failed and nobody noticed");
             break;
         }
@@ -614,7 +597,8 @@ fn a_bump_allocation_that_fails_changes_nothing() {
     }
 }
 
-/// Defect 11: `record_stream` after the seal did nothing: the pages of a freed block were another capture's while a side stream read.
+/// Defect 11: `record_stream` after the seal had no effect: pages of a freed block were reused
+/// under a reading stream.
 #[test]
 fn a_retained_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done() {
     let driver = Host::new();
@@ -638,7 +622,6 @@ fn a_retained_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done(
     }
     holds(&output, &stamps, 7);
     driver.faulty.set_busy(false);
-    // Now they are the arena's.
     let before = driver.device.stats().physical_bytes;
     let third = arena.open_space().unwrap();
     allocate(&third, &[32 * MIB, 3 * MIB, 30 * MIB, 32 * MIB]);
@@ -647,7 +630,7 @@ fn a_retained_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done(
     driver.close();
 }
 
-/// Defect 11, for a block that is freed after its graph is gone.
+/// Defect 11, for a block freed after its graph.
 #[test]
 fn a_block_freed_after_its_graph_waits_for_its_streams_as_well() {
     let driver = Host::new();
@@ -673,7 +656,7 @@ fn a_block_freed_after_its_graph_waits_for_its_streams_as_well() {
     driver.close();
 }
 
-/// Defect 11, for a block whose page other blocks still cover when it is freed.
+/// Defect 11, for a block on a page with other live blocks.
 #[test]
 fn a_page_waits_for_the_streams_of_all_blocks_that_were_on_it() {
     for gone in [false, true] {
@@ -705,7 +688,7 @@ fn a_page_waits_for_the_streams_of_all_blocks_that_were_on_it() {
     }
 }
 
-/// Defect 11, for kept blocks.
+/// Defect 11, for persistent blocks.
 #[test]
 fn a_kept_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done() {
     let driver = Host::new();
@@ -714,7 +697,6 @@ fn a_kept_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done() {
     let space = arena.open_space().unwrap();
     let neighbour = arena.open_space().unwrap();
     let output: Blocks = vec![(space.allocate_kept(5000, A).unwrap(), 5000)];
-    // Its page stays, whatever happens to the block.
     neighbour.allocate_kept(5000, A).unwrap();
     space.seal().unwrap();
     replay(&space, &output, &stamps, 7);
@@ -731,7 +713,6 @@ fn a_kept_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done() {
     let again = next.allocate_kept(5000, A).unwrap();
     assert_eq!(again, output[0].0, "now it is free");
     assert_eq!(arena.audit(), Ok(()));
-    // The whole arena ends while its last graph may run.
     next.seal().unwrap();
     let last = vec![(again, 5000)];
     replay(&next, &last, &stamps, 9);
@@ -742,7 +723,7 @@ fn a_kept_block_that_a_busy_stream_reads_is_nobody_elses_until_that_is_done() {
     driver.close();
 }
 
-/// Defect 12: a tensor that outlived its graph kept all of the graph's memory.
+/// Defect 12: a tensor that outlived its graph kept all memory of the graph.
 #[test]
 fn a_block_that_outlives_its_space_keeps_its_own_pages_only() {
     for busy in [false, true] {
@@ -778,8 +759,8 @@ fn a_block_that_outlives_its_space_keeps_its_own_pages_only() {
     }
 }
 
-/// Defect 13: names of the published design said something else here: the offset was that of live bytes, and an arena could not
-/// reserve at once.
+/// Defect 13: names of the published design had other meanings: the offset counted live bytes, and
+/// an arena could not reserve at once.
 #[test]
 fn the_names_of_the_published_design_mean_what_they_mean_there() -> Result<()> {
     let driver = Host::new();
@@ -801,7 +782,6 @@ fn the_names_of_the_published_design_mean_what_they_mean_there() -> Result<()> {
     assert!(arena.mapped_size() >= last, "the pages stay for the next space");
     arena.allocate(MIB, A)?;
     assert_eq!((arena.current_offset(), arena.high_water_mark()), (MIB, last));
-    // Beyond what was reserved.
     let before = arena.reserved_size();
     arena.allocate(1500 * MIB, A)?;
     assert!(arena.reserved_size() > before && arena.mapped_size() >= arena.current_offset());
@@ -810,8 +790,8 @@ fn the_names_of_the_published_design_mean_what_they_mean_there() -> Result<()> {
     Ok(())
 }
 
-/// Found by tests/fuzz_streams.rs in the redesign: a page that was retained and came back was had under its old number and as a spare
-/// one under another, so that two blocks of the next space lay on it.
+/// Found by tests/fuzz_streams.rs: a returned live-out page was registered under its old number and
+/// as a spare page, so two blocks overlapped.
 #[test]
 fn a_page_that_comes_back_has_one_number() {
     let driver = Host::new();

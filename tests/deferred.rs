@@ -1,4 +1,5 @@
-//! Spaces that die while the device may still run their graphs: torn down later, but neither too early nor never.
+//! Spaces dropped while the device may still run their graphs: destroyed later, neither too early
+//! nor never.
 
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -11,7 +12,7 @@ use vmmgraph::{
 use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 
 const A: Stream = Stream::LEGACY;
-/// Where somebody reads a block. As long as it is being captured, nobody can say that the reader is done.
+/// Stream of readers. During its capture, no event can mark their end.
 const SIDE: Stream = stream(7);
 
 fn sealed(arena: &SharedVmmAllocator) -> Arc<Space> {
@@ -39,7 +40,7 @@ fn what_is_left_when_everything_goes_is_taken_back_when_its_device_opens_again()
     drop(Device::with_driver(faulty.clone()));
     assert!(host.leftovers()[2] > 0, "unmapped while a replay runs");
     faulty.set_busy(false);
-    // Another device asks this one's driver nothing, which may hang.
+    // Opening a different device makes no call to this driver, which may hang.
     faulty.arm(&[]);
     let unrelated = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
     drop(Device::with_driver(unrelated));
@@ -49,7 +50,6 @@ fn what_is_left_when_everything_goes_is_taken_back_when_its_device_opens_again()
     assert_eq!(host.leftovers(), [0; 4]);
 }
 
-/// By somebody else, of whom the arena hears nothing.
 #[test]
 fn a_stream_that_is_captured_again_is_waited_for_again() {
     let (host, faulty, device) = device();
@@ -61,7 +61,6 @@ fn a_stream_that_is_captured_again_is_waited_for_again() {
     faulty.set_capturing(A, true);
     drop(first);
     faulty.set_capturing(A, false);
-    // Here it is found out what that waited for, and not by the arena.
     device.give_back(Duration::ZERO);
     assert_eq!(unmaps(), before + 1);
     second.replay(A, || ()).unwrap();
@@ -86,7 +85,7 @@ fn another_arenas_trim_does_not_tear_down_what_may_still_run() {
     faulty.set_busy(true);
     drop((dying, arena));
     let before = faulty.count("unmap");
-    // A trim would wait for the device; an allocation that finds memory short looks, and goes on.
+    // A trim would wait for the device; an allocation polls and continues.
     let space = other.open_space().unwrap();
     space.allocate(40 * MIB, A).unwrap();
     drop(space);
@@ -111,7 +110,6 @@ fn a_reader_of_a_block_that_outlived_its_graph_is_waited_for() {
             let block = tensors.allocate(4 * MIB, A, false).unwrap();
             space.seal_with(policy).unwrap();
             space.replay(A, || ()).unwrap();
-            // Noted ahead, or said when the block is freed.
             if noted {
                 tensors.record_stream(block, SIDE).unwrap();
             }
@@ -137,8 +135,8 @@ fn a_reader_of_a_block_that_outlived_its_graph_is_waited_for() {
     }
 }
 
-/// Between the question whether it is captured and the record: nobody asks for an event that became one of the capture's, nor waits for it, and what was
-/// to be behind it is.
+/// The capture begins between the state query and the record: the event belongs to the capture and
+/// must not be used.
 #[test]
 fn a_stream_whose_capture_begins_as_it_is_recorded_is_recorded_again_behind_it() {
     for reader in [true, false] {
@@ -213,7 +211,7 @@ fn a_mark_behind_a_capture_frees_what_waits_from_the_stream() {
         assert_eq!(device.stats().pending, 1);
         faulty.set_capturing(stream, false);
         if of_space { other.mark() } else { arena.mark() }.unwrap();
-        // The stream is destroyed, and its handle comes back for one that is captured: nobody asks it any more.
+        // The stream is destroyed; a captured one reuses its handle and must not be touched.
         faulty.set_capturing(stream, true);
         drop(other);
         assert!(device.trim().is_ok());
@@ -224,7 +222,7 @@ fn a_mark_behind_a_capture_frees_what_waits_from_the_stream() {
     }
 }
 
-/// A block is freed while its reader is captured, in every way that a block can go. Behind the capture a mark has it recorded, and the reader's stream may go.
+/// A mark after the capture records the reader of a freed block; its stream may then be destroyed.
 #[test]
 fn a_mark_behind_a_capture_frees_what_waits_from_a_reader() {
     for (kept, graph_first, alive) in [false, true]
@@ -249,7 +247,7 @@ fn a_mark_behind_a_capture_frees_what_waits_from_a_reader() {
         faulty.set_capturing(SIDE, false);
         faulty.set_busy(true);
         arena.mark().unwrap();
-        // Its handle comes back for a stream that is captured: nobody asks it any more.
+        // A captured stream reuses the handle and must not be touched.
         faulty.set_capturing(SIDE, true);
         faulty.set_busy(false);
         drop(graph);
@@ -266,8 +264,7 @@ fn a_mark_behind_a_capture_frees_what_waits_from_a_reader() {
     }
 }
 
-/// What is left of a graph and its last block: a part of a range that waited for the block's reader, and the range. Two threads tear them down at once, the
-/// second when the driver is about to unmap for the first: nothing is unmapped twice, and all of it goes without anybody coming by again.
+/// A range, and a part pending on a reader, destroyed by two threads: no double unmap, no leak.
 #[test]
 fn a_range_and_a_part_of_it_are_not_torn_down_at_once() {
     for part_first in [true, false] {
@@ -279,7 +276,6 @@ fn a_range_and_a_part_of_it_are_not_torn_down_at_once() {
         space.seal().unwrap();
         drop(space);
         faulty.set_capturing(SIDE, true);
-        // One block may live on: its range stays mapped there, until that goes as a whole.
         let freed = if part_first { 1 } else { 2 };
         blocks[..freed].iter().for_each(|block| tensors.free(*block, &[SIDE]).unwrap());
         faulty.set_capturing(SIDE, false);
@@ -316,7 +312,7 @@ fn a_range_and_a_part_of_it_are_not_torn_down_at_once() {
     }
 }
 
-/// As captures that fail again and again do, whose tensors are freed while the device still works.
+/// Repeated failed captures free tensors while the device still works.
 #[test]
 fn a_capture_takes_pages_that_the_device_is_done_with_before_it_creates_new_ones() {
     let (host, faulty, device) = device();

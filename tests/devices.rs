@@ -1,4 +1,4 @@
-//! Opening devices: several at once, the choice of a driver, and libraries that are not there or lack a function.
+//! Opening devices: several at once, choice of the driver, missing or incomplete libraries.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -7,7 +7,6 @@ use vmmgraph::driver::{CudaDriver, HostDriver};
 use vmmgraph::{Device, DriverChoice, Error, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::MIB;
 
-/// Runs one test of this file again, in a process of its own with other surroundings; what it printed.
 fn in_a_child(test: &str, surroundings: &[(&str, &str)]) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child
@@ -47,7 +46,6 @@ fn two_gpus_have_memory_of_their_own() {
         assert_eq!(devices[index].stats().physical_bytes, bytes);
         assert_eq!(driver.info().ordinal, index as i32);
         assert_eq!(arenas[1 - index].current_offset(), 0);
-        // A page of one device never serves the other.
         assert_eq!(driver.free_bytes().unwrap(), driver.info().total_bytes - bytes);
     }
     for ordinal in [-1, 2] {
@@ -69,7 +67,6 @@ fn a_device_is_opened_once_in_a_process_and_again_after_its_last_user() {
     assert!(HostDriver::new(8, small).is_err() && HostDriver::new(-1, small).is_err());
 }
 
-/// What `Auto` opens here.
 fn chosen() -> String {
     match Device::open(DriverChoice::Auto, 0, HostOptions::default()) {
         Ok(device) => format!("{} driver", device.driver().info().platform),
@@ -85,10 +82,8 @@ fn the_surroundings_choose_the_driver() {
     }
     let child =
         |surroundings: &[(&str, &str)]| in_a_child("the_surroundings_choose_the_driver", surroundings);
-    // The stand-in's GPUs are there.
     assert!(child(&[]).contains("chosen: cuda driver; cuda: Ok(())"));
     assert!(child(&[("VMMGRAPH_DRIVER", "host")]).contains("chosen: host driver"));
-    // They are not.
     let none = child(&[("STANDIN_CUDA_DEVICES", "0")]);
     assert!(none.contains("chosen: host driver") && none.contains("InvalidDevice"), "{none}");
     let asked = child(&[("STANDIN_CUDA_DEVICES", "0"), ("VMMGRAPH_DRIVER", "cuda")]);
@@ -108,7 +103,6 @@ fn a_library_that_is_missing_or_lacks_a_function_is_an_error() {
     let library_path = folder.to_str().unwrap();
 
     let missing = in_a_child(test, &[("LD_LIBRARY_PATH", library_path)]);
-    // A machine with a real driver finds that one; nothing can be said about a missing one there.
     if missing.contains("cuda: Err") {
         assert!(missing.contains("chosen: host driver; cuda: Err(DriverMissing {"), "{missing}");
     } else {

@@ -1,4 +1,4 @@
-//! A step's way through the policy layer, from outside: decision, counters, order of use and inputs, without one allocation.
+//! A step through the dispatcher (decision, counters, usage order, inputs) makes no allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,22 +8,21 @@ use vmmgraph::dispatch::{
     Phase, Reason, Step, StepInput, Weights, xllm_sizes,
 };
 
-/// Counts this thread's allocations.
 struct Counting;
 
 thread_local!(static ALLOCATIONS: Cell<u64> = const { Cell::new(0) });
 
-// SAFETY: everything is passed on to the system's allocator, whose contract is the same.
+// SAFETY: the system's allocator does the work, with the same contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // A thread that is ending has no counter any more.
+        // An ending thread has no counter.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract; the pointer came from `System`.
+        // SAFETY: the caller's contract; `System` allocated the pointer.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Eager work on an arena's pages: in the order of replays, in the graphs' memory, and with contents that last.
+//! Eager work on an arena's pages: replay order, the graphs' memory, persistent results.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,13 +37,11 @@ impl Bench {
         Stamps::new(self.device.driver(), A)
     }
 
-    /// Calls that move memory.
     fn calls(&self) -> u64 {
         let names = ["reserve", "create", "map", "unmap", "release", "free_addresses", "grant"];
         names.into_iter().map(|name| self.faulty.count(name)).sum()
     }
 
-    /// Everything goes, and nothing is left.
     fn end(self) {
         self.device.trim().unwrap();
         assert_eq!(self.device.pool().audit_idle(), Ok(()));
@@ -53,7 +51,6 @@ impl Bench {
     }
 }
 
-/// What a graph does, in order: blocks of so many bytes that are written when they come and looked at when they go.
 struct Graph {
     space: Arc<Space>,
     steps: Vec<(bool, Address, u64)>,
@@ -62,7 +59,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// Two blocks are live at a time, and the last one stays if `retain`.
+    /// Two blocks are live at a time; the last one is live-out if `retain`.
     fn capture(arena: &SharedVmmAllocator, sizes: &[u64], retain: bool) -> Self {
         let space = arena.open_space().unwrap();
         let (mut steps, mut live) = (Vec::new(), Vec::new());
@@ -85,7 +82,6 @@ impl Graph {
         Self { space, steps, retained, stamp: 0 }
     }
 
-    /// Writes all blocks in their order, and finds what was written.
     fn replay(&mut self, stamps: &Stamps, round: u32) -> vmmgraph::Result<()> {
         self.space.replay(A, || {
             for (number, (comes, at, bytes)) in self.steps.iter().enumerate() {
@@ -115,7 +111,6 @@ fn refused<T>(result: vmmgraph::Result<T>, what: &str) {
     }
 }
 
-/// A prefill of so many bytes: layers of two blocks, and one of `last` bytes that stays.
 fn prefill(scope: &EagerScope, stamps: &Stamps, bytes: u64, last: u64, stamp: u32) -> Address {
     let block = |bytes| {
         let at = scope.allocate(bytes).unwrap();
@@ -159,7 +154,6 @@ fn eager_work_lies_in_the_graphs_memory_and_its_results_outlast_their_replays() 
     }
     let stats = arena.eager_stats();
     assert_eq!((stats.scopes, stats.blocks, stats.live_bytes), (20, 0, 0));
-    // The page of the one result, beside what the graphs need.
     assert!(
         arena.stats().physical_bytes <= graphs_alone + PAGE,
         "{} over {graphs_alone}",
@@ -173,7 +167,7 @@ fn eager_work_lies_in_the_graphs_memory_and_its_results_outlast_their_replays() 
     bench.end();
 }
 
-/// As a program that closes on one thread what another one began: replays would wait for ever otherwise.
+/// A program may close a scope on a second thread; otherwise replays would wait forever.
 #[test]
 fn a_scope_ends_on_any_thread_and_once() {
     let bench = bench();
@@ -184,7 +178,6 @@ fn a_scope_ends_on_any_thread_and_once() {
     let result = scope.allocate(3 * MIB).unwrap();
     stamps.write(result, 3 * MIB, 1).unwrap();
     let end = Arc::new(scope.into_end());
-    // Until then it is under way on its thread.
     assert!(matches!(graph.replay(&stamps, 2), Err(Error::WrongState { .. })));
     let freed_inside = blocks.allocate(MIB, stream(1), false).unwrap();
     blocks.free(freed_inside, &[]).unwrap();
@@ -196,13 +189,11 @@ fn a_scope_ends_on_any_thread_and_once() {
     assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
     graph.replay(&stamps, 2).unwrap();
     assert!(stamps.holds(result, 3 * MIB, 1).unwrap());
-    // What is left of the first does not end the next one.
     let next = arena.eager_scope(stream(2)).unwrap();
     end.end().unwrap();
     drop(end);
     assert!(matches!(graph.replay(&stamps, 3), Err(Error::WrongState { .. })));
     drop(next);
-    // A thread's default stream is that thread's.
     let own = arena.eager_scope(Stream::PER_THREAD).unwrap().into_end();
     let elsewhere = thread::scope(|all| all.spawn(|| own.end()).join().unwrap());
     assert!(matches!(elsewhere, Err(Error::WrongState { .. })), "{elsewhere:?}");
@@ -252,7 +243,7 @@ fn in_a_steady_state_neither_scopes_nor_replays_move_memory() {
         }
         let before = bench.calls();
         let scope = arena.eager_scope(A).unwrap();
-        // The last result goes while the next one is made, as `logits = model(...)` does.
+        // The previous result is freed after the next one is made, as by `logits = model(...)`.
         let next = prefill(&scope, &stamps, 90 * MIB, 600 << 10, round);
         if let Some(last) = last.replace(next) {
             scope.free(last).unwrap();
@@ -376,7 +367,7 @@ fn bytes_that_a_stream_still_reads_are_nobody_elses() {
     let stays = scope.allocate(20 * MIB).unwrap();
     drop(scope);
     assert_eq!((arena.eager_stats().blocks, arena.audit()), (3, Ok(())));
-    // After the scope: its own stream, and whoever may read it, as far as the device has come.
+    // A block freed after its scope waits for its own stream and its readers.
     arena.eager_blocks().free(stays, &[stream(2)]).unwrap();
     let own = arena.eager_stats().own_bytes;
     let scope = arena.eager_scope(A).unwrap();
@@ -430,7 +421,6 @@ fn a_replay_that_gets_no_page_is_not_launched_and_can_be_repeated() {
     drop(scope);
     for call in ["unmap", "map", "create"] {
         if call == "create" {
-            // Else the eager work's own addresses are given up, and their pages serve.
             arena.trim().unwrap();
         }
         bench.faulty.refuse(call, true);
@@ -442,7 +432,6 @@ fn a_replay_that_gets_no_page_is_not_launched_and_can_be_repeated() {
         assert_eq!(arena.audit(), Ok(()), "{call}");
     }
     graph.replay(&stamps, 2).unwrap();
-    // No budget for a page more.
     let held = arena.stats().physical_bytes;
     let scope = arena.eager_scope(A).unwrap();
     let more = scope.allocate(PAGE).unwrap();
@@ -469,7 +458,7 @@ fn launched_past_the_check_a_graph_writes_over_what_eager_work_left() {
     let scope = arena.eager_scope(A).unwrap();
     let last = prefill(&scope, &stamps, 60 * MIB, 3 * MIB, 5);
     drop(scope);
-    // What the replay would do, without it.
+    // The replay's writes, without the replay.
     for (_, at, bytes) in &graph.steps {
         stamps.write(*at, *bytes, 1234).unwrap();
     }
@@ -491,7 +480,7 @@ fn a_capture_goes_on_while_pages_leave_under_it() {
     let freed = space.allocate(30 * MIB, A).unwrap();
     let mut results = Vec::new();
     for round in 0..4 {
-        // Another thread's prefill: this one captures.
+        // On a second thread, since this one captures.
         let result = thread::scope(|threads| {
             let work = || {
                 let scope = arena.eager_scope(stream(7)).unwrap();
@@ -603,7 +592,6 @@ fn live_blocks_outlast_a_pause_the_graphs_and_the_arena() {
     arena.trim().unwrap();
     assert!(holds() && graph.holds(&stamps));
     assert_eq!(arena.audit(), Ok(()));
-    // After the trim the addresses are others.
     let scope = arena.eager_scope(A).unwrap();
     let more = prefill(&scope, &stamps, 60 * MIB, 3 * MIB, 8);
     drop(scope);
@@ -687,7 +675,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 4..40)
 }
 
-/// Carries steps out, some scopes on a second stream, and after each looks at every block that is live, on whatever driver.
 fn carry_out(driver: &SharedDriver, second: Stream, steps: &[Step]) -> Result<(), TestCaseError> {
     let device = Device::with_driver(driver.clone());
     let stamps = Stamps::new(driver, A);
@@ -771,7 +758,7 @@ proptest! {
     }
 }
 
-/// The stand-in is one for the process.
+/// Serializes tests: the stand-in is process-wide.
 fn stand_in() -> (SharedDriver, MutexGuard<'static, ()>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! Elastic buffers and KV caches: memory that comes and goes behind addresses that stay, against naive twins with every driver call
-//! failing once, and case by case.
+//! Elastic buffers and KV caches, compared with naive models while each driver call fails once, and
+//! in single cases.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
 
@@ -40,14 +40,12 @@ impl Bench {
         self.device.elastic_buffer(bytes, &pages_of(2 * MIB)).unwrap()
     }
 
-    /// Behind everything given to a stream so far.
     fn fence(&self) -> Fence {
         let mut fence = Fence::default();
         fence.add(self.device.pool().events(), stream(0x50));
         fence
     }
 
-    /// Everything goes, and nothing is left.
     fn end(self) {
         self.device.trim().unwrap();
         assert_eq!(self.device.pool().audit_idle(), Ok(()));
@@ -64,7 +62,6 @@ fn now() -> Fence {
     Fence::default()
 }
 
-/// On the host driver, and on the stand-in or the GPU behind the CUDA driver.
 fn on_both(test: impl Fn(&Arc<Device>, &Stamps)) {
     let drivers: [SharedDriver; 2] = [
         Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()),
@@ -80,7 +77,7 @@ fn on_both(test: impl Fn(&Arc<Device>, &Stamps)) {
     }
 }
 
-/// Stamps pages of 2 MiB, each as a block, so that parts can be looked at.
+/// Stamps pages of 2 MiB as one block each, so that parts can be checked.
 fn write(stamps: &Stamps, at: Address, bytes: u64, stamp: u32) {
     for offset in (0..bytes).step_by(2 << 20) {
         stamps.write(at.plus(offset), 2 * MIB, stamp).unwrap();
@@ -105,11 +102,9 @@ fn contents_survive_growth_and_addresses_stay() {
         assert_eq!((done.bytes, done.pages), (24 * MIB, 6));
         write(stamps, base.plus(8 * MIB), 24 * MIB, 2);
         assert_eq!(buffer.commit(0..32 * MIB).unwrap().pages, 0);
-        // The odd end of the buffer is a page, which goes by its last byte.
         buffer.commit(200 * MIB..200 * MIB + 1).unwrap();
         assert_eq!(buffer.committed(), [0..32 * MIB, 200 * MIB..204 * MIB]);
         assert_eq!(buffer.decommit(190 * MIB..200 * MIB + 1, &now()), Ok(4 * MIB));
-        // Whole pages only: bytes beside the range keep their memory.
         assert_eq!(buffer.decommit(9 * MIB..21 * MIB, &now()), Ok(8 * MIB));
         assert_eq!(buffer.committed(), [0..12 * MIB, 20 * MIB..32 * MIB]);
         assert!(holds(stamps, base, 8 * MIB, 1) && holds(stamps, base.plus(8 * MIB), 4 * MIB, 2));
@@ -133,13 +128,13 @@ fn an_event_may_be_destroyed_right_after_a_fence_followed_it() {
     let (driver, events) = (bench.device.driver(), bench.device.pool().events());
     let recorded = || {
         let event = driver.event_create().unwrap();
-        // SAFETY: an event of this driver, and streams are numbers to it.
+        // SAFETY: an event of this driver, which treats streams as numbers.
         unsafe { driver.event_record(event, stream(0x50)) }.unwrap();
         event
     };
-    // SAFETY: an event of this driver that is there still.
+    // SAFETY: a live event of this driver.
     let follow = |event| unsafe { events.follow(event) };
-    // SAFETY: made above, and destroyed once.
+    // SAFETY: created above.
     let destroy = |event| unsafe { driver.event_destroy(event) }.unwrap();
     let over = recorded();
     assert!(follow(over).unwrap().is_none());
@@ -169,7 +164,7 @@ fn what_was_asked_for_ahead_does_not_undo_a_shrink() {
         KvOptions { planes: &[MIB, MIB], blocks_most: 64, memory: pages_of(2 * MIB), ..KvOptions::default() };
     let cache = bench.device.kv_cache(&options).unwrap();
     cache.grow_to(4).unwrap();
-    // The thread is held up before its job, between its calls, and behind them: every time, somebody shrinks meanwhile.
+    // A shrink arrives before, during or after the commit's driver calls.
     for call in 1..=12 {
         let (shrinker, count) = (Arc::clone(&cache), AtomicU64::new(0));
         bench.faulty.set_hook(Some(Arc::new(move |_: &str| {
@@ -185,7 +180,6 @@ fn what_was_asked_for_ahead_does_not_undo_a_shrink() {
         assert_eq!((cache.stats().blocks, cache.backed()), (6, vec![0..6]), "call {call}");
         assert_eq!(cache.audit(), Ok(()));
         cache.shrink_to(4, &[], &now()).unwrap();
-        // A shrink that was there first is none of its business.
         cache.commit_async(0..8).unwrap().wait().unwrap();
         assert_eq!(cache.stats().blocks, 8);
         cache.shrink_to(4, &[], &now()).unwrap();
@@ -194,7 +188,6 @@ fn what_was_asked_for_ahead_does_not_undo_a_shrink() {
     bench.end();
 }
 
-/// Somebody who could give memory up, and counts how often he is asked.
 struct Asked(AtomicU64);
 
 impl Reclaimer for Asked {
@@ -220,7 +213,6 @@ fn a_block_beyond_the_limit_is_a_miss_that_asks_nobody_and_waits_for_nothing() {
     assert_eq!(cache.set_limit(4, 1), LimitChange::Applied);
     assert!(matches!(cache.grow_to(5), Err(Error::OverBudget { .. })));
     assert_eq!(asked.0.load(Ordering::SeqCst), 0);
-    // Where it is memory that is short, they are asked.
     cache.set_limit(64, 2);
     bench.device.set_budget(Some(8 * MIB));
     assert!(matches!(cache.grow_to(5), Err(Error::OverBudget { .. })));
@@ -258,7 +250,6 @@ fn pages_go_round_between_two_buffers_and_an_arena_over_one_budget_without_a_cre
             drop(space);
             arena.trim().unwrap();
             buffers[1].decommit(0..256 * MIB, &now()).unwrap();
-            // A trim gives free pages to the driver, so these may be new.
             buffers[0].commit(0..64 * MIB).unwrap();
             buffers.iter().for_each(|buffer| assert_eq!(buffer.audit(), Ok(())));
         }
@@ -287,7 +278,7 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
         (0, 8 * MIB, 8 * MIB)
     );
     assert_eq!((buffer.committed(), buffer.decommit(0..8 * MIB, &now())), (vec![], Ok(0)));
-    // Wanted again before it went: it stays, with what was in it, and others can wait for what still uses it.
+    // Committed again before the unmap: contents remain, and a stream can wait for the last users.
     let back = buffer.commit(2 * MIB..4 * MIB).unwrap();
     assert_eq!((back.pages, back.created, back.revived), (0, 0, 1));
     assert!(holds(&stamps, buffer.base().plus(2 * MIB), 2 * MIB, 3));
@@ -304,7 +295,6 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     assert_eq!(bench.faulty.count("event_wait"), waits, "what is over is not waited for");
     assert_eq!(bench.faulty.broken_captures(), Vec::<String>::new());
 
-    // Whoever runs short finds what is done by then.
     buffer.commit(0..8 * MIB).unwrap();
     bench.device.set_budget(Some(8 * MIB));
     bench.faulty.set_busy(true);
@@ -312,7 +302,6 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     bench.faulty.set_busy(false);
     assert_eq!(other.commit(0..8 * MIB).unwrap().created, 0);
     assert_eq!((buffer.stats().leaving_bytes, buffer.audit(), other.audit()), (0, Ok(()), Ok(())));
-    // One that goes with a fence leaves its memory behind that.
     bench.faulty.set_busy(true);
     other.decommit(0..8 * MIB, &bench.fence()).unwrap();
     drop((buffer, other));
@@ -321,7 +310,7 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     bench.end();
 }
 
-/// Addresses for a TiB in pages of 4 KiB are a quarter of a thousand million places, of which none is looked at.
+/// 1 TiB in pages of 4 KiB is 2^28 pages; the check must not visit them.
 #[test]
 fn more_than_the_device_has_is_refused_at_once() {
     let host = HostOptions { granularity: 4096, memory_bytes: 64 * MIB };
@@ -361,14 +350,12 @@ fn no_memory_is_a_value_and_leaves_everything_as_it_was() {
         matches!(&refused, Error::OverBudget { account: Some(of), budget, .. } if of.contains("kv") && *budget == 8 * MIB),
         "{refused}"
     );
-    // What was created for it went back.
     assert_eq!((buffer.committed(), bench.device.stats().physical_bytes, bench.host.leftovers()), before);
     assert_eq!((buffer.stats().refused, buffer.audit()), (1, Ok(())));
     let later = buffer.commit_async(0..16 * MIB).unwrap();
     assert!(later.wait().unwrap_err().is_out_of_memory());
     buffer.account().set_limits(Limits { most: None, least: 0 });
     assert_eq!(buffer.commit(0..16 * MIB).unwrap().pages, 6);
-    // A page that is there already needs no budget.
     buffer.account().set_limits(Limits { most: Some(MIB), least: 0 });
     assert_eq!(buffer.commit(0..16 * MIB).unwrap().pages, 0);
     drop((buffer, later));
@@ -381,11 +368,9 @@ fn a_thread_of_the_library_commits_ahead_and_the_order_of_calls_is_kept() {
         let buffer = device.elastic_buffer(512 * MIB, &pages_of(2 * MIB)).unwrap();
         let pending: Vec<_> =
             (0..8).map(|part| buffer.commit_async(part * 16 * MIB..(part + 2) * 16 * MIB).unwrap()).collect();
-        // What is under way is waited for and not made twice.
         let here = buffer.commit(16 * MIB..48 * MIB).unwrap();
         let all: u64 = pending.iter().map(|pending| pending.wait().unwrap().pages).sum();
         assert_eq!(all + here.pages, 72);
-        // A decommit comes behind it.
         let late = buffer.commit_async(400 * MIB..500 * MIB).unwrap();
         assert_eq!(buffer.decommit(400 * MIB..500 * MIB, &now()), Ok(100 * MIB));
         assert!(late.wait().is_ok());
@@ -395,7 +380,6 @@ fn a_thread_of_the_library_commits_ahead_and_the_order_of_calls_is_kept() {
         write(stamps, buffer.base().plus(32 * MIB), 112 * MIB, 4);
         assert!(holds(stamps, buffer.base().plus(32 * MIB), 112 * MIB, 4));
         assert_eq!(buffer.audit(), Ok(()));
-        // A buffer that goes with commits under way.
         let last = buffer.commit_async(200 * MIB..300 * MIB).unwrap();
         drop(buffer);
         assert_eq!(last.wait().unwrap().pages, 50);
@@ -410,7 +394,7 @@ fn threads_commit_and_decommit_at_once() {
         for number in 0..3_u64 {
             let buffer = &buffer;
             scope.spawn(move || {
-                // Parts of its own, and the pages between them that all want.
+                // Own parts, and shared pages between the parts.
                 let own = number * 16 * MIB..number * 16 * MIB + 10 * MIB;
                 let stamps = Stamps::new(buffer.device().driver(), A);
                 for round in 0..40 {
@@ -431,10 +415,8 @@ fn threads_commit_and_decommit_at_once() {
     bench.end();
 }
 
-/// Whether memory was to go, and which.
 type Seen = (bool, Vec<(Address, u64)>);
 
-/// Notes what it is told, and calls back.
 #[derive(Default)]
 struct Witness {
     seen: Mutex<Vec<Seen>>,
@@ -449,13 +431,12 @@ impl Witness {
         assert_eq!(buffer.stats().id, shown.buffer);
         let (at, bytes) = shown.ranges[0];
         let range = at.0 - buffer.base().0..at.0 - buffer.base().0 + bytes;
-        // It waits for this very thread: an error and not a hang.
+        // This thread holds the range: an error, not a deadlock.
         assert!(matches!(buffer.commit(range.clone()), Err(Error::WrongState { .. })));
         assert!(matches!(buffer.decommit(range, &Fence::default()), Err(Error::WrongState { .. })));
-        // Other parts are nobody's.
         buffer.settle();
         if !gone {
-            // SAFETY: mapped memory of the host driver, as was just said.
+            // SAFETY: mapped memory of the host driver, as reported.
             unsafe { (at.0 as *mut u64).write_volatile(1) };
         }
     }
@@ -547,14 +528,12 @@ fn a_cache_grows_and_shrinks_in_all_planes_and_its_contents_stay_where_they_are(
             (40..90).for_each(|block| write(block, block as u32 * 8));
             assert!((0..90).all(|block| holds(block, block as u32 * 8)));
             assert_eq!(cache.audit(), Ok(()));
-            // Two are still busy: they keep their memory until they are released.
             assert_eq!(cache.shrink_to(50, &[60..61, 88..89], &now()), Ok(2));
             assert_eq!((cache.beyond(), cache.stats().blocks), (vec![60..61, 88..89], 50));
             assert!((0..50).chain([60, 88]).all(|block| holds(block, block as u32 * 8)));
             assert_eq!(cache.audit(), Ok(()));
             cache.release(60..200, &now()).unwrap();
             assert_eq!((cache.backed(), cache.beyond()), (vec![0..50], vec![]));
-            // A hole, and back.
             cache.release(3..30, &now()).unwrap();
             assert_eq!((cache.backed(), cache.audit()), (vec![0..3, 30..50], Ok(())));
             assert!((0..3).chain(30..50).all(|block| holds(block, block as u32 * 8)));
@@ -596,7 +575,6 @@ fn all_planes_grow_or_none_and_a_limit_from_outside_holds() {
     let cache = cache(&bench.device, KvLayout::ByPlane, &[MIB, 2 * MIB, MIB], 100);
     cache.grow_to(4).unwrap();
     cache.account().set_limits(Limits { most: Some(24 * MIB), least: 0 });
-    // One plane would fit.
     assert!(matches!(cache.grow_to(8), Err(Error::OverBudget { .. })));
     assert_eq!(
         (cache.stats().blocks, cache.stats().memory.committed_bytes, cache.audit()),
@@ -614,7 +592,6 @@ fn all_planes_grow_or_none_and_a_limit_from_outside_holds() {
         matches!(refused, Error::OverBudget { requested, budget, .. } if (requested, budget) == (4 * MIB, 200 * MIB))
     );
     assert!(refused.is_out_of_memory());
-    // What has memory goes as it is released; nothing beyond is granted meanwhile.
     assert_eq!((cache.set_limit(6, 8), cache.beyond()), (LimitChange::Deferred, vec![6..8]));
     assert_eq!((cache.stats().blocks, cache.stats().beyond_blocks), (6, 2));
     cache.release(6..8, &now()).unwrap();
@@ -632,7 +609,6 @@ fn a_page_waits_for_all_blocks_that_were_on_it() {
     let cache = cache(&bench.device, KvLayout::ByPlane, &[MIB], 10);
     cache.grow_to(4).unwrap();
     bench.faulty.set_busy(true);
-    // Block 0 may still be in use; block 1, which stays for a while, is not.
     cache.release(0..1, &bench.fence()).unwrap();
     assert_eq!(cache.stats().memory.leaving_bytes, 0);
     cache.release(1..2, &now()).unwrap();
@@ -646,8 +622,8 @@ fn a_page_waits_for_all_blocks_that_were_on_it() {
     bench.end();
 }
 
-/// Staggered lives over a pool of blocks whose empty pages are given back: what is held when it is quiet is close to the floor, though
-/// nobody is evicted.
+/// Staggered lifetimes in a block pool: after a burst, committed memory nears the lower bound
+/// without evictions.
 #[test]
 fn after_a_burst_little_more_is_held_than_the_live_blocks_need() {
     let bench = bench();
@@ -664,7 +640,6 @@ fn after_a_burst_little_more_is_held_than_the_live_blocks_need() {
     for step in 0..3000_u64 {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let wanted = 1 + (seed >> 33) % 16;
-        // A burst, and then now and then one.
         if step < 1500 || step % 3 == 0 {
             for blocks in pool.shortfall(wanted).unwrap_or_default() {
                 cache.commit(blocks.clone()).unwrap();
@@ -687,7 +662,6 @@ fn after_a_burst_little_more_is_held_than_the_live_blocks_need() {
     assert!(pool.in_use() > a_page, "{} blocks", pool.in_use());
     assert!(held <= floor * 13 / 10 && peak > 2 * held, "{held} held, floor {floor}, peak {peak}");
     assert_eq!(cache.audit(), Ok(()));
-    // The rest is vacated page by page, as the engine is asked to.
     let ask = pool.ask(2 * 2 * MIB, 0, |_| true);
     let freed: Vec<u64> = ask.pages.iter().flat_map(|page| page.blocks.clone()).collect();
     assert_eq!(pool.free(&freed).unwrap(), ask.pages.iter().map(|page| page.page).collect::<Vec<_>>());
@@ -718,7 +692,7 @@ fn steps(most: u64) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..10)
 }
 
-/// One run over a buffer of 16 pages and its twin, a set of pages; call `fail` of the driver fails. How many calls there were.
+/// Runs steps on a buffer of 16 pages and on a set of pages; driver call `fail` fails.
 fn run_buffer(steps: &[Step], fail: u64) -> Result<u64> {
     const UNIT: u64 = MIB / 2;
     let bench = bench();
@@ -770,7 +744,7 @@ fn run_buffer(steps: &[Step], fail: u64) -> Result<u64> {
     Ok(calls)
 }
 
-/// The same for a cache of 24 blocks of three planes, some not a divisor of a page, and its twin, a set of blocks.
+/// The same for a cache of 24 blocks in three planes; some sizes do not divide a page.
 fn run_cache(steps: &[Step], layout: KvLayout, fail: u64) -> Result<u64> {
     let bench = bench();
     let cache = cache(&bench.device, layout, &[600 << 10, 2 * MIB, 3 * MIB], 24);
@@ -806,7 +780,7 @@ fn run_cache(steps: &[Step], layout: KvLayout, fail: u64) -> Result<u64> {
         bench.device.pool().audit_idle()?;
         for (plane, block) in twin.iter().flat_map(|block| (0..3).map(move |plane| (plane, *block))) {
             let (at, bytes) = (cache.address(plane, block).unwrap(), cache.block_bytes(plane).unwrap());
-            // SAFETY: a backed block of the host driver, of eight bytes at least.
+            // SAFETY: a backed block of the host driver with at least eight bytes.
             unsafe { ((at.0 + bytes - 8) as *mut u64).write_volatile(block) };
         }
     }

@@ -1,4 +1,5 @@
-//! Blocks that go between the end of their capture and the first replay: it is as if they had gone before the seal.
+//! Blocks freed between their capture and the first replay cost as much as blocks freed before the
+//! seal.
 
 use std::sync::Arc;
 
@@ -9,7 +10,6 @@ use vmmgraph_testkit::{Bench, MIB, stream};
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 
-/// A capture that is sealed, with what is left of it.
 struct Capture {
     space: Arc<Space>,
     blocks: VmmTorchAllocator,
@@ -17,14 +17,14 @@ struct Capture {
     outputs: Vec<Address>,
 }
 
-/// What else is done here.
 trait More {
     fn capture(&self, replayed_only: bool, early: bool) -> Capture;
     fn held(&self) -> u64;
 }
 
 impl More for Bench {
-    /// Two outputs of a few MiB among what passes, as a model's are; with `early` they go before the seal.
+    /// Captures two outputs of a few MiB among transient blocks; with `early` they are freed before
+    /// the seal.
     fn capture(&self, replayed_only: bool, early: bool) -> Capture {
         let space = self.arena.open_space().unwrap();
         let blocks = VmmTorchAllocator::new(&space);
@@ -38,7 +38,6 @@ impl More for Bench {
         Capture { space, blocks, passing, outputs }
     }
 
-    /// What the arena holds, behind a trim.
     fn held(&self) -> u64 {
         self.device.trim().unwrap();
         assert_eq!(self.arena.audit(), Ok(()));
@@ -60,7 +59,6 @@ impl Capture {
     }
 }
 
-/// What arenas hold with some captures whose outputs go: before the seal, behind it, behind the first replay.
 #[test]
 fn what_goes_before_the_first_replay_costs_nothing() {
     let held = |when: &str| {
@@ -88,7 +86,6 @@ fn what_goes_before_the_first_replay_costs_nothing() {
     };
     let floor = held("before the seal");
     assert_eq!(held("behind the seal"), floor);
-    // Nothing may be unmapped where a graph may run.
     assert_eq!(held("unknown launches"), held("behind a replay"));
     assert!(held("behind a replay") > floor, "the test shows nothing");
 }
@@ -102,7 +99,6 @@ fn an_output_that_stays_keeps_its_bytes_beside_one_that_goes() {
     bench.stamps.write(first, 3 * MIB, 5).unwrap();
     bench.stamps.write(second, 5 * MIB, 6).unwrap();
     capture.blocks.free(first, &[A]).unwrap();
-    // What a graph writes on the pages that they all show.
     other.passing.iter().for_each(|at| bench.stamps.write(*at, 6 * MIB, 7).unwrap());
     assert!(bench.stamps.holds(second, 5 * MIB, 6).unwrap());
     capture.replay();
@@ -113,7 +109,7 @@ fn an_output_that_stays_keeps_its_bytes_beside_one_that_goes() {
     bench.end();
 }
 
-/// Work may still read what was dropped: nothing is unmapped under it, and the next look finds that it is over.
+/// A reader may still run: the mapping is restored at a later poll.
 #[test]
 fn what_somebody_still_reads_comes_back_behind_him() {
     for looks in ["the next capture", "a trim", "its first replay", "its first replay, which waits"] {
@@ -146,7 +142,8 @@ fn what_somebody_still_reads_comes_back_behind_him() {
     }
 }
 
-/// A program works on what it has captured where it has captured it, and says nothing; that stream may be captured again when the tensor goes.
+/// The program used a captured block without recording its stream, which may be under capture at
+/// the free.
 #[test]
 fn work_on_the_stream_that_was_captured_is_waited_for() {
     let bench = Bench::new(A);
@@ -166,7 +163,7 @@ fn work_on_the_stream_that_was_captured_is_waited_for() {
     bench.end();
 }
 
-/// The first replay waits for readers; one that is captured is none that can be waited for, and keeps its page.
+/// The first replay waits for readers. A captured reader cannot be waited for, so its page stays.
 #[test]
 fn a_first_replay_does_not_fail_for_a_reader_that_is_captured() {
     for noted in [true, false] {
@@ -195,7 +192,6 @@ fn nothing_comes_back_once_others_may_launch() {
     let unmaps = bench.faulty.count("unmap");
     capture.drop_outputs(&[A]);
     assert_eq!(bench.faulty.count("unmap"), unmaps);
-    // Nor where it is said too late.
     let late = bench.capture(false, false);
     late.blocks.launch_by_replay_only(true);
     let unmaps = bench.faulty.count("unmap");
@@ -205,7 +201,7 @@ fn nothing_comes_back_once_others_may_launch() {
     bench.end();
 }
 
-/// What eager work on the arena's pages leaves of outputs that went.
+/// Eager work must not overwrite freed outputs that a capture outside the library may read.
 #[test]
 fn what_a_capture_of_somebody_elses_may_read_is_there_for_it() {
     for (launched, noted) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -221,7 +217,6 @@ fn what_a_capture_of_somebody_elses_may_read_is_there_for_it() {
         capture.replay();
         capture.outputs.iter().for_each(|at| bench.stamps.write(*at, 3 * MIB, 5).unwrap());
         let scope = bench.arena.eager_scope(A).unwrap();
-        // On pages of both sizes.
         for bytes in [4 * MIB; 30].into_iter().chain([MIB / 8; 400]) {
             let at = scope.allocate(bytes).unwrap();
             bench.stamps.write(at, bytes, 6).unwrap();
@@ -259,7 +254,6 @@ fn a_page_stays_until_a_resume_has_copied_what_was_there() {
     let (_, ready) = bench.device.resume_async(&[], std::time::Duration::ZERO).unwrap();
     let unmaps = bench.faulty.count("unmap");
     capture.drop_outputs(&[]);
-    // Another capture looks for what has not come back.
     drop(bench.capture(true, true));
     assert_eq!((capture.own_bytes(), bench.faulty.count("unmap")), (own, unmaps));
     bench.faulty.set_busy(false);
@@ -282,7 +276,8 @@ fn a_page_that_others_have_stays_theirs() {
     bench.end();
 }
 
-/// Calls that coming back makes fail, one by one and in pairs, so that undoing fails as well: nothing is lost, and the first replay mends what it can.
+/// Driver calls of a restore fail singly and in pairs. Only pages are lost; the first replay
+/// repairs the rest.
 #[test]
 fn a_driver_that_refuses_costs_pages_and_nothing_else() {
     let refused = |calls: &[u64], again: u64| {
@@ -299,7 +294,6 @@ fn a_driver_that_refuses_costs_pages_and_nothing_else() {
             capture.replay();
         }
         assert_eq!((bench.arena.audit(), capture.own_bytes()), (Ok(()), 0), "{calls:?}");
-        // The graph writes to all that it ever had.
         for (at, bytes) in capture.passing.iter().zip([6, 20, 40]).chain(capture.outputs.iter().zip([3, 5])) {
             bench.stamps.write(*at, bytes * MIB, 7).unwrap();
             assert!(bench.stamps.holds(*at, bytes * MIB, 7).unwrap());

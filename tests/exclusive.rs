@@ -1,4 +1,4 @@
-//! Exclusive blocks: whole pages that nobody shares, zero at first and where they are until they are freed, whatever the arena does.
+//! Private blocks: whole unshared pages, zeroed at allocation, fixed until freed.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -20,7 +20,6 @@ fn bench(options: &Options) -> Bench {
     Bench::over(host, A, options)
 }
 
-/// What else is done here.
 trait More {
     fn page(&self, block: Address, bytes: u64) -> PageId;
     fn held(&self) -> (u64, u64);
@@ -51,7 +50,7 @@ impl More for Bench {
 #[test]
 fn an_exclusive_block_is_one_page_of_its_own_that_is_zero_and_that_no_graph_shows() {
     let bench = bench(&Options::default());
-    // What was there before is somebody's: free pages hold what their last user wrote.
+    // Free pages hold bytes of their last user.
     let before = bench.arena.open_space().unwrap();
     let dirty = before.allocate(3000, A).unwrap();
     bench.stamps.write(dirty, 3000, 0x77).unwrap();
@@ -62,13 +61,12 @@ fn an_exclusive_block_is_one_page_of_its_own_that_is_zero_and_that_no_graph_show
     assert_eq!(bench.device.stats().free_bytes, 0, "the free page is used");
     let large = bench.arena.allocate_exclusive(5 * MIB, 0).unwrap();
     let mut bytes = vec![0xff; SMALL as usize];
-    // SAFETY: a block's memory, on the host.
+    // SAFETY: a live block.
     unsafe { bench.faulty.read(small, &mut bytes) }.unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0), "what somebody left is there");
     let pages = HashSet::from([bench.page(small, SMALL), bench.page(large, 6 * MIB)]);
     assert_eq!(pages.len(), 2);
     assert_eq!(bench.held(), (8 * MIB, 8 * MIB));
-    // Nothing else is on them, now or later.
     let space = bench.arena.open_space().unwrap();
     let mut shown = HashSet::new();
     for bytes in [1000, MIB, 40 * MIB] {
@@ -80,7 +78,6 @@ fn an_exclusive_block_is_one_page_of_its_own_that_is_zero_and_that_no_graph_show
     assert!(shown.is_disjoint(&pages));
     space.seal().unwrap();
     assert_eq!(bench.arena.audit(), Ok(()));
-    // They are no blocks of a space.
     assert_eq!(space.free(small), Err(Error::ForeignPointer { address: small }));
     assert_eq!(bench.arena.deallocate(small), Err(Error::ForeignPointer { address: small }));
     assert!(space.export(small, 1).is_err() && bench.arena.export(kept, 1).is_err());
@@ -103,7 +100,7 @@ fn an_exclusive_block_is_one_page_of_its_own_that_is_zero_and_that_no_graph_show
 #[test]
 fn address_and_bytes_are_multiples_of_the_granularity_and_a_wrong_one_is_refused() {
     let bench = bench(&Options::default());
-    // So that the next range does not begin at a multiple by chance.
+    // The next range must not be aligned by chance.
     let mut blocks = Vec::new();
     for granularity in [SMALL, 64 * MIB, 8 * MIB, 64 * MIB] {
         let block = bench.arena.allocate_exclusive(granularity / 2 + 1, granularity).unwrap();
@@ -158,7 +155,6 @@ fn poison_and_other_graphs_leave_it_alone_and_it_outlives_the_arenas_handle() {
     space.seal().unwrap();
     space.replay(A, || bench.stamps.write(passing, 20 * MIB, 7)).unwrap().unwrap();
     assert!(bench.stamps.holds(block, SMALL, 0x1234).unwrap());
-    // Graphs that use it may be replayed as long as they are there.
     let Bench { host, faulty, device, arena, stamps } = bench;
     drop(arena);
     space.replay(A, || assert!(stamps.holds(block, SMALL, 0x1234).unwrap())).unwrap();
@@ -185,7 +181,7 @@ fn a_pause_leaves_it_where_it_is_with_its_memory_and_peers_notice_nothing() {
     let bench = bench(&Options { tag: "graphs".to_owned(), ..Options::default() });
     let block = bench.arena.allocate_exclusive(SMALL, 0).unwrap();
     let page = bench.page(block, SMALL);
-    // Who has it is no reason to refuse a pause.
+    // An exported private page must not refuse a pause.
     let exported = bench.device.export_page(page).unwrap();
     let space = bench.arena.open_space().unwrap();
     space.allocate(5 * MIB, A).unwrap();
@@ -203,7 +199,6 @@ fn a_pause_leaves_it_where_it_is_with_its_memory_and_peers_notice_nothing() {
     assert!(bench.stamps.holds(block, SMALL, 0x42).unwrap());
     let inside = |(at, bytes): &(Address, u64)| at.0 < block.0 + SMALL && block.0 < at.0 + bytes;
     assert!(!heard.0.lock().unwrap().iter().any(inside), "nobody is told that it goes");
-    // What is written meanwhile stays, and more may be had.
     bench.stamps.write(block, SMALL, 0x43).unwrap();
     let another = bench.arena.allocate_exclusive(SMALL, 0).unwrap();
     drop(bench.device.export_page(bench.page(another, SMALL)).unwrap());
@@ -228,15 +223,14 @@ fn one_that_is_freed_while_others_have_it_is_nobody_elses_until_they_have_not() 
     assert_eq!(bench.held(), (SMALL, 0), "it counts as before");
     let again = bench.arena.allocate_exclusive(SMALL, 0).unwrap();
     assert_ne!(bench.page(again, SMALL), page);
-    // Their memory holds what it held, whatever this process does.
     let driver: SharedDriver = bench.host.clone();
     let theirs = driver.sharing().unwrap().import(exported.fd.as_fd(), SMALL).unwrap();
     let at = driver.reserve(SMALL).unwrap();
     let whole = vmmgraph::driver::Whole { page: theirs, bytes: SMALL };
-    // SAFETY: addresses just reserved, and a page of that length.
+    // SAFETY: newly reserved addresses, and a page of this length.
     unsafe { driver.map(at, &[whole], vmmgraph::Peers::NONE) }.unwrap();
     assert!(Stamps::new(&driver, A).holds(at, SMALL, 9).unwrap());
-    // SAFETY: ours, and nobody uses them.
+    // SAFETY: of this test, no longer used.
     unsafe {
         driver.release(theirs).unwrap();
         driver.unmap(at, SMALL).unwrap();

@@ -1,4 +1,4 @@
-//! Executables within limits, over the stand-in libcuda: right whatever fails, from any thread, and nothing left behind. Real graphs are in
+//! Executables within limits on the stand-in libcuda: driver failures, threads, leaks. Real graphs:
 //! tests/torch/executables_test.cpp.
 
 use std::ptr;
@@ -12,16 +12,16 @@ use vmmgraph::units::Address;
 use vmmgraph::{Error, ExecutablePool, GraphTemplate};
 
 const PAGE: u64 = 2 << 20;
-/// Bytes that a graph works on.
 const PART: u64 = 4096;
 
 fn control<T: Copy>(name: &[u8]) -> T {
-    // SAFETY: the driver is open, so the library is there; the signatures are those of tests/standin-cuda/src/control.rs.
+    // SAFETY: the driver is open, so the library is loaded; signatures are in
+    // tests/standin/src/control.rs.
     unsafe { *sys::culib().get::<T>(name).expect("not the stand-in") }
 }
 
 fn executables() -> u64 {
-    // SAFETY: the signature is this one.
+    // SAFETY: the signature matches.
     unsafe { control::<unsafe extern "C" fn() -> u64>(b"standin_executables\0")() }
 }
 
@@ -47,7 +47,8 @@ fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// A page of device memory, a stream, and the driver. Tests take turns, as they count executables and make calls fail.
+/// A page of device memory, a stream and the driver. Serializes tests, which count executables and
+/// inject failures.
 struct Device {
     driver: Arc<CudaDriver>,
     context: sys::CUcontext,
@@ -57,7 +58,7 @@ struct Device {
     _alone: MutexGuard<'static, ()>,
 }
 
-// SAFETY: the driver's handles may be used from any thread; the guard stays on the thread that made it.
+// SAFETY: driver handles work on any thread; the guard stays on its thread.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -74,7 +75,7 @@ impl Device {
         }
         let base = driver.reserve(PAGE).unwrap();
         let page = driver.create(PAGE).unwrap();
-        // SAFETY: reserved and created just now.
+        // SAFETY: newly reserved and created.
         unsafe {
             driver
                 .map(base, &[vmmgraph::driver::Whole { page, bytes: PAGE }], vmmgraph::units::Peers::NONE)
@@ -93,7 +94,6 @@ impl Device {
         Address(self.base.0 + place * PART)
     }
 
-    /// A graph of `fills` of a part of the page, the last of which counts, and a copy of `copied` bytes onto itself if there are any.
     fn capture(&self, place: u64, value: u32, fills: u64, copied: usize) -> sys::CUgraph {
         let mut graph = ptr::null_mut();
         // SAFETY: a stream of this thread's context, and mapped memory.
@@ -114,7 +114,6 @@ impl Device {
         graph
     }
 
-    /// The value of a part, which must be one.
     fn value(&self, place: u64) -> u32 {
         let mut bytes = [0; PART as usize];
         // SAFETY: mapped memory.
@@ -126,7 +125,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: everything is this object's, and nothing is launched any more.
+        // SAFETY: owned by this object; no launch follows.
         unsafe {
             self.driver.unmap(self.base, PAGE).unwrap();
             self.driver.release(self.page).unwrap();
@@ -138,7 +137,6 @@ impl Drop for Device {
     }
 }
 
-/// A captured graph, or several that are launched together, each with a part of the page.
 struct Captured {
     first: u64,
     values: Vec<u32>,
@@ -146,13 +144,12 @@ struct Captured {
     graphs: Vec<sys::CUgraph>,
 }
 
-// SAFETY: the stand-in's graphs may be used from any thread.
+// SAFETY: the stand-in's graphs work on any thread.
 unsafe impl Send for Captured {}
 // SAFETY: as above.
 unsafe impl Sync for Captured {}
 
 impl Captured {
-    /// The kind says how many fills each has, and the bytes of a copy.
     fn new(device: &Device, pool: &Arc<ExecutablePool>, first: u64, pieces: u64, kind: u64) -> Self {
         let values: Vec<u32> = (0..pieces).map(|piece| (100 * (first + piece) + 7) as u32).collect();
         let graphs: Vec<_> = values
@@ -160,7 +157,7 @@ impl Captured {
             .zip(first..)
             .map(|(value, place)| device.capture(place, *value, 1 + kind % 2, 256 * kind as usize))
             .collect();
-        // SAFETY: captured just now; they are destroyed behind the template.
+        // SAFETY: newly captured; destroyed after the template.
         let template = unsafe {
             let graphs: Vec<_> = graphs.iter().map(|graph| Graph::from_raw(*graph as u64)).collect();
             pool.add(&graphs, false).unwrap()
@@ -175,7 +172,7 @@ impl Captured {
     fn replay(&self, device: &Device) -> Result<(), Error> {
         let mut execs = vec![0; self.graphs.len()];
         self.template().acquire(|place, exec| execs[place] = exec.raw())?;
-        // SAFETY: a context that is alive; executables that are lent to this thread.
+        // SAFETY: a live context; executables acquired by this thread.
         unsafe {
             ok(sys::cuCtxPushCurrent_v2(device.context));
             for exec in execs {
@@ -188,7 +185,6 @@ impl Captured {
         Ok(())
     }
 
-    /// Nothing else writes its parts.
     fn assert_right(&self, device: &Device) {
         for (value, place) in self.values.iter().zip(self.first..) {
             assert_eq!(device.value(place), *value, "part {place}");
@@ -207,7 +203,7 @@ impl Drop for Captured {
     fn drop(&mut self) {
         self.template.take();
         for graph in self.graphs.drain(..) {
-            // SAFETY: its template is gone.
+            // SAFETY: its template is dropped.
             ok(unsafe { sys::cuGraphDestroy(graph) });
         }
     }
@@ -274,12 +270,12 @@ fn instantiating_ahead_makes_a_replay_a_hit_and_evicts_no_recent_graph() {
 fn any_thread_may_replay_instantiate_and_drop() {
     let device = Device::new();
     let pool = device.pool(3);
-    // Each thread has an arena of its own, and now and then a graph that comes and goes. Captures are this thread's.
+    // Each thread has its own graphs, captured here.
     let of_threads: Vec<Vec<_>> = (0..4)
         .map(|thread| (0..5).map(|i| Captured::new(&device, &pool, 40 * thread + 2 * i, 2, i % 2)).collect())
         .collect();
     let over = AtomicBool::new(false);
-    // The stand-in does the work of all streams in the caller's order.
+    // The stand-in works in call order.
     let turn = Mutex::new(());
     std::thread::scope(|scope| {
         for graphs in &of_threads {
@@ -320,7 +316,6 @@ fn any_thread_may_replay_instantiate_and_drop() {
     assert_eq!(overlapping_calls(), 0, "two threads instantiated or destroyed executables at once");
 }
 
-/// Replays, instantiates ahead, and changes limits; how many steps were errors.
 fn scenario(device: &Device, pool: &Arc<ExecutablePool>, graphs: &[Captured]) -> u64 {
     let mut errors = 0;
     for round in 0..2 {

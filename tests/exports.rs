@@ -1,5 +1,5 @@
-//! Pages that other processes have: what is behind addresses, what a pin forbids, and that nobody else gets such a page. The other process is
-//! played by this one, through the driver.
+//! Exported pages: extents behind addresses, restrictions by pins, no reuse. The importing process
+//! is simulated through the driver.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -28,7 +28,6 @@ fn bench() -> Bench {
     bench_of(&Options::default())
 }
 
-/// What else is done here.
 trait More {
     fn audit(&self);
     fn graph(&self, bytes: u64) -> (Arc<Space>, Address);
@@ -41,7 +40,6 @@ impl More for Bench {
         assert_eq!(self.arena.audit(), Ok(()));
     }
 
-    /// A graph of one block that passes.
     fn graph(&self, bytes: u64) -> (Arc<Space>, Address) {
         let space = self.arena.open_space().unwrap();
         let block = space.allocate(bytes, A).unwrap();
@@ -54,15 +52,14 @@ impl More for Bench {
         space.export(block, 512).unwrap()[0].page
     }
 
-    /// What another process sees of a page.
     fn peer(&self, exported: &ExportedPage, bytes: u64) -> Peer {
         let driver: SharedDriver = self.host.clone();
         let sharing = driver.sharing().unwrap();
         let page = sharing.import(exported.fd.as_fd(), bytes).unwrap();
         let at = driver.reserve(bytes).unwrap();
-        // SAFETY: addresses just reserved, and a page of that length.
+        // SAFETY: newly reserved addresses, and a page of this length.
         unsafe { driver.map(at, &[Whole { page, bytes }], Peers::NONE) }.unwrap();
-        // SAFETY: released once; it stays mapped.
+        // SAFETY: released once; the mapping keeps the page.
         unsafe { driver.release(page) }.unwrap();
         Peer { stamps: Stamps::new(&driver, A), driver, at, bytes }
     }
@@ -83,9 +80,9 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // SAFETY: the one mapping of our reservation, which nobody uses.
+        // SAFETY: the single mapping of this reservation, no longer used.
         unsafe { self.driver.unmap(self.at, self.bytes) }.unwrap();
-        // SAFETY: our reservation, with nothing in it.
+        // SAFETY: this reservation, without mappings.
         unsafe { self.driver.free_addresses(self.at, self.bytes) }.unwrap();
     }
 }
@@ -121,20 +118,17 @@ fn a_range_is_named_by_pages_and_by_nothing_of_the_driver() {
     let pages: HashSet<PageId> = extents.iter().map(|extent| extent.page).collect();
     assert_eq!(pages.len(), 3);
     assert!(extents.iter().all(|extent| extent.page_bytes == PAGE));
-    // A part, across a seam.
     let part = space.export(large.plus(PAGE - 512), 1024).unwrap();
     let seam = |page: usize, offset, address: Address| {
         let page = extents[page].page;
         Extent { page, offset, bytes: 512, address, page_bytes: PAGE }
     };
     assert_eq!(part, [seam(0, PAGE - 512, large.plus(PAGE - 512)), seam(1, 0, large.plus(PAGE))]);
-    // A block of a slab and a kept one say where in their page they are.
     for block in [small, kept] {
         let found = space.export(block, 4096).unwrap();
         assert_eq!((found.len(), found[0].bytes, found[0].address), (1, 4096, block));
         assert!(!pages.contains(&found[0].page));
     }
-    // Numbers are names.
     for page in &pages {
         assert_eq!(PageId::of_number(page.number()), *page);
     }
@@ -146,7 +140,6 @@ fn a_range_is_named_by_pages_and_by_nothing_of_the_driver() {
     for bytes in [0, PAGE * 64, u64::MAX] {
         assert!(matches!(space.export(large, bytes), Err(Error::InvalidArgument { .. })), "{bytes}");
     }
-    // The same page of two graphs is one.
     space.free(large).unwrap();
     let again = other.allocate(40 * MIB, A).unwrap();
     let shown: HashSet<PageId> =
@@ -168,14 +161,12 @@ fn an_exported_page_outlives_its_graph_and_is_nobody_elses() {
     assert!(peer.sees(0x1111));
     assert_eq!(bench.device.stats().exported_bytes, PAGE);
 
-    // The graph goes; its memory counts as before.
     drop(space);
     assert_eq!(bench.arena.trim(), Ok(0));
     assert_eq!(bench.device.trim(), Ok(0));
     assert_eq!(bench.arena.mapped_size(), PAGE);
     assert_eq!(bench.device.pool().audit_idle(), Ok(()));
     assert!(bench.arena.snapshot().to_json().contains("\"exported\""));
-    // Another one of this arena, and one of another arena, write elsewhere.
     let others = SharedVmmAllocator::new(&bench.device, &Options::default()).unwrap();
     let second = bench.graph(PAGE);
     let third = others.open_space().unwrap();
@@ -184,23 +175,19 @@ fn an_exported_page_outlives_its_graph_and_is_nobody_elses() {
     bench.stamps.write(theirs, 2 * PAGE, 0x3333).unwrap();
     assert_ne!(Bench::first(&second.0, second.1), page);
     assert!(peer.sees(0x1111));
-    // The budget is as full as it says.
     let full = bench.arena.open_space().unwrap();
     assert!(matches!(full.allocate(2 * PAGE, A), Err(Error::OverBudget { .. })));
     drop(full);
 
-    // A second pin, and the first goes.
     let also = exported.pin.clone();
     drop(exported);
     assert_eq!(bench.arena.mapped_size(), 2 * PAGE);
     drop(also);
     assert_eq!(bench.arena.mapped_size(), PAGE);
     assert_eq!(bench.device.stats().free_bytes, PAGE);
-    // Its name is gone with it.
     let gone = bench.device.export_page(page);
     assert!(matches!(gone, Err(Error::InvalidArgument { .. })), "{gone:?}");
     assert_eq!(bench.device.trim(), Ok(PAGE));
-    // Whoever still has it sees what was there.
     assert!(peer.sees(0x1111));
     drop((peer, second, third, others));
     bench.end();
@@ -218,7 +205,6 @@ fn an_arena_whose_page_others_have_is_not_paused() {
     drop(pin);
     bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
     assert_eq!(bench.arena.mapped_size(), 0);
-    // What has no memory has no extents and goes to nobody.
     wrong_state(space.export(block, 512), "paused");
     wrong_state(bench.device.pin_page(page), "paused");
     bench.arena.resume(Duration::ZERO).unwrap();
@@ -228,7 +214,7 @@ fn an_arena_whose_page_others_have_is_not_paused() {
     bench.end();
 }
 
-/// Somebody exports a page while the pause is at another one, or at the page itself: refused or pinned.
+/// An export during a pause, of a different page or of the one being unmapped: refused or pinned.
 #[test]
 fn a_page_that_is_exported_while_its_arena_goes_is_refused() {
     let bench = bench();
@@ -296,7 +282,6 @@ fn a_seal_exchanges_no_page_that_others_were_told_of() {
     let (sealed, known) = bench.graph(PAGE);
     let page = Bench::first(&sealed, known);
     let pin = bench.device.pin_page(page).unwrap();
-    // Others know the page at the first graph's address; at this one's addresses it may be exchanged.
     let space = bench.arena.open_space().unwrap();
     let retained = space.allocate(3 * MIB, A).unwrap();
     assert_eq!(space.seal().unwrap().retained_bytes, 4 * MIB);
@@ -304,7 +289,6 @@ fn a_seal_exchanges_no_page_that_others_were_told_of() {
     assert_ne!(Bench::first(&space, retained), page);
     drop(space);
 
-    // At these addresses it may not.
     let space = bench.arena.open_space().unwrap();
     let (retained, passing) = (space.allocate(3 * MIB, A).unwrap(), space.allocate(MIB, A).unwrap());
     space.free(passing).unwrap();
@@ -314,12 +298,10 @@ fn a_seal_exchanges_no_page_that_others_were_told_of() {
     is_exported(space.seal(), page);
     assert_eq!((space.maps(), Bench::first(&space, retained)), (maps, page));
     bench.audit();
-    // Shared, nothing moves.
     space.seal_with(RetainPolicy::Share).unwrap();
     assert_eq!(Bench::first(&space, retained), page);
     drop((pin, space));
 
-    // Without the pin it goes as ever.
     let space = bench.arena.open_space().unwrap();
     let retained = space.allocate(3 * MIB, A).unwrap();
     assert_eq!(Bench::first(&space, retained), page);
@@ -327,7 +309,6 @@ fn a_seal_exchanges_no_page_that_others_were_told_of() {
     assert_ne!(Bench::first(&space, retained), page);
     drop((space, sealed));
 
-    // A page that becomes the space's own as it is stays there, pinned or not.
     let space = bench.arena.open_space().unwrap();
     let whole = space.allocate(PAGE, A).unwrap();
     let page = Bench::first(&space, whole);
@@ -354,7 +335,6 @@ fn a_retained_page_that_others_have_is_no_other_graphs_when_its_block_is_freed()
     bench.stamps.write(there, PAGE, 0x66).unwrap();
     assert!(peer.sees(0x55));
     drop(exported);
-    // Now it may be, and so it is: no further page is made.
     let made = bench.device.stats().pages_created;
     let third = bench.graph(2 * PAGE);
     assert_eq!(bench.device.stats().pages_created, made);
@@ -367,11 +347,10 @@ fn a_retained_page_that_others_have_is_no_other_graphs_when_its_block_is_freed()
 fn eager_work_leaves_alone_what_others_have() {
     let bench = bench();
     let (space, block) = bench.graph(PAGE);
-    // Eager work shows the same page.
     let scope = bench.arena.eager_scope(A).unwrap();
     let first = scope.allocate(PAGE).unwrap();
     let page = Bench::first(&space, block);
-    // Its blocks may take the page with them at the end of the scope, so it goes to nobody now.
+    // Eager blocks may take the page at the end of the scope, so it cannot be pinned now.
     wrong_state(bench.device.pin_page(page), "an eager scope is active");
     scope.free(first).unwrap();
     drop(scope);
@@ -402,7 +381,7 @@ fn a_graph_behind_eager_work_says_so() {
     let scope = bench.arena.eager_scope(A).unwrap();
     let live = scope.allocate(PAGE).unwrap();
     drop(scope);
-    // The page left with the block: it is not the graph's, and goes with the block.
+    // The page left with the live block, and is freed with it.
     wrong_state(space.export(block, 512), "eager work has replaced pages");
     let refused = bench.device.pin_page(page);
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
@@ -423,11 +402,9 @@ fn what_is_no_page_of_an_arena_is_refused() {
         assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{number}: {refused:?}");
     }
     drop(space);
-    // It is free now, under another name.
     assert!(bench.device.pin_page(page).is_err());
     bench.end();
 
-    // A device that was opened without.
     let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = arena.open_space().unwrap();
@@ -482,7 +459,6 @@ fn pins_hold_against_whoever_comes_at_once() {
         }
         stop.store(true, Relaxed);
     });
-    // What a pause left half-way comes back or is there.
     bench.arena.resume(Duration::ZERO).unwrap();
     space.replay(A, || bench.stamps.write(block, 4 * PAGE, 0x99)).unwrap().unwrap();
     assert!(bench.stamps.holds(block, 4 * PAGE, 0x99).unwrap());
@@ -490,7 +466,6 @@ fn pins_hold_against_whoever_comes_at_once() {
     bench.end();
 }
 
-/// A device whose pages can be exported as said.
 fn shared(sharing: Handles) -> DeviceOptions {
     DeviceOptions { sharing, ..DeviceOptions::default() }
 }
@@ -500,27 +475,25 @@ fn sharing_is_a_devices_for_good() {
     let with = shared;
     let shared = Device::open(DriverChoice::HOST, 6, with(Handles::Fd)).unwrap();
     assert_eq!(shared.sharing(), Handles::Fd);
-    // Whoever asks for nothing takes it as it is.
     assert!(Arc::ptr_eq(&shared, &Device::open(DriverChoice::HOST, 6, HostOptions::default()).unwrap()));
     let plain = Device::open(DriverChoice::HOST, 7, with(Handles::None)).unwrap();
     let in_use = Error::DeviceInUse { driver: "host", ordinal: 7 };
     assert_eq!(Device::open(DriverChoice::HOST, 7, with(Handles::Fd)).map(drop), Err(in_use));
     drop(plain);
     assert_eq!(Device::open(DriverChoice::HOST, 7, with(Handles::Fd)).unwrap().sharing(), Handles::Fd);
-    // CUDA, by the stand-in; a platform without.
     let cuda = Device::with_driver(open(DriverChoice::CUDA, 0, with(Handles::Fd)).unwrap());
     assert_eq!(cuda.sharing(), Handles::Fd);
     assert_eq!(Device::with_driver(Arc::new(CudaDriver::new(1).unwrap())).sharing(), Handles::None);
 }
 
 fn allow_fabric(allowed: bool) {
-    // SAFETY: the stand-in's own function.
+    // SAFETY: a function of the stand-in.
     let allow = unsafe { sys::culib().get::<unsafe extern "C" fn(bool)>(b"standin_allow_fabric\0") }.unwrap();
     // SAFETY: as above.
     unsafe { allow(allowed) };
 }
 
-/// The stand-in says that it has a fabric, as an H200 does, where no process may use it: here it may in this test only.
+/// The stand-in reports a fabric, as an H200 does, but permits it in this test only.
 #[test]
 fn handles_of_the_fabric_are_had_where_a_trial_makes_one() {
     let refused = CudaDriver::with_options(1, shared(Handles::Fabric)).unwrap();
@@ -544,7 +517,6 @@ fn handles_of_the_fabric_are_had_where_a_trial_makes_one() {
     let page = extents[0].page;
     let (handle, pin) = device.export_fabric(page).unwrap();
     assert_eq!(device.stats().exported_bytes, extents[0].page_bytes, "pinned as by a descriptor");
-    // A descriptor of the same page is to be had as well.
     let both = device.export_page(page).unwrap();
     let theirs = device.import_fabric(&handle, extents[0].page_bytes).unwrap();
     let part = PeerExtent { page: &theirs, offset: extents[0].offset, bytes: extents[0].bytes };
@@ -552,7 +524,7 @@ fn handles_of_the_fabric_are_had_where_a_trial_makes_one() {
     assert!(stamps.holds(range.address(), extents[0].bytes, 0x77).unwrap());
     stamps.write(range.address(), extents[0].bytes, 0x78).unwrap();
     assert!(stamps.holds(block, extents[0].bytes, 0x78).unwrap());
-    // A device without refuses in words, and pins nothing; so does a handle that is none.
+    // A device without fabric, and an invalid handle: refused without a pin.
     assert!(matches!(
         without.import_fabric(&handle, PAGE),
         Err(Error::WrongState { sentence }) if sentence.contains("fabric")
@@ -563,7 +535,7 @@ fn handles_of_the_fabric_are_had_where_a_trial_makes_one() {
     allow_fabric(false);
 }
 
-/// In a process of its own, since it is the environment that says it.
+/// In child processes: the environment decides.
 #[test]
 fn pages_are_exportable_by_default_where_nccl_takes_no_hold_of_them() {
     const PROMISED: &str = "NCCL_GRAPH_REGISTER";
@@ -573,7 +545,6 @@ fn pages_are_exportable_by_default_where_nccl_takes_no_hold_of_them() {
         assert_eq!(format!("{:?}", opened(DriverChoice::HOST)), expected);
         let cuda = Device::open(DriverChoice::CUDA, 0, HostOptions::default()).unwrap();
         assert_eq!(format!("{:?}", cuda.sharing()), expected);
-        // Asked for, it is there in any case, unless the device is open without.
         let asked = Device::open(DriverChoice::HOST, 5, shared(Handles::Fd)).unwrap();
         assert_eq!(asked.sharing(), Handles::Fd);
         return;
@@ -594,7 +565,7 @@ fn network_cards_and_peers_are_said_when_a_device_is_opened() {
     let device = Device::open(DriverChoice::CUDA, 1, with(true, Peers::one(0).and(Peers::one(1)))).unwrap();
     assert!(device.rdma());
     assert_eq!(device.peers(), Peers::one(0), "its own counts for nothing");
-    // It is as it is for whoever asks for less; peers can come later.
+    // An open with smaller requests accepts the device; peers can be added.
     assert!(Arc::ptr_eq(&device, &Device::open(DriverChoice::CUDA, 1, HostOptions::default()).unwrap()));
     drop(device);
     let plain = Device::open(DriverChoice::CUDA, 1, HostOptions::default()).unwrap();
@@ -603,7 +574,6 @@ fn network_cards_and_peers_are_said_when_a_device_is_opened() {
     assert_eq!(Device::open(DriverChoice::CUDA, 1, with(true, Peers::NONE)).map(drop), Err(in_use));
     Device::open(DriverChoice::CUDA, 1, with(false, Peers::one(0))).unwrap();
     assert_eq!(plain.peers(), Peers::one(0));
-    // What cannot be is an error when it is opened, before anything is mapped.
     let nobody = Device::open(DriverChoice::CUDA, 0, with(false, Peers::one(9))).map(drop);
     assert!(matches!(nobody, Err(Error::InvalidArgument { what: "a peer", value: 9, .. })), "{nobody:?}");
     let none = Device::open(DriverChoice::HOST, 3, with(true, Peers::NONE)).map(drop);
@@ -623,7 +593,7 @@ fn pages_of_a_cuda_device_are_exported_too() {
     stamps.write(block, PAGE, 0x1234).unwrap();
     let page = driver.sharing().unwrap().import(exported.fd.as_fd(), PAGE).unwrap();
     let at = driver.reserve(PAGE).unwrap();
-    // SAFETY: as a peer of the host does, above.
+    // SAFETY: as for the host peer above.
     unsafe { driver.map(at, &[Whole { page, bytes: PAGE }], Peers::NONE) }.unwrap();
     assert!(stamps.holds(at, PAGE, 0x1234).unwrap());
     // SAFETY: as above.
@@ -632,10 +602,9 @@ fn pages_of_a_cuda_device_are_exported_too() {
         driver.unmap(at, PAGE).unwrap();
         driver.free_addresses(at, PAGE).unwrap();
     }
-    // What was not created for it is not exported by the driver either.
     let plain = CudaDriver::new(0).unwrap();
     let page = vmmgraph::driver::Memory::create(&plain, PAGE).unwrap();
-    // SAFETY: a live page, of the same library.
+    // SAFETY: a live page of the same library.
     let refused = unsafe { driver.sharing().unwrap().export(page) };
     assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
     // SAFETY: a live page, released once.

@@ -1,12 +1,11 @@
-//! Every driver call fails once, in every scenario, on the host driver and on stand-ins for vendors' libraries.
+//! Every driver call fails once, in every scenario, on the host driver and on vendors' stand-ins.
 //!
-//! A dry run counts a scenario's calls. Then run `n` fails call `n`: the step that met the fault answers with an error, the books
-//! balance with what the driver really holds, the same step succeeds when it is repeated, and at the end nothing is left. Pairs
-//! fail a second call right after the first, in the middle of its undoing: then a step may be lost, but nothing else.
+//! A dry run counts the calls. Run `n` fails call `n`: the step returns an error, tables match the
+//! driver, the repeated step succeeds, and nothing remains. Pairs also fail a call of the undo:
+//! then only a step may be lost.
 //!
-//! The same again with a second thread at work in the same arena: before each call around the fault it is handed a turn, in which
-//! it captures, replays, frees, trims or drops, and whatever the first thread has half done then must not harm it. No call of its
-//! own fails, so all it does succeeds. Where it has to wait for a lock of the first thread, that goes on after a moment.
+//! The same with a second thread in the arena, which works before each call near the fault and must
+//! always succeed. If it blocks on a lock of the first thread, the first continues after a moment.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
 
@@ -32,26 +31,21 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::{FaultyDriver, IdleBorrower, Stamps, stream};
 
-/// What the scenarios count in, where a real device has a MiB: the calls are the same, and most of the time went into the host's pages.
+/// Unit of the scenarios, in place of 1 MiB: the same calls, with less host memory to touch.
 const M: u64 = 32 << 10;
 const GRANULARITY: u64 = 2 * M;
 
-/// A driver whose calls can be made to fail.
 trait Injector {
     fn driver(&self) -> SharedDriver;
-    /// The calls with these numbers fail from now on, the next one being 1.
     fn arm(&self, fail: &[u64]);
-    /// Calls since the last `arm`.
     fn calls(&self) -> u64;
-    /// Pages, reservations, mappings and events that the driver holds.
+    /// Pages, reservations, mappings and events in the driver.
     fn held(&self) -> [u64; 4];
-    /// Streams and registrations of host memory that it holds.
+    /// Streams and host registrations in the driver.
     fn host_held(&self) -> [u64; 2];
-    /// Every function whose calls can be made to fail, and how many were.
     fn failed(&self) -> BTreeMap<String, u64>;
-    /// A stream that is no default one.
     fn stream(&self) -> Stream;
-    /// The next questions whether an event has happened are answered with no, if that can be played.
+    /// Answers the next event queries with "not ready", if supported.
     fn keep_busy(&self, questions: u64);
 }
 
@@ -100,14 +94,13 @@ impl Injector for Host {
     }
 }
 
-/// The functions of the door by its source, less those that cannot fail, those for graphs, which fail in tests/executables.rs and
-/// tests/ring_graphs.rs, and `read` and `write`, which only tests call and what tries a driver out.
+/// Functions of the driver interface, from its source, without infallible ones, `read` and `write`
+/// (tests and self-test only), and graph functions (tests/executables.rs, tests/ring_graphs.rs).
 fn driver_functions() -> Vec<String> {
     let text = include_str!("../src/driver/mod.rs");
     let text = text.split("pub unsafe trait Memory").nth(1).unwrap();
     let functions = text.split("pub unsafe trait Graphs").next().unwrap().split(" fn ").skip(1);
     let names = functions.map(|rest| rest.split('(').next().unwrap().to_owned());
-    // Notices that a driver takes, and a question about them.
     let told = ["capture_begins", "capture_ends", "may_wait", "wait_begins", "wait_ends"];
     names
         .filter(|name| {
@@ -117,12 +110,12 @@ fn driver_functions() -> Vec<String> {
         .collect()
 }
 
-/// A driver over its stand-in. Faults are process-wide there, so one test at a time.
+/// A driver over its stand-in. Serializes tests, since faults are process-wide.
 struct StandIn {
     driver: SharedDriver,
     stream: Stream,
     controls: Library,
-    /// What the calls fail with, which every one of them may return: no memory.
+    /// The injected code: out of memory, valid for every call.
     code: i32,
     _alone: MutexGuard<'static, ()>,
 }
@@ -139,21 +132,21 @@ impl StandIn {
         ALONE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The library that a test loads first: a driver finds it by its soname then. Where cargo's own does not load, being instrumented,
-    /// scripts/asan.sh has put a plain one on the path by the second name.
+    /// Loads the library; the driver finds it by its soname. Under a sanitizer, scripts/asan.sh
+    /// provides a plain library under the second name.
     fn library(files: [&str; 2]) -> Library {
         for name in ["CUDA", "HIP", "ASCEND", "MLU"] {
-            // SAFETY: read by the stand-ins only, when they start, which is done by whoever is alone; all else of this process reads the
-            // environment by this standard library.
+            // SAFETY: only stand-ins read these variables, at their start, which is serialized;
+            // other readers use this standard library.
             unsafe { std::env::set_var(format!("STANDIN_{name}_GRANULARITY"), GRANULARITY.to_string()) };
         }
-        // SAFETY: a stand-in, whose initialisers do nothing.
+        // SAFETY: the stand-in's initialisers do nothing.
         let found = files.iter().find_map(|file| unsafe { Library::new(*file) }.ok());
         found.expect("not on LD_LIBRARY_PATH: use `cargo test`")
     }
 
     fn control<T: Copy>(&self, name: &[u8]) -> T {
-        // SAFETY: the signatures are those of tests/standin/src/control.rs.
+        // SAFETY: signatures of tests/standin/src/control.rs.
         unsafe { *self.controls.get::<T>(name).expect("not the stand-in") }
     }
 
@@ -161,8 +154,8 @@ impl StandIn {
         let (alone, controls) = (Self::alone(), Self::library(files));
         let driver = platform::open(DriverChoice::Named(name), 0, HostOptions::default()).unwrap();
         let streams: Vec<Stream> = (0..8).map(|_| driver.stream_create().unwrap()).collect();
-        // Those of some drivers are used again.
-        // SAFETY: streams of the driver's, used no more.
+        // Some drivers reuse streams.
+        // SAFETY: streams of this driver, no longer used.
         streams[1..].iter().for_each(|stream| unsafe { driver.stream_destroy(*stream) }.unwrap());
         Self { driver, stream: streams[0], controls, code, _alone: alone }
     }
@@ -171,7 +164,8 @@ impl StandIn {
         let (alone, controls) = (Self::alone(), Self::library(["libcuda.so", "libcuda.so.1"]));
         let driver = Arc::new(CudaDriver::new(0).unwrap());
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: out pointers on this stack; the driver keeps the context, and nobody ever destroys the stream.
+        // SAFETY: out pointers on this stack; the driver keeps the context; the stream is never
+        // destroyed.
         unsafe {
             sys::cuDevicePrimaryCtxRetain(&raw mut context, 0).result().unwrap();
             sys::cuCtxPushCurrent_v2(context).result().unwrap();
@@ -203,20 +197,20 @@ impl Injector for StandIn {
     }
     fn held(&self) -> [u64; 4] {
         let mut held = [0; 4];
-        // SAFETY: as above; the array has room for the four numbers.
+        // SAFETY: as above; room for four numbers.
         unsafe { self.control::<Leftovers>(b"standin_leftovers\0")(held.as_mut_ptr()) };
         held
     }
     fn host_held(&self) -> [u64; 2] {
         let mut held = [0; 2];
-        // SAFETY: as above, with room for two.
+        // SAFETY: as above; room for two numbers.
         unsafe { self.control::<Leftovers>(b"standin_host_leftovers\0")(held.as_mut_ptr()) };
         held
     }
     fn failed(&self) -> BTreeMap<String, u64> {
         let name = |index| {
             let mut times = 0;
-            // SAFETY: as above; a name is a static string that ends with a zero.
+            // SAFETY: as above; names are static and zero-terminated.
             let name = unsafe { self.control::<Failed>(b"standin_failed\0")(index, &raw mut times) };
             // SAFETY: as above.
             (!name.is_null()).then(|| (unsafe { CStr::from_ptr(name) }.to_str().unwrap().to_owned(), times))
@@ -232,15 +226,12 @@ impl Injector for StandIn {
     }
 }
 
-/// One run of a scenario: repeats a step that met the fault.
 struct Run<'a> {
     injector: &'a dyn Injector,
     device: Arc<Device>,
     errors: u64,
     single: bool,
-    /// Streams and registrations before it.
     host_held: [u64; 2],
-    /// The scenario's arena.
     arena: Weak<SharedVmmAllocator>,
     beside: Option<&'a Beside>,
 }
@@ -270,7 +261,6 @@ impl Run<'_> {
         again
     }
 
-    /// What the pool believes is what the driver holds.
     fn balance(&self, what: &str) {
         if let Some(beside) = self.beside {
             beside.settle();
@@ -285,10 +275,8 @@ impl Run<'_> {
     }
 }
 
-/// The second thread.
 struct Beside {
     turns: Mutex<(Sender<Turn>, Receiver<()>)>,
-    /// It is still at its last turn.
     working: AtomicBool,
     arena: Mutex<Weak<SharedVmmAllocator>>,
     taken: AtomicU64,
@@ -297,15 +285,13 @@ struct Beside {
 
 enum Turn {
     Work(Weak<SharedVmmAllocator>),
-    /// Let go of everything.
     Rest,
 }
 
-/// How long the first thread waits for a turn that may be waiting for it.
+/// Wait for second-thread work that may be blocked by the first thread.
 const MOMENT: Duration = Duration::from_millis(2);
 
 impl Beside {
-    /// Starts the thread. It ends with this object.
     fn start(driver: SharedDriver) -> Self {
         let (turns, asked) = channel();
         let (answer, answered) = channel();
@@ -330,7 +316,7 @@ impl Beside {
         }
     }
 
-    /// Before a call of the first thread: the second one takes a turn, unless it is at one.
+    /// Runs before a call of the first thread: lets the second thread work, unless it still works.
     fn turn(&self) {
         let turns = self.turns.lock().unwrap();
         if self.working.load(Relaxed) && turns.1.try_recv().is_err() {
@@ -344,7 +330,7 @@ impl Beside {
         self.working.store(waits, Relaxed);
     }
 
-    /// Waits until it is at no turn; the caller holds no lock that it could wait for.
+    /// Waits until the second thread is idle. The caller holds no lock.
     fn settle(&self) {
         let turns = self.turns.lock().unwrap();
         if self.working.swap(false, Relaxed) {
@@ -352,7 +338,6 @@ impl Beside {
         }
     }
 
-    /// It lets go of everything.
     fn rest(&self) {
         self.settle();
         let turns = self.turns.lock().unwrap();
@@ -361,13 +346,10 @@ impl Beside {
     }
 }
 
-/// The stream of the second thread.
 const C: Stream = stream(0xc0);
 
-/// A space of the second thread's, its live blocks, and what they hold.
 type Captured = (Arc<Space>, Vec<(Address, u64)>, u32);
 
-/// What the second thread has.
 struct Colleague {
     stamps: Stamps,
     spaces: Vec<Captured>,
@@ -375,7 +357,6 @@ struct Colleague {
 }
 
 impl Colleague {
-    /// One thing after the other. All of it succeeds, whatever the first thread is doing.
     fn work(&mut self, arena: &SharedVmmAllocator) {
         self.turn += 1;
         match self.turn % 7 {
@@ -406,7 +387,6 @@ impl Colleague {
         self.replay();
     }
 
-    /// The newest: what it and the others retained is theirs.
     fn replay(&mut self) {
         let turn = self.turn;
         let Some((space, blocks, stamp)) = self.spaces.last_mut() else { return };
@@ -430,10 +410,9 @@ impl Colleague {
     }
 }
 
-/// Bytes of a large page where contents are written: the stand-in copies and fills them for real, some thousand times.
+/// Large page size where contents are written: small, since the stand-in really copies and fills.
 const PAGE: u64 = 4 * M;
 
-/// The options of an arena whose pages are as many M as they are MiB by default.
 fn plain() -> Options {
     Options { small_page_bytes: GRANULARITY, large_page_bytes: 16 * M, ..Options::default() }
 }
@@ -456,7 +435,6 @@ fn capture(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// A second shape makes the arena grow, a third fits; replays from two streams.
 fn grow(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let arena = run.arena(&plain())?;
@@ -477,8 +455,7 @@ fn grow(run: &mut Run) -> Result<()> {
     run.step("mark", || arena.mark())
 }
 
-/// Blocks that outlive their captures: a page that only this space shows, pages that others show too, a large page that is
-/// covered in part, a block over several pages; freed afterwards, so that a later space gets their pages.
+/// Live-out blocks on private, shared and partly covered pages, freed and reused by a later space.
 fn retain(run: &mut Run) -> Result<()> {
     let arena = run.arena(&plain())?;
     let mut spaces = Vec::new();
@@ -500,7 +477,6 @@ fn retain(run: &mut Run) -> Result<()> {
             }
         }
     }
-    // The middle one goes first.
     drop(spaces.remove(1));
     run.step("trim", || arena.trim())?;
     let space = run.step("open", || arena.open_space())?;
@@ -510,7 +486,6 @@ fn retain(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Remote blocks that pass, small, long and beside what stays, whose pages are the same whatever failed; and one that is live at the seal.
 fn remote(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let arena = run.arena(&Options { large_page_bytes: PAGE, ..plain() })?;
@@ -540,7 +515,6 @@ fn remote(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// The hungriest shape goes, and a trim takes what only it needed.
 fn trim(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let arena = run.arena(&plain())?;
@@ -563,7 +537,6 @@ fn trim(run: &mut Run) -> Result<()> {
     run.step("deallocate", || arena.deallocate(block))
 }
 
-/// Bump spaces over one tape: a short one first, then one that lengthens it and needs a second range.
 fn bump(run: &mut Run) -> Result<()> {
     let arena = run.arena(&plain())?;
     for blocks in [&[2, 20][..], &[20, 2, 1000, 70, 20], &[2, 20, 30]] {
@@ -577,7 +550,6 @@ fn bump(run: &mut Run) -> Result<()> {
     run.step("trim", || arena.trim()).map(drop)
 }
 
-/// Replays over poison, and a verified one.
 fn poison(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let arena = run.arena(&Options { poison: true, ..plain() })?;
@@ -594,7 +566,6 @@ fn poison(run: &mut Run) -> Result<()> {
     run.step("verify", || unsafe { space.verify(other, &[(kept, M)], || ()) }).map(drop)
 }
 
-/// A request beyond the device's memory.
 fn hopeless(run: &mut Run) -> Result<()> {
     let arena = run.arena(&plain())?;
     let space = run.step("open", || arena.open_space())?;
@@ -608,7 +579,6 @@ fn hopeless(run: &mut Run) -> Result<()> {
     run.step("seal", || space.seal()).map(drop)
 }
 
-/// A graph goes while the device is busy with it: what it leaves waits for an event, and a trim waits with it.
 fn busy(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let arena = run.arena(&plain())?;
@@ -631,7 +601,6 @@ fn busy(run: &mut Run) -> Result<()> {
     run.step("seal", || next.seal()).map(drop)
 }
 
-/// A device of its own opens and closes.
 fn close(run: &mut Run) -> Result<()> {
     let device = Device::with_driver(run.injector.driver());
     let arena = SharedVmmAllocator::new(&device, &plain())?;
@@ -648,12 +617,11 @@ fn close(run: &mut Run) -> Result<()> {
     })();
     drop((space, arena, device));
     run.errors += u64::from(captured.is_err());
-    // It opens again, and what the driver would not take back is tried again.
     drop(Device::with_driver(run.injector.driver()));
     Ok(())
 }
 
-/// Repeats a step until it succeeds: whatever failed before, also in the middle of an undoing, must not stand in its way for ever.
+/// Repeats a step until it succeeds: earlier faults must not block it forever.
 fn insist<T>(run: &mut Run, what: &str, mut step: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..2 {
         if let Ok(done) = run.step(what, &mut step) {
@@ -663,11 +631,10 @@ fn insist<T>(run: &mut Run, what: &str, mut step: impl FnMut() -> Result<T>) -> 
     Ok(run.step(what, step).unwrap_or_else(|error| panic!("{what} fails again and again: {error}")))
 }
 
-/// A block of a region: where it is, its bytes, its policy, and the stamp that it holds.
 type Stamped = (Address, u64, Policy, u32);
 
-/// Reads the backup of every block: it is all that the block holds, or refused and nothing is written. With `all`, the region is
-/// paused as a whole, and none of a block with a backup is refused.
+/// Reads every backup: complete, or refused without a write. With `all`, the whole region is paused
+/// and none is refused.
 fn read_backups(region: &Region, blocks: &[Stamped], all: bool) {
     let paused = region.stats().paused;
     for (block, bytes, policy, stamp) in blocks {
@@ -688,7 +655,6 @@ fn read_backups(region: &Region, blocks: &[Stamped], all: bool) {
     }
 }
 
-/// Pauses what has this tag, until that succeeds, and reads the backups of a region that has it after every try.
 fn pause_and_read(run: &mut Run, region: &Region, blocks: &[Stamped]) -> Result<()> {
     let device = Arc::clone(&run.device);
     insist(run, "pause", || {
@@ -698,7 +664,6 @@ fn pause_and_read(run: &mut Run, region: &Region, blocks: &[Stamped]) -> Result<
     })
 }
 
-/// Resumes it likewise. Where that fails, everything is paused as before.
 fn resume_and_read(run: &mut Run, region: &Region, blocks: &[Stamped]) -> Result<()> {
     let device = Arc::clone(&run.device);
     insist(run, "resume", || {
@@ -708,7 +673,7 @@ fn resume_and_read(run: &mut Run, region: &Region, blocks: &[Stamped]) -> Result
     })
 }
 
-/// Blocks that lie over the seams of pages, which a resume makes fewer of: the host's bytes of one page come from several.
+/// Blocks across page boundaries: after a resume, a page's bytes come from several backups.
 fn join_places(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -735,8 +700,8 @@ fn join_places(run: &mut Run) -> Result<()> {
     insist(run, "trim host", || device.host_pool().trim()).map(drop)
 }
 
-/// A region of every policy steps aside and comes back, twice, the second time without a copy where it was said to be clean, and goes
-/// while it is paused. Whatever fails, the contents are there after the next resume that succeeds.
+/// Pauses and resumes a region with every policy twice, the second time with clean blocks, and
+/// drops it while paused.
 fn step_aside(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -774,7 +739,7 @@ fn step_aside(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Two regions come back together or not at all, their contents behind events.
+/// Two regions resume together or not at all.
 fn come_back(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -796,8 +761,8 @@ fn come_back(run: &mut Run) -> Result<()> {
     insist(run, "trim host", || device.host_pool().trim()).map(drop)
 }
 
-/// An arena with retained and kept blocks steps aside and comes back, twice, by its tag; in between blocks are freed and a space goes
-/// while it is paused. Not told to the second thread, which would be refused.
+/// Pauses and resumes an arena by its tag, with frees and a dropped space while paused. Without the
+/// second thread, which would be refused.
 fn arena_aside(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -840,8 +805,8 @@ fn arena_aside(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Large pages of which little is used become small ones; what blocks hold that outlive their captures stays, before and after. Not told to the
-/// second thread, which would be refused.
+/// Sparse large pages are replaced by small ones; live-out contents remain. Without the second
+/// thread, which would be refused.
 fn shrink(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -868,7 +833,6 @@ fn shrink(run: &mut Run) -> Result<()> {
     }
     run.step("trim", || arena.trim())?;
     if shrinks && run.single {
-        // Two large pages before, and what is kept.
         let held = run.device.stats().physical_bytes;
         assert!(held <= 32 * M, "{held} bytes");
     }
@@ -881,8 +845,8 @@ fn shrink(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Eager work between replays of a graph whose pages it keeps, with results that last, a stream that still reads, kept blocks, a trim and other
-/// addresses after it. Not told to the second thread, whose replays would wait for the scopes.
+/// Eager work between replays, with live results, a reader and a trim. Without the second thread,
+/// whose replays would wait for the scopes.
 fn eager(run: &mut Run) -> Result<()> {
     let other = run.injector.stream();
     let device = Arc::clone(&run.device);
@@ -946,8 +910,8 @@ fn eager(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Exclusive blocks, one of them freed behind a replay, through a pause of their arena, and to its end. Not told to the second thread, whose
-/// captures a paused arena refuses.
+/// Private blocks in a pause and at the arena's end. Without the second thread, whose captures a
+/// paused arena refuses.
 fn exclusive(run: &mut Run) -> Result<()> {
     let (other, options) = (run.injector.stream(), Options { large_page_bytes: PAGE, ..plain() });
     let stamps = Stamps::new(run.device.driver(), other);
@@ -968,21 +932,19 @@ fn exclusive(run: &mut Run) -> Result<()> {
         run.step("resume", || arena.resume(Duration::ZERO))?;
     }
     let third = run.step("exclusive, a free page", || arena.allocate_exclusive(3 * M, 0))?;
-    // What the driver would not unmap of the first is tried again.
     assert!(arena.stats().exclusive_bytes >= 12 * M);
     arena.free_exclusive(third)?;
     run.step("trim host", || arena.device().host_pool().trim())?;
     Ok(())
 }
 
-/// A replay is refused without a launch.
 fn space_is_shut(space: &Space, stream: Stream) -> bool {
     let mut launched = false;
     let refused = space.replay(stream, || launched = true);
     matches!(refused, Err(Error::WrongState { sentence }) if sentence.contains("paused")) && !launched
 }
 
-/// Another device comes to an arena that lists it, and to one that does not.
+/// A peer is added to an arena that lists it, and to one that does not.
 fn peers(run: &mut Run) -> Result<()> {
     let listed = Options { peers: Peers::one(1), ..plain() };
     for options in [listed, plain()] {
@@ -998,7 +960,7 @@ fn peers(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// A buffer is committed, ahead too, and decommitted behind a fence that is not over, while an arena takes what came free.
+/// Commits and decommits a buffer with a pending fence; an arena takes free pages.
 fn elastic(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -1025,8 +987,7 @@ fn elastic(run: &mut Run) -> Result<()> {
     run.step("decommit all", || buffer.decommit(0..64 * M, &Fence::default())).map(drop)
 }
 
-/// Pages of a graph are lent to a buffer and recalled, twice; what is written there meanwhile stays, and the graph is not launched. Not told to
-/// the second thread, whose captures would be refused.
+/// Leases pages of a graph to a buffer. Without the second thread, whose captures would be refused.
 fn lending(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -1050,7 +1011,6 @@ fn lending(run: &mut Run) -> Result<()> {
         let mut launched = false;
         let refused = space.replay(other, || launched = true);
         assert!(refused.is_err() && !launched, "a graph ran over pages on lease");
-        // Eager work beside them, on the page that is left: more than that it does not get.
         let scope = run.step("scope", || arena.eager_scope_of(other, 4 * M))?;
         let mine = run.step("allocate", || scope.allocate(4 * M))?;
         run.step("write", || stamps.write(mine, 4 * M, 40 + round))?;
@@ -1069,7 +1029,6 @@ fn lending(run: &mut Run) -> Result<()> {
     run.step("replay", || space.replay(other, || ()))
 }
 
-/// Gives up every block that it is asked for.
 struct Vacant;
 
 impl BlockBorrower for Vacant {
@@ -1078,8 +1037,8 @@ impl BlockBorrower for Vacant {
     }
 }
 
-/// Pages of a graph are lent to the blocks of a cache, a neighbour is backed on one of them, and a replay waits for their recall, twice: it
-/// never runs over pages on lease. The second thread's captures wait for recalls as well, which that thread then does.
+/// Leases pages of a graph to cache blocks; a replay waits for the recall. Captures of the second
+/// thread wait for recalls, too.
 fn lending_blocks(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let arena = run.arena(&Options { large_page_bytes: PAGE, least_bytes: PAGE, ..plain() })?;
@@ -1110,7 +1069,7 @@ fn lending_blocks(run: &mut Run) -> Result<()> {
     run.step("audit", || cache.audit())
 }
 
-/// A cache of three planes grows in all of them or in none, shrinks around a busy block, and has a hole filled.
+/// A cache of three planes grows in all or none, shrinks around a busy block, and fills a hole.
 fn cache(run: &mut Run) -> Result<()> {
     let device = Arc::clone(&run.device);
     let memory = ElasticOptions { name: "kv", page_bytes: 2 * M, ..ElasticOptions::default() };
@@ -1127,8 +1086,8 @@ fn cache(run: &mut Run) -> Result<()> {
     run.step("audit", || cache.audit())
 }
 
-/// A ring is made and filled, used by two streams, has sources changed in place and for others, is aborted, and goes while a unit is acquired.
-/// What failed ahead is done again when it is needed.
+/// A ring with two streams, changed and replaced sources, an abort, and a drop with an acquired
+/// unit.
 fn ring(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -1163,7 +1122,6 @@ fn ring(run: &mut Run) -> Result<()> {
         if round == 0 {
             numbers[1] = 201;
             run.step("write", || buffer.write(UNIT, &contents(201)))?;
-            // What is on the device becomes a source.
             numbers[0] = 202;
             run.step("fill", || stamps.write(made.base(), UNIT, 202))?;
             // SAFETY: committed until the end.
@@ -1185,7 +1143,7 @@ fn ring(run: &mut Run) -> Result<()> {
     run.step("trim host", || device.host_pool().trim()).map(drop)
 }
 
-/// Three workspaces on one page, of which one gets another as its stream is another one, and one when it is used elsewhere.
+/// Three workspaces on one page, and new pages after a change of stream.
 fn workspaces(run: &mut Run) -> Result<()> {
     let (device, other) = (Arc::clone(&run.device), run.injector.stream());
     let stamps = Stamps::new(device.driver(), other);
@@ -1216,7 +1174,6 @@ fn workspaces(run: &mut Run) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of a ring's unit.
 const UNIT: u64 = 16 << 10;
 
 type Scenario = fn(&mut Run) -> Result<()>;
@@ -1248,17 +1205,15 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("workspaces", workspaces),
 ];
 
-/// What a scenario's sweep came to.
 #[derive(Default)]
 struct Swept {
-    /// Driver calls without a fault; each failed once alone and in pairs.
     calls: u64,
     runs: u64,
-    /// Single faults that were errors of a step. The others were met by destructors, which keep what was refused for another try.
+    /// Single faults returned by a step; destructors met the rest and keep refused work for a
+    /// retry.
     errors: u64,
 }
 
-/// Begins a run in which these calls fail.
 fn start<'a>(injector: &'a dyn Injector, beside: Option<&'a Beside>, fail: &[u64]) -> Run<'a> {
     let device = Device::with_driver(injector.driver());
     let host_held = injector.host_held();
@@ -1267,7 +1222,6 @@ fn start<'a>(injector: &'a dyn Injector, beside: Option<&'a Beside>, fail: &[u64
     Run { injector, device, errors: 0, single, host_held, arena: Weak::new(), beside }
 }
 
-/// Ends a run: everything goes, and nothing is left.
 fn end(run: Run, what: &str) {
     let injector = run.injector;
     injector.arm(&[]);
@@ -1282,19 +1236,18 @@ fn end(run: Run, what: &str) {
     assert_eq!((stats.reserved_bytes, stats.reservations), (0, 0), "{what}");
     let host_held = run.host_held;
     drop(run);
-    // What a closed device has left is tried again when it is opened again.
     drop(Device::with_driver(injector.driver()));
     assert_eq!(injector.held(), [0; 4], "{what}");
     assert_eq!(injector.host_held(), host_held, "{what}");
 }
 
-/// In how many pairs a call fails: as asked, or VMMGRAPH_FAULT_PAIRS if that is less. The address sanitizer's run takes none.
+/// Returns `asked`, or VMMGRAPH_FAULT_PAIRS if smaller. The address sanitizer runs no pairs.
 fn pairs(asked: u64) -> u64 {
     let most = std::env::var("VMMGRAPH_FAULT_PAIRS").ok().and_then(|pairs| pairs.parse().ok());
     asked.min(most.unwrap_or(asked))
 }
 
-/// Each call fails alone, and in so many pairs with a later one.
+/// Fails each call alone and in `pairs` pairs with a later call.
 fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario, pairs: u64) -> Swept {
     let start = |fail: &[u64]| start(injector, None, fail);
     let mut run = start(&[]);
@@ -1311,7 +1264,7 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario, pairs: u64) ->
         for gap in 1..=pairs {
             let fail = [nth, nth + gap];
             let mut run = start(&fail);
-            // A fault during the undoing may cost the space. Nothing else.
+            // A fault during the undo may cost the space, but nothing else.
             let _ = scenario(&mut run);
             end(run, &format!("{name}, fail {fail:?}"));
         }
@@ -1320,8 +1273,8 @@ fn sweep(injector: &dyn Injector, name: &str, scenario: Scenario, pairs: u64) ->
     swept
 }
 
-/// Not called by a scenario, but in tests/ascend.rs: streams are there already and go with their driver, and no pattern is other than a byte; and in
-/// tests/ring_graphs.rs: nothing is captured here.
+/// Covered by tests/ascend.rs (streams exist already here; patterns are bytes) and
+/// tests/ring_graphs.rs (captures).
 const ELSEWHERE: [&str; 5] = [
     "aclrtCreateStream",
     "aclrtDestroyStream",
@@ -1330,16 +1283,15 @@ const ELSEWHERE: [&str; 5] = [
     "cuStreamUpdateCaptureDependencies_v2",
 ];
 
-/// Every scenario, with so many pairs of faults a call; then every function of the driver must have failed somewhere.
+/// Sweeps every scenario; then every driver function must have failed.
 fn sweep_all(injector: &dyn Injector, driver: &str, asked: u64) {
     let pairs = pairs(asked);
     let mut all = Swept::default();
     let capabilities = *injector.driver().capabilities();
     let offered = |name: &str| match name {
         "peers" => !capabilities.peers.is_empty(),
-        // Its host memory is registered, or is not had.
         "ring" => capabilities.register_host,
-        // They exchange pages under graphs.
+        // These replace pages under graphs.
         "retain" | "arena aside" | "remote" => capabilities.replace_under_graph,
         _ => true,
     };
@@ -1353,7 +1305,7 @@ fn sweep_all(injector: &dyn Injector, driver: &str, asked: u64) {
         all = Swept { calls: all.calls + calls, runs: all.runs + runs, errors: all.errors + errors };
     }
     let mut failed = injector.failed();
-    // Those for graphs fail in tests/executables.rs and tests/ring_graphs.rs.
+    // Graph functions fail in tests/executables.rs and tests/ring_graphs.rs.
     failed.retain(|name, _| !name.starts_with("cuGraph") && !ELSEWHERE.contains(&name.as_str()));
     let times: u64 = failed.values().sum();
     let Swept { calls, runs, errors } = all;
@@ -1367,10 +1319,9 @@ fn sweep_all(injector: &dyn Injector, driver: &str, asked: u64) {
     assert!(never.is_empty(), "never made to fail: {never:?}");
 }
 
-/// How many calls around a fault the second thread works before.
+/// Calls around a fault with second-thread work before each.
 const AROUND: u64 = 5;
 
-/// Runs a scenario with the second thread's turns before the calls in a range; returns how many calls there were.
 fn beside(
     host: &Host,
     beside: &Arc<Beside>,
@@ -1398,15 +1349,14 @@ fn beside(
     calls
 }
 
-/// The scenarios again with a second thread, on the host driver: each call fails alone, and with the next one, while the second
-/// thread works around it; and once it works before every call.
+/// Each call fails alone and with the next one, while the second thread works around the fault;
+/// once it works before every call.
 #[test]
 fn host_with_a_second_thread() {
     let host = Host::new();
     let colleague = Arc::new(Beside::start(host.driver()));
     let mut runs = 0;
     for (name, scenario) in SCENARIOS {
-        // `close` has a device of its own.
         if *name == "close" {
             continue;
         }
@@ -1439,7 +1389,7 @@ fn stand_in() {
     sweep_all(&StandIn::cuda(), "stand-in", 3);
 }
 
-// What is undone is undone above the door by the same code as on CUDA, where the pairs are.
+// Undo code is shared with CUDA, whose sweep includes pairs.
 
 #[test]
 fn stand_in_of_hip() {

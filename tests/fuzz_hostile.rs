@@ -1,5 +1,5 @@
-//! Any sequence of C calls with any arguments gets known statuses, messages that name what was refused, and untouched outputs; and
-//! whatever was done, nothing is left at the end. What no library can survive is left out: an output pointer is null or good.
+//! Any sequence of C calls with any arguments returns known statuses, names the refused argument,
+//! leaves outputs untouched, and leaks nothing. Output pointers are null or valid.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -25,7 +25,6 @@ const ORDINAL: i32 = 1;
 const MEMORY: u64 = 4 << 20;
 const CANARY: u64 = 0xdead_beef;
 
-/// How often each status was met.
 static STATUSES: Mutex<BTreeMap<i32, u64>> = Mutex::new(BTreeMap::new());
 static SETS: AtomicU32 = AtomicU32::new(0);
 static DROPS: AtomicU32 = AtomicU32::new(0);
@@ -40,7 +39,6 @@ unsafe extern "C" fn dropped(_: *mut c_void) {
     DROPS.fetch_add(1, Relaxed);
 }
 
-/// Calls the space's own functions from inside its launch.
 unsafe extern "C" fn again(space: *mut c_void) {
     let space = space.cast();
     let status = unsafe { vmmgraph_space_replay(space, null_mut(), Some(nothing), null_mut()) };
@@ -58,9 +56,7 @@ fn message() -> String {
 
 struct World {
     options: vmmgraph_device_options_t,
-    /// Kept to the end, to look at what is left.
     watch: vmmgraph_device_t,
-    /// Every handle there ever was, of every kind.
     handles: Vec<u64>,
     devices: BTreeSet<u64>,
     arenas: BTreeSet<u64>,
@@ -74,7 +70,7 @@ struct Longer {
     behind: [u8; 4096],
 }
 
-/// Any number is a stream on the host. Elsewhere streams are the caller's to get right.
+/// On the host any number is a stream; elsewhere streams must be valid.
 fn stream(number: u64) -> *mut c_void {
     let of_device = platforms::streams(ORDINAL);
     (if platforms::platform().name == "host" { number } else { of_device[number as usize % 3] })
@@ -103,7 +99,6 @@ impl World {
         }
     }
 
-    /// Any handle at all: mostly a living one of the kind in question.
     fn handle(&self, input: &mut Input, living: &BTreeSet<u64>) -> u64 {
         let handle = match input.below(24) {
             0 => input.pick(&[0, 1, 2, 1 << 32, u64::MAX, (&raw const *self) as u64]),
@@ -112,7 +107,7 @@ impl World {
             3 => input.number(),
             _ => living.iter().copied().nth(input.below(living.len())).unwrap_or(0),
         };
-        // One bit away from a handle can be the watch, which lives, but is no part of the game.
+        // A flipped bit may give the handle of `watch`, which must stay untouched.
         if handle == self.watch as u64 { 0 } else { handle }
     }
 
@@ -130,7 +125,6 @@ impl World {
         sizes::any(input)
     }
 
-    /// What holds for every status, and what its message must name.
     fn judge(&self, status: i32, handle: Option<(u64, bool)>, named: &[String]) {
         let name = unsafe { CStr::from_ptr(vmmgraph_status_name(status)) }.to_str().unwrap();
         assert_ne!(name, "unknown status", "{status}");
@@ -172,7 +166,6 @@ impl World {
         }
     }
 
-    /// A call that makes a handle: good and null outputs.
     fn make(
         &mut self,
         input: &mut Input,
@@ -196,7 +189,7 @@ impl World {
         })
     }
 
-    /// A device, an arena and a space that live, so that most calls get far.
+    /// Ensures a live device, arena and space, so that most calls get far.
     fn furnish(&mut self) {
         if self.devices.is_empty() {
             let mut device = 0u64;
@@ -235,7 +228,6 @@ impl World {
                 let mut named = Vec::new();
                 if input.below(3) == 2 {
                     let ordinal = match input.number() as i32 {
-                        // Streams are of one device.
                         0 if platforms::platform().name != "host" => ORDINAL,
                         ordinal => ordinal,
                     };
@@ -245,7 +237,7 @@ impl World {
                     (options.device, options.struct_size, options.driver) = (ordinal, size, other % 100);
                     options.host_granularity_bytes = granularity;
                     if (1..50).contains(&options.driver) {
-                        // Not what is at hand here decides what this test does.
+                        // Always this platform, independent of the machine.
                         options.driver = self.options.driver;
                     }
                     named = [i64::from(ordinal), size as i64, i64::from(options.driver)]
@@ -307,10 +299,9 @@ impl World {
                 }
                 values.push(options.struct_size as u64);
                 let mut named: Vec<String> = values.iter().map(u64::to_string).collect();
-                // Sizes that were left open follow from the others.
                 named.push("33554432".to_owned());
                 named.push((32u64 << 20).max(values[0]).to_string());
-                // With as much behind it as a struct of a later version may have.
+                // Followed by bytes, as a struct of a later version may be.
                 let options = Longer { options, behind: [0; 4096] };
                 let options = if input.below(3) == 0 { null() } else { &raw const options.options };
                 let create =
@@ -371,7 +362,6 @@ impl World {
         assert_eq!(block == CANARY, status != VMMGRAPH_OK);
         if status == VMMGRAPH_OK {
             assert!(bytes > 0 && bytes <= 4 << 20);
-            // It can be written at once, from end to end.
             for at in [block, block + bytes - 1] {
                 unsafe { (at as *mut u8).write_volatile(1) };
             }
@@ -491,8 +481,7 @@ impl World {
         self.release();
         let mut left: vmmgraph_device_stats_t = unsafe { zeroed() };
         left.struct_size = size_of::<vmmgraph_device_stats_t>();
-        // What could not be waited for when it was dropped, and copies on streams of the library, end
-        // at a later trim.
+        // Pending destructions and copies on library streams end at a later trim.
         let until = Instant::now() + Duration::from_secs(2);
         loop {
             assert_eq!(unsafe { vmmgraph_device_stats(self.watch, &raw mut left) }, VMMGRAPH_OK);
@@ -549,8 +538,8 @@ fn calls(input: &mut Input) {
 
 #[test]
 fn hostile_calls_are_refused_and_nothing_else_happens() {
-    // The torch functions open what is not open yet: never a GPU here.
-    // SAFETY: the only test of this program, and no other thread runs yet.
+    // The torch functions open devices: never a GPU here.
+    // SAFETY: the only test of this program; no other thread runs yet.
     unsafe { std::env::set_var("VMMGRAPH_DRIVER", platforms::platform().name) };
     platforms::beside_a_capture(|| fuzz::fuzz("hostile", calls));
     let met = STATUSES.lock().unwrap();

@@ -1,4 +1,5 @@
-//! Any valid sequence of C calls behaves as a naive model says: which blocks live where, what every count is, what a replay sees.
+//! Any valid sequence of C calls matches a naive model: live blocks, all counters, contents seen by
+//! replays.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -37,7 +38,7 @@ enum Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Live,
-    /// Freed, and busy until the seal, because a second stream used it.
+    /// Freed, and busy until the seal, because a second stream used the block.
     Parked,
     Freed,
 }
@@ -56,7 +57,6 @@ impl Block {
         self.bytes.next_multiple_of(512)
     }
 
-    /// Addresses to look at: blocks overlap by whole granules, if at all.
     fn probes(&self) -> impl Iterator<Item = *mut u8> {
         let at = self.at;
         (0..self.bytes).step_by(512).chain([self.bytes - 1]).map(move |offset| (at + offset) as *mut u8)
@@ -72,21 +72,19 @@ impl Block {
 }
 
 struct Space {
-    /// Null for those of vmmgraph_arena_allocate.
+    /// Null for spaces of vmmgraph_arena_allocate.
     handle: vmmgraph_space_t,
     arena: usize,
     sealed: bool,
-    /// Retained blocks have pages of their own.
+    /// Live-out blocks have private pages.
     own: bool,
     current: bool,
     steps: Vec<Step>,
     blocks: Vec<Block>,
-    /// The most bytes that were live at once, and of kept blocks, which are counted apart.
+    /// Peak of live bytes; persistent blocks count separately.
     peak: u64,
     kept_peak: u64,
-    /// Bytes handed out, freed or not.
     end: u64,
-    /// Seed of the last replay's stamps; 0: none yet.
     round: u8,
 }
 
@@ -111,7 +109,8 @@ impl Space {
         self.round.wrapping_mul(37) ^ (id as u8).wrapping_mul(11) ^ 0x5a
     }
 
-    /// What the graph does: writes a block where it begins, reads it where it ends. The first block that was overwritten.
+    /// Simulates the graph: writes at allocations, checks at frees. Returns the first overwritten
+    /// block.
     fn run(&self) -> Option<usize> {
         let mut parked = Vec::new();
         for step in &self.steps {
@@ -136,17 +135,14 @@ impl Space {
 }
 
 struct Arena {
-    /// Null once it is destroyed.
     handle: vmmgraph_arena_t,
     own: bool,
     peak: u64,
     budget: u64,
     reserve: u64,
-    /// What counted toward it when it was last looked at.
     charged: u64,
 }
 
-/// A block of a region, and what it holds if that is known.
 struct Tensor {
     at: u64,
     bytes: u64,
@@ -159,7 +155,6 @@ impl Tensor {
         self.bytes.next_multiple_of(512)
     }
 
-    /// Offsets that are written and read.
     fn probes(&self) -> impl Iterator<Item = u64> {
         (0..self.bytes).step_by(512).chain([self.bytes - 1])
     }
@@ -173,7 +168,6 @@ impl Tensor {
         self.probes().all(|offset| unsafe { ((self.at + offset) as *const u8).read_volatile() } == stamp)
     }
 
-    /// Its backup is all that it holds, or refused and nothing is written.
     fn check_backup(&self, region: vmmgraph_region_t, there: bool) {
         let mut into = vec![0xee_u8; self.rounded() as usize];
         let (block, length) = (self.at as *mut c_void, into.len());
@@ -191,7 +185,6 @@ impl Tensor {
     }
 }
 
-/// A region: blocks whose pages go and come.
 struct Aside {
     handle: vmmgraph_region_t,
     read_only: bool,
@@ -219,7 +212,7 @@ unsafe extern "C" fn launch(user: *mut c_void) {
     launch.wrong = launch.space.run();
 }
 
-/// Whether what cannot be waited for beside a capture stays until somebody asks again.
+/// On this platform, work refused during a capture stays pending until a retry.
 fn waits_later() -> bool {
     platforms::platform().name == "ascend"
 }
@@ -259,7 +252,7 @@ impl World {
         Self { device: open_device(), arenas: Vec::new(), spaces: Vec::new(), regions: Vec::new(), budget: 0 }
     }
 
-    /// The device closes and opens: the same one, with its budget, if anything of it is alive.
+    /// Closes and opens the device: the same device, with its budget, while objects of it live.
     fn reopen(&mut self) {
         let before = self.device();
         assert_eq!(vmmgraph_device_close(self.device), VMMGRAPH_OK);
@@ -288,7 +281,6 @@ impl World {
         stats
     }
 
-    /// A lack of memory that the numbers bear out.
     fn lacking(&self, arena: usize, status: i32) {
         let info = last();
         assert_eq!((info.status, info.device), (status, ORDINAL));
@@ -322,7 +314,7 @@ impl World {
         self.regions.len() - 1
     }
 
-    /// Several blocks of one length, most of which lie over the seams of pages.
+    /// Several blocks of one length, most of them across page boundaries.
     fn allocate_in_region(&mut self, input: &mut Input) {
         let region = match input.below(3) {
             new if new >= self.regions.len() => self.make_region(new == 1),
@@ -361,7 +353,6 @@ impl World {
         }
     }
 
-    /// Writes a block, or frees some; or the region goes.
     fn change_region(&mut self, input: &mut Input) {
         let (which, how, pick) = (input.below(self.regions.len()), input.below(8), input.byte());
         let Some(region) = self.regions.get_mut(which) else { return };
@@ -404,7 +395,6 @@ impl World {
         }
     }
 
-    /// Resumes a region, sometimes while there is no memory.
     fn resume_region(&mut self, which: usize, short: bool) {
         let cannot_wait = self.cannot_wait();
         let Some(region) = self.regions.get_mut(which) else { return };
@@ -433,7 +423,6 @@ impl World {
         }
     }
 
-    /// Every count and byte of the regions against the model; the bytes of their pages.
     fn check_regions(&self) -> u64 {
         let mut resident = 0;
         for region in &self.regions {
@@ -470,7 +459,6 @@ impl World {
             input.pick(&[(4096, 16 << 10), (16 << 10, 128 << 10), (8192, 8192)]);
         options.retain =
             input.pick(&[VMMGRAPH_RETAIN_DEFAULT, VMMGRAPH_RETAIN_OWN_PAGES, VMMGRAPH_RETAIN_SHARED_PAGES]);
-        // Only sometimes, since a current space is open then from the beginning.
         let reserve = input.pick(&[0, 0, 0, 1 << 20]);
         options.reserve_bytes = reserve;
         let mut handle = null_mut();
@@ -540,7 +528,7 @@ impl World {
             return;
         }
         space.end += bytes.next_multiple_of(512);
-        // A bump space needs what it handed out, any other what is live at once.
+        // A bump space needs all bytes handed out, any other the live peak.
         let needed = if space.current || space.handle.is_null() { space.end } else { space.peak };
         self.arenas[arena].peak = self.arenas[arena].peak.max(needed);
     }
@@ -602,7 +590,7 @@ impl World {
                 );
             }
             _ if found.sealed => return assert_eq!(status, VMMGRAPH_ERROR_WRONG_STATE),
-            // What is live lies on pages that others show, and none is exchanged there.
+            // Live-out blocks lie on shared pages, which this platform cannot replace.
             VMMGRAPH_ERROR_UNSUPPORTED => {
                 return assert!(["hip", "mlu"].contains(&platforms::platform().name));
             }
@@ -675,12 +663,12 @@ impl World {
         self.spaces.retain(|space| space.arena != arena || !space.handle.is_null());
     }
 
-    /// Whether the platform forbids to wait for the device just now: spaces that are open are captures.
+    /// True if waits are forbidden now: open spaces are captures.
     fn cannot_wait(&self) -> bool {
         waits_later() && self.spaces.iter().any(|space| !space.sealed)
     }
 
-    /// Whoever needs memory asks again, or trims.
+    /// Retries pending work.
     fn settle(&self) {
         if waits_later() {
             assert_eq!(unsafe { vmmgraph_device_trim(self.device, null_mut()) }, VMMGRAPH_OK);
@@ -715,7 +703,7 @@ impl World {
     fn act(&mut self, input: &mut Input) {
         let arenas: Vec<usize> =
             (0..self.arenas.len()).filter(|arena| !self.arenas[*arena].handle.is_null()).collect();
-        // The last bytes of each row are later additions: known inputs mean what they meant.
+        // The last bytes of each row were added later: old inputs keep their meaning.
         let op = match input.byte() {
             byte @ 0..216 => byte % 24,
             byte @ 216..236 => 24 + (byte - 216) % 4,
@@ -762,7 +750,6 @@ impl World {
             _ if self.spaces.is_empty() => {}
             4..=10 => {
                 let (bytes, stream) = (input.pick(&SIZES), input.below(3) as u64);
-                // An arena that is gone has no serial names either.
                 if !self.spaces[space].handle.is_null() {
                     self.allocate(space, bytes, stream, false);
                 }
@@ -813,7 +800,7 @@ impl World {
         self.add(handle, arena);
     }
 
-    /// No arena grows beyond its budget; one that had more before may keep that.
+    /// No arena exceeds its budget, except with memory from before.
     fn keeps_budgets(&mut self) {
         for index in 0..self.arenas.len() {
             if self.arenas[index].handle.is_null() {
@@ -830,7 +817,6 @@ impl World {
         }
     }
 
-    /// Every count against the model.
     fn check(&self) {
         for space in self.spaces.iter().filter(|space| !space.handle.is_null()) {
             let mut stats = sized!(vmmgraph_space_stats_t);
@@ -851,7 +837,6 @@ impl World {
             assert_eq!((status, count), (VMMGRAPH_OK, live.len()));
             assert!(blocks.iter().map(|block| *block as u64).take(count).eq(live));
         }
-        // Behind the look at the regions, at which pages go that nobody uses any more.
         let (mut physical, mut retained, mut all) = (self.check_regions(), 0, true);
         let device = self.device();
         for (index, arena) in self.arenas.iter().enumerate() {
@@ -877,7 +862,7 @@ impl World {
             retained += stats.retained_bytes + stats.kept_bytes;
             assert_eq!(stats.free_bytes, device.free_bytes);
         }
-        // Every page is some arena's or space's, or free; nothing else holds any but what is waited for.
+        // Every page belongs to an arena or a space, or is free, unless unmaps are pending.
         if all && device.pending == 0 {
             assert_eq!(
                 (device.physical_bytes, device.retained_bytes),
@@ -891,7 +876,6 @@ impl World {
         assert_eq!(device.budget_bytes, self.budget);
     }
 
-    /// Everything goes, in an order that the input says, and nothing is left.
     fn end(&mut self, input: &mut Input) {
         while let Some(last) = self.arenas.iter().rposition(|arena| !arena.handle.is_null()) {
             let mut open = (0..self.spaces.len()).filter(|space| !self.spaces[*space].handle.is_null());
@@ -903,7 +887,7 @@ impl World {
         while !self.spaces.is_empty() {
             self.destroy_space(0);
         }
-        // What they leave is free until a trim, or until an arena ends.
+        // Their pages are free until a trim, or until an arena ends.
         let trims = !self.regions.is_empty();
         while let Some(region) = self.regions.pop() {
             assert_eq!(vmmgraph_region_destroy(region.handle), VMMGRAPH_OK);
@@ -919,7 +903,6 @@ impl World {
 }
 
 impl Drop for World {
-    /// Also after a failure, so that the next input finds a fresh device.
     fn drop(&mut self) {
         for space in &self.spaces {
             vmmgraph_space_destroy(space.handle);
@@ -934,7 +917,7 @@ impl Drop for World {
     }
 }
 
-/// What the library logs as an error: a failure that could not be undone, or books that do not balance (debug builds look).
+/// Logged errors: a failed undo, or a failed audit (debug builds).
 static ERRORS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 unsafe extern "C" fn error_logged(_: i32, text: *const c_char, length: usize, _: *mut c_void) {

@@ -1,10 +1,10 @@
-//! Any valid use of streams leaves replays ordered, captures intact and memory in place: a driver that plays streams whose work
-//! takes time checks that.
+//! Any valid use of streams keeps replays ordered, captures intact and memory mapped, on a driver
+//! with asynchronous streams.
 //!
-//! What the driver plays: a stream is a list of work with what it waits for; a handle may come back for another stream; the
-//! default streams, of threads and of contexts; captures, which nobody may touch; work that is over when the input says so. What it checks: a replay is
-//! launched behind every earlier one of its arena; no capture is broken; nothing is unmapped under work that is not over; and what
-//! a side stream reads stays as it was until that is over.
+//! The driver models streams as lists of work, with reused handles, default streams of threads and
+//! contexts, and captures. Checks: a replay follows every earlier one of its arena; no capture
+//! breaks; no memory is unmapped under running work; a side stream's block keeps its contents
+//! during the read.
 
 mod fuzz;
 
@@ -27,18 +27,16 @@ use vmmgraph::{
 const KIB: u64 = 1 << 10;
 const SIZES: [u64; 6] = [512, 3000, 9000, 16 * KIB, 40 * KIB, 100 * KIB];
 
-/// A piece of work on a stream.
 #[derive(Clone, Debug)]
 struct Work {
-    /// What it touches.
     parts: Vec<(u64, u64)>,
     over: bool,
 }
 
-/// A stream as it really is, whatever its handle.
+/// A stream, independent of its handle.
 #[derive(Clone, Debug, Default)]
 struct Queue {
-    /// What is over when all of it is: its own work and what that waits for.
+    /// All work of the stream and all work it waits for.
     behind: BTreeSet<usize>,
     capturing: bool,
 }
@@ -47,20 +45,15 @@ struct Queue {
 struct Timelines {
     work: Vec<Work>,
     queues: Vec<Queue>,
-    /// Which stream each handle is now.
     handles: BTreeMap<u64, usize>,
-    /// What each event is behind.
     events: BTreeMap<u64, BTreeSet<usize>>,
-    /// What should never have happened.
     wrong: Vec<String>,
 }
 
 thread_local! {
-    /// The thread's current context; 0: the device's primary one.
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Does something with another context current.
 fn in_context<T>(context: u64, work: impl FnOnce() -> T) -> T {
     struct Back(u64);
     impl Drop for Back {
@@ -74,7 +67,7 @@ fn in_context<T>(context: u64, work: impl FnOnce() -> T) -> T {
 
 impl Timelines {
     fn queue(&mut self, stream: Stream) -> &mut Queue {
-        // A thread's default stream is that thread's, and each context has its own.
+        // Each thread and each context has its own default stream.
         let mut key = stream.raw();
         if stream.is_default() {
             key |= CONTEXT.get() << 50;
@@ -111,7 +104,6 @@ impl Timelines {
     }
 }
 
-/// The host driver with streams whose work takes time.
 struct Player {
     host: HostDriver,
     lines: Mutex<Timelines>,
@@ -132,7 +124,7 @@ impl Driver for Player {
     }
 }
 
-// SAFETY: everything that is done is done by the host driver, with the callers' promises.
+// SAFETY: the host driver does the work under the callers' contracts.
 unsafe impl Memory for Player {
     fn free_bytes(&self) -> Result<u64> {
         self.host.free_bytes()
@@ -141,22 +133,22 @@ unsafe impl Memory for Player {
         self.host.reserve(len)
     }
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.free_addresses(base, len) }
     }
     fn create(&self, len: u64) -> Result<PageHandle> {
         self.host.create(len)
     }
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.release(page) }
     }
     unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.map(at, pages, peers) }
     }
     unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.grant(at, len, peers) }
     }
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
@@ -165,12 +157,12 @@ unsafe impl Memory for Player {
         if let Some(work) = lines.work.iter().position(|work| !work.over && work.parts.iter().any(lies)) {
             lines.wrong.push(format!("{at:?} + {len} is unmapped under work {work}, which is not over"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.unmap(at, len) }
     }
 }
 
-// SAFETY: as above; events are numbers of the host driver's.
+// SAFETY: as above; events are numbers of the host driver.
 unsafe impl Timeline for Player {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let capturing = self.lines.lock().queue(stream).capturing;
@@ -188,7 +180,7 @@ unsafe impl Timeline for Player {
     }
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         self.lines.lock().events.remove(&event.raw());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.event_destroy(event) }
     }
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
@@ -220,7 +212,7 @@ unsafe impl Timeline for Player {
         self.host.stream_create()
     }
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.stream_destroy(stream) }
     }
 }
@@ -228,31 +220,31 @@ unsafe impl Timeline for Player {
 // SAFETY: as above.
 unsafe impl Transfer for Player {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.fill(at, len, value, stream) }
     }
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.read(at, into) }
     }
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.write(at, from) }
     }
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.host_register(at, len) }
     }
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.host_unregister(at) }
     }
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.copy_to_host(from, to, len, stream) }
     }
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.host.copy_from_host(to, from, len, stream) }
     }
 }
@@ -269,26 +261,26 @@ impl Block {
         (0..self.bytes).step_by(512).chain([self.bytes - 1]).map(move |offset| (self.at + offset) as *mut u8)
     }
     fn write(self) {
-        // SAFETY: a block of the host driver that is live, or in a graph that is, is mapped memory of this process.
+        // SAFETY: a block of the host driver, live or in a live graph, is mapped memory of this
+        // process.
         self.probes().for_each(|at| unsafe { at.write_volatile(self.stamp) });
     }
     fn holds(self) -> bool {
-        // SAFETY: as above, or what a side stream still reads, which stays mapped.
+        // SAFETY: as above, or a block still read by a side stream, which stays mapped.
         self.probes().all(|at| unsafe { at.read_volatile() } == self.stamp)
     }
 }
 
 struct Graph {
-    /// Gone while some of its blocks are still there.
+    /// `None` once dropped; blocks may remain.
     space: Option<Arc<Space>>,
     blocks: VmmTorchAllocator,
     arena: usize,
     live: Vec<Block>,
-    /// Everything a replay touches.
     parts: Vec<(u64, u64)>,
     sealed: bool,
     replayed: bool,
-    /// Handles noted for a live block.
+    /// Streams recorded for live blocks.
     noted: Vec<(u64, Stream)>,
 }
 
@@ -297,26 +289,22 @@ struct World {
     device: Option<Arc<Device>>,
     arenas: Vec<Option<SharedVmmAllocator>>,
     graphs: Vec<Graph>,
-    /// Of each arena, the replays so far.
     replays: Vec<Vec<usize>>,
-    /// What side streams read: the work and the block.
     reads: Vec<(usize, Block)>,
     stamp: u8,
 }
 
-/// Handles of created streams, and the default ones.
 const HANDLES: [u64; 5] = [0, 2, 0x100, 0x200, 0x300];
-/// Contexts, the primary one more often.
+/// Contexts; the primary one is more likely.
 const CONTEXTS: [u64; 4] = [0, 0, 1, 2];
 
-/// A handle, and the context that is current where it is used.
 fn named(input: &mut Input) -> (Stream, u64) {
     let byte = usize::from(input.byte());
     (stream_of(HANDLES[byte % HANDLES.len()]), CONTEXTS[byte / HANDLES.len() % CONTEXTS.len()])
 }
 
 fn stream_of(handle: u64) -> Stream {
-    // SAFETY: the driver under test looks every handle up.
+    // SAFETY: the driver under test looks up every handle.
     unsafe { Stream::from_raw(handle) }
 }
 
@@ -388,7 +376,7 @@ impl World {
             };
             in_context(context, || space.replay(stream, launch))
         };
-        // A default stream of another thread, which ends at once.
+        // On a new thread's default stream; the thread ends at once.
         let result = if elsewhere && stream == Stream::PER_THREAD {
             std::thread::scope(|scope| scope.spawn(launch).join().unwrap())
         } else {
@@ -410,7 +398,6 @@ impl World {
         }
     }
 
-    /// A side stream reads a live block of a graph that was replayed.
     fn read(&mut self, input: &mut Input) {
         let (number, (stream, context), which) = (input.below(self.graphs.len()), named(input), input.byte());
         let Some(graph) = self.graphs.get_mut(number) else { return };
@@ -420,7 +407,7 @@ impl World {
         let block = graph.live[usize::from(which) % graph.live.len()];
         in_context(context, || {
             let mut lines = self.player.lines.lock();
-            // The caller keeps to its side: what is read is behind the replay, and no capture is broken.
+            // As a valid caller: the read follows the replay and breaks no capture.
             let replays = self.replays[graph.arena].clone();
             if lines.queue(stream).capturing {
                 return;
@@ -442,7 +429,6 @@ impl World {
         }
         let block = graph.live.swap_remove(usize::from(which) % graph.live.len());
         let free = || graph.blocks.free(Address(block.at), &[]).unwrap();
-        // By another thread, whose default stream is another one.
         if which >= 192 {
             std::thread::scope(|scope| scope.spawn(free).join().unwrap())
         } else {
@@ -451,7 +437,7 @@ impl World {
         graph.noted.retain(|(at, _)| *at != block.at);
     }
 
-    /// Something goes: a graph, whose blocks stay; those; an arena's handle; the device's.
+    /// Drops a graph (its blocks stay), blocks, an arena's handle or the device's handle.
     fn go(&mut self, input: &mut Input) {
         let number = input.below(self.graphs.len());
         match input.below(8) {
@@ -468,7 +454,6 @@ impl World {
         }
     }
 
-    /// Some work is over, with all that it waited for.
     fn pass(&mut self, input: &mut Input) {
         let mut lines = self.lines();
         let number = input.below(lines.queues.len());
@@ -478,12 +463,12 @@ impl World {
         }
     }
 
-    /// A stream is destroyed, and its handle comes back for another one, as far as the callers may do that.
+    /// Destroys a stream and reuses its handle, if callers may do so.
     fn destroy(&mut self, input: &mut Input) {
         let handle = HANDLES[2 + input.below(3)];
         let stream = stream_of(handle);
         let noted = self.graphs.iter().any(|graph| graph.noted.iter().any(|(_, noted)| *noted == stream));
-        // A capture's stream is not destroyed; nor is one whose end waits to be recorded because of a capture then.
+        // Captured streams, and streams with a record pending on a capture, must not be destroyed.
         if noted || self.lines().queues.iter().any(|queue| queue.capturing) {
             return;
         }
@@ -535,12 +520,11 @@ impl World {
         }
     }
 
-    /// All captures end, all work is over, everything goes, and nothing is left.
     fn end(mut self) {
         self.lines().queues.iter_mut().for_each(|queue| queue.capturing = false);
         self.graphs.clear();
         self.check();
-        // In the primary context: nobody has to come to another one again.
+        // In the primary context: other contexts need no further call.
         for arena in self.arenas.iter().flatten() {
             arena.trim().unwrap();
         }
@@ -554,7 +538,7 @@ impl World {
 }
 
 impl Drop for World {
-    /// Also after a failure, so that nothing waits for ever.
+    /// Also after a failure, so that no wait blocks.
     fn drop(&mut self) {
         let mut lines = self.lines();
         lines.queues.iter_mut().for_each(|queue| queue.capturing = false);

@@ -1,4 +1,5 @@
-//! The library on a real GPU. Ignored in `cargo test`, which has the stand-in on its library path; `scripts/gpu.sh` runs them.
+//! The library on a real GPU. Ignored in `cargo test`, which loads the stand-in; `scripts/gpu.sh`
+//! runs these tests.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -16,10 +17,10 @@ use vmmgraph_testkit::{Captured, MIB, Order, Stamps, Trace, capture, capture_by,
 
 mod green;
 
-/// Tests that time things or look at free memory run one at a time.
+/// Serializes tests that measure time or free memory.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // SAFETY: asks for a symbol that only the stand-in has.
+    // SAFETY: looks up a symbol of the stand-in.
     let standin = unsafe { sys::culib().get::<unsafe extern "C" fn() -> u64>(b"standin_calls\0") }.is_ok();
     assert!(!standin, "this is the stand-in, not a GPU");
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -38,7 +39,6 @@ fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// The primary context, current on this thread until dropped, and streams of it.
 struct Context(sys::CUcontext);
 
 impl Context {
@@ -68,7 +68,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: pops and releases what `new` pushed and retained.
+        // SAFETY: balances `new`.
         unsafe {
             ok(sys::cuCtxPopCurrent_v2(&raw mut self.0));
             ok(sys::cuDevicePrimaryCtxRelease_v2(0));
@@ -86,7 +86,7 @@ fn capture_all(arena: &SharedVmmAllocator, trace: &Trace) -> (Vec<Captured>, Dur
     (captured, start.elapsed())
 }
 
-/// What the driver takes for so many maps of pages of 16 MiB, and nothing else: each of 64 pages at many addresses, as an arena's are.
+/// Measures the driver alone: `maps` maps of pages of 16 MiB, each of 64 pages at many addresses.
 fn maps_alone(device: &Device, maps: u64) -> Duration {
     const PAGES: u64 = 64;
     let (driver, bytes) = (device.driver(), 16 * MIB);
@@ -96,11 +96,11 @@ fn maps_alone(device: &Device, maps: u64) -> Duration {
         || bases.iter().flat_map(|base| (0..).zip(&pages).map(|(number, page)| (*base, number, *page)));
     let start = Instant::now();
     for (base, number, page) in places().take(maps as usize) {
-        // SAFETY: reserved above, and every page was created there.
+        // SAFETY: reserved and created above.
         unsafe { driver.map(base.plus(number * bytes), &[Whole { page, bytes }], Peers::default()) }.unwrap();
     }
     let time = start.elapsed();
-    // SAFETY: nothing uses what was mapped and created here.
+    // SAFETY: nothing uses these mappings and pages.
     unsafe {
         for (base, number, _) in places().take(maps as usize) {
             driver.unmap(base.plus(number * bytes), bytes).unwrap();
@@ -120,7 +120,6 @@ fn the_trace_takes_the_same_pages_as_on_the_host_and_its_driver_work_is_short() 
     let host_arena = SharedVmmAllocator::new(&host, &Options::default()).unwrap();
     let _host_captured = capture_all(&host_arena, &all);
 
-    // What an engine of such large graphs may ask for, beside it.
     let larger = Options { large_page_bytes: 32 * MIB, ..Options::default() };
     let (mut times, mut bare, mut of_larger) = (Vec::new(), Vec::new(), Vec::new());
     for order in [Order::Ascending, Order::Descending, Order::Random(1), Order::Ascending, Order::Ascending] {
@@ -179,7 +178,7 @@ fn pages_for_other_processes_and_for_a_peer_cost_no_page_more() {
         ("for processes", Handles::Fd, plain.clone(), false),
     ];
     if let Some(peer) = peer.map(Peers::one) {
-        // Two blocks of every twelve are what a layer's two all-reduces have.
+        // Two of twelve blocks, as for the two all-reduces of a layer.
         let marked = Options { remote_peers: peer, ..plain.clone() };
         ways.push(("for processes, with remote blocks", Handles::Fd, plain.clone(), true));
         ways.push(("for a peer too, those of remote blocks", Handles::Fd, marked, true));
@@ -267,7 +266,6 @@ fn pages_for_network_cards_and_for_the_fabric_serve_graphs_as_others_do() {
 #[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
 fn the_page_map_is_the_hosts_and_what_a_dropped_shape_gives_back_the_driver_has() {
     let _alone = alone();
-    // All but addresses and numbers of spaces.
     let facts = |map: &vmmgraph::ArenaMap| {
         let tiles = |space: &vmmgraph::map::MapSpace| {
             let mut tiles: Vec<_> = space.maps.iter().map(|tile| (tile.page, tile.covered_bytes)).collect();
@@ -292,7 +290,6 @@ fn the_page_map_is_the_hosts_and_what_a_dropped_shape_gives_back_the_driver_has(
     let map = arena.map();
     println!("RESULT page map of 65 shapes: {:.2} ms", start.elapsed().as_secs_f64() * 1e3);
     assert_eq!(facts(&map), facts(&host_arena.map()));
-    // The five hungriest, one after the other: the driver has their bytes back.
     for point in &map.curve[..5] {
         let now = arena.map();
         let gives = now.spaces.iter().find(|space| space.id == point.space).unwrap().drop_gives_bytes;
@@ -300,7 +297,6 @@ fn the_page_map_is_the_hosts_and_what_a_dropped_shape_gives_back_the_driver_has(
         captured.retain(|one| one.space.id() != point.space);
         arena.trim().unwrap();
         assert_eq!(held - device.stats().physical_bytes, gives);
-        // Page tables may go as well.
         assert!(device.driver().free_bytes().unwrap() >= free + gives);
         assert_eq!(arena.mapped_size(), point.without_bytes);
     }
@@ -334,11 +330,10 @@ fn blocks_written_by_memsets_and_read_by_copies_hold_their_contents() {
     }
 }
 
-/// A graph of memsets: captured into a space that grows in the middle of the capture, and launched through the arena's order.
+/// A graph of memsets in a space that grows during the capture, launched by replays.
 struct Graph {
     space: Arc<Space>,
     exec: sys::CUgraphExec,
-    /// The block that is live at the end, and what the graph writes there.
     output: (Address, u32),
 }
 
@@ -351,7 +346,7 @@ impl Graph {
     ) -> Self {
         let space = arena.open_space().unwrap();
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: a live stream; every memset below writes to a block that is live when it is captured.
+        // SAFETY: a live stream; every memset writes a block live at its capture.
         unsafe {
             ok(sys::cuStreamBeginCapture_v2(stream, mode));
             for layer in 0..4u64 {
@@ -372,13 +367,13 @@ impl Graph {
     }
 
     fn replay(&self, stream: sys::CUstream) {
-        // SAFETY: a live exec and stream; the launch goes to the stream the order was made for.
+        // SAFETY: a live executable and stream; the launch uses the replay's stream.
         self.space.replay(handle(stream), || ok(unsafe { sys::cuGraphLaunch(self.exec, stream) })).unwrap();
     }
 
     fn output_holds(&self, device: &Device) -> bool {
         let mut bytes = vec![0; 6 * MIB as usize];
-        // SAFETY: a live block of a retained output.
+        // SAFETY: a live-out block.
         unsafe { device.driver().read(self.output.0, &mut bytes) }.unwrap();
         bytes.chunks_exact(4).all(|word| word == self.output.1.to_ne_bytes())
     }
@@ -408,10 +403,9 @@ fn real_graphs_keep_their_outputs_while_others_replay_on_other_streams() {
     context.synchronize();
     assert!(graphs.iter().all(|graph| graph.output_holds(&device)), "an output was destroyed");
 
-    // Half of the graphs go while the others are in use; then one more is captured on the stream of the last replay.
     for graph in graphs.split_off(6) {
         graphs[0].replay(streams[1]);
-        // SAFETY: the exec is launched no more; CUDA keeps it until its last launch is done.
+        // SAFETY: not launched again; CUDA keeps the executable until its last launch is done.
         ok(unsafe { sys::cuGraphExecDestroy(graph.exec) });
         drop(graph.space);
     }
@@ -433,15 +427,15 @@ fn real_graphs_keep_their_outputs_while_others_replay_on_other_streams() {
     assert_eq!(device.stats().physical_bytes, 0);
 }
 
-/// A graph that fills a large block, again and again, and then copies the end of it to an output: it holds the graph's value unless another one was
-/// beside it.
+/// Captures repeated fills of a block and a copy of its end to an output: wrong if another graph
+/// runs concurrently.
 fn capture_slow(arena: &SharedVmmAllocator, stream: sys::CUstream, number: u32) -> Graph {
     let (bytes, output_bytes) = (256 * MIB, 6 * MIB);
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let value = 0x600d_0000 + number;
     let space = arena.open_space().unwrap();
     let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: a live stream; what is written and read are blocks that are live when it is captured.
+    // SAFETY: a live stream; captured work uses live blocks.
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(stream, mode));
         let scratch = space.allocate(bytes, handle(stream)).unwrap();
@@ -470,7 +464,6 @@ fn replays_on_default_streams_of_green_contexts_are_in_order() {
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let (stream, own) = (context.stream(), contexts[1].stream());
     let graphs: Vec<Graph> = (0..6).map(|number| capture_slow(&arena, stream, number)).collect();
-    // The primary context's default stream, those of two others, a stream of the primary one and one of a green one.
     let on = |turn: usize, launch: &dyn Fn(sys::CUstream)| match turn % 5 {
         0 => launch(ptr::null_mut()),
         1 | 2 => contexts[turn % 5 - 1].current(|| launch(ptr::null_mut())),
@@ -491,11 +484,11 @@ fn replays_on_default_streams_of_green_contexts_are_in_order() {
     };
     let by_replay = wrong(&|graph, stream| {
         let stream_named = if stream.is_null() { Stream::LEGACY } else { handle(stream) };
-        // SAFETY: a live exec; the launch goes to the stream the order was made for.
+        // SAFETY: a live executable; the launch uses the replay's stream.
         let launch = || ok(unsafe { sys::cuGraphLaunch(graph.exec, stream) });
         graph.space.replay(stream_named, launch).unwrap();
     });
-    // SAFETY: a live exec and stream.
+    // SAFETY: a live executable and stream.
     let around_it = wrong(&|graph, stream| ok(unsafe { sys::cuGraphLaunch(graph.exec, stream) }));
     println!("RESULT replays in green contexts: {by_replay} of 120 wrong, {around_it} around the order");
     assert_eq!(by_replay, 0);
@@ -569,7 +562,7 @@ fn costs_on_this_machine() {
     );
 }
 
-/// A second device writes to the pages of the first one, where an arena lists it and where it was admitted afterwards.
+/// A second device writes pages of the first one: listed by the arena, and added later.
 #[test]
 #[ignore = "SKIPPED: needs two GPUs, scripts/gpu.sh runs it"]
 fn a_peer_reads_and_writes_what_is_mapped() {
@@ -590,8 +583,8 @@ fn a_peer_reads_and_writes_what_is_mapped() {
     for (number, block) in blocks.into_iter().enumerate() {
         let value = 0x00c0_ffee + number as u32;
         let mut found = [[0; 4]; 2];
-        // SAFETY: live blocks that the second device has access to and nobody else uses; the reads come behind the fill, of which the
-        // first one is in its stream's order.
+        // SAFETY: live blocks, accessible to the second device and otherwise unused; the reads
+        // follow the fill, the first one in stream order.
         unsafe {
             peer.fill(block, BYTES, value, Stream::LEGACY).unwrap();
             peer.read(block.plus(BYTES - 4), &mut found[0]).unwrap();

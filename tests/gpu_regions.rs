@@ -1,6 +1,7 @@
-//! Regions on a real GPU: contents, and how fast they step aside. Ignored in `cargo test`; `scripts/gpu.sh` runs them.
+//! Regions on a real GPU: contents and speed of pauses. Ignored in `cargo test`; `scripts/gpu.sh`
+//! runs these tests.
 //!
-//! `VMMGRAPH_REGION_GIB` says how much steps aside, 16 if it is not set.
+//! `VMMGRAPH_REGION_GIB` sets the paused GiB, by default 16.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -25,7 +26,7 @@ fn ok(code: sys::CUresult) {
 }
 
 fn device() -> Arc<Device> {
-    // SAFETY: asks for a symbol that only the stand-in has.
+    // SAFETY: looks up a symbol of the stand-in.
     let standin = unsafe { sys::culib().get::<unsafe extern "C" fn() -> u64>(b"standin_calls\0") }.is_ok();
     assert!(!standin, "this is the stand-in, not a GPU");
     Device::with_driver(Arc::new(CudaDriver::new(0).expect("a GPU")))
@@ -35,10 +36,10 @@ fn all_bytes() -> u64 {
     std::env::var("VMMGRAPH_REGION_GIB").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(16) * GIB
 }
 
-/// GiB a second of copies between 1 GiB of memory that the driver pinned and device memory: out, and in.
+/// Measures copies between 1 GiB of pinned host memory and device memory, in GiB/s: out, in.
 fn link(bytes: u64) -> [f64; 2] {
     let (mut context, mut stream, mut host, mut at) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), 0);
-    // SAFETY: out pointers on this stack; everything is given back below.
+    // SAFETY: out pointers on this stack; all freed below.
     unsafe {
         ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
         ok(sys::cuCtxPushCurrent_v2(context));
@@ -59,11 +60,11 @@ fn link(bytes: u64) -> [f64; 2] {
                 });
             }
         }
-        // SAFETY: the stream is ours.
+        // SAFETY: a stream of this function.
         ok(unsafe { sys::cuStreamSynchronize(stream) });
         *rate = (bytes / GIB) as f64 / start.elapsed().as_secs_f64();
     }
-    // SAFETY: what was made above.
+    // SAFETY: created above.
     unsafe {
         ok(sys::cuMemFree_v2(at));
         ok(sys::cuMemFreeHost(host));
@@ -74,11 +75,11 @@ fn link(bytes: u64) -> [f64; 2] {
     rates
 }
 
-/// Milliseconds that the driver alone takes to unmap and release so many bytes of pages of 1 GiB that were written, and to make and map as many
-/// right behind that: what no pause and no resume is faster than.
+/// Measures the driver alone in milliseconds: unmapping and releasing written pages of 1 GiB, then
+/// creating and mapping as many: the lower bound of a pause and a resume.
 fn driver_alone(bytes: u64) -> [f64; 2] {
     let (mut context, mut base) = (ptr::null_mut(), 0);
-    // SAFETY: out pointers on this stack; what is made is given back below.
+    // SAFETY: out pointers on this stack; all freed below.
     unsafe {
         ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
         ok(sys::cuCtxPushCurrent_v2(context));
@@ -86,7 +87,7 @@ fn driver_alone(bytes: u64) -> [f64; 2] {
     }
     let make = || {
         let mut pages = Vec::new();
-        // SAFETY: the structs are plain data; addresses reserved above, with nothing mapped.
+        // SAFETY: plain data; addresses reserved above and unmapped.
         unsafe {
             let mut made: sys::CUmemAllocationProp = std::mem::zeroed();
             made.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -106,7 +107,7 @@ fn driver_alone(bytes: u64) -> [f64; 2] {
     };
     let give_back = |pages: Vec<_>| {
         for (at, page) in pages {
-            // SAFETY: made above, used by nobody any more.
+            // SAFETY: created above, no longer used.
             unsafe {
                 ok(sys::cuMemUnmap(at, GIB as usize));
                 ok(sys::cuMemRelease(page));
@@ -114,7 +115,7 @@ fn driver_alone(bytes: u64) -> [f64; 2] {
         }
     };
     let pages = make();
-    // SAFETY: mapped just now.
+    // SAFETY: mapped above.
     unsafe {
         ok(sys::cuMemsetD8_v2(base, 1, bytes as usize));
         ok(sys::cuCtxSynchronize());
@@ -126,7 +127,7 @@ fn driver_alone(bytes: u64) -> [f64; 2] {
     let pages = make();
     let took = start.elapsed().as_secs_f64() * 1e3;
     give_back(pages);
-    // SAFETY: reserved above, with nothing mapped.
+    // SAFETY: reserved above, without mappings.
     unsafe {
         ok(sys::cuMemAddressFree(base, bytes as usize));
         ok(sys::cuCtxPopCurrent_v2(&raw mut context));
@@ -135,7 +136,6 @@ fn driver_alone(bytes: u64) -> [f64; 2] {
     [gave, took]
 }
 
-/// As a line.
 fn say_driver_alone(bytes: u64) {
     let [gave, took] = driver_alone(bytes);
     println!(
@@ -144,7 +144,8 @@ fn say_driver_alone(bytes: u64) {
     );
 }
 
-/// Microseconds that committing a page takes while nothing is copied, while memory comes from the host, and while it goes there.
+/// Measures the commit of a page in microseconds: without copies, during copies from the host,
+/// during copies to the host.
 fn say_mapping_beside_copies(device: &Arc<Device>) {
     const PAGES: u64 = 16;
     let (driver, bytes) = (device.driver(), GIB as usize);
@@ -155,7 +156,7 @@ fn say_mapping_beside_copies(device: &Arc<Device>) {
         device.elastic_buffer(GIB, &ElasticOptions { page_bytes: GIB, ..ElasticOptions::default() }).unwrap();
     other.commit(0..GIB).unwrap();
     let (mut context, mut host) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: out pointers on this stack; everything is given back below.
+    // SAFETY: out pointers on this stack; all freed below.
     unsafe {
         ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
         ok(sys::cuCtxPushCurrent_v2(context));
@@ -163,7 +164,7 @@ fn say_mapping_beside_copies(device: &Arc<Device>) {
     }
     let seen = ["nothing", "host to device", "device to host"].map(|beside| {
         let (raw, at) = (stream.raw() as sys::CUstream, other.base().0);
-        // SAFETY: both are a GiB long, and the stream is this function's.
+        // SAFETY: both are 1 GiB long; the stream belongs to this function.
         ok(unsafe {
             match beside {
                 "host to device" => sys::cuMemcpyHtoDAsync_v2(at, host, bytes, raw),
@@ -184,7 +185,7 @@ fn say_mapping_beside_copies(device: &Arc<Device>) {
     });
     println!("RESULT a page is made and mapped in {}", seen.join(", "));
     drop((pages, other));
-    // SAFETY: made above, and not used any more.
+    // SAFETY: created above, no longer used.
     unsafe {
         ok(sys::cuMemFreeHost(host));
         ok(sys::cuCtxPopCurrent_v2(&raw mut context));
@@ -193,7 +194,6 @@ fn say_mapping_beside_copies(device: &Arc<Device>) {
     }
 }
 
-/// Tensors of a region, and the word that each holds.
 struct Tensors {
     region: Arc<Region>,
     blocks: Vec<(Address, u64, u32)>,
@@ -205,14 +205,13 @@ impl Tensors {
         let each = bytes / count;
         let blocks = (0..count).map(|number| {
             let at = region.allocate(each, Stream::LEGACY).unwrap();
-            // SAFETY: a live block of the region, which is resident.
+            // SAFETY: a live block of a resident region.
             unsafe { device.driver().fill(at, each, number as u32 + 7, Stream::LEGACY) }.unwrap();
             (at, each, number as u32 + 7)
         });
         Self { blocks: blocks.collect(), region }
     }
 
-    /// Writes all of them anew, and waits for that.
     fn write(&self) {
         let driver = self.region.device().driver();
         for (at, bytes, word) in &self.blocks {
@@ -222,7 +221,6 @@ impl Tensors {
         self.check();
     }
 
-    /// Looks at the ends of some blocks, and at pages between.
     fn check(&self) {
         let driver = self.region.device().driver();
         for (at, bytes, word) in self.blocks.iter().step_by(self.blocks.len().div_ceil(64)) {
@@ -281,7 +279,8 @@ fn backup_goes_at_the_speed_of_the_link() {
     }
 }
 
-/// Where mapping beside copies takes a millisecond a page, mapping each page ahead of its copy would take three times as long as the copies.
+/// Mapping during copies takes a millisecond per page. Mapping each page just before its copy would
+/// triple the time.
 #[test]
 #[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
 fn contents_of_small_pages_come_back_almost_as_fast() {
@@ -320,9 +319,10 @@ fn discarding_takes_milliseconds_and_the_memory_is_the_drivers() {
     for count in [8192, 1, 512, 8192] {
         say_driver_alone(bytes);
         let tensors = Tensors::new(&device, RegionOptions::default(), count, bytes);
-        // What the driver was given back keeps it busy some 100 ms later, and pages that it makes then take ten times as long.
+        // After a release, the driver is busy for some 100 ms, and creating pages takes ten times
+        // as long.
         for (round, between) in [0, 0, 0, 100, 300, 300].into_iter().enumerate() {
-            // Pages that were written are dearer to give back, and a pause waits for what is under way.
+            // Written pages take longer to release, and a pause waits for running work.
             tensors.write();
             let gone = device.pause(&["tensors"], Fence::default()).unwrap();
             let left = before.saturating_sub(device.driver().free_bytes().unwrap());
@@ -362,7 +362,7 @@ fn contents_serve_by_tag_while_others_are_copied() {
         for (ready, (at, word)) in ready.iter_mut().zip(&blocks) {
             ready.wait().unwrap();
             let mut found = [0; 4];
-            // SAFETY: a live block of a region whose contents are there.
+            // SAFETY: a live block of a region with restored contents.
             unsafe { device.driver().read(at.plus(GIB - 4), &mut found) }.unwrap();
             assert_eq!(u32::from_le_bytes(found), *word);
         }
@@ -388,9 +388,10 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
         space.seal().unwrap();
         space.replay(side, || ()).unwrap();
         last.replay(other, || ()).unwrap();
-        // Some 60 ms that no replay is behind. No copies: those of the pause would wait for them in the copy engine's line.
+        // Some 60 ms of work outside any replay; fills, since copies would delay the pause in the
+        // copy engine.
         for _ in 0..3000 {
-            // SAFETY: a live block, and a stream of this test's.
+            // SAFETY: a live block and a stream of this test.
             unsafe { driver.fill(block, BYTES, 0x5a5a_5a5a, side) }.unwrap();
         }
         tensors.record_stream(block, side).unwrap();
@@ -403,7 +404,7 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
         arena.resume(NOW).unwrap();
     }
     drop((last, arena));
-    // SAFETY: made above, and not used any more.
+    // SAFETY: created above, no longer used.
     [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
 
@@ -418,7 +419,7 @@ fn elastic_memory_that_came_back_unused_goes_behind_those_who_had_it_before() {
     let buffer = device.elastic_buffer(BYTES, &options).unwrap();
     buffer.commit(0..BYTES).unwrap();
     for _ in 0..3000 {
-        // SAFETY: committed, and a stream of this test's.
+        // SAFETY: committed; a stream of this test.
         unsafe { driver.fill(buffer.base(), BYTES, 0x5a5a_5a5a, side) }.unwrap();
     }
     let mut fence = Fence::default();
@@ -435,7 +436,7 @@ fn elastic_memory_that_came_back_unused_goes_behind_those_who_had_it_before() {
     done.block().unwrap();
     assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (BYTES, 0));
     drop(buffer);
-    // SAFETY: made above, and not used any more.
+    // SAFETY: created above, no longer used.
     unsafe { driver.stream_destroy(side) }.unwrap();
 }
 
@@ -443,7 +444,6 @@ fn elastic_memory_that_came_back_unused_goes_behind_those_who_had_it_before() {
 #[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
 fn contents_come_back_though_a_replay_moves_their_pages_meanwhile() {
     const BYTES: u64 = 2 * GIB;
-    // Few, since the replay maps beside the copy, which may take a millisecond a page.
     const PAGE: u64 = 256 * MIB;
     let device = device();
     let driver = device.driver();
@@ -454,14 +454,13 @@ fn contents_come_back_though_a_replay_moves_their_pages_meanwhile() {
     let passing = space.allocate(BYTES, side).unwrap();
     space.free(passing).unwrap();
     space.seal().unwrap();
-    // On pages that the graph still shows.
     let scope = arena.eager_scope(side).unwrap();
     let result = scope.allocate(BYTES).unwrap();
-    // SAFETY: a live block, and the scope's stream.
+    // SAFETY: a live block and the scope's stream.
     unsafe { driver.fill(result, BYTES, 0x1234_5678, side) }.unwrap();
     drop(scope);
     arena.pause(Fence::default()).unwrap().complete().unwrap();
-    // Free pages for the resume and for the replay, so that neither has to wait for the driver to make some.
+    // Free pages for resume and replay, so that neither waits for the driver.
     let options = ElasticOptions { page_bytes: PAGE, ..ElasticOptions::default() };
     let buffer = device.elastic_buffer(2 * BYTES, &options).unwrap();
     buffer.commit(0..2 * BYTES).unwrap();
@@ -473,20 +472,20 @@ fn contents_come_back_though_a_replay_moves_their_pages_meanwhile() {
     ready.iter_mut().for_each(|ready| ready.wait().unwrap());
     for at in (0..BYTES).step_by(MIB as usize) {
         let mut found = [0; 4];
-        // SAFETY: a live block whose contents are there.
+        // SAFETY: a live block with restored contents.
         unsafe { driver.read(result.plus(at), &mut found) }.unwrap();
         assert_eq!(u32::from_le_bytes(found), 0x1234_5678, "at {at}");
     }
     arena.eager_blocks().free(result, &[]).unwrap();
     drop((space, arena));
-    // SAFETY: made above, and not used any more.
+    // SAFETY: created above, no longer used.
     [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
 
 #[test]
 #[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
 fn a_new_block_is_behind_what_comes_back_to_its_place() {
-    // Two on a page, which stays for the other one.
+    // Two blocks on one page; the second one keeps the page.
     const BYTES: u64 = GIB / 2;
     let device = device();
     let driver = device.driver();
@@ -495,7 +494,7 @@ fn a_new_block_is_behind_what_comes_back_to_its_place() {
     let region = device.region("weights", options).unwrap();
     let [gone, stays] = [0; 2].map(|_| region.allocate(BYTES, side).unwrap());
     for at in [gone, stays] {
-        // SAFETY: a live block, and its stream.
+        // SAFETY: a live block and its stream.
         unsafe { driver.fill(at, BYTES, 1, side) }.unwrap();
     }
     region.pause(Fence::default()).unwrap().complete().unwrap();
@@ -513,17 +512,17 @@ fn a_new_block_is_behind_what_comes_back_to_its_place() {
     for (block, value) in [(block, 2), (stays, 1)] {
         for at in (0..BYTES).step_by(MIB as usize) {
             let mut found = [0; 4];
-            // SAFETY: a live block whose contents are there.
+            // SAFETY: a live block with restored contents.
             unsafe { driver.read(block.plus(at), &mut found) }.unwrap();
             assert_eq!(u32::from_le_bytes(found), value, "at {at}");
         }
     }
     drop((region, written));
-    // SAFETY: made above, and not used any more.
+    // SAFETY: created above, no longer used.
     [side, other].into_iter().for_each(|stream| unsafe { driver.stream_destroy(stream) }.unwrap());
 }
 
-/// Somebody else has begun to bring it back.
+/// A resume by a second caller is in progress.
 #[test]
 #[ignore = "SKIPPED: needs a GPU, scripts/gpu.sh runs it"]
 fn whoever_resumes_what_is_mapped_already_finds_the_contents() {
@@ -534,25 +533,25 @@ fn whoever_resumes_what_is_mapped_already_finds_the_contents() {
     let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
     let region = device.region("weights", options).unwrap();
     let block = region.allocate(BYTES, stream).unwrap();
-    // SAFETY: a live block, and its stream.
+    // SAFETY: a live block and its stream.
     unsafe { driver.fill(block, BYTES, 7, stream) }.unwrap();
     region.pause(Fence::default()).unwrap().complete().unwrap();
     let (_, mut ready) = device.resume_async(&[], NOW).unwrap();
     assert!(!ready[0].done().unwrap(), "copied too soon to tell");
     region.resume(NOW).unwrap();
     let mut found = [0; 4];
-    // By a stream that waits for no other.
-    // SAFETY: a live block whose contents are there; memory of this stack, which is waited for.
+    // On a stream without any wait.
+    // SAFETY: a live block with restored contents; stack memory, used until the wait below.
     unsafe { driver.copy_to_host(block.plus(BYTES - 4), found.as_mut_ptr(), 4, stream) }.unwrap();
     device.pool().events().record(stream).unwrap().block().unwrap();
     assert_eq!((u32::from_le_bytes(found), ready[0].done()), (7, Ok(true)));
     drop((region, ready));
-    // SAFETY: made above, and not used any more.
+    // SAFETY: created above, no longer used.
     unsafe { driver.stream_destroy(stream) }.unwrap();
 }
 
-/// Takes what is free, says so, and keeps it until its input ends: another process, for
-/// `another_process_takes_the_memory_meanwhile`.
+/// Child process of `another_process_takes_the_memory_meanwhile`: takes all free memory until its
+/// input ends.
 #[test]
 #[ignore = "SKIPPED: needs a GPU, and is another test's second process"]
 fn hog() {
@@ -560,7 +559,7 @@ fn hog() {
         return;
     }
     let (mut context, mut free, mut total) = (ptr::null_mut(), 0, 0);
-    // SAFETY: out pointers on this stack; what is taken goes with the process.
+    // SAFETY: out pointers on this stack; memory is freed with the process.
     unsafe {
         ok(sys::cuInit(0));
         ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
@@ -574,14 +573,14 @@ fn hog() {
         // SAFETY: as above.
         match unsafe { sys::cuMemAlloc_v2(&raw mut at, piece) } {
             sys::CUresult::CUDA_SUCCESS => {
-                // SAFETY: just allocated.
+                // SAFETY: newly allocated.
                 ok(unsafe { sys::cuMemsetD8_v2(at, 0xff, piece) });
                 taken.push(at);
             }
             _ => piece /= 2,
         }
     }
-    // SAFETY: nothing is passed.
+    // SAFETY: no arguments.
     ok(unsafe { sys::cuCtxSynchronize() });
     println!("TAKEN {} pieces of {free} bytes", taken.len());
     std::io::stdout().flush().unwrap();
@@ -604,14 +603,12 @@ fn another_process_takes_the_memory_meanwhile() {
         .unwrap();
     let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.contains("TAKEN")));
-    // Without a deadline, and with one that is too short: values, and everything is as it was.
     let error = device.resume(&[], NOW).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     let start = Instant::now();
     let error = device.resume(&[], Duration::from_millis(300)).unwrap_err();
     assert!(error.is_out_of_memory() && start.elapsed() >= Duration::from_millis(300), "{error}");
     assert!(tensors.region.stats().paused);
-    // The other one ends while this one waits.
     let stdin = other.stdin.take().unwrap();
     let ends = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));

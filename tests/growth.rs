@@ -1,11 +1,11 @@
-//! What calls cost does not grow with the number of things there are. `benches/` has the times.
+//! The cost of calls does not grow with the number of objects. `benches/` measures times.
 
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vmmgraph_testkit::growth;
 
-/// Ten times as many may cost three times as much, and a little: caches are colder, and trees deeper.
+/// Ten times the objects may cost three times as much, and a little: colder caches, deeper trees.
 fn grows_little(what: &str, few: Duration, many: Duration) {
     println!("{what}: {few:?} among few, {many:?} among many");
     assert!(many < 3 * few + Duration::from_micros(5), "{what}: {few:?} among few, {many:?} among many");
@@ -13,7 +13,7 @@ fn grows_little(what: &str, few: Duration, many: Duration) {
 
 #[test]
 fn a_lease_costs_the_same_beside_many() {
-    // Debug builds walk all mappings at every call as long as there are less than 1,000.
+    // Below 1,000 mappings, debug builds audit all mappings at every call.
     // Each page is a file descriptor of the host driver.
     let own = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: own.maximum, maximum: own.maximum }).unwrap();

@@ -1,6 +1,7 @@
-//! The HIP driver keeps ROCm's rules, on a stand-in that enforces them (tests/standin-hip). Never run on a device.
+//! The HIP driver keeps ROCm's rules, on a stand-in that enforces them (tests/standin-hip). Never
+//! run on a device.
 //!
-//! The stand-in, its version and its faults are the process's, so the tests take turns.
+//! Tests run one at a time: the stand-in, its version and its faults are process-wide.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,31 +17,30 @@ use vmmgraph::{
 use vmmgraph_testkit::{MIB, Stamps};
 
 const PAGE: u64 = 2 * MIB;
-/// HIP 7.1, which counts a reservation's mappings from its first one, and 7.14, which does not.
+/// HIP 7.1 accepts mappings only from a reservation's first one on; 7.14 has no such limit.
 const DEFECTIVE: i32 = 70_125_424;
 const SOUND: i32 = 71_400_000;
 
-/// The stand-in, by the name that nothing else has. The driver finds it by its soname then, as it finds what torch has loaded.
+/// The stand-in, under its unique file name. The driver then finds it by its soname, like a library
+/// loaded by torch.
 static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
-    // SAFETY: loading the stand-in runs nothing.
+    // SAFETY: loading the stand-in runs no code.
     unsafe { Library::new("libstandin_hip.so") }.expect("`cargo test` puts it on LD_LIBRARY_PATH")
 });
 
 fn function<T: Copy>(name: &str) -> T {
-    // SAFETY: the signatures are those of tests/standin-hip and tests/standin.
+    // SAFETY: signatures of tests/standin-hip and tests/standin.
     unsafe { *STAND_IN.get::<T>(name).expect("the stand-in has it") }
 }
 
-/// Calls a function of HIP's that only tests call; its result.
 macro_rules! hip {
     ($name:ident($($arg:expr => $type:ty),*)) => {{
         let call: unsafe extern "C" fn($($type),*) -> i32 = function(stringify!($name));
-        // SAFETY: out pointers on this stack, and handles that the stand-in gave out or refuses.
+        // SAFETY: out pointers on this stack; the stand-in checks its handles.
         unsafe { call($($arg),*) }
     }};
 }
 
-/// Whoever holds it has the stand-in for itself.
 struct Alone(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
 
 impl Alone {
@@ -56,20 +56,19 @@ impl Alone {
 
 fn set_version(version: i32) {
     let set: unsafe extern "C" fn(i32) = function("standin_set_version");
-    // SAFETY: as declared there.
+    // SAFETY: the stand-in's signature.
     unsafe { set(version) };
 }
 
 fn fail(nth: u64, code: i32) {
     let fail: unsafe extern "C" fn(u64, i32) = function("standin_fail");
-    // SAFETY: as declared there.
+    // SAFETY: as above.
     unsafe { fail(nth, code) };
 }
 
-/// Pages, reservations, mappings and events.
 fn held() -> [u64; 4] {
     let (mut held, ask) = ([0; 4], function::<unsafe extern "C" fn(*mut u64)>("standin_leftovers"));
-    // SAFETY: room for four.
+    // SAFETY: room for four numbers.
     unsafe { ask(held.as_mut_ptr()) };
     held
 }
@@ -88,16 +87,14 @@ fn begin(stream: u64, mode: i32) {
     assert_eq!(hip!(hipStreamBeginCapture(stream as *mut c_void => *mut c_void, mode => i32)), 0);
 }
 
-/// Ends a capture; its result, 0 if it is intact.
 fn end(stream: u64) -> i32 {
     let mut graph = ptr::null_mut();
     hip!(hipStreamEndCapture(stream as *mut c_void => *mut c_void, &raw mut graph => *mut *mut c_void))
 }
 
-/// Everything that the door offers, once, on these streams.
 fn everything(driver: &SharedDriver, on: Stream) {
     let mut host = vec![7_u8; PAGE as usize];
-    // SAFETY: pages, addresses and events are the driver's, used in order and given back once.
+    // SAFETY: objects of this driver, used in order and freed once.
     unsafe {
         driver.free_bytes().unwrap();
         let base = driver.reserve(4 * PAGE).unwrap();
@@ -163,19 +160,19 @@ fn no_call_of_the_door_spoils_a_capture_whatever_its_mode() {
         let _alone = Alone::with_version(version);
         let driver: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
         let before = held();
-        // GLOBAL, THREAD_LOCAL, RELAXED; a stream that waits for the null stream, and one that does not.
+        // GLOBAL, THREAD_LOCAL, RELAXED; then a blocking stream.
         for (mode, flags) in [(0, 1), (1, 1), (2, 1), (0, 0)] {
             let (captured, other) = (new_stream(flags), new_stream(1));
             begin(captured, mode);
             everything(&driver, as_stream(other));
-            // SAFETY: the streams exist.
+            // SAFETY: live streams.
             let states = unsafe { [captured, other].map(|stream| driver.stream_state(as_stream(stream))) };
             assert_eq!(states, [Ok(StreamState::Capturing), Ok(StreamState::Ready)]);
-            // SAFETY: as above. A stream that waits for the null stream keeps it from being used (906).
+            // SAFETY: as above. A captured blocking stream blocks the null stream (906).
             let null = unsafe { driver.stream_state(Stream::LEGACY) }.unwrap();
             assert_eq!(null, if flags == 0 { StreamState::Capturing } else { StreamState::Ready });
             assert_eq!(end(captured), 0, "mode {mode}: the capture is lost");
-            // The stand-in does spoil what it should: this is what the driver must not call.
+            // The forbidden call does invalidate captures here.
             begin(captured, mode);
             assert_eq!(hip!(hipDeviceSynchronize()), 900);
             assert_eq!(end(captured), 901);
@@ -193,7 +190,6 @@ fn a_device_is_its_own_whatever_device_is_current() {
     let second: SharedDriver = Arc::new(HipDriver::new(1).unwrap());
     let first: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
     let (free_first, free_second) = (first.free_bytes().unwrap(), second.free_bytes().unwrap());
-    // Of the thread's current device, 0; the other one has streams of its own.
     let own = second.stream_create().unwrap();
     everything(&second, own);
     let page = second.create(PAGE).unwrap();
@@ -202,7 +198,7 @@ fn a_device_is_its_own_whatever_device_is_current() {
     let mut current = -1;
     assert_eq!(hip!(hipGetDevice(&raw mut current => *mut i32)), 0);
     assert_eq!(current, 0, "the thread has another device now");
-    // SAFETY: ours, given back once.
+    // SAFETY: of this driver, freed once.
     unsafe {
         second.release(page).unwrap();
         second.stream_destroy(own).unwrap();
@@ -214,7 +210,7 @@ fn a_device_is_its_own_whatever_device_is_current() {
 fn access_is_given_as_each_version_takes_it() {
     let mapped = |driver: &SharedDriver, base: Address, place: u64, peers: Peers| {
         let page = Whole { page: driver.create(PAGE).unwrap(), bytes: PAGE };
-        // SAFETY: a new page at a free place of a reservation; it lives as long as its mapping.
+        // SAFETY: a new page at a free place of a reservation; the mapping keeps the page.
         unsafe {
             let result = driver.map(base.plus(place * PAGE), &[page], peers).map_err(|stopped| {
                 assert_eq!(stopped.mapped, 0);
@@ -229,7 +225,7 @@ fn access_is_given_as_each_version_takes_it() {
         let driver: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
         let before = held();
         let base = driver.reserve(8 * PAGE).unwrap();
-        // One behind the other, as spaces grow, and both sides of a gap.
+        // Consecutive places, as spaces grow, and both sides of a gap.
         for place in [2, 3, 4, 1] {
             assert_eq!(mapped(&driver, base, place, Peers::NONE), Ok(()), "{version}, {place}");
         }
@@ -240,12 +236,11 @@ fn access_is_given_as_each_version_takes_it() {
             assert!(matches!(behind_a_gap, Err(Error::UnfitDriver { .. })), "{behind_a_gap:?}");
             assert_eq!(held()[2], before[2] + 4, "what was refused is mapped");
         }
-        // Everything that is mapped can be used.
-        // SAFETY: mapped above.
+        // SAFETY: mapped above; all mapped memory is usable.
         unsafe {
             driver.write(base.plus(PAGE), &vec![3; 4 * PAGE as usize]).unwrap();
         }
-        // Peers only where they can be given one mapping and no other.
+        // Peers need access to single mappings.
         let peers = driver.capabilities().peers;
         assert_eq!(peers, if sound { Peers::one(1) } else { Peers::NONE });
         if sound {
@@ -253,7 +248,7 @@ fn access_is_given_as_each_version_takes_it() {
             // SAFETY: one whole mapping.
             unsafe { driver.grant(base.plus(6 * PAGE), PAGE, peers) }.unwrap();
             let granted: unsafe extern "C" fn(u64) -> u64 = function("standin_granted");
-            // SAFETY: as declared there.
+            // SAFETY: the stand-in's signature.
             let granted = [4, 6, 7].map(|place| unsafe { granted(base.0 + place * PAGE) });
             assert_eq!(granted, [0, 2, 2]);
         }
@@ -261,7 +256,7 @@ fn access_is_given_as_each_version_takes_it() {
             // SAFETY: one whole mapping each.
             unsafe { driver.unmap(base.plus(place * PAGE), PAGE) }.unwrap();
         }
-        // SAFETY: nothing is mapped in it.
+        // SAFETY: no mappings remain.
         unsafe { driver.free_addresses(base, 8 * PAGE) }.unwrap();
         assert_eq!(held(), before);
     }
@@ -275,12 +270,11 @@ fn a_runtime_that_is_gone_has_taken_everything_back() {
     for code in [4, 709] {
         let page = driver.create(PAGE).unwrap();
         fail(1, code);
-        // SAFETY: a page of ours; the first call does not reach it.
+        // SAFETY: a page of this driver; the first call has no effect.
         assert_eq!(unsafe { driver.release(page) }, Ok(()), "{code}");
         // SAFETY: as above.
         unsafe { driver.release(page) }.unwrap();
     }
-    // Any other failure is one, also that of a device which is there.
     let page = driver.create(PAGE).unwrap();
     for code in [1, 2, 101] {
         fail(1, code);
@@ -290,7 +284,6 @@ fn a_runtime_that_is_gone_has_taken_everything_back() {
     }
     // SAFETY: as above.
     unsafe { driver.release(page) }.unwrap();
-    // No memory is an error of its own, and so are no addresses.
     fail(1, 2);
     assert!(matches!(driver.create(PAGE), Err(Error::OutOfMemory { requested: PAGE, device: 0, .. })));
     fail(1, 2);
@@ -331,7 +324,6 @@ fn arenas_and_elastic_buffers_live_on_it() {
         }
         let buffer = device.elastic_buffer(64 * MIB, &ElasticOptions::default()).unwrap();
         buffer.commit(0..8 * MIB).unwrap();
-        // Behind a gap.
         let far = buffer.commit(32 * MIB..40 * MIB);
         if version == DEFECTIVE {
             assert!(matches!(far, Err(Error::UnfitDriver { .. })), "{far:?}");
@@ -345,7 +337,7 @@ fn arenas_and_elastic_buffers_live_on_it() {
         drop((shapes, buffer, arena, stamps));
         device.trim().unwrap();
         drop(device);
-        // SAFETY: ours, destroyed once.
+        // SAFETY: of this driver, destroyed once.
         unsafe { driver.stream_destroy(stream) }.unwrap();
         assert_eq!(held(), before);
     }
@@ -362,7 +354,7 @@ fn no_page_is_exchanged_under_a_graph() {
     };
     let first = arena.open_space().unwrap();
     first.allocate(3 * MIB, Stream::LEGACY).unwrap();
-    // Of a page that only this space shows all becomes its own.
+    // A page mapped by this space alone becomes private as a whole.
     assert_eq!(first.seal().unwrap().retained_bytes, 16 * MIB);
     let second = arena.open_space().unwrap();
     let passing = second.allocate(40 * MIB, Stream::LEGACY).unwrap();

@@ -1,4 +1,4 @@
-//! Short blocks that are kept because those of the captures before outlived theirs.
+//! Short blocks become persistent if blocks of earlier captures were live-out at the same point.
 
 use std::sync::Arc;
 
@@ -33,7 +33,6 @@ impl Capture {
         self.blocks.free(at, &[A]).unwrap();
     }
 
-    /// A model of three layers in some size, whose second one leaves an output and whose last one another.
     fn run(mut self, size: u64) -> Self {
         for layer in 0..3 {
             let [wide, narrow] = [40 * size, 3 * size].map(|bytes| self.allocate(bytes));
@@ -70,7 +69,6 @@ fn outputs_of_all_captures_but_the_first_lie_packed() {
         let all: Vec<Capture> =
             (1..=40).map(|size| Capture::begin(&bench, learns).run(size * KIB).sealed()).collect();
         let own: Vec<u64> = all.iter().map(Capture::own).collect();
-        // Each is its own, whatever the other graphs do.
         for (number, one) in all.iter().enumerate() {
             for (at, bytes) in &one.outputs {
                 bench.stamps.write(*at, *bytes, number as u32 + 1).unwrap();
@@ -93,7 +91,6 @@ fn outputs_of_all_captures_but_the_first_lie_packed() {
     let ((packed, own), (apart, each)) = (held(true), held(false));
     assert!(own[0] > 0 && own[1..].iter().all(|own| *own == 0), "{own:?}");
     assert!(each.iter().all(|own| *own > 0));
-    // 1.6 MiB of outputs lie on one page or two.
     assert!(packed + 37 * 2 * MIB <= apart, "{packed} and {apart}");
 }
 
@@ -101,7 +98,6 @@ fn outputs_of_all_captures_but_the_first_lie_packed() {
 fn another_way_is_expected_nothing_of() {
     let bench = Bench::new(A);
     let first = Capture::begin(&bench, true).run(KIB).sealed();
-    // The same until the second layer, which frees first.
     let other = Capture::begin(&bench, true);
     let blocks = [40, 3].map(|size| other.allocate(size * KIB));
     for at in blocks {
@@ -130,7 +126,8 @@ fn where_one_goes_before_its_first_launch_none_is_kept() {
         one.drop_outputs();
     }
     bench.end();
-    // As a program that has one name for all outputs: each goes while the next graph is captured, which may read it, so that nothing comes back.
+    // One variable for all outputs: each output is freed during the next capture, which may read
+    // it, so its mapping is not restored.
     let bench = Bench::new(A);
     let mut last: Option<Capture> = None;
     for number in 0..6 {
@@ -141,7 +138,6 @@ fn where_one_goes_before_its_first_launch_none_is_kept() {
     }
     drop(last);
     bench.end();
-    // Behind a launch it was an output.
     let bench = Bench::new(A);
     for kept in [0, 2 * KIB, 2 * KIB] {
         let mut one = Capture::begin(&bench, true).run(KIB).sealed();

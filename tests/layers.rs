@@ -1,19 +1,19 @@
-//! The layers are law: a module of `src` names only modules of lower layers, and only `capi` knows C.
+//! Enforces the layers: a module of `src` names only lower modules, and only `capi` knows C.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Lowest first. Modules of one row may name each other only where noted.
+/// Lowest first. Modules of one row name each other only as listed in `EXCEPTIONS`.
 const LAYERS: &[&[&str]] = &[
     &["error", "units", "sync"],
-    // Policy over numbers: it knows no driver.
+    // Policy over numbers, without a driver.
     &["dispatch"],
     &["gate"],
     &["driver"],
     &["pages"],
     &["order", "device"],
-    // They do not name each other.
+    // Siblings without mutual references.
     &["space", "region", "elastic", "executables", "ring", "workspace"],
     &["lending"],
     &["stats"],
@@ -23,8 +23,7 @@ const LAYERS: &[&[&str]] = &[
     &["bridge"],
 ];
 
-/// Neighbours that name each other: a failed `units` constructor is an `Error`, which carries an `Address`; an `Error` names the
-/// driver kind it came from, and nothing else of the driver.
+/// A failed `units` constructor is an `Error`, which carries an `Address` and the driver kind.
 const EXCEPTIONS: &[(&str, &str)] = &[("error", "units"), ("units", "error"), ("error", "driver")];
 
 fn rank(module: &str) -> Option<usize> {
@@ -42,7 +41,6 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The modules of this crate that a source names: the words after `crate::`, where a re-export counts as its module.
 fn named(text: &str, reexports: &BTreeMap<String, String>) -> Vec<String> {
     let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let code = code.join(" ");
@@ -117,8 +115,8 @@ fn policies_of_elastic_memory_know_no_driver_and_no_clock() {
     }
 }
 
-/// Above the door nobody asks which platform it is: names of platforms stand in `driver`, in the C enumerators, and in the seam to torch, whose devices
-/// are CUDA's.
+/// Names of platforms occur in `driver`, in the C enumerators, and in the libtorch bridge, which is
+/// CUDA only.
 #[test]
 fn no_platform_is_named_above_the_door() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -171,7 +169,7 @@ fn cudarc_is_named_in_the_cuda_driver_only_and_policy_has_no_unsafe() {
             assert!(inside.starts_with("driver/cuda/"), "{inside} names cudarc");
         }
         if text.contains("unsafe {") {
-            // The door, its callers, and using what a caller says is his: memory to read, graphs to launch.
+            // The driver interface, its callers, and memory or graphs passed by callers.
             let may = [
                 "driver/",
                 "pages/",

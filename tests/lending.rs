@@ -1,4 +1,4 @@
-//! Pages of an arena on lease to an elastic buffer: whose graphs may run meanwhile, and how the pages come back.
+//! Arena pages on lease to an elastic buffer: graphs that may run meanwhile, and recalls.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
 
@@ -21,12 +21,11 @@ const A: Stream = Stream::LEGACY;
 const PAGE: u64 = 16 * MIB;
 const SOON: Duration = Duration::from_secs(20);
 
-/// Vacates whatever it is asked for, behind nothing, or refuses.
 #[derive(Default)]
 struct Engine {
     asked: Mutex<Vec<Vacate>>,
     refuses: AtomicU64,
-    /// A stream whose work uses the pages; 0: none.
+    /// A stream with work on the pages; 0: none.
     busy: AtomicU64,
     device: Mutex<Option<Arc<Device>>>,
 }
@@ -55,7 +54,7 @@ struct Bench {
     engine: Arc<Engine>,
     borrower: Arc<dyn Borrower>,
     stamps: Stamps,
-    /// The hungrier needs eight pages, the other three.
+    /// The large graph needs eight pages, the small one three.
     large: Arc<Space>,
     small: Arc<Space>,
 }
@@ -138,7 +137,6 @@ fn only_the_graphs_that_show_a_page_wait_for_its_lease() {
     assert!(map.report().contains(", 80 MiB of it on lease"), "{}", map.report());
     assert!(bench.arena.snapshot().to_string().contains(&format!(", {} bytes on lease", 5 * PAGE)));
     bench.small.replay(A, || ()).unwrap();
-    // Neither a capture nor eager work gets them.
     let space = bench.arena.open_space().unwrap();
     space.allocate(3 * PAGE, A).unwrap();
     assert!(matches!(space.allocate(2 * PAGE, A), Err(Error::Lent { .. })));
@@ -172,7 +170,6 @@ fn a_replay_past_the_check_writes_over_what_was_lent() {
     space.replay(A, || bench.stamps.write(block, 3 * PAGE, 8)).unwrap().unwrap();
     assert!(bench.stamps.holds(bench.buffer.base(), 5 * PAGE, 7).unwrap());
     bench.arena.recall_all(SOON).unwrap();
-    // What the graph of the other would do, without asking.
     let (hungry, whole) = graph(&bench.arena, 8);
     let again = bench.lend(8 * PAGE..13 * PAGE).unwrap();
     let lent = bench.buffer.base().0 + 8 * PAGE;
@@ -203,7 +200,6 @@ fn what_cannot_be_lent_is_refused_with_numbers() {
     refused(bench.lend(2 * PAGE..4 * PAGE), "committed");
     let lease = bench.lend(4 * PAGE..6 * PAGE).unwrap();
     refused(bench.lend(5 * PAGE..7 * PAGE), "committed");
-    // A second lease takes others.
     let more = bench.lend(6 * PAGE..9 * PAGE).unwrap();
     assert_eq!(bench.large.leases(), [lease.id(), more.id()]);
     assert_eq!(bench.small.leases(), [0; 0]);
@@ -236,7 +232,6 @@ fn a_recall_waits_for_the_fence_until_its_deadline_and_the_pages_come_all_the_sa
     bench.buffer.settle();
     assert_eq!(lease.bytes(), 0);
     bench.large.replay(A, || ()).unwrap();
-    // A driver that does not unmap: tried again.
     drop(lease);
     let lease = bench.lend(0..5 * PAGE).unwrap();
     bench.faulty.refuse("unmap", true);
@@ -249,7 +244,7 @@ fn a_recall_waits_for_the_fence_until_its_deadline_and_the_pages_come_all_the_sa
     bench.end();
 }
 
-/// It is at addresses of their own; only the borrower has to wait for it.
+/// The graph's work uses its own addresses: only the borrower must wait.
 #[test]
 fn pages_go_back_to_graphs_whose_own_work_is_not_over() {
     let bench = bench();
@@ -259,7 +254,7 @@ fn pages_go_back_to_graphs_whose_own_work_is_not_over() {
     let lease = bench.lend(0..5 * PAGE).unwrap();
     let waits = Err(Error::StreamCapturing { stream: lasts.raw() });
     assert_eq!(lease.before(A), waits);
-    // Given back and wanted again before it went, which somebody else holds up.
+    // Revived before the unmap, which a third user delays.
     bench.engine.busy.store(lasts.raw(), Relaxed);
     let users =
         bench.engine.vacate(&Vacate { lease: 0, range: 0..PAGE, instead: vec![], deadline: SOON }).unwrap();
@@ -268,12 +263,11 @@ fn pages_go_back_to_graphs_whose_own_work_is_not_over() {
     bench.buffer.decommit(0..4 * PAGE, &Fence::default()).unwrap();
     assert_eq!((lease.bytes(), bench.buffer.before(A)), (PAGE, waits.clone()));
     bench.engine.busy.store(0, Relaxed);
-    // A page that had users of the borrower's goes behind those.
+    // A page with users of the borrower is unmapped after their work.
     refused(lease.recall(Duration::from_millis(5)), "in use by the device");
     bench.faulty.set_capturing(lasts, false);
     lease.recall(SOON).unwrap();
     drop((lease, users));
-    // What is lent next to the same places is not held up by what was there.
     let lease = bench.lend(0..5 * PAGE).unwrap();
     assert_eq!(lease.before(A), Ok(()));
     bench.large.replay(lasts, || ()).unwrap_err();
@@ -306,8 +300,7 @@ fn two_threads_recall_one_lease_and_the_borrower_is_asked_once() {
     bench.end();
 }
 
-/// Captures that keep what they have take pages away between the choice and the lease.
-/// Recalls a lease where a region comes back, and keeps what came of it.
+/// Recalls a lease inside a region's hook, and keeps the result.
 struct Recalling {
     lease: vmmgraph::Lease,
     result: Mutex<Option<vmmgraph::Result<()>>>,
@@ -337,7 +330,7 @@ fn a_hook_does_not_wait_for_another_threads_recall() {
         while bench.engine.asked.lock().unwrap().is_empty() {
             thread::yield_now();
         }
-        // Whoever recalls may wait for the one that is inside the hook.
+        // The recalling thread may be waiting for this hook.
         region.resume(Duration::ZERO).unwrap();
         refused(recalling.result.lock().unwrap().take().unwrap(), "in a hook");
         bench.faulty.set_busy(false);
@@ -374,7 +367,6 @@ fn pages_that_others_take_meanwhile_are_not_lent_and_others_are() {
                 match arena.lend(&buffer, place..place + SMALL, &borrower) {
                     Ok(lease) if next(2) == 0 => lease.recall(SOON).unwrap(),
                     Err(Error::Internal { what }) => panic!("{what}"),
-                    // The place is taken, or no page is left.
                     Ok(_) | Err(_) => {}
                 }
                 continue;
@@ -384,7 +376,6 @@ fn pages_that_others_take_meanwhile_are_not_lent_and_others_are() {
             for block in blocks.iter().flatten().filter(|_| next(3) > 0) {
                 space.free(*block).unwrap();
             }
-            // Live at the seal: its pages are the space's own from then on.
             if next(2) == 0 {
                 let _ = space.seal();
             }
@@ -406,7 +397,6 @@ fn what_graphs_may_read_of_blocks_that_went_is_not_lent() {
             bench.device.note_capture();
         }
         writes.free(output).unwrap();
-        // It shows the output's pages too, the only free ones.
         let (later, _) = graph(&bench.arena, 10);
         assert_eq!(bench.arena.stats().physical_bytes, 10 * PAGE);
         assert_eq!(bench.arena.lendable_bytes(), if noted { 8 } else { 10 } * PAGE);
@@ -437,7 +427,6 @@ fn graphs_the_arena_and_the_buffer_may_go_while_pages_are_on_lease() {
     assert!(bench.stamps.holds(bench.buffer.base(), 5 * PAGE, 7).unwrap());
     lease.recall(SOON).unwrap();
     drop(lease);
-    // The borrower gives back by itself.
     let (large, _) = graph(&bench.arena, 8);
     let lease = bench.lend(0..5 * PAGE).unwrap();
     bench.buffer.decommit(0..5 * PAGE, &Fence::default()).unwrap();
@@ -447,7 +436,8 @@ fn graphs_the_arena_and_the_buffer_may_go_while_pages_are_on_lease() {
     bench.end();
 }
 
-/// Eager work that says what it needs leaves the rest on lease; before, it asked for every page that eager work ever used.
+/// A scope with a declared size leaves other pages on lease; without, it needs every page of eager
+/// work.
 #[test]
 fn eager_work_that_needs_little_leaves_leases_alone() {
     let bench = bench();
@@ -466,7 +456,6 @@ fn eager_work_that_needs_little_leaves_leases_alone() {
     let mut kept = Vec::new();
     for round in 0..3 {
         let scope = bench.arena.eager_scope_of(A, 3 * PAGE - MIB).unwrap();
-        // As one block, and as several, of which one is small.
         for sizes in [&[3 * PAGE - MIB][..], &[PAGE, PAGE + MIB, 5 * MIB, 4096]] {
             let blocks: Vec<Address> = sizes.iter().map(|bytes| scope.allocate(*bytes).unwrap()).collect();
             for (at, bytes) in blocks.iter().zip(sizes) {
@@ -475,7 +464,6 @@ fn eager_work_that_needs_little_leaves_leases_alone() {
             bench.audit();
             blocks.into_iter().for_each(|at| scope.free(at).unwrap());
         }
-        // What it needs beyond is refused, and changes nothing.
         assert_eq!(scope.allocate(4 * PAGE).err(), Some(Error::Lent { leases: leases.clone() }));
         if round == 1 {
             let at = scope.allocate(MIB).unwrap();
@@ -487,7 +475,6 @@ fn eager_work_that_needs_little_leaves_leases_alone() {
     assert_eq!((lease.bytes(), bench.device.stats().physical_bytes), (5 * PAGE, held));
     assert!(bench.stamps.holds(kept[0], MIB, 50).unwrap());
     bench.audit();
-    // With the leases gone everything is as it was.
     lease.recall(SOON).unwrap();
     let scope = bench.arena.eager_scope(A).unwrap();
     let at = scope.allocate(7 * PAGE).unwrap();
@@ -500,7 +487,7 @@ fn eager_work_that_needs_little_leaves_leases_alone() {
     bench.end();
 }
 
-/// What waits for recalls recalls as many leases as it needs: as it begins, and later if it needs more than it said.
+/// A scope recalls as many leases as it needs: at its start, and later for undeclared memory.
 #[test]
 fn eager_work_recalls_no_more_than_it_needs() {
     let bench = bench();
@@ -515,7 +502,6 @@ fn eager_work_recalls_no_more_than_it_needs() {
     let at = |lease: &vmmgraph::Lease| Address(bench.buffer.base().0 + lease.range().start);
     leases.iter().for_each(|lease| bench.stamps.write(at(lease), PAGE, 7).unwrap());
     let bytes = |leases: &[vmmgraph::Lease]| leases.iter().map(vmmgraph::Lease::bytes).sum::<u64>() / PAGE;
-    // Of eight pages five are on lease.
     drop(bench.arena.eager_scope_of(A, 3 * PAGE).unwrap());
     assert_eq!(bytes(&leases), 5);
     let scope = bench.arena.eager_scope_of(A, 4 * PAGE).unwrap();
@@ -534,7 +520,6 @@ fn eager_work_recalls_no_more_than_it_needs() {
     scope.free(block).unwrap();
     scope.free(more).unwrap();
     drop(scope);
-    // Who does not say what it needs needs all of them.
     drop(bench.arena.eager_scope(A).unwrap());
     assert_eq!(bytes(&leases), 0);
     assert_eq!(bench.device.stats().physical_bytes, 8 * PAGE);
@@ -542,11 +527,11 @@ fn eager_work_recalls_no_more_than_it_needs() {
     bench.end();
 }
 
-/// Pages that eager work has and that nobody borrowed are enough, though lower ones are on lease.
+/// Unleased pages of eager work suffice, even if lower slots are on lease.
 #[test]
 fn eager_work_keeps_the_pages_that_it_has_when_lower_ones_are_on_lease() {
     let bench = bench();
-    // Of eight pages the last three go first, then the four before them, and the first stays.
+    // Leases take the highest slots first.
     let high = bench.lend(0..3 * PAGE).unwrap();
     let low = bench.lend(3 * PAGE..7 * PAGE).unwrap();
     high.recall(SOON).unwrap();
@@ -604,7 +589,7 @@ proptest! {
                     }
                 }
                 6 => {
-                    // What it says that it needs it gets; more if nothing is in the way. One in two leaves a result.
+                    // The declared size is granted; more only if free.
                     if let Ok(scope) = bench.arena.eager_scope_of(A, pages * PAGE) {
                         let at = scope.allocate(pages * PAGE).unwrap();
                         bench.stamps.write(at, pages * PAGE, 98).unwrap();
@@ -629,7 +614,7 @@ proptest! {
                 _ => {
                     let (space, block, long) = &graphs[first as usize % graphs.len()];
                     let replayed = space.replay(A, || bench.stamps.write(*block, long * PAGE, 55).unwrap());
-                    // A graph whose pages left with a result may be refused for those that it would get.
+                    // A graph may lack pages that left with an eager result.
                     if !left || replayed.is_ok() {
                         prop_assert_eq!(replayed.is_ok(), space.leases().is_empty(), "{:?}", replayed);
                     }

@@ -1,5 +1,5 @@
-//! Pages of an arena on lease to the blocks of a KV cache: recalled by way of its block pool, refused or waited for by what needs them, and
-//! never more than an account has beyond its least.
+//! Arena pages on lease to blocks of a KV cache: recalls through the block pool, graphs that wait
+//! or are refused, and the guaranteed bytes of accounts.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
 
@@ -19,17 +19,15 @@ use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
 const A: Stream = Stream::LEGACY;
 const PAGE: u64 = 2 * MIB;
-/// A block of one plane: four share a page.
+/// Bytes of a block in one plane: four blocks share a page.
 const BLOCK: u64 = PAGE / 4;
 const SOON: Duration = Duration::from_secs(20);
 
-/// An engine with a pool of blocks: it gives up what costs it least.
 struct Engine {
     pool: Mutex<BlockPool>,
     asked: Mutex<Vec<VacateBlocks>>,
-    /// Blocks that it cannot do without.
     pinned: Mutex<Vec<u64>>,
-    /// A stream whose work uses the blocks; 0: none.
+    /// A stream with work on the blocks; 0: none.
     busy: AtomicU64,
     device: Mutex<Option<Arc<Device>>>,
 }
@@ -43,7 +41,7 @@ impl BlockBorrower for Engine {
             pool.free(&page.blocks).unwrap();
         }
         let blocks = pool.unused_of(&asked.blocks);
-        // No more than it was asked for.
+        // At most the requested bytes.
         let mut left = asked.bytes.div_ceil(PAGE_OF_BLOCKS) * 4;
         let blocks: Vec<Range<u64>> = blocks
             .into_iter()
@@ -64,7 +62,7 @@ impl BlockBorrower for Engine {
     }
 }
 
-/// Bytes of pages, of both planes, that four blocks lie on.
+/// Bytes of the pages of four blocks in both planes.
 const PAGE_OF_BLOCKS: u64 = 2 * PAGE;
 
 struct Bench {
@@ -76,7 +74,7 @@ struct Bench {
     engine: Arc<Engine>,
     borrower: Arc<dyn BlockBorrower>,
     stamps: Stamps,
-    /// The hungrier needs eight pages, the other three.
+    /// The large graph needs eight pages, the small one three.
     large: Arc<Space>,
     block: Address,
     small: Arc<Space>,
@@ -123,7 +121,6 @@ fn by_plane() -> Bench {
 }
 
 impl Bench {
-    /// Lends, and tells the engine.
     fn lend(&self, blocks: Range<u64>) -> vmmgraph::Result<Lease> {
         let lease = self.arena.lend_blocks(&self.cache, blocks.clone(), &self.borrower)?;
         self.engine.pool.lock().unwrap().back(&blocks);
@@ -150,7 +147,6 @@ impl Bench {
         assert_eq!(self.device.pool().audit(), Ok(()));
     }
 
-    /// The hungrier graph runs, over all of its pages and nothing else.
     fn replay(&self) {
         let all = 8 * PAGE;
         self.large.replay(A, || self.stamps.write(self.block, all, 77).unwrap()).unwrap();
@@ -201,7 +197,6 @@ fn blocks_get_pages_of_the_graphs_in_all_planes_and_give_them_back_by_way_of_the
         let asked = bench.engine.asked.lock().unwrap().pop().unwrap();
         assert_eq!((asked.blocks, asked.bytes, asked.instead), (vec![8..16], 4 * PAGE, vec![0..4]));
         assert_eq!((bench.cache.backed(), lease.bytes(), bench.arena.lent_bytes()), (vec![0..4], 0, 0));
-        // The blocks that were no one's business keep their bytes while the graph runs.
         bench.replay();
         let kept: Vec<_> = used.into_iter().filter(|block| *block < 4).collect();
         assert!(!kept.is_empty() && kept.iter().all(|block| bench.holds(*block, 10 * (*block as u32 + 1))));
@@ -216,7 +211,7 @@ fn a_recall_of_some_bytes_takes_the_pages_that_cost_least_and_the_rest_stays() {
     let bench = by_plane();
     let lease = bench.lend(0..16).unwrap();
     {
-        // Three pages' worth of blocks are used: page 0 wholly, page 1 but for two, page 2 by one that cannot go.
+        // Page 0 is full, page 1 has two free blocks, page 2 has one used, pinned block.
         let mut pool = bench.engine.pool.lock().unwrap();
         let all = pool.allocate(16).unwrap();
         pool.free(&all.iter().copied().filter(|block| *block >= 6 && *block != 9).collect::<Vec<_>>())
@@ -224,13 +219,13 @@ fn a_recall_of_some_bytes_takes_the_pages_that_cost_least_and_the_rest_stays() {
     }
     bench.engine.pinned.lock().unwrap().push(9);
     bench.write(0, 5);
-    // Page 3 is empty, then page 1 has fewest.
+    // Page 3 is empty; page 1 is the cheapest of the rest.
     lease.recall_bytes(2 * PAGE_OF_BLOCKS, SOON).unwrap();
     assert_eq!((lease.bytes(), bench.cache.backed()), (2 * PAGE_OF_BLOCKS, vec![0..4, 8..12]));
     assert_eq!(bench.large.leases(), [lease.id()]);
     assert!(bench.holds(0, 5));
     bench.audit();
-    // Of what is left, one block cannot go: the recall says so, and took the other page.
+    // The recall takes page 0 and reports the pinned block.
     refused(lease.recall(SOON), "needed by its borrower");
     assert_eq!((lease.bytes(), bench.cache.backed()), (PAGE_OF_BLOCKS, vec![8..12]));
     assert!(matches!(bench.large.replay(A, || unreachable!()), Err(Error::Lent { .. })));
@@ -252,7 +247,6 @@ fn what_cannot_be_lent_to_a_cache_is_refused_and_changes_nothing() {
         let Err(Error::InvalidArgument { value: found, .. }) = bench.lend(blocks) else { panic!() };
         assert_eq!(found, i128::from(value));
     }
-    // Its pages are there already, for block 4.
     assert!(matches!(bench.lend(5..8), Err(Error::InvalidArgument { value: 0, .. })));
     assert!(matches!(bench.lend(60..65), Err(Error::InvalidArgument { .. })));
     assert_eq!(bench.cache.set_limit(12, 1), LimitChange::Applied);
@@ -277,7 +271,6 @@ fn what_cannot_be_lent_to_a_cache_is_refused_and_changes_nothing() {
 
 #[test]
 fn the_least_of_an_account_is_never_lent() {
-    // Of eight pages, the arena is sure of five.
     let bench = bench(KvLayout::ByPlane, &Options { least_bytes: 5 * PAGE, ..Options::default() });
     assert_eq!(bench.arena.lendable_bytes(), 3 * PAGE);
     let before = bench.device.stats();
@@ -302,26 +295,24 @@ fn the_least_of_a_tenant_is_not_lent_to_others_nor_lost_when_graphs_go() {
         |options| SharedVmmAllocator::in_account(&bench.device, &pages(options), Some(&tenant)).unwrap();
     let (one, two) = (arena(Options::default()), arena(Options::default()));
     let (first, second) = (graph(&one, 6).0, graph(&two, 4).0);
-    // Together they have ten pages, and four beyond what the tenant is sure of.
     assert_eq!((one.lendable_bytes(), two.lendable_bytes()), (4 * PAGE, 4 * PAGE));
     let lease = one.lend_blocks(&bench.cache, 0..4, &bench.borrower).unwrap();
     assert_eq!((one.lendable_bytes(), two.lendable_bytes()), (2 * PAGE, 2 * PAGE));
     assert!(one.lend_blocks(&bench.cache, 4..12, &bench.borrower).is_err());
     assert!(two.lend_blocks(&bench.cache, 4..12, &bench.borrower).is_err());
-    // To the tenant's own cache all of it can go.
     let memory = ElasticOptions { page_bytes: PAGE, account: Some(&tenant), ..ElasticOptions::default() };
     let options = KvOptions { planes: &[BLOCK], blocks_most: 64, layout: KvLayout::ByPlane, memory };
     let own = bench.device.kv_cache(&options).unwrap();
     let inside = one.lend_blocks(&own, 0..16, &bench.borrower).unwrap();
     assert_eq!((inside.bytes(), one.lent_bytes()), (4 * PAGE, 6 * PAGE));
-    // Its graphs go, and two pages stay with the other: the tenant is sure of six more all the same, among others with a limit.
+    // The graphs are dropped and two pages remain leased: six more are still guaranteed to the
+    // tenant.
     own.release(0..16, &Fence::default()).unwrap();
     drop((first, second, inside));
     bench.arena.trim().unwrap();
     assert_eq!(tenant.stats().charged_bytes, 2 * PAGE);
     bench.device.pool().set_budget(Some(bench.device.stats().physical_bytes + 6 * PAGE));
     bench.device.trim().unwrap();
-    // A page of each plane, and even one page, is more than there is for others.
     let memory = ElasticOptions { page_bytes: PAGE, ..ElasticOptions::default() };
     let page = bench.device.elastic_buffer(PAGE, &memory).unwrap();
     for greedy in [bench.cache.commit(8..12), page.commit(0..PAGE)] {
@@ -344,7 +335,6 @@ fn replays_scopes_and_captures_wait_for_the_recall_if_the_arena_is_to() {
         let outside = bench.lend(8..12).unwrap();
         bench.write(3, 3);
         match round {
-            // The replay itself recalls, and is right.
             0 => bench.replay(),
             1 => {
                 bench.large.enter(A).unwrap();
@@ -366,18 +356,15 @@ fn replays_scopes_and_captures_wait_for_the_recall_if_the_arena_is_to() {
         bench.replay();
         bench.audit();
     }
-    // A graph that needs none recalls none.
     let lease = bench.lend(0..4).unwrap();
     bench.small.replay(A, || ()).unwrap();
     assert_eq!(lease.bytes(), 2 * PAGE);
-    // What the engine cannot do without stops the replay, which says why.
     {
         let mut pool = bench.engine.pool.lock().unwrap();
         bench.engine.pinned.lock().unwrap().extend(pool.allocate(1).unwrap());
     }
     refused(bench.large.replay(A, || unreachable!()), "needed by its borrower");
     bench.engine.pinned.lock().unwrap().clear();
-    // A device that does not finish: the wait ends at its time, and nothing runs.
     bench.arena.set_recall(Some(Duration::from_millis(5)));
     bench.engine.busy.store(3, SeqCst);
     bench.faulty.set_busy(true);
@@ -399,18 +386,17 @@ fn blocks_that_are_recalled_are_not_backed_again_before_their_pages_are_back() {
     bench.faulty.set_busy(true);
     refused(lease.recall(Duration::from_millis(2)), "in use by the device");
     assert_eq!((lease.bytes(), bench.cache.backed()), (4 * PAGE, vec![]));
-    // Else a commit would keep for ever what the lender waits for.
+    // A commit would keep pages that the lender waits for.
     refused(bench.cache.commit(0..1), "being recalled");
     refused(bench.cache.commit_async(6..9).unwrap().wait(), "being recalled");
     refused(bench.lend(0..4), "being recalled");
     bench.cache.commit(8..12).unwrap();
     bench.audit();
     bench.faulty.set_busy(false);
-    // The next who comes by finds the fence over.
     bench.cache.commit(0..1).unwrap();
     assert_eq!(lease.bytes(), 0);
     bench.replay();
-    // What the engine releases by itself, before anybody recalls it, it may have back.
+    // Blocks released before a recall can be committed again.
     drop(lease);
     bench.cache.release(0..12, &Fence::default()).unwrap();
     let lease = bench.lend(0..4).unwrap();
@@ -431,7 +417,7 @@ fn blocks_that_are_recalled_are_not_backed_again_before_their_pages_are_back() {
 #[test]
 fn a_neighbour_on_a_lent_page_is_asked_too_and_keeps_it_until_it_goes() {
     let bench = by_plane();
-    // Blocks 2 and 3 only; their pages have room for four.
+    // Blocks 2 and 3 only; the pages have room for four.
     let lease = bench.lend(2..4).unwrap();
     assert_eq!((lease.bytes(), bench.cache.commit(0..2).unwrap().pages), (2 * PAGE, 0));
     bench.engine.pool.lock().unwrap().back(&(0..4));

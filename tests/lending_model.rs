@@ -1,5 +1,5 @@
-//! Random operations on a KV cache, an arena and the leases between them, against a naive twin that knows no pages' handles; and again with a
-//! failure at every call to the driver in turn.
+//! Random operations on a KV cache, an arena and leases, compared with a naive model without pages;
+//! repeated with a failure of each driver call.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use vmmgraph_testkit::{FaultyDriver, Stamps};
 const A: Stream = Stream::LEGACY;
 const KIB: u64 = 1 << 10;
 const PAGE: u64 = 16 * KIB;
-/// Of each plane, two blocks share a page; the twin counts in such groups.
+/// Two blocks share a page of each plane; the model counts in groups of two.
 const BLOCK: u64 = PAGE / 2;
 const GROUPS: u64 = 10;
-/// Pages that the hungriest graph shows, and what the arena is sure of.
+/// Pages of the largest graph, and guaranteed pages of the arena.
 const SHOWN: u64 = 8;
 const LEAST: u64 = 2;
 const STEPS: u64 = 14;
@@ -32,11 +32,11 @@ impl BlockBorrower for Vacant {
     }
 }
 
-/// What the twin knows of two blocks in two planes.
+/// The model's state of two blocks in two planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
     None,
-    /// With what was written there.
+    /// With the written stamp.
     Own(u32),
     Lent(u64, u32),
 }
@@ -56,11 +56,9 @@ struct World {
     twin: [Group; GROUPS as usize],
     limit: u64,
     revision: u64,
-    /// Calls that had failed before this step.
     before: u64,
 }
 
-/// The next number of a sequence (xorshift).
 fn next(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -124,7 +122,6 @@ impl World {
         &mut self.twin[groups.start as usize..groups.end as usize]
     }
 
-    /// One operation, in both worlds. The driver may refuse one call of it.
     fn step(&mut self, seed: &mut u64, number: u32) {
         let (what, first, long) = (next(seed) % 10, next(seed) % GROUPS, 1 + next(seed) % 3);
         let groups = first..(first + long).min(GROUPS);
@@ -167,7 +164,6 @@ impl World {
             }
             6 if !self.leases.is_empty() => {
                 let lease = self.leases.swap_remove(first as usize % self.leases.len());
-                // What is not unmapped at first is tried again.
                 lease.recall(Duration::from_secs(20)).unwrap();
                 for group in &mut self.twin {
                     if matches!(group, Group::Lent(id, _) if *id == lease.id()) {
@@ -197,7 +193,6 @@ impl World {
                 if lent > 0 && !self.hurt() {
                     assert!(matches!(replayed, Err(Error::Lent { .. })), "{replayed:?}");
                 }
-                // Those that show none on lease run.
                 let small = self.small.replay(A, || ());
                 let free = self.small.leases().is_empty();
                 assert!(small.is_ok() == free || self.hurt(), "{small:?}");
@@ -207,7 +202,6 @@ impl World {
         self.cache.settle();
     }
 
-    /// Whether a call failed in this step.
     fn hurt(&self) -> bool {
         self.failed() > self.before
     }
@@ -218,25 +212,23 @@ impl World {
 
     fn write(&self, blocks: &Range<u64>, number: u32) {
         for (plane, block) in [0, 1].into_iter().flat_map(|plane| blocks.clone().map(move |b| (plane, b))) {
-            // A write that the driver refuses is tried again.
             let at = self.cache.address(plane, block).unwrap();
             let write = || self.stamps.write(at, BLOCK, number + plane as u32);
             write().or_else(|_| write()).unwrap();
         }
     }
 
-    /// All that must hold after every event.
     fn look(&self) {
         let held = |range: Range<u64>| range.filter(|group| self.twin[*group as usize] != Group::None);
         let backed: u64 = self.cache.backed().iter().map(|range| range.end - range.start).sum();
         assert_eq!(backed, 2 * held(0..GROUPS).count() as u64, "{:?}", self.twin);
-        // Sum of accounts and free pages = the device; one holder a page; nothing mapped that nobody holds.
+        // Accounts and free pages add up to the device; each page has one owner; every mapping has
+        // an owner.
         assert_eq!(self.device.pool().audit(), Ok(()));
         assert_eq!((self.arena.audit(), self.cache.audit()), (Ok(()), Ok(())));
         let stats = self.device.stats();
         let (kv, arena) = (self.cache.account().stats().charged_bytes, self.arena.stats().physical_bytes);
         assert_eq!(kv + arena + stats.free_bytes, stats.physical_bytes);
-        // One holder or a lease.
         let lent: u64 = self.leases.iter().map(Lease::bytes).sum();
         assert_eq!((lent, self.arena.lent_bytes()), (2 * self.lent() * PAGE, 2 * self.lent() * PAGE));
         assert_eq!(kv + lent, 2 * held(0..GROUPS).count() as u64 * PAGE);
@@ -265,7 +257,7 @@ impl World {
     }
 }
 
-/// Runs all steps; in one of them, one call of the driver fails. How many calls each step made.
+/// Runs all steps; one driver call of one step may fail. Returns the number of calls of each step.
 fn run(layout: KvLayout, seed: u64, fail: Option<(u64, u64)>) -> Vec<u64> {
     let mut world = World::new(layout);
     let (mut numbers, mut calls) = (seed, Vec::new());
@@ -275,7 +267,6 @@ fn run(layout: KvLayout, seed: u64, fail: Option<(u64, u64)>) -> Vec<u64> {
         world.faulty.arm(nth.as_slice());
         world.step(&mut numbers, 10 * (number as u32 + 1));
         calls.push(world.faulty.calls());
-        // Looking makes calls as well, which do not fail.
         world.faulty.arm(&[]);
         world.look();
     }

@@ -1,6 +1,6 @@
-//! Whatever is destroyed in whatever order, nothing stays behind: no page, mapping, address, descriptor, event or handle.
+//! No order of destruction leaks a page, mapping, address, descriptor, event or handle.
 //!
-//! One test, since it counts what the whole process holds.
+//! One test, since the counts are process-wide.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -30,20 +30,17 @@ unsafe extern "C" fn sink(_: i32, _: *const c_char, _: usize, _: *mut c_void) {}
 
 unsafe extern "C" fn nothing(_: *mut c_void) {}
 
-/// Descriptors of this process, and how many of its mappings show a page.
 fn descriptors_and_pages() -> (usize, usize) {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     (fs::read_dir("/proc/self/fd").unwrap().count(), maps.matches("vmmgraph-page").count())
 }
 
-/// Bytes of address space and of memory that this process has.
 fn addresses_and_memory() -> (u64, u64) {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     let mut pages = pages.split_whitespace().map(|text| text.parse::<u64>().unwrap() * 4096);
     (pages.next().unwrap(), pages.next().unwrap())
 }
 
-/// The orders of `n` things, by Heap's algorithm.
 fn orders(n: usize) -> Vec<Vec<usize>> {
     fn heap(k: usize, order: &mut Vec<usize>, all: &mut Vec<Vec<usize>>) {
         if k <= 1 {
@@ -61,7 +58,6 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// Makes one of everything, destroys it in the order given.
 fn in_this_order(order: &[usize]) {
     let (mut device, mut arena) = (null_mut(), null_mut());
     let (mut open, mut sealed) = (null_mut(), null_mut());
@@ -116,7 +112,7 @@ fn every_order() {
     }
 }
 
-/// Captures shapes at random and drops the oldest: ten thousand times, and the process is as it was.
+/// Captures random shapes and drops the oldest ten thousand times; resources must stay constant.
 fn capture_and_evict() {
     const CYCLES: u32 = 10_000;
     let mut seed = 0x9e37_79b9_7f4a_7c15u64;
@@ -142,7 +138,7 @@ fn capture_and_evict() {
             let class = random(4) as usize;
             let bytes = 1 + random(1 << [9, 14, 17, 19][class]);
             let block = space.allocate(bytes, stream(random(2))).unwrap();
-            // SAFETY: the block is live, of at least one byte.
+            // SAFETY: a live block of at least one byte.
             unsafe { (block.0 as *mut u8).write_volatile(cycle as u8) };
             blocks.push(block);
             if random(3) > 0 {
@@ -169,9 +165,8 @@ fn capture_and_evict() {
             let (descriptors, _) = descriptors_and_pages();
             let (addresses, memory) = addresses_and_memory();
             let [pages, _, _, events] = host.leftovers();
-            // One for the arena's last mark and a few that are used again, however many replays.
+            // One for the arena's last mark and a few recycled ones.
             assert!(events <= 4, "{events} events");
-            // Standard streams, the folder being read, and what the test harness has.
             assert!(descriptors <= pages + 40, "{descriptors} descriptors for {pages} pages");
             let now =
                 [descriptors as u64, addresses >> 20, memory >> 20, device.stats().physical_bytes >> 20];

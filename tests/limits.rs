@@ -1,4 +1,5 @@
-//! What can run out does so with a status of its own and the numbers behind it, changes nothing, and service goes on.
+//! Each exhausted resource returns its own status with numbers, without effect, and later calls
+//! work.
 
 #![allow(
     clippy::undocumented_unsafe_blocks,
@@ -20,7 +21,7 @@ use vmmgraph_testkit::MIB;
 const GIB: u64 = 1 << 30;
 const A: Stream = Stream::LEGACY;
 
-/// Runs one test of this file again in a process of its own, whose limits it may change.
+/// Runs one test of this file in a child process, which may change its limits.
 fn in_a_child(test: &str) {
     let exe = std::env::current_exe().unwrap();
     let output = Command::new(exe)
@@ -37,7 +38,6 @@ fn is_child() -> bool {
     std::env::var_os("VMMGRAPH_TEST_CHILD").is_some()
 }
 
-/// Through C: a device, an arena and a space on it.
 struct C {
     device: vmmgraph_device_t,
     arena: vmmgraph_arena_t,
@@ -68,7 +68,6 @@ impl C {
         status
     }
 
-    /// The request is refused with these numbers, in the message too, and changes nothing.
     fn refused(&self, bytes: u64, status: i32, requested: u64, available: u64, named: &[u64]) {
         let before = self.stats();
         assert_eq!(self.allocate(bytes), status);
@@ -90,7 +89,6 @@ impl C {
         assert_eq!(self.stats(), before, "a refused call changed something");
     }
 
-    /// Pages, mappings, addresses, and what is live in the arena.
     fn stats(&self) -> [u64; 4] {
         let mut device: vmmgraph_device_stats_t = unsafe { zeroed() };
         device.struct_size = size_of::<vmmgraph_device_stats_t>();
@@ -120,11 +118,9 @@ fn the_budget() {
     let c = C::new(VMMGRAPH_DRIVER_HOST, 0);
     assert_eq!(vmmgraph_device_set_budget(c.device, 40 * MIB), VMMGRAPH_OK);
     assert_eq!(c.allocate(20 * MIB), VMMGRAPH_OK);
-    // Two pages are held, and neither of the two more that it takes is to be had.
     c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 32 * MIB, 8 * MIB, &[32 * MIB, 40 * MIB]);
     assert_eq!(c.allocate(8 * MIB), VMMGRAPH_OK);
     assert_eq!(vmmgraph_device_set_budget(c.device, 0), VMMGRAPH_OK);
-    // The same limit, of the arena: one of them is.
     assert_eq!(vmmgraph_arena_set_budget(c.arena, 50 * MIB), VMMGRAPH_OK);
     c.refused(34 * MIB, VMMGRAPH_ERROR_OVER_BUDGET, 16 * MIB, 2 * MIB, &[16 * MIB, 48 * MIB, 50 * MIB]);
     assert_eq!(vmmgraph_arena_set_budget(c.arena, 0), VMMGRAPH_OK);
@@ -137,7 +133,7 @@ fn memory_that_another_process_takes_meanwhile() {
     if !is_child() {
         return in_a_child("memory_that_another_process_takes_meanwhile");
     }
-    // The stand-in's memory is the process's; a second driver object plays the other process.
+    // The stand-in's memory is process-wide: a second driver plays the other process.
     let c = C::new(VMMGRAPH_DRIVER_CUDA, 0);
     let other = CudaDriver::new(0).unwrap();
     assert_eq!(c.allocate(20 * MIB), VMMGRAPH_OK);
@@ -174,9 +170,7 @@ fn addresses_that_the_process_may_have() {
         std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
     let limit = |bytes| setrlimit(Resource::As, Rlimit { current: bytes, maximum: None }).unwrap();
     limit(Some(pages * 4096 + 400 * MIB));
-    // A range starts with 64 pages' worth.
     c.refused(3 * MIB, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, GIB, 0, &[GIB]);
-    // One of slabs is smaller.
     assert_eq!(c.allocate(1000), VMMGRAPH_OK);
     limit(None);
     assert_eq!(c.allocate(3 * MIB), VMMGRAPH_OK);
@@ -194,20 +188,19 @@ fn host_memory_for_backups() {
         let refused = Err(Error::InvalidSize { what: "host memory", bytes, limit: 1 << 46 });
         assert_eq!(host.prepare(bytes), refused);
     }
-    // More than any machine that runs this has.
     let refused = host.prepare(1 << 46).unwrap_err();
     let Error::OutOfHostMemory { requested, held: 0, limit: 0, available: Some(left) } = refused else {
         panic!("{refused:?}")
     };
     assert!(requested == 1 << 46 && left < requested && refused.to_string().contains(&left.to_string()));
-    // Memory is registered by the GiB: one fits the limit, both do not, and none is kept.
+    // Memory is registered by the GiB: one GiB fits the limit, two do not, and none is kept.
     host.prepare(8 * MIB).unwrap();
     host.set_limit(Some(GIB + 64 * MIB));
     let refused = host.prepare(GIB + 128 * MIB);
     assert!(matches!(refused, Err(Error::OutOfHostMemory { held, .. }) if held == 8 * MIB), "{refused:?}");
     assert_eq!(held(), 8 * MIB);
     host.set_limit(None);
-    // The operating system gives one and refuses the other.
+    // The operating system grants one and refuses the second.
     let pages: u64 =
         std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').next().unwrap().parse().unwrap();
     let limit = |bytes| setrlimit(Resource::As, Rlimit { current: bytes, maximum: None }).unwrap();
@@ -244,7 +237,7 @@ fn every_address_there_is() {
     assert_eq!(space.allocate(5 * GIB, A), refused);
     assert_eq!((device.stats().pages, device.stats().reservations), (0, 0));
     let (base, bytes) = *taken.iter().find(|(_, bytes)| *bytes > 5 * GIB).unwrap();
-    // SAFETY: reserved above, with nothing in it.
+    // SAFETY: reserved above, without mappings.
     unsafe { host.free_addresses(base, bytes) }.unwrap();
     let block = space.allocate(5 * GIB, A).unwrap();
     assert!(block >= base && block.0 < base.0 + bytes);

@@ -1,6 +1,7 @@
-//! A log sink is called with no lock of the library's held: whatever it asks, the library answers.
+//! A log sink is called without a library lock: it may call the library.
 //!
-//! The sink is the process's, so these tests have one of their own and take turns. A hang is a failure after a while.
+//! The sink is process-wide, so these tests have their own program and run one at a time. A hang
+//! fails after a timeout.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "each call's contract allows its arguments")]
 
@@ -19,7 +20,7 @@ static TURN: Mutex<()> = Mutex::new(());
 static DEVICE: AtomicUsize = AtomicUsize::new(0);
 static ARENA: AtomicUsize = AtomicUsize::new(0);
 
-/// A line, and what the library answered when it came.
+/// A line, and the library's answers at its delivery.
 #[derive(Clone, Debug)]
 struct Seen {
     text: String,
@@ -29,7 +30,6 @@ struct Seen {
     json: String,
 }
 
-/// An arena of a Rust caller's, which the sink asks too.
 static RUST: Mutex<Option<Arc<SharedVmmAllocator>>> = Mutex::new(None);
 
 static SEEN: Mutex<Vec<Seen>> = Mutex::new(Vec::new());
@@ -42,7 +42,7 @@ fn lines(word: &str) -> Vec<Seen> {
     seen().iter().filter(|seen| seen.text.contains(word)).cloned().collect()
 }
 
-/// Asks the library everything about a device and an arena before it keeps the line.
+/// Queries the library about a device and an arena, then stores the line.
 unsafe extern "C" fn curious(_: i32, text: *const c_char, length: usize, _: *mut c_void) {
     let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     let (device, arena) = (DEVICE.load(Ordering::SeqCst), ARENA.load(Ordering::SeqCst));
@@ -60,7 +60,7 @@ unsafe extern "C" fn curious(_: i32, text: *const c_char, length: usize, _: *mut
     };
     let rust = RUST.lock().unwrap_or_else(PoisonError::into_inner).clone();
     assert!(rust.is_none_or(|rust| rust.stats().spaces <= 1));
-    // A failure of the sink's own, which is not the caller's business.
+    // An error inside the sink must not reach the caller.
     assert_eq!(vmmgraph_arena_mark(null_mut()), VMMGRAPH_ERROR_INVALID_HANDLE);
     json.truncate(needed.saturating_sub(1));
     seen().push(Seen {
@@ -72,7 +72,7 @@ unsafe extern "C" fn curious(_: i32, text: *const c_char, length: usize, _: *mut
     });
 }
 
-/// Runs a test's body on a thread of its own, with the sink, for a minute at most.
+/// Runs a test with the sink on its own thread, for a minute at most.
 fn watched(body: impl FnOnce() + Send + 'static) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     seen().clear();
@@ -86,7 +86,7 @@ fn watched(body: impl FnOnce() + Send + 'static) {
     });
     match finished.recv_timeout(Duration::from_secs(60)) {
         Err(mpsc::RecvTimeoutError::Timeout) => {
-            // Nothing that hangs can be joined, and the other tests would hang too.
+            // A hung thread cannot be joined, and later tests would hang.
             eprintln!("hangs after {:?}", SEEN.try_lock().map(|seen| seen.len()));
             std::process::exit(1);
         }
@@ -94,7 +94,6 @@ fn watched(body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A device of its own size, and an arena on it that may hold 4 MiB.
 fn small_arena(ordinal: i32) -> (vmmgraph_device_t, vmmgraph_arena_t) {
     let mut options: vmmgraph_device_options_t = unsafe { zeroed() };
     options.struct_size = size_of::<vmmgraph_device_options_t>();
@@ -144,20 +143,17 @@ fn a_sink_may_ask_while_spaces_grow_fail_are_sealed_trimmed_and_destroyed() {
         let space = open(arena);
         assert_eq!(allocate(space, 2 << 20), VMMGRAPH_OK);
         assert_eq!(allocate(space, 3 << 20), VMMGRAPH_ERROR_OVER_BUDGET);
-        // The sink's own failures are not the caller's.
         assert_eq!(last_status(), VMMGRAPH_ERROR_OVER_BUDGET);
         assert_eq!(lines("growing a space failed").len(), 1, "{:?}", seen());
         assert_eq!(unsafe { vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, null_mut()) }, VMMGRAPH_OK);
         let sealed = lines("space sealed");
         assert_eq!(sealed.len(), 1, "{:?}", seen());
         assert_eq!((sealed[0].answers, sealed[0].spaces), ([VMMGRAPH_OK; 3], 1));
-        // What it was told is how things are after the call.
         assert!(sealed[0].json.contains("\"phase\":\"sealed\""), "{}", sealed[0].json);
         assert_eq!(unsafe { vmmgraph_arena_trim(arena, null_mut()) }, VMMGRAPH_OK);
         assert_eq!(vmmgraph_space_destroy(space), VMMGRAPH_OK);
         vmmgraph_arena_destroy(arena);
         vmmgraph_device_close(device);
-        // In their order, on the thread that called.
         let at = |word: &str| seen().iter().position(|seen| seen.text.contains(word));
         assert!(at("arena created") < at("growing a space failed") && at("growing") < at("space sealed"));
         assert!(seen().iter().all(|seen| seen.thread == thread::current().id()), "{:?}", seen());
@@ -277,7 +273,6 @@ fn lines_of_rust_callers_come_without_a_lock_too() {
                 space.seal().unwrap();
             }
         });
-        // The thread is gone, its lines are not.
         worker.join().unwrap();
         wait_for("a line", || lines("space sealed").len() == 10);
         let words: Vec<_> = seen()
@@ -290,7 +285,7 @@ fn lines_of_rust_callers_come_without_a_lock_too() {
         assert!(lines("space sealed").iter().all(|seen| seen.answers == [VMMGRAPH_OK; 3]));
         *RUST.lock().unwrap() = None;
 
-        // Rust and C by turns on one thread: still in their order.
+        // Rust and C calls on one thread keep their order.
         seen().clear();
         let mut expected = Vec::new();
         let rust = SharedVmmAllocator::new(&shared, &options).unwrap();

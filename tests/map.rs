@@ -1,4 +1,4 @@
-//! The page map: its numbers against the statistics, and what it says of dropping a shape against dropping it.
+//! The page map: agreement with the statistics, and predictions compared with dropped shapes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use vmmgraph_testkit::{Captured, MIB, Order, Trace, capture_with};
 
 const A: Stream = Stream::LEGACY;
 
-/// The traces in tests/data, and whether what outlives a capture is allocated as kept.
+/// Traces in tests/data; true: live-out blocks are persistent.
 const TRACES: [(&str, bool); 6] = [
     ("capture-trace-65", false),
     ("capture-trace-65-retained", false),
@@ -39,7 +39,6 @@ fn load(name: &str) -> Trace {
     Trace::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"), name).unwrap()
 }
 
-/// Captures the shapes of a trace, each with its label.
 fn captured(arena: &SharedVmmAllocator, trace: &Trace, kept: bool) -> BTreeMap<u64, Captured> {
     let capture = |shape| {
         let captured = capture_with(arena, shape, A, kept).unwrap();
@@ -49,12 +48,10 @@ fn captured(arena: &SharedVmmAllocator, trace: &Trace, kept: bool) -> BTreeMap<u
     trace.shapes.iter().map(capture).collect()
 }
 
-/// Bytes of the pages that are so.
 fn bytes(map: &ArenaMap, wanted: impl Fn(PageClass) -> bool) -> u64 {
     map.pages.iter().filter(|page| wanted(page.class)).map(|page| page.bytes).sum()
 }
 
-/// Everything that a map says is what the statistics say, and it is what its JSON says.
 fn agrees(map: &ArenaMap, arena: &SharedVmmAllocator) {
     let stats = arena.snapshot();
     assert!(map.settled);
@@ -78,7 +75,7 @@ fn agrees(map: &ArenaMap, arena: &SharedVmmAllocator) {
         assert_eq!((space.mapped_bytes, space.kept_bytes), (stats.mapped_bytes, stats.kept_bytes));
         let shown: u64 = space.maps.iter().map(|tile| map.pages[tile.page as usize].bytes).sum();
         assert_eq!(shown, space.mapped_bytes);
-        // The blocks of the peak are as many bytes as the peak, each on a page, and no byte of a page is under two of them.
+        // The peak's blocks add up to the peak; no byte of a page is covered twice.
         let kept: u64 = space.kept.iter().map(|block| block.bytes).sum();
         let blocks: u64 = space.blocks.iter().map(|block| block.bytes).sum();
         assert_eq!(blocks, space.peak_live_bytes - kept);
@@ -88,7 +85,6 @@ fn agrees(map: &ArenaMap, arena: &SharedVmmAllocator) {
         assert!(covered.iter().zip(&map.pages).all(|(covered, page)| *covered <= page.bytes));
         assert!(space.blocks.windows(2).all(|pair| pair[0].address + pair[0].bytes <= pair[1].address));
         assert_eq!(space.kept_pages.is_empty(), space.kept.is_empty());
-        // Each kept block lies on its pages, which are at addresses of the arena's own.
         let on_page = |block: &vmmgraph::map::MapBlock, page: &u64| {
             let page = &map.pages[*page as usize];
             let (from, to) = (page.address.unwrap(), page.address.unwrap() + page.bytes);
@@ -110,7 +106,6 @@ fn every_number_is_the_statistics() {
         let captured = captured(&arena, &trace, kept);
         let map = arena.map();
         agrees(&map, &arena);
-        // Kept blocks are nobody's need of shared pages.
         let floor = if kept { arena.high_water_mark() } else { trace.floor_bytes() };
         assert_eq!(map.floor_bytes, floor, "{name}");
         assert_eq!(map.apart_bytes, map.spaces.iter().map(|space| space.peak_live_bytes).sum::<u64>());
@@ -137,7 +132,7 @@ fn dropping_a_shape_gives_back_what_the_map_says() {
             let arena = arena(&device);
             let mut captured = captured(&arena, &trace, kept);
             let all = arena.map();
-            // The hungriest first, as the curve says; a map taken between says it of each by itself.
+            // In the order of the curve; each map predicts a single drop.
             for point in &all.curve {
                 let map = arena.map();
                 let space = map.spaces.iter().find(|space| space.id == point.space).unwrap();
@@ -172,7 +167,8 @@ fn the_hungriest_shapes_alone_take_what_the_curve_says() {
     }
 }
 
-/// Against a list: blocks come and go in any order, some of them used by a second stream, which keeps their bytes busy once freed.
+/// Compared with a list: blocks allocated and freed in random order, some used by a second stream,
+/// which delays their reuse.
 #[test]
 fn the_blocks_of_the_peak_are_those_of_a_list() {
     let device = device();
@@ -186,7 +182,6 @@ fn the_blocks_of_the_peak_are_those_of_a_list() {
             random % below
         };
         let space = arena.open_space().unwrap();
-        // Address, bytes, whether it was freed, whether a second stream uses it.
         let mut live: Vec<(u64, u64, bool, bool)> = Vec::new();
         let (mut most, mut peak) = (0, Vec::new());
         let looks = |peak: &[(u64, u64)], most: u64| {
@@ -230,7 +225,6 @@ fn the_blocks_of_the_peak_are_those_of_a_list() {
         looks(&peak, most);
         space.seal().unwrap();
         looks(&peak, most);
-        // What is freed afterwards was there at the peak all the same.
         live.iter()
             .filter(|block| !block.2)
             .for_each(|block| space.free(vmmgraph::Address(block.0)).unwrap());
@@ -252,12 +246,12 @@ fn bump_spaces_show_the_tape_and_it_goes_with_the_longest() {
     });
     let map = arena.map();
     assert!(map.pages.iter().all(|page| page.class == PageClass::Tape));
-    // Freed or not, nothing else uses its bytes.
+    // In a bump space, freed bytes are not reused.
     for (space, mib) in map.spaces.iter().zip([22, 62, 12]) {
         assert_eq!(space.maps.iter().map(|tile| tile.covered_bytes).sum::<u64>(), mib * MIB);
     }
     for (space, told) in spaces.into_iter().zip(&map.spaces) {
-        // One after another, so what the second gives is what only it and the first showed.
+        // Each drop frees pages mapped by no later space.
         let gives = arena.map().spaces.iter().find(|now| now.id == told.id).unwrap().drop_gives_bytes;
         let before = arena.mapped_size();
         drop(space);
@@ -292,7 +286,7 @@ fn what_tensors_hold_of_a_graph_that_is_gone_is_seen_under_its_label() {
     torch.free(output, &[]).unwrap();
     torch.free(kept, &[]).unwrap();
     arena.trim().unwrap();
-    // Of the kept block the bytes are the space's until it goes.
+    // The space owns the persistent block's bytes until its end.
     drop(torch);
     arena.trim().unwrap();
     let map = arena.map();
@@ -324,7 +318,6 @@ fn a_traced_capture_has_every_block_and_its_peak() {
             Some(*live)
         });
         assert_eq!(live.max().unwrap() as u64, space.peak_live_bytes);
-        // A block of the peak is one of these.
         for block in &space.blocks {
             let same = |traced: &&vmmgraph::TracedBlock| traced.allocation == block.allocation;
             let traced = blocks.iter().find(same).unwrap();
@@ -391,7 +384,6 @@ fn a_map_may_be_taken_while_others_capture_and_drop() {
         let mut settled = 0;
         for _ in 0..60 {
             let map = arena.map();
-            // Pages are of one moment whatever else happens, and a map always makes sense.
             assert_eq!(ArenaMap::from_json(&map.to_json()).as_ref(), Ok(&map));
             assert_eq!(map.held_bytes, bytes(&map, |_| true));
             for space in &map.spaces {
@@ -445,7 +437,6 @@ fn where_a_shape_was_captured_is_on_the_map_and_maps_without_it_are_read() {
     let map = arena.map();
     assert_eq!(map.spaces[0].site.as_deref(), Some("model.py:120"));
     assert_eq!(ArenaMap::from_json(&map.to_json()).as_ref(), Ok(&map));
-    // One of an older release.
     let older = map.to_json().replace(r#""site":"model.py:120","#, "");
     assert_ne!(older, map.to_json());
     assert_eq!(ArenaMap::from_json(&older).unwrap().spaces[0].site, None);
@@ -471,7 +462,7 @@ fn what_is_no_map_is_refused_with_the_reason() {
     assert!(
         problem(&json.replace("\"covered_bytes\":4194304", "\"covered_bytes\":99999999")).contains("covers")
     );
-    // Numbers beyond what can be are no reason to fail in what follows.
+    // Impossible numbers must not break later output.
     let most = json.replace(&format!("\"bytes\":{}", 16 * MIB), &format!("\"bytes\":{}", u64::MAX));
     assert!(problem(&most).contains("has 18446744073709551615 bytes"));
     let most = json.replace("_bytes\":4194304", &format!("_bytes\":{}", u64::MAX));
@@ -539,7 +530,6 @@ fn a_paused_arena_holds_nothing_and_its_map_says_what_comes_back() {
         |map: &ArenaMap| -> Vec<u64> { map.spaces.iter().map(|space| space.drop_gives_bytes).collect() };
     assert_eq!((drops(&paused), &paused.curve), (drops(&before), &before.curve));
     assert!(paused.report().contains("paused: "), "{}", paused.report());
-    // Another arena of the device sees none of it.
     let other = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     assert!(other.map().holders.iter().all(|holder| holder.kind != "arena"));
     assert_eq!(ArenaMap::from_json(&paused.to_json()).unwrap(), paused);
@@ -567,7 +557,7 @@ fn what_eager_work_leaves_alive_is_on_the_map_until_it_is_freed() {
     assert_eq!(with.held_bytes, arena.stats().physical_bytes);
     assert!(with.held_bytes >= before.held_bytes + 40 * MIB);
     assert_eq!(with.spaces.len(), before.spaces.len());
-    // What a shape gives back is what it was: the graphs show as many pages as before.
+    // Eager results change no prediction of a drop.
     let shown = |map: &ArenaMap| -> Vec<u64> { map.spaces.iter().map(|space| space.shown_bytes).collect() };
     assert_eq!(shown(&with), shown(&before));
     assert_eq!(ArenaMap::from_json(&with.to_json()).unwrap(), with);

@@ -1,8 +1,8 @@
-//! The page map as a web page: what is in the file, and how it behaves in a browser.
+//! The page map as a web page: the file's contents and its behaviour in a browser.
 //!
-//! The browser is a headless Chromium, driven without any protocol: a copy of the page gets one more script, which hovers, clicks, types and
-//! compares what it sees with the data, and writes what it found into the document; `--dump-dom` brings that back. So the page that
-//! is shipped has no test code in it. SKIPPED without Chromium (scripts/setup.sh test installs it).
+//! A headless Chromium runs a copy with an extra script, which hovers, clicks, types, compares the
+//! display with the data, and writes results into the document for `--dump-dom`. The shipped page
+//! has no test code. SKIPPED without Chromium (scripts/setup.sh test installs it).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,10 +15,8 @@ use vmmgraph_testkit::{MIB, Trace, capture_with};
 
 const A: Stream = Stream::LEGACY;
 
-/// Something that nobody would call a shape, but anybody could.
 const EVIL: &str = "</script><script>window.bad=1</script><!--<script>\u{2028}&amp; \"'`${1}";
 
-/// The map of a trace's captures, one of them under a label that is no good, and its page.
 fn page(name: &str, kept: bool) -> (vmmgraph::ArenaMap, String) {
     let trace = Trace::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"), name).unwrap();
     let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
@@ -31,13 +29,11 @@ fn page(name: &str, kept: bool) -> (vmmgraph::ArenaMap, String) {
         captured.push(capture_with(&arena, shape, A, kept).unwrap());
         let label = if index == 1 { EVIL.to_owned() } else { shape.label() };
         captured[index].space.set_label(&label).unwrap();
-        // The third says where it is, as the traced one.
         captured[index].space.set_site(if index == 2 { "engine/capture.py:77" } else { "" }).unwrap();
     }
     let mut map = arena.map();
     EVIL.clone_into(&mut map.title);
     map.executables_bytes = Some(5 * MIB);
-    // As if they were lent: the first shared page, in one of the kinds of maps.
     if kept {
         let first = map.pages.iter_mut().find(|page| page.owner.is_none()).unwrap();
         first.lease = Some(7);
@@ -117,7 +113,7 @@ fn a_browser_shows_what_the_data_says_and_hover_click_and_keys_work() {
     ];
     for (name, kept, mode) in pages {
         let (map, page) = page(name, kept);
-        // Before the page's own script, so that it sees what fails in there; it begins when that is done.
+        // Inserted before the page's own script, to catch its errors; runs afterwards.
         let with_probe = page.replacen("<main>", &format!("<script>{probe}</script><main>"), 1);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("map_page_{name}_{kept}"));
         fs::create_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Sentences of errors: *cannot do something: reason; remedy*.
+//! Error sentences: *cannot do something: reason; remedy*.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn a_wrong_state_says_what_cannot_be_done_why_and_what_to_do() {
         let text = fs::read_to_string(&file).unwrap();
         for call in text.split("wrong_state(").skip(1) {
             let argument = call.trim_start().trim_start_matches("format!(").trim_start();
-            // Names of constants and choices are looked at where their text stands.
+            // Only literals are checked; constants are checked at their definition.
             let Some(literal) = argument.strip_prefix('"').and_then(|rest| rest.split('"').next()) else {
                 continue;
             };

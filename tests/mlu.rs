@@ -1,4 +1,5 @@
-//! The MLU driver over the stand-in libcndrv.so, which loses a capture or refuses a call where the driver breaks a rule of CNDrv's.
+//! The MLU driver over the stand-in libcndrv.so, which invalidates a capture or fails a call for
+//! each broken CNDrv rule.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::process::Command;
@@ -14,20 +15,19 @@ use vmmgraph::{
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 2 * MIB;
 
-/// The library that the driver finds by its soname once it is loaded; its controls and its captures are the process's.
+/// The library, which the driver finds by its soname. Controls and captures are process-wide.
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        // SAFETY: it is the stand-in, whose initialisers do nothing.
+        // SAFETY: the stand-in's initialisers do nothing.
         let opened = unsafe { Library::new("libstandin_mlu.so") };
         opened.expect("the stand-in is not on LD_LIBRARY_PATH: use `cargo test`")
     })
 }
 
-/// Calls a function of the stand-in's.
 macro_rules! call {
     ($name:ident($($argument:expr => $kind:ty),*) -> $result:ty) => {{
-        // SAFETY: the signatures are those of tests/standin-mlu; pointers are good.
+        // SAFETY: signatures of tests/standin-mlu; pointers are good.
         unsafe {
             let function = library().get::<unsafe extern "C" fn($($kind),*) -> $result>(stringify!($name).as_bytes());
             function.expect("not the stand-in")($($argument),*)
@@ -35,7 +35,6 @@ macro_rules! call {
     }};
 }
 
-/// Whoever holds it has the stand-in to himself.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     library();
@@ -58,7 +57,6 @@ fn fail_second(nth: u64, code: i32) {
     call!(standin_fail_second(nth => u64, code => i32) -> ());
 }
 
-/// The next question for an event is answered with no.
 fn busy_once() {
     call!(standin_keep_busy(1 => u64) -> ());
 }
@@ -69,7 +67,6 @@ fn leftovers() -> [u64; 4] {
     left
 }
 
-/// The thread's context; null if there is none.
 fn current() -> *mut c_void {
     let mut context = ptr::null_mut();
     assert_eq!(call!(cnCtxGetCurrent(&raw mut context => *mut *mut c_void) -> i32), 0);
@@ -116,9 +113,9 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
     let driver = open();
     let pages = [0, 1, 2].map(|_| Whole { page: driver.create(PAGE).unwrap(), bytes: PAGE });
     let base = driver.reserve(3 * PAGE).unwrap();
-    // SAFETY: reserved just now, with nothing mapped but what a failure says; the pages are live.
+    // SAFETY: newly reserved, unmapped except for the reported pages; the pages are live.
     unsafe {
-        // The second page's map, and its access: the calls are map, access, map, access.
+        // Map and access of the second page: calls are map, access, map, access.
         for nth in [3, 4] {
             fail(nth, 100_100);
             let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
@@ -128,7 +125,7 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
             );
             assert_eq!(failed.mapped, 0);
         }
-        // Its access and the unmap behind it: what cannot be undone is told, from the first page on.
+        // Access and its undo: the remaining mappings are reported.
         fail(4, 200_000);
         fail_second(5, 200_000);
         let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
@@ -175,7 +172,7 @@ fn nothing_that_the_driver_does_loses_a_capture() {
     let driver = open();
     let [captured, other] = [0, 1].map(|_| driver.stream_create().unwrap());
     let old = driver.event_create().unwrap();
-    // SAFETY: both are the driver's.
+    // SAFETY: both belong to the driver.
     unsafe { driver.event_record(old, other) }.unwrap();
     for mode in 0..3 {
         driver.capture_begins();
@@ -183,7 +180,7 @@ fn nothing_that_the_driver_does_loses_a_capture() {
         let page = Whole { page: driver.create(PAGE).unwrap(), bytes: PAGE };
         let base = driver.reserve(PAGE).unwrap();
         let (mut word, mut bytes) = ([0; 8], [0; 8]);
-        // SAFETY: streams, events and memory of this driver's.
+        // SAFETY: streams, events and memory of this driver.
         unsafe {
             driver.map(base, &[page], Peers::NONE).unwrap();
             driver.write(base, &7_u64.to_ne_bytes()).unwrap();
@@ -211,13 +208,13 @@ fn nothing_that_the_driver_does_loses_a_capture() {
         let topo = end(captured).unwrap_or_else(|code| panic!("lost in mode {mode}: {code}"));
         driver.capture_ends();
         assert_eq!(call!(cnTaskTopoDestroy(topo => *mut c_void) -> i32), 0);
-        // SAFETY: an event of this driver's.
+        // SAFETY: an event of this driver.
         unsafe {
             assert_eq!(driver.event_query(old), Ok(true));
             assert_eq!(driver.stream_state(Stream::LEGACY), Ok(StreamState::Ready));
         }
     }
-    // SAFETY: of this driver's, and used no more.
+    // SAFETY: of this driver, no longer used.
     unsafe {
         driver.event_destroy(old).unwrap();
         [captured, other].into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap());
@@ -230,11 +227,11 @@ fn a_lost_capture_is_one_until_it_is_ended() {
     let driver = open();
     let stream = driver.stream_create().unwrap();
     begin(stream, 0);
-    // Without a relaxed mode, what allocates loses it.
+    // Outside the relaxed mode, an allocation invalidates the capture.
     let mut made = 0;
     let lost = call!(cnMemAddressReserve(&raw mut made => *mut u64, PAGE => u64, 0 => u64, 0 => u64, 0 => u64) -> i32);
     assert_eq!(lost, 100_360);
-    // SAFETY: a stream of this driver's.
+    // SAFETY: a stream of this driver.
     assert_eq!(unsafe { driver.stream_state(stream) }, Ok(StreamState::Capturing));
     assert_eq!(end(stream), Err(100_361));
     // SAFETY: as above.
@@ -251,13 +248,12 @@ fn a_notifier_that_was_never_placed_has_happened_and_nobody_asks_for_it() {
     let (stream, event) = (driver.stream_create().unwrap(), driver.event_create().unwrap());
     let calls = || [c"cnQueryNotifier", c"cnWaitNotifier", c"cnQueueWaitNotifier"].map(count);
     let before = calls();
-    // SAFETY: both are this driver's.
+    // SAFETY: both belong to this driver.
     unsafe {
         let asked =
             || (driver.event_query(event), driver.event_synchronize(event), driver.event_wait(event, stream));
         assert_eq!(asked(), (Ok(true), Ok(()), Ok(())));
         assert_eq!(calls(), before);
-        // A failure to place it is no placing.
         fail(1, 200_000);
         assert!(driver.event_record(event, stream).is_err());
         assert_eq!((asked(), calls()), ((Ok(true), Ok(()), Ok(())), before));
@@ -279,7 +275,7 @@ fn an_event_that_the_driver_keeps_lives_on() {
     let before = leftovers();
     let (stream, event) = (driver.stream_create().unwrap(), driver.event_create().unwrap());
     fail(1, 100_006);
-    // SAFETY: both are this driver's; the event is destroyed in the end.
+    // SAFETY: both belong to this driver; the event is destroyed at the end.
     unsafe {
         assert!(driver.event_destroy(event).is_err());
         driver.event_record(event, stream).unwrap();
@@ -288,7 +284,7 @@ fn an_event_that_the_driver_keeps_lives_on() {
         driver.stream_destroy(stream).unwrap();
     }
     assert_eq!(leftovers(), before);
-    // A driver that is gone has taken what is given back.
+    // A driver that was shut down has freed everything.
     for code in [100_002, 100_003, 100_201] {
         let page = driver.create(PAGE).unwrap();
         fail(1, code);
@@ -307,7 +303,7 @@ fn what_is_not_documented_is_refused_in_words() {
     let driver = open();
     let event = driver.event_create().unwrap();
     let mut bytes = [0; 8];
-    // SAFETY: refused before the driver is asked.
+    // SAFETY: refused before any driver call.
     let refused = unsafe {
         [
             driver.stream_state(Stream::PER_THREAD).map(drop),
@@ -321,7 +317,7 @@ fn what_is_not_documented_is_refused_in_words() {
     for result in refused {
         assert!(matches!(result, Err(Error::InvalidArgument { value: 2, .. })), "{result:?}");
     }
-    // SAFETY: memory of this stack; an event of this driver's.
+    // SAFETY: memory of this stack; an event of this driver.
     unsafe {
         for refused in
             [driver.host_register(bytes.as_mut_ptr(), 8), driver.host_unregister(bytes.as_mut_ptr())]
@@ -344,14 +340,12 @@ fn lack_of_memory_has_two_numbers_and_that_of_addresses_is_another_error() {
         fail(1, code);
         assert_eq!(driver.reserve(PAGE), Err(Error::OutOfAddresses { requested: PAGE, device: 0 }));
     }
-    // Insufficient resources may be the host's.
     fail(1, 100_053);
     assert!(matches!(driver.create(PAGE), Err(Error::Driver { code: 100_053, .. })));
 }
 
 const CHILD: &str = "VMMGRAPH_MLU_TEST_CHILD";
 
-/// What a process of its own sees, whose environment differs.
 fn child(what: &str, environment: &[(&str, &str)]) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "in_a_process_of_its_own", "--nocapture"])
@@ -405,7 +399,7 @@ fn spaces_work_on_it_and_give_everything_back() {
         let space = arena.open_space().unwrap();
         begin(stream, 0);
         let [input, output] = [0, 1].map(|_| space.allocate(20 * MIB, stream).unwrap());
-        // SAFETY: blocks of an open space; the stream is the driver's.
+        // SAFETY: blocks of an open space; a stream of the driver.
         unsafe {
             driver.fill(input, 20 * MIB, 0x0101_0101, stream).unwrap();
             driver.fill(output, 20 * MIB, 0x0202_0202, stream).unwrap();
@@ -426,10 +420,10 @@ fn spaces_work_on_it_and_give_everything_back() {
         };
         space.replay(stream, launch).unwrap();
         let mut word = [0; 4];
-        // SAFETY: a retained block of a sealed space.
+        // SAFETY: a live-out block of a sealed space.
         unsafe { driver.read(output.plus(20 * MIB - 4), &mut word) }.unwrap();
         assert_eq!(word, [2; 4]);
-        // Poison, the other pattern of it, and both outputs compared.
+        // Poison, the second pattern, and a comparison of both outputs.
         // SAFETY: as above.
         let verified = unsafe { space.verify(stream, &[(output, 4096)], launch) };
         assert_eq!(verified.unwrap(), None);
@@ -439,13 +433,13 @@ fn spaces_work_on_it_and_give_everything_back() {
         assert_eq!(call!(cnTaskTopoDestroy(topo => *mut c_void) -> i32), 0);
         assert_eq!(arena.audit(), Ok(()));
     }
-    // SAFETY: the driver's, and used no more.
+    // SAFETY: of this driver, no longer used.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     drop((device, driver));
     assert_eq!(leftovers(), before);
 }
 
-/// As for each platform whose devices are hardware: whoever opens the device has its memory, by whatever driver it was taken.
+/// Memory belongs to the hardware device: any driver that opens the device reclaims it.
 #[test]
 fn what_a_closed_device_left_goes_when_it_is_opened_again_and_with_no_other() {
     let _alone = alone();
@@ -459,7 +453,7 @@ fn what_a_closed_device_left_goes_when_it_is_opened_again_and_with_no_other() {
     space.seal().unwrap();
     space.replay(stream, || ()).unwrap();
     let driver = Arc::clone(device.driver());
-    // What the replay may still use.
+    // Memory that the replay may still use.
     call!(standin_keep_busy(1 << 20 => u64) -> ());
     drop((space, arena, device));
     let left = leftovers();
@@ -470,7 +464,7 @@ fn what_a_closed_device_left_goes_when_it_is_opened_again_and_with_no_other() {
     drop(opened(1));
     assert_eq!(leftovers(), left, "another device's");
     drop(opened(0));
-    // SAFETY: the driver's, and used no more.
+    // SAFETY: of this driver, no longer used.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     drop(driver);
     assert_eq!(leftovers(), before);

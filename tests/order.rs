@@ -1,4 +1,4 @@
-//! The order of replays: which driver calls make it, and that nothing slips past it.
+//! Replay order: the driver calls that establish it, without gaps.
 
 use std::ptr;
 use std::sync::Arc;
@@ -47,13 +47,13 @@ fn the_same_stream_costs_no_driver_call_and_another_one_waits_for_an_event() {
     spaces[0].replay(B, || assert_eq!(driver.take_log(), calls)).unwrap();
     spaces[1].replay(B, || assert!(driver.take_log().is_empty())).unwrap();
 
-    // A mark does the recording, once; the next change of stream only waits.
+    // A mark records once; the next change of stream only waits.
     arena.mark().unwrap();
     assert_eq!(driver.take_log(), ["event_create", "event_record Event(2) Stream(176)"]);
     arena.mark().unwrap();
     let third = arena.open_space().unwrap();
     assert!(driver.take_log().is_empty());
-    // Behind a mark every stream waits, also one of the same handle: it may be another stream by now.
+    // After a mark every stream waits, even with the same handle, which may be reused.
     spaces[0].replay(B, || assert_eq!(driver.take_log(), ["event_wait Event(2) Stream(176)"])).unwrap();
     spaces[0]
         .replay(A, || {
@@ -64,13 +64,13 @@ fn the_same_stream_costs_no_driver_call_and_another_one_waits_for_an_event() {
         })
         .unwrap();
 
-    // Opening a space marks, so that its capture may use the stream of the last replay.
+    // Opening a space marks: its capture may use the last replay's stream.
     let fourth = arena.open_space().unwrap();
     assert_eq!(driver.take_log(), ["event_record Event(2) Stream(160)"]);
     drop((third, fourth));
 }
 
-/// From entering, when it is on the stream already, and from marked.
+/// The mark comes during a launch on the same stream, or after an earlier mark.
 #[test]
 fn a_mark_that_another_thread_takes_during_a_launch_does_not_cover_it() {
     for replayed_before in [true, false] {
@@ -88,7 +88,6 @@ fn a_mark_that_another_thread_takes_during_a_launch_does_not_cover_it() {
                 assert_eq!(driver.take_log(), marked(1));
             })
             .unwrap();
-        // What the launch gave to the stream came behind that mark, or may have.
         let wait = "event_wait Event(2) Stream(176)".to_owned();
         space.replay(B, || assert_eq!(driver.take_log(), [marked(2), vec![wait]].concat())).unwrap();
     }
@@ -109,7 +108,6 @@ fn what_a_replayed_space_leaves_is_unmapped_when_the_replays_are_done_and_nobody
         "{log:?}"
     );
     assert_eq!(arena.device().stats().pending, 1);
-    // Whoever comes by while the device is busy leaves it alone; afterwards it goes.
     drop(sealed(&arena));
     assert_eq!(arena.device().stats().pending, 2);
     driver.set_busy(false);
@@ -142,7 +140,7 @@ fn a_launch_that_uses_the_order_of_its_own_arena_is_refused_and_does_not_hang() 
             refused(arena.trim().map(drop));
             refused(arena.open_space().map(drop));
             refused(arena.switch_to_new_virtual_space());
-            // It was never replayed, and what was is done.
+            // Never replayed, so destroyed at once.
             drop(dropped.take());
             assert_eq!(arena.device().stats().pending, 0);
             refused(arena.allocate(MIB, A).map(drop));
@@ -150,7 +148,6 @@ fn a_launch_that_uses_the_order_of_its_own_arena_is_refused_and_does_not_hang() 
         })
         .and_then(|()| arena.allocate(MIB, A));
     assert!(block.is_ok());
-    // Another arena's order is its own.
     let (_, other) = logged();
     let elsewhere = sealed(&other);
     assert_eq!(outer.replay(A, || elsewhere.replay(B, || 5)), Ok(Ok(5)));
@@ -209,22 +206,20 @@ fn entering_and_leaving_is_a_replay_in_two_calls() {
         driver.take_log(),
         ["event_create", "event_record Event(1) Stream(160)", "event_wait Event(1) Stream(176)"]
     );
-    // It is this thread's turn: what waits for it would wait for itself.
+    // This thread holds the replay slot and would wait for itself.
     refused(other.enter(B));
     refused(other.replay(B, || ()));
     refused(arena.mark());
     std::thread::scope(|scope| {
         let late = scope.spawn(|| other.replay(B, || std::thread::current().id()).unwrap());
-        // It is the turn of the thread that entered, and nobody else can end it.
+        // Only the thread that entered can leave.
         scope.spawn(|| refused(space.leave())).join().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!late.is_finished(), "a replay overtook one that was entered");
-        // By any space of the arena, since the turn is the arena's.
         other.leave().unwrap();
         assert_ne!(late.join().unwrap(), std::thread::current().id());
     });
     refused(space.leave());
-    // A callback's turn ends with the callback.
     space.replay(B, || refused(space.leave())).unwrap();
     assert_eq!(arena.stats().replays, 4);
     space.replay(A, || ()).unwrap();
@@ -252,7 +247,6 @@ fn entered_replays_of_many_threads_never_overlap() {
     });
 }
 
-/// On the stand-in, with a real capture under way.
 #[test]
 fn a_stream_being_captured_is_never_touched() {
     fn ok(code: sys::CUresult) {
@@ -264,7 +258,8 @@ fn a_stream_being_captured_is_never_touched() {
     let (mut a, mut b) = (ptr::null_mut(), ptr::null_mut());
     let mut graph = ptr::null_mut();
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: out pointers on this stack; the context is retained and current until the end of the test.
+    // SAFETY: out pointers on this stack; the context is retained and current until the end of the
+    // test.
     unsafe {
         ok(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
         ok(sys::cuCtxPushCurrent_v2(context));
@@ -281,22 +276,20 @@ fn a_stream_being_captured_is_never_touched() {
     assert_eq!(refused, Err(Error::StreamCapturing { stream: on_a.raw() }));
     let refused = second.replay(on_a, || panic!("launched into the capture"));
     assert_eq!(refused, Err(Error::StreamCapturing { stream: on_a.raw() }));
-    // That stream needs no mark to be captured.
     drop(arena.open_space().unwrap());
-    // SAFETY: as above; the capture is intact, so ending it succeeds.
+    // SAFETY: as above; the capture is intact.
     unsafe {
         ok(sys::cuStreamEndCapture(a, &raw mut graph));
         ok(sys::cuGraphDestroy(graph));
     }
 
-    // The usual way: open the space, then begin the capture.
     let space = arena.open_space().unwrap();
     // SAFETY: as above.
     ok(unsafe { sys::cuStreamBeginCapture_v2(a, mode) });
     let block = space.allocate(40 * MIB, on_a).unwrap();
     assert_eq!(second.replay(on_b, || 1), Ok(1));
     space.free(block).unwrap();
-    // A space dropped while the stream of the last replay is captured waits for a later trim.
+    // A space dropped while the last replay's stream is captured is destroyed by a later trim.
     first.replay(on_b, || ()).unwrap();
     // SAFETY: as above.
     ok(unsafe { sys::cuStreamBeginCapture_v2(b, mode) });
@@ -315,7 +308,7 @@ fn a_stream_being_captured_is_never_touched() {
     space.seal().unwrap();
     drop((space, second, arena));
     assert_eq!(device.stats().physical_bytes, 0);
-    // SAFETY: nothing uses the streams or the context any more.
+    // SAFETY: streams and context are no longer used.
     unsafe {
         ok(sys::cuStreamDestroy_v2(a));
         ok(sys::cuStreamDestroy_v2(b));
@@ -340,7 +333,6 @@ fn a_serial_arena_refuses_other_streams_and_threads_and_counts_what_it_launched(
     spaces[1].replay(A, || ()).unwrap();
     assert_eq!(arena.replay_seq(), 4);
     assert_eq!(arena.stats().replays, 4);
-    // Eager work is one more replay, in the same place.
     elsewhere(arena.eager_scope(B).map(drop));
     drop(arena.eager_scope(A).unwrap());
     assert_eq!(arena.replay_seq(), 5);
@@ -362,7 +354,6 @@ fn what_a_serial_arena_refuses_is_refused_before_anything_is_prepared() {
     let (driver, arena) = logged_with(&serial());
     let space = sealed(&arena);
     space.replay(A, || ()).unwrap();
-    // Eager work keeps the page, so that the next replay gets another one first.
     let scope = arena.eager_scope(A).unwrap();
     let result = scope.allocate(MIB).unwrap();
     drop(scope);
@@ -393,14 +384,12 @@ fn only_a_replay_that_is_launched_says_where_those_of_a_serial_arena_have_to_be(
 fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
     let (driver, arena) = logged_with(&serial());
     let space = sealed(&arena);
-    // Its thread is gone, and that lifts nothing.
     std::thread::scope(|scope| {
         scope.spawn(|| space.replay(A, || ()).unwrap()).join().unwrap();
     });
     elsewhere(space.replay(A, || panic!("launched")));
     arena.lift_serial().unwrap();
     let _ = driver.take_log();
-    // What was replayed before is before what comes, there as anywhere.
     space.replay(B, || assert!(driver.take_log().iter().any(|call| call.starts_with("event_wait")))).unwrap();
     elsewhere(space.replay(A, || panic!("launched")));
     let inside = space.replay(B, || arena.lift_serial()).unwrap();
@@ -408,7 +397,6 @@ fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
         matches!(&inside, Err(Error::WrongState { sentence }) if sentence.contains("under way")),
         "{inside:?}"
     );
-    // Another thread waits for the launch.
     space.enter(B).unwrap();
     std::thread::scope(|scope| {
         let lifted = scope.spawn(|| {
@@ -421,7 +409,6 @@ fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
         assert_eq!(lifted.join().unwrap(), 4);
     });
     space.replay(A, || ()).unwrap();
-    // Nothing to lift.
     let (_, usual) = logged();
     usual.lift_serial().unwrap();
     let space = sealed(&usual);
@@ -429,7 +416,7 @@ fn a_serial_arena_moves_when_it_is_lifted_and_not_before_a_launch_ends() {
     space.replay(B, || ()).unwrap();
 }
 
-/// A thread that replays in two arenas captures on its stream; the others go on with both.
+/// A thread that replays in two arenas captures on its stream; other threads continue with both.
 #[test]
 fn replays_go_on_elsewhere_while_their_stream_is_captured_where_the_device_was_told() {
     let (driver, first) = logged();
@@ -451,7 +438,6 @@ fn replays_go_on_elsewhere_while_their_stream_is_captured_where_the_device_was_t
         space.replay(B, || ()).unwrap();
     }
     driver.set_capturing(A, false);
-    // What is captured already is said, and the others are marked all the same.
     spaces.iter().for_each(|space| space.replay(A, || ()).unwrap());
     driver.set_capturing(A, true);
     assert!(matches!(device.mark(A), Err(Error::StreamCapturing { .. })));

@@ -1,4 +1,4 @@
-//! Memory of random models on the host driver, by how much they need.
+//! Memory of random models on the host driver, relative to the lower bound.
 
 use std::sync::Arc;
 
@@ -9,7 +9,6 @@ use vmmgraph_testkit::{Event, MIB, Order, Trace, random_model, seeds};
 
 const STREAM: Stream = Stream::LEGACY;
 
-/// An arena with every capture of a trace.
 struct Run {
     device: Arc<Device>,
     arena: SharedVmmAllocator,
@@ -42,7 +41,6 @@ impl Run {
         stats.physical_bytes - stats.free_bytes
     }
 
-    /// What it holds when its pages have been made to fit, and the map calls of that.
     fn shrunk(&self) -> (u64, u64) {
         let (held, maps) = (self.held(), self.device.stats().maps);
         let saved = self.arena.shrink_to_fit(Fence::default()).unwrap();
@@ -51,8 +49,8 @@ impl Run {
     }
 }
 
-/// Models whose floors are in a class: from so many MiB on. Then the most that they may hold of their floors, in the mean and each: by
-/// default, told the floor, and by default when the pages were made to fit.
+/// Models with a lower bound from `from_mib` MiB on, and limits of held bytes / lower bound (mean,
+/// each): by default, with `expected_bytes`, and shrunk.
 struct Class {
     from_mib: u64,
     by_default: (f64, f64),
@@ -68,10 +66,11 @@ const CLASSES: [Class; 5] = [
     Class { from_mib: 1024, by_default: (1.012, 1.03), told: (1.012, 1.03), shrunk: (1.012, 1.03) },
 ];
 
-/// Above this the captures of one take seconds.
+/// Larger models take seconds to capture.
 const MOST_MIB: u64 = 4096;
 
-/// What a model's arena holds of its floor: by default, told the floor, and made to fit; and the map calls of that.
+/// Held bytes / lower bound by default, with `expected_bytes` and shrunk, and the map calls of the
+/// shrink.
 type Held = (f64, f64, f64, u64);
 
 #[test]
@@ -91,7 +90,7 @@ fn random_models_hold_little_more_than_their_floors() {
         let told = Run::new(&trace, floor).held();
         let [one, two, three] = [by_default, told, shrunk].map(|held| held as f64 / floor as f64);
         found[class].push((one, two, three, maps));
-        // One page of the told arena, where that is more than half a percent: what one page does no rule foresees.
+        // The hint may cost one page, or half a percent.
         let page = (1 << (floor / 48).ilog2()).clamp(2 * MIB, 16 * MIB);
         assert!(
             told <= by_default + page.max(floor / 200),
@@ -136,7 +135,6 @@ fn random_models_hold_little_more_than_their_floors() {
             small += shrunk.0 * count;
             smaller += models.len();
         }
-        // Large arenas stay as they are.
         assert!(class.from_mib < 512 || maps.1 == 0.0, "{maps:?}");
     }
     println!("below 138 MiB, made to fit: {:.3}", small / smaller as f64);

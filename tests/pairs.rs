@@ -1,8 +1,9 @@
-//! Two calls at once, of all that a program does: before or behind each driver call of the one, the other is made as a whole on a second thread. The device
-//! has everything that a process has after a while, some of which is on its way out. What was written stays, the books are what the driver has, and
-//! where nothing is made to fail nothing does: no call is answered by an error of the driver's, and nothing is logged.
+//! Any two calls at once: before or after each driver call of the first, a second thread makes the
+//! whole second call. The device has one object of every kind, some pending destruction. Contents
+//! stay, tables match the driver, and without an injected failure no call returns a driver error or
+//! logs a warning.
 //!
-//! Where the second call has to wait for a lock of the first, that goes on after a moment.
+//! If the second call blocks on a lock of the first, the first continues after a moment.
 
 use std::env;
 use std::fmt;
@@ -27,7 +28,6 @@ mod world;
 
 use world::{A, B, KIB, NOW, PAGE, SIDE, World};
 
-/// A call, by name.
 type Call = (&'static str, fn(&World) -> Result<()>);
 
 fn capture(arena: &SharedVmmAllocator) -> Result<()> {
@@ -210,7 +210,6 @@ const CALLS: &[Call] = &[
         let (Some(arena), Some(buffer)) = (world.arena.get(), world.buffer.get()) else { return Ok(()) };
         let borrower: Arc<dyn Borrower> = Arc::new(IdleBorrower);
         match arena.lend(&buffer, 10 * PAGE..11 * PAGE, &borrower) {
-            // No page is left that could be lent.
             Err(Error::InvalidArgument { .. }) => Ok(()),
             lease => lease?.recall(Duration::from_secs(5)).map(drop),
         }
@@ -233,10 +232,10 @@ const CALLS: &[Call] = &[
     }),
 ];
 
-/// Behind it some calls cannot be had, and no others.
+/// Only this call makes later calls fail with `StreamCapturing`.
 const CAPTURE: &str = "the capture of a stream that has readers begins";
 
-/// A call may come at a time at which it cannot be had; nothing else is an answer.
+/// Checks the result: a call may come at a wrong time, but must not fail otherwise.
 fn answered(what: &str, when: When, result: Result<()>) {
     match result {
         Err(Error::Driver { .. } | Error::OutOfMemory { .. }) if when == When::BeforeRefusal => {}
@@ -246,7 +245,6 @@ fn answered(what: &str, when: When, result: Result<()>) {
     }
 }
 
-/// What was logged as a warning or worse.
 static LOGGED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Log;
@@ -261,31 +259,29 @@ impl<S: Subscriber> Layer<S> for Log {
     }
 }
 
-/// When the second call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     Before,
     Behind,
-    /// Before, and until then the device is busy with everything that it was ever given.
+    /// Before; until then the device is busy.
     BeforeBusy,
-    /// Before, and then the driver refuses the first one's.
+    /// Before; then the driver refuses the first call.
     BeforeRefusal,
 }
 
-/// The second call.
 #[derive(Clone, Copy)]
 struct Second {
     call: Call,
-    /// The first call's driver call at which it is made.
+    /// The driver call of the first call to interrupt.
     at: u64,
-    /// Its own driver call at which it stops until the first call is over; 0: none.
+    /// The driver call of the second call at which it stops until the first call is over; 0: none.
     stops: u64,
 }
 
-/// How long a thread waits for another one that may be waiting for it.
+/// Wait for a thread that may wait for this one.
 const MOMENT: Duration = Duration::from_millis(2);
 
-/// Makes a call, and another one on another thread in the middle; how many driver calls the first one had.
+/// Makes a call, with a second one in the middle; returns the driver calls of the first.
 fn both(first: Call, when: When, second: Option<Second>) -> u64 {
     let what = second.map_or(format!("{:?}", first.0), |Second { call, at, stops }| {
         format!("{:?}, and {when:?} its driver call {at} {:?}, which stops at {stops}", first.0, call.0)
@@ -350,10 +346,9 @@ fn both(first: Call, when: When, second: Option<Second>) -> u64 {
     calls.load(Relaxed)
 }
 
-/// Which of so many parts of the runs a process makes: "0/2".
 const PART: &str = "VMMGRAPH_TEST_PART";
 
-/// What is logged is everybody's in a process, so there is one test, and a process for each core.
+/// One test, since logs are process-wide, with a process for each core.
 #[test]
 fn any_two_calls_may_be_made_at_once() {
     if let Ok(part) = env::var(PART) {
@@ -372,7 +367,7 @@ fn any_two_calls_may_be_made_at_once() {
             .unwrap()
     };
     let parts: Vec<_> = (0..of).map(part).collect();
-    // Whoever fills its pipe waits until it is read.
+    // A child with a full pipe waits until it is read.
     for child in parts {
         let output = child.wait_with_output().unwrap();
         print!("{}", String::from_utf8_lossy(&output.stdout));
@@ -380,8 +375,8 @@ fn any_two_calls_may_be_made_at_once() {
     }
 }
 
-/// Of all second calls at each driver call of all first ones it makes some, others for each seed; fewer where the device is busy or refuses, and with
-/// both in halves. Of those, this part.
+/// Runs this part of a random sample, by seed, of all second calls at each driver call of all first
+/// calls.
 fn runs(part: u64, of: u64) {
     tracing::subscriber::set_global_default(registry().with(Log)).unwrap();
     for seed in seeds(1) {

@@ -1,5 +1,5 @@
-//! Other devices that may use a device's pages: whoever is listed has access to every page that is mapped, however it came there. On the
-//! stand-in, which has two devices, and on the host driver, which has eight.
+//! Listed peer devices have access to every mapped page. On the stand-in with two devices and the
+//! host driver with eight.
 
 use std::ptr;
 use std::sync::Arc;
@@ -11,7 +11,6 @@ use vmmgraph_testkit::{FaultyDriver, MIB};
 
 const READ_WRITE: u64 = 3;
 
-/// The access of a device to what is mapped at an address.
 fn access(device: i32, at: Address) -> u64 {
     let mut flags = u64::MAX;
     let location =
@@ -22,12 +21,12 @@ fn access(device: i32, at: Address) -> u64 {
     flags
 }
 
-/// Where the pages of blocks begin and end: an address of every one that a block lies on.
 fn looks(blocks: &[(Address, u64)]) -> impl Iterator<Item = Address> {
     blocks.iter().flat_map(|(at, bytes)| (0..*bytes).step_by(MIB as usize).map(|offset| at.plus(offset)))
 }
 
-/// A capture with all kinds of pages: slabs, windows of several pages, kept ones; some of it retained on pages of its own.
+/// Captures slabs, blocks of several pages and persistent blocks, some of them live-out on private
+/// pages.
 fn capture(arena: &SharedVmmAllocator) -> (Arc<Space>, Vec<(Address, u64)>) {
     let space = arena.open_space().unwrap();
     let mut blocks = Vec::new();
@@ -35,7 +34,7 @@ fn capture(arena: &SharedVmmAllocator) -> (Arc<Space>, Vec<(Address, u64)>) {
         blocks.push((space.allocate(bytes, Stream::LEGACY).unwrap(), bytes));
     }
     blocks.push((space.allocate_kept(3000, Stream::LEGACY).unwrap(), 3000));
-    // The retained one shares its pages with a freed one, so that fillers and pages of its own take their place.
+    // The live-out block shares pages with a freed one: the seal replaces both.
     space.free(blocks[3].0).unwrap();
     (space, blocks)
 }
@@ -69,7 +68,6 @@ fn every_mapped_page_is_the_peers_too() {
     assert!(looks(&[(segment, 30 * MIB)]).all(|at| access(1, at) == READ_WRITE));
 }
 
-/// Those that are for remote and exclusive blocks only.
 #[test]
 fn peers_of_remote_blocks_have_nothing_else() {
     let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
@@ -90,14 +88,12 @@ fn peers_of_remote_blocks_have_nothing_else() {
         }
     };
     look("captured");
-    // One of them stays, on pages of its own; the next space shows the same pages as before.
     space.free(remote[1].0).unwrap();
     space.seal().unwrap();
     look("sealed");
     arena.pause(vmmgraph::pages::Fence::default()).unwrap();
     arena.resume(std::time::Duration::ZERO).unwrap();
     look("paused and resumed");
-    // Who may be none is refused as for all blocks.
     let refused =
         SharedVmmAllocator::new(&device, &Options { remote_peers: Peers::one(5), ..Options::default() });
     assert!(matches!(refused.map(drop), Err(Error::InvalidArgument { what: "a peer", value: 5, .. })));
@@ -133,7 +129,7 @@ fn who_cannot_be_a_peer_is_refused_with_nothing_changed() {
     assert!(looks(&blocks).all(|at| access(1, at) == 0));
 }
 
-/// What a change undoes it maps again as it was, peers included; what the driver refuses leaves nothing behind.
+/// An undo maps pages as before, peers included.
 #[test]
 fn an_undone_seal_leaves_the_peers_their_access() {
     let peers = Peers::one(3).and(Peers::one(7));
@@ -157,7 +153,8 @@ fn an_undone_seal_leaves_the_peers_their_access() {
     panic!("the seal never came to its end");
 }
 
-/// The map under way read who may use it before, and the walk over what is mapped comes before it is listed.
+/// The running map has read the old peers, and `admit` grants mapped pages before it lists the
+/// peer.
 #[test]
 fn a_peer_that_is_admitted_while_pages_are_mapped_has_them_too() {
     let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
@@ -174,7 +171,7 @@ fn a_peer_that_is_admitted_while_pages_are_mapped_has_them_too() {
     let block = space.allocate(24 * MIB, Stream::LEGACY).unwrap();
     faulty.set_hook(None);
     assert!(looks(&[(block, 24 * MIB)]).all(|at| host.peers_at(at) == Peers::one(5)));
-    // A grant that the driver refuses is said, and what is mapped later has the peer all the same.
+    // After a refused grant, later mappings still include the peer.
     faulty.arm(&[1]);
     assert!(matches!(device.admit(Peers::one(6)), Err(Error::Driver { call: "grant", .. })));
     faulty.arm(&[]);

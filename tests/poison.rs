@@ -1,4 +1,4 @@
-//! Shared pages filled before replays: a graph that relies on what is left there is caught, and nothing else is touched.
+//! Poisoned shared pages expose graphs that rely on stale contents; other memory is unchanged.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn device() -> Arc<Device> {
 }
 
 fn poke(at: Address, value: u32) {
-    // SAFETY: the tests pass live blocks of the host driver, which are memory of this process.
+    // SAFETY: tests pass live blocks of the host driver, memory of this process.
     unsafe { (at.0 as *mut u32).write_volatile(value) };
 }
 
@@ -26,7 +26,6 @@ fn peek(at: Address) -> u32 {
     unsafe { (at.0 as *const u32).read_volatile() }
 }
 
-/// A capture with scratch memory and an output of its own.
 struct Captured {
     space: Arc<Space>,
     scratch: Address,
@@ -42,7 +41,6 @@ fn captured(arena: &SharedVmmAllocator) -> Captured {
     Captured { space, scratch, output }
 }
 
-/// What a graph's kernels would do: the one that is right writes its scratch memory before it reads it.
 fn kernels(captured: &Captured, right: bool) {
     if right {
         poke(captured.scratch.plus(8), 41);
@@ -56,7 +54,7 @@ fn a_graph_that_relies_on_stale_memory_is_caught_and_named() {
     let device = device();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let graphs: Vec<_> = (0..5).map(|_| captured(&arena)).collect();
-    // By chance the wrong one always gives the same: the others leave what it expects.
+    // By chance the wrong graph works: earlier graphs leave the expected value.
     for _ in 0..3 {
         for (number, graph) in graphs.iter().enumerate() {
             graph.space.replay(A, || kernels(graph, number != 3)).unwrap();
@@ -80,7 +78,8 @@ fn poison_fills_every_shared_page_once_and_nothing_that_is_kept() {
     let options = Options { poison: true, ..Options::default() };
     let arena = SharedVmmAllocator::new(&device, &options).unwrap();
     let graph = captured(&arena);
-    // Some pages show at two addresses of this space: the block between keeps the third from going on where the first ended.
+    // Some pages are mapped at two addresses: `between` keeps `third` from continuing the first
+    // block's addresses.
     let large = arena.open_space().unwrap();
     let first = large.allocate(70 * MIB, A).unwrap();
     let between = large.allocate(16 * MIB, A).unwrap();
@@ -99,7 +98,7 @@ fn poison_fills_every_shared_page_once_and_nothing_that_is_kept() {
     assert_eq!(filled, shown, "not each page once");
     assert_eq!(peek(graph.output), 7, "a kept output was poisoned");
     graph.space.replay(A, || assert_eq!((peek(graph.scratch), peek(graph.output)), (POISON, 7))).unwrap();
-    // A replay in two calls is one, and one whose filling fails gives its turn back.
+    // `enter` and `leave` poison, too; after a failed fill, `enter` frees the replay slot.
     poke(graph.scratch, 8);
     graph.space.enter(A).unwrap();
     assert_eq!((peek(graph.scratch), peek(graph.output)), (POISON, 7));
@@ -142,7 +141,6 @@ fn the_environment_turns_it_on() {
     assert_eq!((blocks.len(), blocks[0].address, blocks[0].allocation), (1, graph.output.0, 2));
     assert!(blocks[0].age.is_some());
     let origin = blocks[0].origin.as_ref().unwrap();
-    // Without its module's name where it was inlined.
     assert!(origin.contains("captured\n") && origin.contains("tests/poison.rs:"), "{origin}");
 }
 

@@ -1,4 +1,4 @@
-//! Ranks compare what they replayed: what is found, and that nobody hangs.
+//! Ranks compare their replays: results, and no hangs.
 
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -10,7 +10,6 @@ const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 const DIGEST_BYTES: usize = SharedVmmAllocator::digest_bytes();
 
-/// A process group of threads.
 struct Group {
     ranks: usize,
     all: Mutex<Vec<u8>>,
@@ -27,7 +26,6 @@ impl Group {
     }
 }
 
-/// One rank: a device and an arena of its own, and two captured shapes.
 struct Rank<'a> {
     rank: u32,
     group: &'a Group,
@@ -73,7 +71,6 @@ fn capture(arena: &SharedVmmAllocator, bytes: u64) -> (Arc<Space>, u64) {
     (space, hash)
 }
 
-/// Runs a program on so many ranks at once; what each came to.
 fn on_ranks<T: Send>(ranks: usize, program: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     let group = Group { ranks, all: Mutex::new(vec![0; ranks * DIGEST_BYTES]), meet: Barrier::new(ranks) };
     std::thread::scope(|scope| {
@@ -106,7 +103,6 @@ fn ranks_that_replay_alike_agree_and_one_that_is_behind_may_catch_up() {
             rank.replay(turn % 2).unwrap();
         }
         let all = rank.compare().unwrap();
-        // Not at one point of the program: the last rank has one replay less.
         if rank.rank < 2 {
             rank.replay(1).unwrap();
         }
@@ -130,15 +126,14 @@ fn ranks_that_replay_in_opposite_orders_are_told_on_which_rank_and_where_and_lau
         let order = if rank.rank == 2 { [1, 0] } else { [0, 1] };
         order.into_iter().for_each(|shape| rank.replay(shape).unwrap());
         let differs = rank.compare().unwrap_err();
-        // Rather than to wait for each other for ever.
+        // Refused instead of a deadlock between ranks.
         let launched = rank.arena.replay_seq();
         assert_eq!(rank.shapes[0].replay(A, || panic!("launched")), Err(differs.clone()));
         assert_eq!(rank.shapes[0].enter(A), Err(differs.clone()));
         assert_eq!(rank.arena.eager_scope(A).map(drop), Err(differs.clone()));
         assert_eq!(rank.arena.replay_seq(), launched);
-        // Asked again, all take part again, and nobody waits for a rank that knows already.
+        // A second comparison returns the same result on all ranks.
         assert_eq!(rank.compare(), Err(differs.clone()));
-        // Begun anew on all of them.
         rank.arena.restart_order().unwrap();
         rank.replay(1).unwrap();
         let keys = [0, 1].map(|shape| capture(&arena(), [MIB, 3 * MIB][shape]).1);
@@ -165,20 +160,16 @@ fn ranks_that_replay_in_opposite_orders_are_told_on_which_rank_and_where_and_lau
 #[test]
 fn ranks_that_captured_otherwise_are_told_before_anything_is_launched_or_by_their_first_replay() {
     let found = on_ranks(2, |rank| {
-        // Rank 0 has a sampler more.
         let (space, hash) = capture(&rank.arena, if rank.rank == 0 { 40 * MIB } else { 24 * MIB });
         let before = rank.agree_on(hash).unwrap_err();
-        // Nobody has launched anything: they may decide anew.
         space.replay(A, || ()).unwrap();
         let after = rank.compare().unwrap_err();
         rank.arena.restart_order().unwrap();
-        // The ranks know it by another name.
         space.set_order_key(64);
         space.replay(A, || ()).unwrap();
         space.set_order_key(65);
         space.replay(A, || ()).unwrap();
         assert_eq!(rank.compare(), Ok(Agreement { same: 2, most: 2 }));
-        // And again by its layout.
         space.set_order_key(0);
         space.replay(A, || ()).unwrap();
         (hash, before, after, rank.compare().unwrap_err())
@@ -218,7 +209,7 @@ fn a_rank_that_would_launch_alone_or_works_eagerly_instead_is_named() {
         (alone, rank.compare().unwrap_err())
     });
     for (alone, eager) in found {
-        // Rank 0 is about to launch its second replay; rank 1 has launched another one there.
+        // Rank 0 is about to launch its second replay; rank 1 launched a different one.
         assert!(
             matches!(alone, Error::RanksDiffer { replay: 2, exact: true, launched: true, .. }),
             "{alone}"
@@ -242,7 +233,7 @@ fn a_gather_that_fails_or_lies_is_refused_and_stops_nothing() {
         let refused = arena.compare_order(rank, ranks, |_, _| panic!("gathered"));
         assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
     }
-    // Nothing came; this rank's bytes are elsewhere; another rank's are of another library.
+    // An empty gather; own bytes in a wrong place; bytes of a different library.
     let refused = arena.compare_order(0, 2, |_, _| Ok(()));
     assert!(matches!(refused, Err(Error::InvalidArgument { what: "the rank", value: 0, .. })), "{refused:?}");
     let refused = arena.compare_order(1, 2, |mine, all| {
@@ -273,7 +264,6 @@ fn a_gather_may_use_the_arena_and_what_was_forgotten_meanwhile_refuses_nothing()
     let arena = arena();
     let (space, _) = capture(&arena, MIB);
     space.replay(A, || ()).unwrap();
-    // Another rank that has launched something else.
     let other = self::arena();
     let (elsewhere, _) = capture(&other, 3 * MIB);
     elsewhere.replay(A, || ()).unwrap();
@@ -288,7 +278,7 @@ fn a_gather_may_use_the_arena_and_what_was_forgotten_meanwhile_refuses_nothing()
         let (first, second) = all.split_at_mut(DIGEST_BYTES);
         first.copy_from_slice(mine);
         second.copy_from_slice(&theirs);
-        // On a second thread and on this one: no lock is held, and no turn.
+        // No lock and no replay slot is held.
         std::thread::scope(|scope| {
             scope.spawn(|| space.replay(A, || ()).unwrap()).join().unwrap();
         });
@@ -300,9 +290,8 @@ fn a_gather_may_use_the_arena_and_what_was_forgotten_meanwhile_refuses_nothing()
         arena.restart_order()
     });
     assert!(matches!(differs, Err(Error::RanksDiffer { replay: 1, .. })), "{differs:?}");
-    // That was of what is forgotten.
+    // The difference was in forgotten replays.
     space.replay(A, || ()).unwrap();
-    // Within a launch, too.
     let inside = space.replay(A, || {
         arena.compare_order(0, 1, |mine, all| {
             all.copy_from_slice(mine);
@@ -350,7 +339,8 @@ fn a_replay_that_the_driver_refuses_is_not_compared_and_binds_no_serial_arena() 
         let arena = SharedVmmAllocator::new(&device, &options).unwrap();
         let (space, _) = capture(&arena, MIB);
         space.replay(A, || ()).unwrap();
-        // Eager work keeps the page: the next replay maps another one, and elsewhere it waits for a mark.
+        // Eager work keeps the page: the next replay maps a new one and, on a second stream, waits
+        // for a mark.
         let scope = arena.eager_scope(A).unwrap();
         let result = scope.allocate(MIB).unwrap();
         drop(scope);

@@ -1,5 +1,5 @@
-//! Small graphs that are dropped and captured again: the next capture begins in the addresses of the one that
-//! went, whose pages are mapped there already.
+//! Dropped small graphs are captured again: the next capture reuses the old addresses with their
+//! mapped pages.
 
 use std::sync::Arc;
 
@@ -15,7 +15,6 @@ fn bench() -> Bench {
     Bench::over(host, A, &Options { expected_bytes: 128 * MIB, ..Options::default() })
 }
 
-/// A graph of a few layers and its output.
 struct Graph {
     space: Arc<Space>,
     blocks: VmmTorchAllocator,
@@ -23,7 +22,6 @@ struct Graph {
     output: Address,
 }
 
-/// Captures what allocates two blocks of each size and frees them, and an output.
 fn capture(bench: &Bench, sizes: &[u64]) -> Graph {
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
@@ -58,7 +56,6 @@ impl Graph {
     }
 }
 
-/// Calls that reserve, map and unmap so far.
 fn calls(bench: &Bench) -> (u64, u64) {
     let stats = bench.device.stats();
     (stats.maps, stats.unmaps)
@@ -85,7 +82,6 @@ fn a_graph_that_is_captured_again_maps_nothing() {
             let next = capture(&bench, &sizes);
             next.replay(&bench, round);
             alive.push(next);
-            // Outputs are kept on pages of the arena's own, one after another.
             if outputs.len() > 5 {
                 let (blocks, at) = outputs.remove(0);
                 blocks.free(at, &[A]).unwrap();
@@ -101,7 +97,7 @@ fn a_graph_that_is_captured_again_maps_nothing() {
     }
 }
 
-/// The seal may change pages under addresses that a replay of the graph before still uses.
+/// The seal may replace pages at addresses that the old graph's replay still uses.
 #[test]
 fn addresses_that_a_replay_still_uses_are_not_used_again() {
     let bench = bench();
@@ -143,7 +139,7 @@ fn what_is_kept_for_the_next_capture_goes_at_a_trim_and_with_the_arena() {
     bench.end();
 }
 
-/// A shape that needs other pages, or more or fewer of them, gets what it needs.
+/// Different shapes need different pages or counts.
 #[test]
 fn captures_of_any_shape_are_right_in_addresses_of_others() {
     for seed in seeds(40) {

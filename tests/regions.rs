@@ -1,4 +1,5 @@
-//! Regions: blocks at fixed addresses whose pages go and come, against a naive twin, and case by case.
+//! Regions: blocks at fixed addresses with replaceable pages, compared with a naive model and in
+//! single cases.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -37,7 +38,6 @@ impl Bench {
         self.device.region(tag, RegionOptions { policy, ..RegionOptions::default() }).unwrap()
     }
 
-    /// Everything goes, and nothing is left.
     fn end(self) {
         self.device.trim().unwrap();
         assert_eq!(self.device.pool().audit_idle(), Ok(()));
@@ -46,12 +46,11 @@ impl Bench {
     }
 }
 
-/// Bytes of a block that differ with the place: a torn or exchanged copy shows.
+/// Returns a word that depends on the address: torn and exchanged copies show.
 fn pattern(stamp: u64, at: Address, offset: u64) -> u64 {
     (stamp << 48) ^ (at.0 + offset).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Writes a block at its ends and at steps between. It is mapped memory of this process.
 fn write(at: Address, bytes: u64, stamp: u64) {
     for offset in places(bytes) {
         // SAFETY: a live block of a resident region of the host driver.
@@ -66,7 +65,6 @@ fn holds(at: Address, bytes: u64, stamp: u64) -> bool {
     )
 }
 
-/// Whether the backup of a paused block is what the block held, all of it, and every part that is asked for.
 fn backup_holds(region: &Region, at: Address, bytes: u64, stamp: u64) -> bool {
     let rounded = bytes.next_multiple_of(512);
     let read = |skip: u64, bytes: u64| {
@@ -222,13 +220,12 @@ fn clean_regions_are_copied_once_and_what_is_written_again() {
         assert_eq!((third.copied_bytes, third.clean_bytes), (16 * MIB, 32 * MIB));
         region.resume(NOW).unwrap();
         assert!(holds(blocks[0], 16 * MIB, 1) && holds(blocks[1], 16 * MIB, 2));
-        // Nobody says so: the debug option finds it, and keeps what was written.
+        // An undeclared write: the debug option detects and keeps it.
         write(blocks[2], 16 * MIB, 3);
         let fourth = region.pause(Fence::default()).unwrap();
         assert_eq!(fourth.stale_pages, u64::from(verify_clean));
         region.resume(NOW).unwrap();
         assert!(holds(blocks[2], 16 * MIB, if verify_clean { 3 } else { 1 }));
-        // A new block is not on the host yet.
         let new = region.allocate(MIB, A).unwrap();
         write(new, MIB, 4);
         region.pause(Fence::default()).unwrap();
@@ -243,7 +240,7 @@ fn a_driver_that_refuses_registration_works_and_the_report_says_so() {
     for refused in [1, u64::MAX] {
         let bench = bench();
         bench.faulty.refuse("host_register", refused == u64::MAX);
-        // One refusal: that of the contents' memory, so that the ring's buffers are registered.
+        // Fails the backup memory only; staging buffers are registered.
         bench.faulty.arm(&[]);
         let region = bench.region("weights", Policy::Backup);
         let blocks: Vec<_> =
@@ -263,7 +260,6 @@ fn a_driver_that_refuses_registration_works_and_the_report_says_so() {
             assert!(blocks.iter().all(|(at, bytes)| holds(*at, *bytes, 9)));
         }
         drop(region);
-        // Granted now.
         bench.faulty.refuse("host_register", false);
         bench.device.host_pool().prepare(1).unwrap();
         assert_eq!(bench.device.host_pool().stats().registered_bytes, 128 * MIB);
@@ -283,7 +279,7 @@ fn host_memory_is_bounded_prepared_and_given_back() {
     let region = bench.region("weights", Policy::Backup);
     let blocks: Vec<_> = (0..4).map(|_| region.allocate(16 * MIB, A).unwrap()).collect();
     blocks.iter().for_each(|at| write(*at, 16 * MIB, 3));
-    // What finds no room stays where it is; the rest goes, and the report says which.
+    // Pages without room on the host stay, and the report names them.
     let report = region.pause(Fence::default()).unwrap();
     assert_eq!((report.bytes, report.left_bytes, report.failures.len()), (32 * MIB, 32 * MIB, 2));
     assert!(matches!(report.complete(), Err(Error::OutOfHostMemory { .. })));
@@ -308,7 +304,6 @@ fn a_resume_without_memory_is_a_value_waits_until_its_deadline_and_can_be_repeat
     kv.allocate(40 * MIB, A).unwrap();
     bench.device.pause(&[], Fence::default()).unwrap();
     bench.device.set_budget(Some(60 * MIB));
-    // One of the two would fit: all or none.
     let refused = bench.device.resume(&["weights", "kv"], NOW);
     assert!(matches!(refused, Err(Error::OverBudget { .. })), "{refused:?}");
     assert_eq!(bench.device.stats().physical_bytes, 0);
@@ -346,14 +341,12 @@ fn a_pause_in_a_capture_is_refused_and_breaks_nothing() {
     fence.add(bench.device.pool().events(), captured);
     assert!(matches!(region.pause(fence), Err(Error::StreamCapturing { .. })));
     assert!(!region.stats().paused && holds(at, 4 * MIB, 2));
-    // A stream that is noted for a block counts by itself.
     region.record_stream(at, captured).unwrap();
     assert!(matches!(bench.device.pause(&[], Fence::default()), Err(Error::StreamCapturing { .. })));
     assert!(!region.stats().paused);
     bench.faulty.set_capturing(captured, false);
     assert_eq!(region.pause(Fence::default()).unwrap().complete(), Ok(()));
     assert_eq!(bench.faulty.broken_captures(), Vec::<String>::new());
-    // A resume touches no stream of the caller's.
     bench.faulty.set_capturing(captured, true);
     region.resume(NOW).unwrap();
     bench.faulty.set_capturing(captured, false);
@@ -374,7 +367,7 @@ fn statistics_give_up_the_pages_of_blocks_that_the_device_is_done_with() {
     bench.faulty.set_busy(false);
     let reserved = region.stats().reserved_bytes;
     assert_eq!(region.stats().resident_bytes, 0);
-    // The addresses that the next pages get stay.
+    // Reservations stay for the next pages.
     let stats = bench.device.stats();
     assert_eq!((stats.reserved_bytes, region.stats().reserved_bytes), (reserved, reserved));
     assert!(reserved > 0);
@@ -423,16 +416,16 @@ fn a_freed_place_is_used_again_and_a_block_takes_no_more_pages_than_it_lacks() {
     bench.faulty.set_busy(true);
     region.free(blocks[0]).unwrap();
     bench.faulty.set_busy(false);
-    // The allocation itself looks whether the device is done with it.
+    // The allocation polls the freed block.
     assert_eq!(region.allocate(MIB, A), Ok(blocks[0]));
     drop(region);
     bench.end();
 }
 
-/// The sum of a page goes over its live bytes: those that are freed are not bytes that were written.
+/// The checksum of a page covers live bytes only.
 #[test]
 fn a_block_that_is_freed_is_no_page_that_was_written() {
-    // The first of three blocks, or a short one between two: what is near is copied together, freed or not.
+    // The first of three blocks, or a short middle one, is freed; neighbours are copied together.
     for (freed, while_paused) in [(0, false), (0, true), (1, false), (1, true)] {
         let bench = bench();
         let options = RegionOptions {
@@ -452,7 +445,6 @@ fn a_block_that_is_freed_is_no_page_that_was_written() {
         region.resume(NOW).unwrap();
         assert!(holds(blocks[2], MIB / 2, 1));
         if !while_paused {
-            // Nobody says so of a block that goes.
             write(blocks[freed], sizes[freed], 2);
             region.free(blocks[freed]).unwrap();
         }
@@ -465,7 +457,7 @@ fn a_block_that_is_freed_is_no_page_that_was_written() {
     }
 }
 
-/// What it compares are the sums of pages as they were: they are not joined.
+/// Verification compares checksums of unchanged pages: pages are not joined.
 #[test]
 fn a_region_that_verifies_finds_no_page_written_where_none_was() {
     let bench = bench_of(HostOptions { granularity: 4096, ..HostOptions::default() });
@@ -506,7 +498,7 @@ fn a_pause_in_part_that_is_refused_when_it_is_repeated_stays_one() {
     bench.end();
 }
 
-/// A reader of a freed block counts though no block is left that could name its stream.
+/// The reader's stream is known although the block is gone.
 #[test]
 fn a_pause_waits_for_the_readers_of_freed_blocks() {
     let bench = bench();
@@ -526,7 +518,6 @@ fn a_pause_waits_for_the_readers_of_freed_blocks() {
     bench.end();
 }
 
-/// What cannot be asked whether it is over is not.
 #[test]
 fn a_driver_that_cannot_be_asked_is_taken_for_busy() {
     const SIDE: Stream = stream(0x31);
@@ -541,7 +532,7 @@ fn a_driver_that_cannot_be_asked_is_taken_for_busy() {
     bench.faulty.refuse("event_query", false);
     bench.faulty.set_busy(false);
     assert_eq!(region.stats().free_bytes, MIB);
-    // A new block where contents arrive waits for them on its stream, or is refused.
+    // A new block in a range under restore makes its stream wait, or is refused.
     region.pause(Fence::default()).unwrap().complete().unwrap();
     bench.faulty.set_busy(true);
     let (_, ready) = bench.device.resume_async(&[], NOW).unwrap();
@@ -556,7 +547,6 @@ fn a_driver_that_cannot_be_asked_is_taken_for_busy() {
     bench.end();
 }
 
-/// Blocks that are freed while their pages move are taken back when that is over.
 #[test]
 fn blocks_are_freed_while_pages_move() {
     for while_resuming in [false, true] {
@@ -564,7 +554,6 @@ fn blocks_are_freed_while_pages_move() {
         let region = bench.region("weights", Policy::Backup);
         let blocks = [0; 4].map(|_| region.allocate(8 * MIB, A).unwrap());
         blocks.iter().for_each(|at| write(*at, 8 * MIB, 3));
-        // At the first call that moves a page, on the thread that moves it or on any other.
         let (moves, freed) = (if while_resuming { "map" } else { "unmap" }, AtomicU64::new(0));
         let (weak, gone) = (Arc::downgrade(&region), [blocks[0], blocks[2]]);
         let hook = move |name: &str| {
@@ -593,13 +582,13 @@ fn blocks_are_freed_while_pages_move() {
     }
 }
 
-/// The system may give a second range of addresses right beside the first: a page lies in one of them.
+/// Two ranges may be adjacent; each page lies in one of them.
 #[test]
 fn places_of_two_ranges_are_not_joined() {
     const GIB: u64 = 1 << 30;
     let bench = bench_of(HostOptions { memory_bytes: 64 << 30, ..HostOptions::default() });
     let region = bench.region("kv", Policy::Discard);
-    // Each range begins with a short page and ends with one, whichever of them is in front.
+    // Each range begins and ends with a short page, in either order.
     for _ in 0..2 {
         for bytes in [GIB / 4, 15 * GIB + GIB / 4, GIB / 2] {
             region.allocate(bytes, A).unwrap();
@@ -609,7 +598,8 @@ fn places_of_two_ranges_are_not_joined() {
     for _ in 0..2 {
         region.pause(Fence::default()).unwrap().complete().unwrap();
         region.resume(NOW).unwrap();
-        // In each range 0.25, 15 times 1, and 0.25 + 0.5 GiB, which would be one with the first of the other range.
+        // Pages per range: 0.25, 15 times 1, and 0.25 + 0.5 GiB, which could be joined across
+        // ranges.
         assert_eq!(region.stats().pages, 34);
     }
     drop(region);
@@ -644,7 +634,7 @@ fn pages_of_freed_blocks_are_there_for_others_that_ask() {
     bench.faulty.set_busy(true);
     kv.free(first).unwrap();
     bench.faulty.set_busy(false);
-    // The region's own statistics would look.
+    // Statistics of the region would poll.
     assert_eq!(bench.device.stats().free_bytes, 0, "nobody has looked yet");
     let second = weights.allocate(48 * MIB, A).unwrap();
     assert_eq!(kv.stats().resident_bytes, 0);
@@ -657,7 +647,7 @@ fn pages_of_freed_blocks_are_there_for_others_that_ask() {
     bench.end();
 }
 
-/// Notes what it is told, and does what only somebody without locks can.
+/// Records calls, and makes calls that need a free lock.
 #[derive(Default)]
 struct Witness {
     seen: Mutex<Vec<(bool, String, u64, u64)>>,
@@ -669,12 +659,11 @@ impl Witness {
         let bytes = moved.ranges.iter().map(|(_, bytes)| bytes).sum();
         self.seen.lock().unwrap().push((gone, moved.tag.to_owned(), moved.generation, bytes));
         if let Some(region) = &*self.region.lock().unwrap() {
-            // No lock is held: this works, and what would wait for itself is an error.
+            // Works without a lock; calls that would deadlock are errors.
             let _ = (region.stats(), region.device().stats());
             assert!(matches!(region.pause(Fence::default()), Err(Error::WrongState { .. })));
             assert!(matches!(region.resume(NOW), Err(Error::WrongState { .. })));
             if !gone {
-                // It is there again.
                 let at = region.allocate(512, A).unwrap();
                 region.free(at).unwrap();
             }
@@ -712,7 +701,7 @@ fn hooks_hear_of_their_tag_with_a_generation_and_without_locks() {
         .map(|(gone, generation)| (gone, weights_tag(), generation, 6 * MIB));
     assert_eq!(*witness.seen.lock().unwrap(), expected);
     assert_eq!(all.seen.lock().unwrap().len(), 8);
-    // Nobody is told who went.
+    // A dropped hook is not called.
     *witness.region.lock().unwrap() = None;
     drop((witness, of_weights));
     bench.device.pause(&["weights"], Fence::default()).unwrap();
@@ -762,15 +751,14 @@ fn tags_come_back_in_the_order_asked_for_each_behind_an_event_of_its_own() {
     bench.end();
 }
 
-/// A block that was freed while its reader ran comes back with the others, and goes while its contents are still copied: with it the last block of its
-/// addresses, which stay until the copy is over.
+/// A freed block with a running reader is restored, too, and reclaimed during the copy. Its
+/// addresses, without other blocks, stay until the copy ends.
 #[test]
 fn addresses_without_blocks_wait_for_the_contents_that_come_there() {
     const SIDE: Stream = stream(0x31);
     let bench = bench_of(HostOptions { memory_bytes: 64 << 30, ..HostOptions::default() });
     let region = bench.region("weights", Policy::Backup);
     let first = region.allocate(2 * MIB, SIDE).unwrap();
-    // More than the rest of the first range.
     let second = region.allocate_as(17 << 30, Policy::Discard, A).unwrap();
     bench.device.pause(&[], Fence::default()).unwrap().complete().unwrap();
     bench.faulty.set_capturing(SIDE, true);
@@ -779,7 +767,7 @@ fn addresses_without_blocks_wait_for_the_contents_that_come_there() {
     let (_, mut ready) = bench.device.resume_async(&[], NOW).unwrap();
     bench.faulty.set_capturing(SIDE, false);
     let before = bench.device.stats();
-    // The first answer is that the reader is done; from then on the device is busy with the copies.
+    // The first query reports the reader as done; then the device is busy with copies.
     bench.faulty.set_busy(false);
     let (asked, faulty) = (AtomicU64::new(0), Arc::downgrade(&bench.faulty));
     bench.faulty.set_hook(Some(Arc::new(move |name| {
@@ -799,7 +787,8 @@ fn addresses_without_blocks_wait_for_the_contents_that_come_there() {
     bench.end();
 }
 
-/// Each page's copy had an event of its own, and each look asked for all of them: the number of pages cubed, until the copies were over.
+/// Each page's copy had its own event, and each poll queried all events: cubic in the number of
+/// pages.
 #[test]
 fn whoever_waits_for_contents_asks_once_for_all_pages() {
     let bench = bench();
@@ -946,7 +935,7 @@ fn many_blocks_lie_packed_on_few_pages() {
     bench.end();
 }
 
-/// Pages that grew with the region come back as few; also after a resume that failed, and beside a page that did not go.
+/// A resume uses few pages, also after a failed resume and beside a page that was not paused.
 #[test]
 fn what_comes_back_is_joined_and_its_contents_are_what_they_were() {
     let bench = bench_of(HostOptions { memory_bytes: 64 << 30, ..HostOptions::default() });
@@ -972,9 +961,9 @@ fn what_comes_back_is_joined_and_its_contents_are_what_they_were() {
                 holds(*at, bytes, number as u64) || (policy == Policy::Zero && is_zero(*at, bytes))
             })
         };
-        // A block on a page that stayed and one that went is neither.
+        // A block across a paused and an unpaused page is unusable.
         assert!(policy == Policy::Zero || right(&[]));
-        // What is clean is so page by page: a block that is written takes its page's others along, and nobody else.
+        // Clean state is per page: a written block dirties its pages only.
         let second = region.pause(Fence::default()).unwrap();
         assert_eq!(second.complete(), Ok(()));
         assert!(second.copied_bytes <= first.left_bytes);
@@ -986,7 +975,6 @@ fn what_comes_back_is_joined_and_its_contents_are_what_they_were() {
         region.pause(Fence::default()).unwrap();
         region.resume(NOW).unwrap();
         assert!(right(&[3]) && (policy == Policy::Zero || holds(blocks[3], bytes, 4711)));
-        // Blocks that go give back what they had alone.
         let held = region.stats().resident_bytes;
         blocks[..500].iter().for_each(|at| region.free(*at).unwrap());
         assert!(region.stats().resident_bytes < held * 3 / 4);
@@ -995,7 +983,7 @@ fn what_comes_back_is_joined_and_its_contents_are_what_they_were() {
     bench.end();
 }
 
-/// A resume makes one place of neighbouring ones, of which the host has a run of bytes each. A block lies over the seam.
+/// A resume joins neighbouring places with separate host runs. A block lies across the boundary.
 #[test]
 fn backups_of_blocks_over_joined_places_are_read_whole() {
     const LAYER: [u64; 6] = [8192, 3 * MIB, 2 * MIB, 11 * MIB, 5632 << 10, 2048];
@@ -1026,7 +1014,6 @@ fn backups_of_blocks_over_joined_places_are_read_whole() {
     }
 }
 
-/// One step of the property test.
 #[derive(Clone, Debug)]
 enum Step {
     Allocate(u64, usize),
@@ -1034,12 +1021,12 @@ enum Step {
     Write(usize),
     Pause,
     Resume,
-    /// A resume while memory is short.
     ResumeShort,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    // On pages of 4 KiB: many blocks a little longer than a page, which lie over seams, and whose places are joined.
+    // On pages of 4 KiB: many blocks slightly longer than a page, across boundaries of joined
+    // places.
     let sizes = prop_oneof![6 => 3000_u64..6000, 2 => 1_u64..50_000, 1 => MIB..3 * MIB];
     let policies = prop_oneof![2 => Just(2_usize), 1 => 0_usize..4];
     let step = prop_oneof![
@@ -1053,7 +1040,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// What the twin knows of a block: bytes, policy, and what it holds if that is known.
 type Known = (u64, Policy, Option<u64>);
 
 fn run(steps: Vec<Step>, read_only: bool, page_bytes: u64) -> Result<()> {

@@ -1,4 +1,5 @@
-//! Memory is short and somebody gives back what he is asked for, not more: everything that takes several pages asks for all that is missing.
+//! Reclaimers that free exactly the requested bytes: operations over several pages must request all
+//! missing bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -14,7 +15,7 @@ use vmmgraph_testkit::{FaultyDriver, MIB};
 
 const STREAM: Stream = Stream::LEGACY;
 
-/// An engine whose cache shrinks by what is asked for. The device's budget grows by as much.
+/// A cache that shrinks by the requested bytes; the device's budget grows as much.
 struct Exact {
     device: Weak<Device>,
     asked: Mutex<Vec<u64>>,
@@ -36,10 +37,11 @@ impl Reclaimer for Exact {
     }
 }
 
-/// What the device may have at first. It is there: what is asked for is what is missing beyond it.
+/// The initial budget, all available: requests exclude it.
 const THERE: u64 = 6 * MIB;
 
-/// Does something for which `missing` bytes are missing that somebody has, twice: with all of them there, and with a page too few.
+/// Runs an operation that lacks `missing` bytes: once with enough reclaimable, once with a page too
+/// few.
 fn short_of<T>(what: &str, missing: u64, work: impl Fn(&Arc<Device>) -> Result<T>) {
     for enough in [true, false] {
         let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
@@ -64,14 +66,12 @@ fn short_of<T>(what: &str, missing: u64, work: impl Fn(&Arc<Device>) -> Result<T
     }
 }
 
-/// The device may have no more than at first, and none of it is free.
 fn short_again(device: &Device) -> Result<()> {
     device.trim()?;
     device.set_budget(Some(THERE));
     Ok(())
 }
 
-/// An arena of pages of 2 MiB.
 fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
     SharedVmmAllocator::new(device, &Options { large_page_bytes: 2 * MIB, ..Options::default() }).unwrap()
 }
@@ -85,7 +85,6 @@ fn a_block_of_many_pages() {
 fn a_block_some_of_whose_pages_are_there() {
     short_of("a block", 200 * MIB, |device| {
         let arena = arena(device);
-        // Another space's pages serve this one as well.
         let other = arena.open_space()?;
         other.allocate(6 * MIB, STREAM)?;
         arena.open_space()?.allocate(200 * MIB, STREAM)
@@ -110,7 +109,7 @@ fn eager_work() {
 
 #[test]
 fn retained_blocks_at_the_seal() {
-    // A block on a page that another space shows too is given pages of its own.
+    // A block on a shared page moves to private pages.
     short_of("a seal", 240 * MIB, |device| {
         let arena = arena(device);
         let spaces = [arena.open_space()?, arena.open_space()?];
@@ -178,7 +177,7 @@ fn an_elastic_buffer() {
     });
 }
 
-/// Runs short itself, and resumes and pauses what is coming back.
+/// Runs short itself, and resumes and pauses the resuming region.
 struct Nested {
     device: Weak<Device>,
     seen: Mutex<Vec<String>>,
@@ -194,7 +193,8 @@ impl Reclaimer for Nested {
         seen.push(format!(
             "{} {} {}",
             short.is_err_and(|error| error.is_out_of_memory()),
-            // The resume that asks holds nothing meanwhile: this one is short as well, and the region is paused.
+            // The requesting resume holds no lock: this resume is short as well, and the region is
+            // paused.
             resumed.is_err_and(|error| error.is_out_of_memory()),
             paused.is_ok_and(|report| report.bytes == 0)
         ));
@@ -227,7 +227,6 @@ fn whoever_is_asked_may_run_short_and_meet_what_is_coming_back() {
     assert_eq!(device.pool().audit_idle(), Ok(()));
 }
 
-/// An engine's cache in an elastic buffer, from which it drops what it is asked for.
 struct Cache {
     buffer: ElasticBuffer,
     end: Mutex<u64>,
@@ -266,21 +265,19 @@ fn who_takes_memory_from_the_driver_himself_is_made_room() {
     assert!(device.make_room(20 * MIB, Duration::from_secs(1)));
     assert_eq!(asked(), [16 * MIB]);
     let taken = others(20 * MIB).unwrap();
-    // A limit of his own, and more than there is.
+    // A zero request, and more than exists.
     assert!(!device.make_room(0, Duration::from_secs(1)));
     assert!(!device.make_room(65 * MIB, Duration::from_secs(1)));
     assert_eq!(asked(), [0; 0]);
-    // What nobody uses is enough.
     cache.buffer.decommit(40 * MIB..44 * MIB, &Fence::default()).unwrap();
     *cache.end.lock().unwrap() -= 4 * MIB;
     assert!(device.make_room(4 * MIB, Duration::from_secs(1)));
     assert_eq!(asked(), [0; 0]);
-    // The whole cache is not enough for a second one.
     assert!(device.make_room(60 * MIB, Duration::from_secs(1)));
     assert_eq!((asked(), *cache.end.lock().unwrap()), (vec![56 * MIB], 0));
     assert!(others(60 * MIB).is_err());
     assert!(!device.make_room(60 * MIB, Duration::from_secs(1)));
-    // SAFETY: created above, and mapped nowhere.
+    // SAFETY: created above and unmapped.
     unsafe { host.release(taken) }.unwrap();
 }
 
@@ -295,7 +292,7 @@ fn somebody_is_asked_also_where_others_memory_comes_and_goes_all_the_time() {
     });
     let reclaimer: Arc<dyn Reclaimer> = exact.clone();
     device.add_reclaimer(&reclaimer);
-    // Graphs of another arena, each with addresses of its own that go when it goes, behind its replays; one goes at each try.
+    // Graphs of a second arena; one is dropped at each attempt, after a replay.
     let others = Arc::new(arena(&device));
     let graphs: Vec<_> = (0..40)
         .map(|_| {
@@ -314,7 +311,7 @@ fn somebody_is_asked_also_where_others_memory_comes_and_goes_all_the_time() {
             && let Some(graph) = going.lock().unwrap().pop()
         {
             graph.replay(STREAM, || ()).unwrap();
-            // It is not over when the graph goes and when the page is asked for, and is when somebody waits.
+            // Still running at the drop and at the allocation; done at a wait.
             driver.set_busy_for(2);
         }
     })));
@@ -324,7 +321,7 @@ fn somebody_is_asked_also_where_others_memory_comes_and_goes_all_the_time() {
     assert!(block.is_ok(), "{block:?}, asked for {:?}", exact.asked.lock().unwrap());
 }
 
-/// The same, of a tenant's memory.
+/// Reclaims memory of a tenant's account.
 struct Tenant(Exact, vmmgraph::pages::Account);
 
 impl Reclaimer for Tenant {
@@ -352,7 +349,7 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
     let account =
         |label: &str| device.account(label, None, Limits { most: Some(20 * MIB), least: 0 }).unwrap();
     let engine = Arc::new(exact(100 * MIB));
-    // A label says nothing of whose account it is: these two have the same.
+    // Labels do not identify accounts: these two are equal.
     let tenants = [account("chat"), account("chat")].map(|account| Arc::new(Tenant(exact(0), account)));
     let mut all: Vec<Arc<dyn Reclaimer>> = vec![engine.clone()];
     all.extend(tenants.iter().map(|tenant| tenant.clone() as Arc<dyn Reclaimer>));
@@ -361,13 +358,11 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
         let [one, two] = &tenants;
         [&*engine, &one.0, &two.0].map(|exact| std::mem::take(&mut *exact.asked.lock().unwrap()))
     };
-    // An arena's own limit: nobody else's memory counts there.
     let options = Options { large_page_bytes: 2 * MIB, budget_bytes: Some(8 * MIB), ..Options::default() };
     let arena = SharedVmmAllocator::new(&device, &options).unwrap();
     let space = arena.open_space().unwrap();
     assert!(matches!(space.allocate(10 * MIB, STREAM), Err(Error::OverBudget { .. })));
     assert_eq!(asked(), [Vec::<u64>::new(), vec![], vec![]]);
-    // A tenant's: his own.
     let options = Options { large_page_bytes: 2 * MIB, ..Options::default() };
     let below = SharedVmmAllocator::in_account(&device, &options, Some(&tenants[0].1)).unwrap();
     below.open_space().unwrap().allocate(30 * MIB, STREAM).unwrap();
@@ -376,7 +371,8 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
     let region = Region::in_account(&device, "kv", small, Some(&tenants[1].1)).unwrap();
     region.allocate(30 * MIB, STREAM).unwrap();
     assert_eq!(asked(), [vec![], vec![], vec![10 * MIB]]);
-    // An arena's own limit decides also where the device is as short as that, though its limit is the one that is named.
+    // The arena's limit also decides if the device is equally short, although the error names the
+    // device.
     let full = device.region("full", RegionOptions::default()).unwrap();
     full.allocate(16 * MIB, STREAM).unwrap();
     device.set_budget(Some(device.stats().physical_bytes));

@@ -1,5 +1,5 @@
-//! Remote blocks: pages that a peer was told of during a capture are the same after its seal, whatever else the seal does, and what lies on them is
-//! remote. The peer is played by what `export` says.
+//! Peer-visible blocks: pages exported during a capture stay the same after its seal. `export`
+//! simulates the peer.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,7 +55,6 @@ fn pages(space: &Space, at: Address, bytes: u64) -> Vec<PageId> {
     space.export(at, bytes).unwrap().iter().map(|extent| extent.page).collect()
 }
 
-/// A collective's buffer that passes beside a block that stays, as a graph's output does: whether its pages are the same after the seal.
 fn stays(bench: &Bench, bytes: u64, remote: bool, policy: RetainPolicy) -> bool {
     let space = bench.open();
     let buffer = if remote { space.allocate_remote(bytes, A) } else { space.allocate(bytes, A) }.unwrap();
@@ -71,10 +70,9 @@ fn stays(bench: &Bench, bytes: u64, remote: bool, policy: RetainPolicy) -> bool 
 
 #[test]
 fn beside_a_retained_block_a_remote_ones_page_is_the_same_after_the_seal_and_anothers_is_not() {
-    // What slabs hold, what shares a large page, and what is nearly as long as one.
     for bytes in [4 * KIB, 256 * KIB, 512 * KIB, 5 * MIB] {
         let bench = bench();
-        // So that no page is only this space's, and changes hands as it is.
+        // Otherwise pages of this space alone would become private without a move.
         let another = bench.open();
         let theirs = [another.allocate(4 * KIB, A).unwrap(), another.allocate(5 * MIB, A).unwrap()];
         for policy in [RetainPolicy::Retain, RetainPolicy::ShareRemote] {
@@ -94,7 +92,7 @@ fn it_lies_on_one_page_or_on_whole_ones_and_beside_its_like_only() {
     let space = bench.open();
     let local: Vec<_> =
         [3 * MIB, 20 * MIB, 4 * KIB].map(|bytes| (space.allocate(bytes, A).unwrap(), bytes)).into();
-    // Without the mark, a block begins at the free end of another's page.
+    // A local block may begin at the free end of a page.
     let over = space.export(local[1].0, local[1].1).unwrap();
     assert!(over[0].offset > 0 && over.len() == 2, "the control lies over no seam");
     let mut seen = HashSet::new();
@@ -106,7 +104,6 @@ fn it_lies_on_one_page_or_on_whole_ones_and_beside_its_like_only() {
         assert!(bytes > PAGE || extents.len() == 1, "{bytes} over a seam");
         if bytes > PAGE {
             assert!(extents.iter().all(|extent| extent.offset == 0), "{bytes} not on whole pages");
-            // All of the last page is its own.
             let end = at.plus(bytes.next_multiple_of(PAGE) - 512);
             assert_eq!(space.export(end, 512).unwrap()[0].page, extents.last().unwrap().page);
         }
@@ -117,7 +114,6 @@ fn it_lies_on_one_page_or_on_whole_ones_and_beside_its_like_only() {
     for (_, pages) in &remote {
         assert!(pages.is_disjoint(&seen) && pages.is_disjoint(&of_b), "beside a block of another lane");
     }
-    // What is freed serves the next one of the lane, and no other.
     let stats = space.stats();
     let (first, pages_of_first) = &remote[0];
     space.free(*first).unwrap();
@@ -176,7 +172,7 @@ fn graphs_share_its_page_as_any_other() {
     let graphs = [capture(true), capture(false), capture(true)];
     assert!(graphs.iter().all(|(_, page, _)| *page == graphs[0].1));
     assert_eq!(bench.arena.mapped_size(), PAGE);
-    // Ranks of which one has the mark and one has not are told.
+    // The layout hash shows different marks on ranks.
     assert_eq!(graphs[0].2, graphs[2].2);
     assert_ne!(graphs[0].2, graphs[1].2);
     drop(graphs);
@@ -201,7 +197,7 @@ fn one_that_is_live_at_the_seal_is_named_and_moves_or_stays_as_the_policy_says()
         assert_eq!((report.remote_blocks, report.remote_bytes), (2, 3 * MIB + KIB), "{policy:?}");
         assert_eq!(report.retained.len(), 3);
         assert_eq!(pages(&space, result, 3 * MIB) != before, moves, "{policy:?}");
-        // The local one has bytes of its own unless all are shared.
+        // The local block has private bytes unless all are shared.
         assert_eq!(report.retained_bytes > 0, policy != RetainPolicy::Share);
         assert_eq!(bench.arena.audit(), Ok(()));
         [small, output, result].into_iter().for_each(|block| space.free(block).unwrap());
@@ -229,7 +225,7 @@ fn a_seal_that_would_move_one_that_a_peer_has_is_refused_and_one_that_does_not_i
 
 #[test]
 fn after_the_seal_neither_eager_work_nor_a_lease_takes_its_page() {
-    // And with the mark left out, eager work does: so the graph's next replay writes elsewhere.
+    // Without the mark, eager work takes the page, and the next replay writes a different one.
     for remote in [true, false] {
         let bench = bench();
         let stamps = bench.stamps();
@@ -286,7 +282,6 @@ fn fillers_that_come_beside_a_live_one_stay_too() {
     space.free(passing).unwrap();
     let report = space.seal().unwrap();
     assert_eq!(report.remote_blocks, 1);
-    // Whoever is told after the seal is told for good.
     let before = pages(&space, passing, 6 * MIB);
     for bytes in [2 * MIB, 200 * KIB, 200 * KIB] {
         let scope = bench.arena.eager_scope(A).unwrap();

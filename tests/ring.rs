@@ -1,4 +1,4 @@
-//! Rings, on the host driver and on one whose streams do their work late and beside each other: there a wait that is missing is wrong bytes.
+//! Rings on the host driver and on late streams, where a missing wait shows as wrong bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,17 +19,14 @@ fn host() -> Arc<HostDriver> {
     Arc::new(HostDriver::new(0, HostOptions { granularity: PAGE, memory_bytes: 64 << 20 }).unwrap())
 }
 
-/// All of it for one unit, from the beginning of a buffer.
 fn whole(source: &Arc<HostBuffer>, bytes: u64) -> Vec<HostRun> {
     vec![HostRun { source: Arc::clone(source), from: 0, to: 0, bytes }]
 }
 
-/// What a unit's bytes are at a version.
 fn pattern(unit: usize, version: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| (at.wrapping_mul(7) ^ (unit as u64 * 31) ^ (version * 101)) as u8).collect()
 }
 
-/// Units with a buffer each, and what is in those.
 struct Model {
     device: Arc<Device>,
     ring: Ring,
@@ -59,12 +56,11 @@ impl Model {
 
 fn read(driver: &SharedDriver, at: Address, bytes: usize) -> Vec<u8> {
     let mut found = vec![0; bytes];
-    // SAFETY: a unit's addresses, which are mapped.
+    // SAFETY: a unit's mapped addresses.
     unsafe { driver.read(at, &mut found) }.unwrap();
     found
 }
 
-/// A few units of different lengths, some resident.
 fn mixed(count: usize) -> Vec<RingUnit> {
     let unit = |number: usize| {
         let bytes = PAGE * (1 + number as u64 % 3) - number as u64 * 11;
@@ -85,11 +81,11 @@ fn pages_are_as_long_as_a_unit_where_that_costs_no_memory() {
         (stats.page_bytes / PAGE, stats.device_bytes / PAGE)
     };
     assert_eq!(made(&[streamed(2 * PAGE); 6], 2), (2, 4));
-    // Not a power of two, and not a whole number of pages.
+    // Neither a power of two nor whole pages.
     assert_eq!(made(&[streamed(17 * PAGE - 5); 6], 3), (17, 51));
-    // A slot is as long as the longest of its units.
+    // A slot fits its longest unit.
     assert_eq!(made(&[streamed(40 * PAGE), streamed(3 * PAGE)], 1), (40, 40));
-    // A place for a short one alone would be as long as the longest: eighths, as a power of two.
+    // For a resident short unit, an eighth of the longest unit instead, as a power of two.
     assert_eq!(made(&[streamed(40 * PAGE), streamed(40 * PAGE), RingUnit::resident(3 * PAGE)], 1), (4, 44));
     assert_eq!(made(&[streamed(3 * PAGE), streamed(2 * PAGE)], 2), (1, 5));
 }
@@ -111,17 +107,15 @@ fn units_have_addresses_of_their_own_over_the_pages_of_their_slots() {
     let stats = ring.stats();
     assert_eq!((stats.units, stats.streamed, stats.slots, stats.page_bytes), (6, 6, 2, PAGE));
     assert_eq!((stats.device_bytes, stats.reserved_bytes), (4 * PAGE, 12 * PAGE));
-    // Exact: two slots and no more, in its own account, the tenant's and the pool's.
     assert_eq!(stats.account.charged_bytes, 4 * PAGE);
     assert_eq!(tenant.stats().charged_bytes, 4 * PAGE);
     let holdings = device.pool().holdings();
     let own = holdings.iter().find(|holding| holding.holder == Holder::Ring { ring: stats.id }).unwrap();
     assert_eq!((own.pages, own.bytes, own.mappings), (4, 4 * PAGE, 12));
-    // Six ranges of addresses, in which every other one is the same bytes.
     let at = |unit| ring.address(unit).unwrap();
     let driver: SharedDriver = host.clone();
     for (unit, value) in [(0, 1_u8), (1, 2)] {
-        // SAFETY: mapped, and nobody else's.
+        // SAFETY: mapped, and used only here.
         unsafe { driver.write(at(unit), &[value; 64]) }.unwrap();
     }
     for unit in 0..6 {
@@ -194,7 +188,7 @@ fn a_device_knows_how_many_rings_stream() {
     assert_eq!(device.streaming_rings(), 0);
 }
 
-/// Steps over a late driver, with sources that change between them; how many uses found other bytes than theirs.
+/// Runs steps on a late driver with changing sources; returns wrong reads and dropped waits.
 fn run_late(seed: u64, units: &[RingUnit], slots: usize, losing: Option<fn(Stream) -> bool>) -> (u64, u64) {
     let host = host();
     let late = ReorderingDriver::new(host.clone(), seed);
@@ -210,7 +204,6 @@ fn run_late(seed: u64, units: &[RingUnit], slots: usize, losing: Option<fn(Strea
     for step in 0..3_u64 {
         let main = if (seed + step) % 5 == 4 { B } else { A };
         if main == B {
-            // Another stream, behind the step before.
             let mark = model.device.pool().events().record(A).unwrap();
             mark.before(B).unwrap();
         }
@@ -218,7 +211,7 @@ fn run_late(seed: u64, units: &[RingUnit], slots: usize, losing: Option<fn(Strea
             model.ring.acquire(unit, main).unwrap();
             let (at, expected) = (model.ring.address(unit).unwrap(), model.expected(unit));
             let count = Arc::clone(&wrong);
-            // Looked at twice, as a slow kernel does.
+            // Two checks simulate a slow kernel.
             for _ in 0..2 {
                 let (expected, count) = (expected.clone(), Arc::clone(&count));
                 late.launch(main, move |driver| {
@@ -232,7 +225,6 @@ fn run_late(seed: u64, units: &[RingUnit], slots: usize, losing: Option<fn(Strea
             let mark = model.device.pool().events().record(B).unwrap();
             mark.before(A).unwrap();
         }
-        // Some change, in three ways: in place, by another buffer, and not at all.
         for (unit, RingUnit { bytes, .. }) in units.iter().enumerate() {
             let bytes = *bytes;
             match (seed + step + unit as u64 * 3) % 7 {
@@ -255,7 +247,7 @@ fn run_late(seed: u64, units: &[RingUnit], slots: usize, losing: Option<fn(Strea
     assert_eq!((stats.acquired, stats.ahead_failed), (0, 0));
     assert_eq!(stats.acquires, 3 * units.len() as u64);
     assert_eq!(model.ring.audit(), Ok(()));
-    // Nothing is waited for: what goes, goes behind the work that is still to be done.
+    // Dropped without a wait: pending work must complete first.
     let Model { device, ring, buffers, .. } = model;
     drop((ring, buffers));
     if losing.is_none() {
@@ -286,7 +278,7 @@ fn a_wait_that_is_missing_is_wrong_bytes() {
         let found = (0..20).map(|seed| run_late(seed, &mixed(9), 2, Some(losing)));
         found.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     };
-    // The reader's for the copy, and the copy's for the last reader.
+    // The reader's wait for the copy, and the copy's wait for the last reader.
     let of_readers = wrong(|stream| stream == A || stream == B);
     let of_copies = wrong(|stream| stream != A && stream != B);
     assert!(of_readers.0 > 0 && of_readers.1 > 0, "{of_readers:?}");
@@ -311,13 +303,12 @@ fn bytes_moved_are_bytes_planned() {
         step(&model);
         let stats = model.ring.stats();
         assert_eq!(stats.copied_bytes, resident + steps * streamed, "after {steps} steps");
-        // Only the first unit of a step, and a resident one the first time, waits for a copy that begins at its acquire.
+        // Only the first unit of a step, and a resident unit once, start their copy at the acquire.
         let copies = stats.filled_ahead + stats.filled_late;
         assert_eq!(copies, model.ring.schedule().residents().len() as u64 + steps * stats.streamed);
         assert_eq!(stats.filled_late, model.ring.schedule().residents().len() as u64 + steps);
         assert_eq!(stats.copies, copies);
     }
-    // A resident one is copied again when its source has changed, and then once.
     let before = model.ring.stats().copied_bytes;
     let unit = model.ring.schedule().residents()[0];
     model.versions[unit] = 1;
@@ -325,7 +316,7 @@ fn bytes_moved_are_bytes_planned() {
     step(&model);
     step(&model);
     assert_eq!(model.ring.stats().copied_bytes - before, 2 * streamed + units[unit].bytes);
-    // Across steps everything is ahead, but for the first.
+    // Across steps, all copies but the first are prefetched.
     let model = Model::new(host(), &units, &RingOptions::default());
     assert_eq!(model.ring.prime(), Ok(3 + model.ring.schedule().residents().len() as u64));
     assert_eq!(model.ring.prime(), Ok(0));
@@ -344,7 +335,6 @@ fn runs_that_lie_together_are_one_copy() {
     let run = |from, to, bytes| HostRun { source: Arc::clone(&buffer), from, to, bytes };
     ring.set_source(0, &[run(100, 100, 50), run(0, 0, 100), run(7, 150, 0), run(150, 150, 10)]).unwrap();
     ring.set_source(1, &[run(100, 0, 50), run(0, 50, 100)]).unwrap();
-    // The first acquire fills the second unit's slot too.
     for (unit, copies) in [(0, 1 + 2), (1, 0)] {
         let before = ring.stats().copies;
         ring.acquire(unit, A).unwrap();
@@ -357,7 +347,6 @@ fn runs_that_lie_together_are_one_copy() {
         read(device.driver(), ring.address(1).unwrap(), 150),
         [&bytes[100..150], &bytes[..100]].concat()
     );
-    // Nothing at all is a source too: it finds whatever is in its slot.
     ring.set_source(2, &[]).unwrap();
     let before = ring.stats().copied_bytes;
     ring.acquire(2, A).unwrap();
@@ -390,7 +379,6 @@ fn what_is_wrong_is_said_and_the_ring_goes_on() {
     ring.release(0, A).unwrap();
     ring.acquire(2, A).unwrap();
     ring.release(2, A).unwrap();
-    // Sources that cannot be.
     let run = |from, to, bytes| HostRun { source: Arc::clone(buffer), from, to, bytes };
     for runs in [
         vec![run(0, 1, PAGE)],
@@ -404,12 +392,10 @@ fn what_is_wrong_is_said_and_the_ring_goes_on() {
     let other = Device::with_driver(host());
     let foreign = other.host_buffer(PAGE, Pinning::Required).unwrap();
     none(ring.set_source(0, &whole(&foreign, 10)));
-    // A refused one has changed nothing.
     ring.acquire(0, A).unwrap();
     let bytes = model.units[0].bytes as usize;
     assert_eq!(read(model.device.driver(), ring.address(0).unwrap(), bytes), model.expected(0));
     ring.release(0, A).unwrap();
-    // Without a source nobody can say what a unit is.
     let fresh = model
         .device
         .ring(&[RingUnit::streamed(PAGE); 4], &RingOptions { slots: 2, ..RingOptions::default() })
@@ -445,7 +431,7 @@ fn a_stream_under_capture_is_refused_and_its_capture_intact() {
     model.ring.acquire(0, A).unwrap();
     faulty.set_capturing(A, true);
     refused(model.ring.release(0, A));
-    // What ends early waits for the end of the capture, and so does whoever wants the slot then.
+    // An abort waits for the end of the capture, and so does the slot's next user.
     model.ring.abort();
     refused(model.ring.acquire(0, B));
     faulty.set_capturing(A, false);
@@ -469,7 +455,6 @@ fn a_step_that_ends_early_leaves_a_ring_that_knows_nothing_and_works() {
                 count.fetch_add(u64::from(read(driver, at, expected.len()) != expected), Relaxed);
             });
         };
-        // Two are acquired, their work is not done, and an exception flies.
         for unit in [0, 1] {
             model.ring.acquire(unit, A).unwrap();
             expect(unit);
@@ -502,7 +487,7 @@ fn a_source_that_changes_while_its_copy_is_under_way_is_copied_again() {
         assert_eq!(model.ring.prime(), Ok(4));
         let busy = late.done();
         let free = model.device.host_pool().stats().free_bytes;
-        // In place: the writer waits for the copy. By another buffer: nobody waits, and the old one goes behind the copy.
+        // In place, the writer waits for the copy; a new buffer needs no wait.
         model.versions[0] = 1;
         model.buffers[0].write(0, &model.expected(0)).unwrap();
         assert!(late.done() > busy, "the copy was over before it was written");
@@ -524,7 +509,6 @@ fn a_source_that_changes_while_its_copy_is_under_way_is_copied_again() {
         }
         late.drain();
         assert_eq!((wrong.load(Relaxed), late.failed()), (0, vec![]), "seed {seed}");
-        // The old memory is there again for others.
         let one = model.device.host_buffer(PAGE, Pinning::Required).unwrap();
         assert_eq!(model.device.host_pool().stats().free_bytes, free - PAGE);
         drop(one);
@@ -549,7 +533,7 @@ fn dropping_a_ring_in_use_waits_for_nobody_and_takes_nothing_away() {
                 model.ring.release(unit, A).unwrap();
             }
         }
-        // Unit 2 is acquired still, copies are under way, and everything goes, the sources first.
+        // Unit 2 is acquired and copies run; everything is dropped, sources first.
         let Model { device, ring, buffers, .. } = model;
         drop(buffers);
         drop(ring);
@@ -572,12 +556,11 @@ fn host_memory_that_cannot_be_pinned_is_an_error_unless_it_was_said_to_do() {
     let required = || device.host_buffer(3 * PAGE, Pinning::Required);
     let held = 2 << 20;
     for _ in 0..3 {
-        // Asked again and again it takes no more memory.
         let expected = Error::HostNotRegistered { requested: 3 * PAGE, held, registered: 0 };
         assert_eq!(required().map(drop), Err(expected));
         assert_eq!(device.host_pool().stats().held_bytes, held);
     }
-    // What was said to do works, over the ring of small buffers or as the driver copies pageable memory.
+    // Optional pinning works over staging buffers, or as a pageable copy.
     let mut model = Model::new(faulty.clone(), &mixed(8), &RingOptions::default());
     assert!(model.buffers.iter().all(|buffer| !buffer.registered()));
     for step in 0..2 {
@@ -596,12 +579,10 @@ fn host_memory_that_cannot_be_pinned_is_an_error_unless_it_was_said_to_do() {
             model.buffers[5].write(0, &model.expected(5)).unwrap();
         }
     }
-    // Where it is granted later, the same memory is registered then.
     faulty.refuse("host_register", false);
     let buffer = required().unwrap();
     assert!(buffer.registered());
     assert_eq!(device.host_pool().stats().held_bytes, held);
-    // Beyond the pool's limit nothing is mapped.
     device.host_pool().set_limit(Some(held));
     let refused = device.host_buffer(4 << 20, Pinning::Required).map(drop);
     assert!(matches!(refused, Err(Error::OutOfHostMemory { .. })), "{refused:?}");
@@ -611,7 +592,7 @@ fn host_memory_that_cannot_be_pinned_is_an_error_unless_it_was_said_to_do() {
 fn a_thread_that_changes_sources_never_shows_half_of_one() {
     let units = [RingUnit::streamed(8 * PAGE); 6];
     let model = Model::new(host(), &units, &RingOptions { slots: 2, ..RingOptions::default() });
-    /// Ends the other thread, whatever happens here.
+    /// Ends the second thread in any case.
     struct Stop<'a>(&'a AtomicU64);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -650,7 +631,7 @@ fn a_thread_that_changes_sources_never_shows_half_of_one() {
     assert_eq!((steps.load(Relaxed), model.ring.audit()), (40, Ok(())));
 }
 
-/// A unit's source is several runs, and the copy of one of them fails: the place has bytes of two units then.
+/// One of several copies of a unit fails: the slot holds bytes of two units.
 #[test]
 fn a_place_whose_copy_failed_half_way_is_copied_again() {
     const RUN: u64 = PAGE / 2;
@@ -671,7 +652,7 @@ fn a_place_whose_copy_failed_half_way_is_copied_again() {
             ring.set_source(unit, &(0..RUNS).map(run).collect::<Vec<_>>()).unwrap();
         }
         ring.acquire(0, A).unwrap();
-        // The release fills ahead.
+        // The release prefetches.
         faulty.arm(&[failing]);
         let released = ring.release(0, A);
         faulty.arm(&[]);

@@ -1,5 +1,6 @@
-//! A ring's schedule as one captured graph, on the stand-in libcuda.so, whose graphs run in random orders that their edges allow, with copies
-//! that read late: the right schedule gives the right bytes in all of them, and with any edge dropped some give wrong ones.
+//! A ring's schedule as one captured graph on the stand-in libcuda.so, with random node orders and
+//! late reads. The schedule gives right bytes in all orders; without any single edge, some are
+//! wrong.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -16,7 +17,7 @@ use vmmgraph::{
 
 macro_rules! code {
     ($name:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: the arguments are this test's own, live handles and pointers.
+        // SAFETY: live handles and pointers of this test.
         unsafe { sys::$name($($arg),*) as i32 }
     };
 }
@@ -24,12 +25,11 @@ macro_rules! code {
 #[path = "ring_graphs/steps.rs"]
 mod steps;
 
-/// Bytes of a unit: a few words of a page.
 const UNIT: u64 = 256;
-/// The codes by which a capture is refused: a stream that is not in it, or does not come back.
+/// Codes of a refused capture: an uncaptured or unjoined stream.
 const REFUSED: RangeInclusive<i32> = 900..=907;
 
-/// The stand-in, its context current on this thread, and one test at a time.
+/// The stand-in with its context current. Serializes tests.
 struct Gpu {
     device: Arc<Device>,
     main: CUstream,
@@ -54,7 +54,8 @@ impl Gpu {
     }
 
     fn shuffle(&self, seed: u64) {
-        // SAFETY: the driver is open, so the library is there, and the signature is that of tests/standin-cuda/src/control.rs.
+        // SAFETY: the driver is open, so the library is loaded; the signature is in
+        // tests/standin/src/control.rs.
         unsafe {
             culib().get::<unsafe extern "C" fn(u64)>(b"standin_shuffle\0").expect("not the stand-in")(seed)
         };
@@ -64,7 +65,7 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.shuffle(0);
-        // A capture that a failed test left open would fail the others.
+        // A capture left open by a failed test would fail later tests.
         let mut graph: CUgraph = ptr::null_mut();
         code!(cuStreamEndCapture(self.main, &raw mut graph));
         code!(cuStreamDestroy_v2(self.main));
@@ -73,7 +74,6 @@ impl Drop for Gpu {
     }
 }
 
-/// A ring, sources for it, and a place for what a step finds in each unit.
 struct Model {
     ring: Ring,
     sources: Vec<Arc<HostBuffer>>,
@@ -103,13 +103,13 @@ impl Model {
         Self { ring, sources, found, tail, stamps, held }
     }
 
-    /// Captures a step with these edges, in the order of turns; the code of what refuses it.
+    /// Captures a step with these edges, in replay order; returns the code of a refusal.
     fn capture(&self, gpu: &Gpu, edges: &[Edge]) -> Result<CUgraphExec, i32> {
         let schedule = self.ring.schedule();
         let (mut nodes, mut coming) = (vec![Node::Begin], schedule.copies(self.tail).peekable());
         let streamed = schedule.streamed().len();
         for unit in 0..schedule.units() {
-            // As far ahead as slots are free, so that copies come before what they are not behind.
+            // As far ahead as slots are free: copies come before independent uses.
             let turn = schedule.turn_of(unit).unwrap_or(0);
             while let Some(next) = coming.next_if(|next| *next < turn + schedule.slots() && *next < streamed)
             {
@@ -130,7 +130,7 @@ impl Model {
         let mut result = 0;
         for node in nodes {
             let stream = if matches!(node, Node::Copy { .. }) { gpu.copies } else { gpu.main };
-            // What is on one stream is in its order anyway.
+            // Work on one stream is ordered anyway.
             let crossing = |edge: &&Edge| !matches!(edge.why, Why::Program | Why::Chain);
             for edge in edges.iter().filter(|edge| edge.after == node).filter(crossing) {
                 result = result.max(code!(cuStreamWaitEvent(stream, events[&edge.before], 0)));
@@ -152,7 +152,7 @@ impl Model {
         if result.max(ended) == 0 { Ok(exec) } else { Err(result.max(ended)) }
     }
 
-    /// A copy, or the work of a unit, which is to say what it finds there.
+    /// Submits a copy, or the use of a unit, which stores the seen bytes.
     fn give(&self, node: Node, stream: CUstream) -> i32 {
         let schedule = self.ring.schedule();
         match node {
@@ -169,12 +169,11 @@ impl Model {
         }
     }
 
-    /// Brings what the graph expects, launches it, and says how many units found other bytes than theirs.
     fn step(&mut self, gpu: &Gpu, exec: CUgraphExec) -> usize {
         let schedule = self.ring.schedule();
         for unit in schedule.primes(self.tail, &self.held, &self.stamps) {
             let at = self.ring.address(unit).unwrap();
-            // SAFETY: a unit's addresses, and nothing is launched.
+            // SAFETY: a unit's addresses; no launch is running.
             unsafe { gpu.device.driver().write(at, &pattern(unit, self.stamps[unit])) }.unwrap();
             let held = Held { unit, stamp: self.stamps[unit] };
             self.held[schedule.place_of(unit).unwrap()] = Some(held);
@@ -182,13 +181,12 @@ impl Model {
         assert_eq!(code!(cuGraphLaunch(exec, gpu.main)), 0);
         schedule.advance(self.tail, &mut self.held, &self.stamps);
         let mut found = vec![0; schedule.units() * UNIT as usize];
-        // SAFETY: committed, and the launch is over.
+        // SAFETY: committed; the launch is done.
         unsafe { gpu.device.driver().read(self.found.base(), &mut found) }.unwrap();
         let units = found.chunks(UNIT as usize).enumerate();
         units.filter(|(unit, found)| *found != pattern(*unit, self.stamps[*unit])).count()
     }
 
-    /// Other bytes for a unit, in the memory that the captured copy reads.
     fn change(&mut self, unit: usize) {
         self.stamps[unit] += 1;
         self.sources[unit].write(0, &pattern(unit, self.stamps[unit])).unwrap();
@@ -217,7 +215,6 @@ fn the_schedule_is_right_in_any_order_that_its_edges_allow() {
             gpu.shuffle(seed);
             let wrong = model.step(&gpu, exec);
             assert_eq!(wrong, 0, "{count} units over {slots} with {tail}, seed {seed}");
-            // The next launch copies, or is primed with, what is there then.
             model.change(seed as usize % count);
         }
         assert_eq!(code!(cuGraphExecDestroy(exec)), 0);
@@ -231,7 +228,7 @@ fn an_edge_that_is_dropped_is_wrong_bytes_or_no_graph() {
     for (count, slots, tail) in RINGS {
         let edges = Model::new(&gpu, &units(*count), *slots, *tail).ring.schedule().edges(*tail);
         for (at, edge) in edges.iter().enumerate() {
-            // Those are the streams' own.
+            // These are implied by streams.
             if matches!(edge.why, Why::Program | Why::Chain) {
                 continue;
             }
@@ -270,7 +267,7 @@ fn eager_work_and_graphs_use_the_same_addresses() {
     let gpu = Gpu::open();
     let mut model = Model::new(&gpu, &units(6), 2, 0);
     let exec = model.capture(&gpu, &model.ring.schedule().edges(0)).unwrap();
-    // SAFETY: a stream of this test, which stays until the ring is gone.
+    // SAFETY: a stream of this test that outlives the ring.
     let main = unsafe { Stream::from_raw(gpu.main as u64) };
     for unit in 0..6 {
         let run =
@@ -280,12 +277,12 @@ fn eager_work_and_graphs_use_the_same_addresses() {
     for round in 0..3 {
         gpu.shuffle(round + 7);
         assert_eq!(model.step(&gpu, exec), 0);
-        // What a graph leaves in the slots is not what eager work believes to be there.
+        // Eager work must not trust slots filled by a graph.
         model.ring.abort();
         for unit in 0..6 {
             model.ring.acquire(unit, main).unwrap();
             let mut found = vec![0; UNIT as usize];
-            // SAFETY: acquired, on a driver whose streams do their work at once.
+            // SAFETY: acquired, on a driver with synchronous streams.
             unsafe { gpu.device.driver().read(model.ring.address(unit).unwrap(), &mut found) }.unwrap();
             assert_eq!(found, pattern(unit, model.stamps[unit]));
             model.ring.release(unit, main).unwrap();

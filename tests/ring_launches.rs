@@ -1,5 +1,5 @@
-//! A captured step is launched beside eager work, stores and writes, over streams that do their work late and beside each other: there a wait that is
-//! missing is wrong bytes, sooner or later.
+//! Launches of a captured step beside eager work, stores and writes, on late streams: a missing
+//! wait shows as wrong bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,11 +17,9 @@ const UNITS: usize = 5;
 const CAPTURED: Stream = stream(0xc0);
 const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
 
-/// The captured step.
 struct Step {
     graph: RingGraph,
     executable: Executable,
-    /// How many copies come before each unit is read, in the order of the capture.
     before: Vec<usize>,
 }
 
@@ -30,13 +28,10 @@ struct Bench {
     copying: Arc<CopyingDriver>,
     device: Arc<Device>,
     ring: Arc<Ring>,
-    /// One of two units each, the last of one.
     buffers: Vec<Arc<HostBuffer>>,
-    /// Where each unit's bytes come from: buffer and half.
     sources: Vec<(usize, u64)>,
-    /// What is there, by buffer and half.
     contents: Vec<[u8; 2]>,
-    /// Where what is stored is made, a page for each stream.
+    /// Device memory for stores, a page for each stream.
     hot: ElasticBuffer,
     wrong: Arc<AtomicU64>,
 }
@@ -77,26 +72,24 @@ impl Bench {
         self.sources[unit] = (buffer, half);
     }
 
-    /// What is made on a stream goes to the host.
     fn store(&mut self, lane: usize, buffer: usize, half: u64, byte: u8) {
         let (at, stream) = (self.hot.base().plus(lane as u64 * PAGE), STREAMS[lane]);
-        // The last one is made in the same place: not before it is on the host.
+        // The previous bytes must be stored before they are overwritten.
         self.buffers.iter().for_each(|buffer| buffer.before(stream).unwrap());
         // SAFETY: committed.
         self.late.launch(stream, move |driver| unsafe { driver.write(at, &[byte; PAGE as usize]) }.unwrap());
-        // SAFETY: committed, and dropped when all is done.
+        // SAFETY: committed until all work is done.
         unsafe { self.buffers[buffer].store(half * PAGE, at, PAGE, stream) }.unwrap();
         self.contents[buffer][half as usize] = byte;
     }
 
-    /// Work of a stream that finds a unit's bytes as they are in its source now.
     fn expect(&self, unit: usize, stream: Stream) {
         let (buffer, half) = self.sources[unit];
         let (at, byte) = (self.ring.address(unit).unwrap(), self.contents[buffer][half as usize]);
         let wrong = Arc::clone(&self.wrong);
         self.late.launch(stream, move |driver| {
             let mut found = vec![0; PAGE as usize];
-            // SAFETY: a unit's addresses, which are mapped.
+            // SAFETY: a unit's mapped addresses.
             unsafe { driver.read(at, &mut found) }.unwrap();
             wrong.fetch_add(u64::from(found != [byte; PAGE as usize]), Relaxed);
         });
@@ -121,7 +114,7 @@ impl Bench {
         Step { graph, executable: self.copying.end(), before }
     }
 
-    /// In pieces, so that other streams' work comes between them.
+    /// Submits the launch in pieces, so that work of other streams comes between.
     fn launch(&self, step: &Step, stream: Stream) {
         let pieces = || {
             let copies = self.copying.told();
@@ -129,9 +122,9 @@ impl Bench {
             for (unit, before) in step.before.iter().copied().chain([copies.len()]).enumerate() {
                 for (to, from, bytes) in copies[done..before].iter().flatten().copied() {
                     self.late.launch(stream, move |driver| {
-                        // SAFETY: a source stays as long as a launch that reads it.
+                        // SAFETY: a source lives as long as a launch that reads it.
                         let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
-                        // SAFETY: a unit's addresses, which are mapped.
+                        // SAFETY: a unit's mapped addresses.
                         unsafe { driver.write(to, from) }.unwrap();
                     });
                 }
@@ -147,7 +140,7 @@ impl Bench {
     }
 }
 
-/// How many reads found other bytes than their sources had, and how many waits were lost.
+/// Returns wrong reads and dropped waits.
 fn run(seed: u64, losing: Option<Losing>) -> (u64, u64) {
     let host =
         Arc::new(HostDriver::new(0, HostOptions { granularity: PAGE, memory_bytes: 64 << 20 }).unwrap());

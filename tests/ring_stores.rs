@@ -1,5 +1,5 @@
-//! What a step makes goes to the host between two steps and is a ring's source from then on, on a driver whose streams do their work late and beside each
-//! other: there a wait that is missing is wrong bytes.
+//! Step results are stored to the host between steps and become ring sources, on late streams: a
+//! missing wait shows as wrong bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,6 @@ use vmmgraph_testkit::{FaultyDriver, Losing, ReorderingDriver, lossy, stream};
 
 const PAGE: u64 = 4096;
 const UNITS: usize = 6;
-/// A part of a unit, that is stored at once.
 const GRANULE: u64 = PAGE / 4;
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
@@ -26,15 +25,14 @@ fn pattern(unit: usize, granule: usize, version: u8) -> Vec<u8> {
     (0..GRANULE).map(|at| (at as u8).wrapping_mul(7) ^ (unit * 31 + granule * 57) as u8 ^ version).collect()
 }
 
-/// Steps that read all units and then make granules of some, which go to the host from the one place that they are made in; how many reads found other
-/// bytes, and how many waits were lost.
+/// Runs steps that read all units, then make and store some granules from one place; returns wrong
+/// reads and dropped waits.
 fn run(seed: u64, losing: Option<Losing>) -> (u64, u64) {
     let host = host();
     let late = ReorderingDriver::new(host.clone(), seed);
     let device = Device::with_driver(late.clone());
     let options = RingOptions { slots: 2, within_step: seed % 3 == 2, ..RingOptions::default() };
     let ring = device.ring(&[RingUnit::streamed(PAGE); UNITS], &options).unwrap();
-    // Two units have one buffer.
     let buffers: Vec<Arc<HostBuffer>> =
         (0..UNITS / 2).map(|_| device.host_buffer(2 * PAGE, Pinning::Required).unwrap()).collect();
     let of_unit = |unit: usize| (&buffers[unit / 2], unit as u64 % 2 * PAGE);
@@ -60,7 +58,7 @@ fn run(seed: u64, losing: Option<Losing>) -> (u64, u64) {
             let count = Arc::clone(&wrong);
             late.launch(A, move |driver| {
                 let mut found = vec![0; expected.len()];
-                // SAFETY: a unit's addresses, which are mapped.
+                // SAFETY: a unit's mapped addresses.
                 unsafe { driver.read(at, &mut found) }.unwrap();
                 count.fetch_add(u64::from(found != expected), Relaxed);
             });
@@ -71,12 +69,12 @@ fn run(seed: u64, losing: Option<Losing>) -> (u64, u64) {
             let granule = (step + made) % 4;
             versions[unit][granule] += 1;
             let (bytes, at) = (pattern(unit, granule, versions[unit][granule]), hot.base());
-            // The last one is made in the same place: not before it is on the host.
+            // The previous bytes must be stored before they are overwritten.
             buffers.iter().for_each(|buffer| buffer.before(A).unwrap());
             // SAFETY: committed.
             late.launch(A, move |driver| unsafe { driver.write(at, &bytes) }.unwrap());
             let (buffer, from) = of_unit(unit);
-            // SAFETY: committed, and dropped when all is done.
+            // SAFETY: committed until all work is done.
             unsafe { buffer.store(from + granule as u64 * GRANULE, at, GRANULE, A) }.unwrap();
         }
     }
@@ -84,7 +82,6 @@ fn run(seed: u64, losing: Option<Losing>) -> (u64, u64) {
         for unit in 0..UNITS {
             let (buffer, from) = of_unit(unit);
             let mut found = vec![0; PAGE as usize];
-            // Waits for what is stored.
             buffer.read(from, &mut found).unwrap();
             assert_eq!(found, expected(&versions, unit), "unit {unit}, seed {seed}");
         }
@@ -115,7 +112,7 @@ fn what_a_step_makes_is_a_source_in_whatever_order_streams_work() {
 
 #[test]
 fn a_wait_that_is_missing_is_wrong_bytes() {
-    // The maker's for the copy of what it made before; and the copies', of what was made, and from what was stored.
+    // The producer's wait for its last store; then waits of copies.
     lossy(|stream| stream == A, run);
     lossy(|stream| stream != A, run);
 }
@@ -144,13 +141,13 @@ fn a_copy_that_was_given_before_a_store_reads_what_was_there() {
             let (at, count) = (ring.address(0).unwrap(), Arc::clone(&wrong));
             late.launch(B, move |driver| {
                 let mut found = vec![0; PAGE as usize];
-                // SAFETY: a unit's addresses, which are mapped.
+                // SAFETY: a unit's mapped addresses.
                 unsafe { driver.read(at, &mut found) }.unwrap();
                 count.fetch_add(u64::from(found != [byte; PAGE as usize]), Relaxed);
             });
         };
         ring.acquire(0, B).unwrap();
-        // SAFETY: committed, and dropped when all is done.
+        // SAFETY: committed until all work is done.
         unsafe { buffer.store(0, at, PAGE, A) }.unwrap();
         expect(1);
         ring.release(0, B).unwrap();
@@ -174,10 +171,10 @@ fn a_buffer_that_goes_with_a_store_under_way_takes_nothing_away() {
         let at = hot.base();
         // SAFETY: committed.
         late.launch(A, move |driver| unsafe { driver.write(at, &[5; PAGE as usize]) }.unwrap());
-        // SAFETY: committed, and dropped when all is done.
+        // SAFETY: committed until all work is done.
         unsafe { buffer.store(0, at, PAGE, A) }.unwrap();
         drop(buffer);
-        // Whoever has that memory next has it behind the copy.
+        // The next user's memory follows the copy.
         let next = device.host_buffer(PAGE, Pinning::Required).unwrap();
         next.write(0, &[9; PAGE as usize]).unwrap();
         late.drain();

@@ -1,5 +1,5 @@
-//! Two processes and one memory: what a graph writes another process reads at addresses of its own, and the other way round; and what becomes of it when
-//! either goes first. The host driver's aliases between processes are real.
+//! Two processes share memory: both directions, and the end of either process. Aliases of the host
+//! driver are real across processes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,7 +27,7 @@ fn shared(ordinal: i32) -> Arc<Device> {
     Device::open(DriverChoice::HOST, ordinal, options).unwrap()
 }
 
-/// A range on its way: how many pages, and each part's place in the list of pages, offset, bytes and its page's bytes.
+/// Sends a range: number of extents, then for each its page index, offset, bytes and page bytes.
 fn send(socket: &UnixStream, extents: &[Extent], fds: &HashMap<PageId, OwnedFd>) {
     let mut pages: Vec<PageId> = Vec::new();
     let mut words: Vec<u64> = vec![extents.len() as u64];
@@ -43,7 +43,7 @@ fn send(socket: &UnixStream, extents: &[Extent], fds: &HashMap<PageId, OwnedFd>)
     assert_eq!(send_descriptors(socket.as_fd(), &fds, &bytes).unwrap(), bytes.len());
 }
 
-/// The other process: imports each page once, maps the range in one piece.
+/// Imports each page once and maps the range contiguously.
 fn receive(device: &Arc<Device>, socket: &UnixStream) -> (Vec<PeerPage>, PeerMap) {
     let mut bytes = [0; 4096];
     let (count, fds) = receive_descriptors(socket.as_fd(), &mut bytes).unwrap();
@@ -65,7 +65,7 @@ fn receive(device: &Arc<Device>, socket: &UnixStream) -> (Vec<PeerPage>, PeerMap
     (pages, map)
 }
 
-/// Runs one test of this file again in a process of its own, with one end of a socket as its input.
+/// Runs one test of this file in a child process with a socket as its input.
 fn other_process(test: &str) -> (Child, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -74,7 +74,6 @@ fn other_process(test: &str) -> (Child, UnixStream) {
     (command.stdout(Stdio::null()).spawn().unwrap(), ours)
 }
 
-/// The child's end of it.
 fn parent() -> Option<UnixStream> {
     std::env::var_os(CHILD)?;
     Some(UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap()))
@@ -89,7 +88,7 @@ fn hear(mut socket: &UnixStream) -> Option<u32> {
     socket.read_exact(&mut word).ok().map(|()| u32::from_ne_bytes(word))
 }
 
-/// The child of every test: says what the first word of its range is and, given a word, fills the range with it; until the other side closes.
+/// Child of every test: returns the range's first word, or fills the range with a given word.
 fn serve(socket: &UnixStream) {
     let device = shared(1);
     let (pages, map) = receive(&device, socket);
@@ -165,7 +164,6 @@ fn another_process_reads_what_a_graph_writes_and_writes_back() {
 
     first.replay(A, || stamps.write(from, bytes, 0x0101_0101)).unwrap().unwrap();
     assert_eq!(seen(&socket), 0x0101_0101);
-    // The other graph's addresses are the same memory, and one import shows them all.
     let parts = [(0, PAGE / 2), (PAGE / 2, 2 * PAGE), (5 * PAGE / 2, PAGE / 2)];
     let write = |(at, bytes): (u64, u64)| stamps.write(other.plus(at), bytes, 0x0202_0202);
     second.replay(A, || parts.into_iter().try_for_each(write)).unwrap().unwrap();
@@ -173,7 +171,6 @@ fn another_process_reads_what_a_graph_writes_and_writes_back() {
     tell(&socket, 0x0303_0303);
     assert_eq!(hear(&socket), Some(0x0303_0303));
     first.replay(A, || assert!(stamps.holds(from, bytes, 0x0303_0303).unwrap())).unwrap();
-    // Beside the range nothing was written.
     assert!(stamps.holds(block, PAGE / 2, 0x0202_0202).unwrap());
 
     drop(socket);
@@ -200,9 +197,9 @@ fn what_a_peer_was_told_of_during_a_capture_is_the_graphs_after_the_seal_if_it_i
         let space = arena.open_space().unwrap();
         let bytes = MIB;
         let buffer = if remote { space.allocate_remote(bytes, A) } else { space.allocate(bytes, A) }.unwrap();
-        // The graph's output, which lies beside it if they are alike.
+        // An equal output, placed beside the buffer.
         space.allocate(bytes, A).unwrap();
-        // As a library does that registers what it meets in a capture: nobody here is told, so nothing is pinned.
+        // As by a library that registers memory during a capture: not pinned.
         let extents = space.export(buffer, bytes).unwrap();
         let (fds, pins) = export(&device, &extents);
         send(&socket, &extents, &fds);
@@ -266,15 +263,12 @@ fn what_another_process_has_stays_what_it_was_whatever_becomes_of_its_graph() {
     space.replay(A, || stamps.write(block, PAGE, 0x0a0a_0a0a)).unwrap().unwrap();
     assert_eq!(seen(&socket), 0x0a0a_0a0a);
 
-    // Paused: refused, by name and as one of many.
     let page = extents[0].page.number();
     let refused = Err(Error::Exported { pages: vec![page] });
     assert_eq!(arena.pause(Fence::default()).map(drop), refused);
     let report = device.pause(&["graphs"], Fence::default());
     assert!(report.is_err() || report.as_ref().is_ok_and(|report| report.complete().is_err()), "{report:?}");
-    // Lent: there is nothing to lend.
     assert_eq!(arena.lendable_bytes(), 0);
-    // Evicted and trimmed, and the memory of others is written all over.
     drop(space);
     assert_eq!(device.trim(), Ok(0));
     let (others, there) = graph(&arena, 2 * PAGE);
@@ -285,7 +279,7 @@ fn what_another_process_has_stays_what_it_was_whatever_becomes_of_its_graph() {
     assert_eq!(seen(&socket), 0x0a0a_0a0a, "another graph's bytes");
     assert_eq!(device.stats().physical_bytes, 5 * PAGE);
 
-    // The other process closes; now the page is anybody's.
+    // After the end of the peer, the page is free.
     drop(socket);
     assert!(child.wait().unwrap().success());
     drop(pins);
@@ -312,10 +306,9 @@ fn another_process_dies_in_the_middle() {
     tell(&socket, 1);
     assert_eq!(hear(&socket), None);
     assert!(!child.wait().unwrap().success());
-    // To nobody.
     let gone = send_descriptors(socket.as_fd(), &[], &[1]);
     assert!(matches!(gone, Err(Error::Driver { call: "sendmsg", .. })), "{gone:?}");
-    // The memory is as it was, and pinned until its owner says that nobody has it.
+    // The memory stays pinned until its owner drops the pin.
     space.replay(A, || assert!(stamps.holds(block, PAGE, 0x0d0d_0d0d).unwrap())).unwrap();
     assert!(arena.pause(Fence::default()).is_err());
     drop((pins, fds));
@@ -324,12 +317,11 @@ fn another_process_dies_in_the_middle() {
     drop((space, arena));
 }
 
-/// A device of this process whose calls can be made to fail, and one page exported by another.
+/// An importing device with injectable failures, and pages exported by a second driver.
 struct Importer {
     host: Arc<HostDriver>,
     faulty: Arc<FaultyDriver>,
     device: Arc<Device>,
-    /// Descriptors of pages of these lengths.
     fds: Vec<(OwnedFd, u64)>,
 }
 
@@ -367,11 +359,9 @@ fn imports_and_spans_fail_without_a_trace_at_every_call() {
         let pages = [bench.import(0)?, bench.import(1)?];
         let once = bench.device.map_peer(&[whole(&pages[0]), whole(&pages[1])])?;
         let twice = bench.device.map_peer(&[whole(&pages[1])])?;
-        // Both show the second page.
         let stamps = Stamps::new(bench.device.driver(), A);
         stamps.write(twice.address(), twice.bytes(), 0x41).unwrap();
         assert!(stamps.holds(once.address().plus(2 * MIB), 4 * MIB, 0x41).unwrap());
-        // The pages may go before what shows them.
         drop(pages);
         assert!(stamps.holds(once.address().plus(2 * MIB), 4 * MIB, 0x41).unwrap());
         Ok(())
@@ -385,7 +375,7 @@ fn imports_and_spans_fail_without_a_trace_at_every_call() {
         bench.faulty.arm(&[call]);
         refused += u64::from(run().is_err());
         bench.faulty.arm(&[]);
-        // What the driver would not take back is taken at the next try.
+        // The trim retries refused work.
         bench.device.trim().unwrap();
         assert_eq!(bench.host.leftovers(), [0; 4], "call {call}");
         assert_eq!(bench.device.stats().pending, 0, "call {call}");
@@ -407,7 +397,7 @@ fn a_span_goes_behind_the_streams_that_use_it() {
     bench.faulty.set_busy(false);
     bench.device.trim().unwrap();
     assert_eq!(bench.host.leftovers()[..3], [0, 0, 0]);
-    // A device that closes meanwhile leaves it to its next opening.
+    // A closed device leaves the unmap to its next opening.
     let page = bench.import(0).unwrap();
     let map = bench.device.map_peer(&[whole(&page)]).unwrap();
     map.used_by(A);
@@ -457,7 +447,6 @@ fn what_is_no_page_and_no_range_is_refused() {
     let other = importer(&[2 * MIB]);
     let refused = other.device.map_peer(&[whole(&first)]);
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
-    // A page may be there twice, and a range begin and end within pages.
     let map = bench.device.map_peer(&[part(&first, MIB, MIB), whole(&second), part(&first, 0, MIB)]).unwrap();
     assert_eq!(map.bytes(), 6 * MIB);
     let stamps = Stamps::new(bench.device.driver(), A);

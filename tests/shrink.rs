@@ -1,4 +1,4 @@
-//! Large pages of which little is used become small ones: contents, refusals, and what stays.
+//! Sparse large pages are replaced by small ones: contents, refusals, exceptions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,12 +27,10 @@ fn shrink(arena: &SharedVmmAllocator) -> u64 {
     saved
 }
 
-/// Models that need 32 to 80 MiB.
 fn models(count: usize) -> impl Iterator<Item = Trace> {
     (0..).map(random_model).filter(|trace| (32 * MIB..80 * MIB).contains(&trace.floor_bytes())).take(count)
 }
 
-/// Replays all captures in an order; whatever wrote over a block that was in use is counted.
 fn replay_all(trace: &Trace, captured: &[Captured], stamps: &Stamps, round: u32) {
     let mut order: Vec<usize> = (0..captured.len()).collect();
     shuffle(&mut order, u64::from(round) + 3);
@@ -48,7 +46,6 @@ fn replay_all(trace: &Trace, captured: &[Captured], stamps: &Stamps, round: u32)
 fn every_graph_has_its_own_contents_before_and_after() {
     let mut saved = 0;
     for (number, mut trace) in models(6).enumerate() {
-        // Every third block that lives to the end of its shape outlives it, as kept blocks or not.
         for shape in &mut trace.shapes {
             let frees = shape.events.len();
             shape.events.truncate(frees - number % 3);
@@ -68,7 +65,6 @@ fn every_graph_has_its_own_contents_before_and_after() {
         }
         replay_all(&trace, &captured, &stamps, 1);
 
-        // Captures that come later, a pause, eager work and a second time.
         captured.push(capture(&arena, &trace.shapes[0], STREAM).unwrap());
         captured.push(capture(&arena, trace.shapes.last().unwrap(), STREAM).unwrap());
         trace.shapes.extend([trace.shapes[0].clone(), trace.shapes.last().unwrap().clone()]);
@@ -136,7 +132,6 @@ fn it_is_refused_while_somebody_needs_the_pages_as_they_are() {
         "{refused:?}"
     );
     lease.recall(Duration::from_secs(10)).unwrap();
-    // Nothing is half done by a refusal.
     space.replay(STREAM, || ()).unwrap();
     assert!(shrink(&arena) > 0);
 }

@@ -1,4 +1,4 @@
-//! The locks, under many interleavings: `cargo test --features shuttle --test shuttle`.
+//! Explores lock interleavings: `cargo test --features shuttle --test shuttle`.
 #![cfg(feature = "shuttle")]
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use vmmgraph_testkit::{CopyingDriver, FaultyDriver, IdleBorrower, stream};
 
 const KIB: u64 = 1 << 10;
 
-/// Small pages, so that thousands of runs cost little.
+/// Small pages: thousands of runs must be cheap.
 fn small() -> (Arc<HostDriver>, Arc<Device>, Arc<SharedVmmAllocator>) {
     of_memory(1 << 30)
 }
@@ -35,7 +35,6 @@ fn of_device(device: &Arc<Device>) -> Arc<SharedVmmAllocator> {
     Arc::new(SharedVmmAllocator::new(device, &options).unwrap())
 }
 
-/// Captures with a retained block, replays, frees it, and drops the space.
 fn life(arena: &SharedVmmAllocator, number: u64) {
     let space = arena.open_space().unwrap();
     let passing = space.allocate((20 + number) * KIB, stream(number)).unwrap();
@@ -74,8 +73,8 @@ fn spaces_live_and_die_beside_trims_and_statistics() {
     shuttle::check_pct(model, 400, 3);
 }
 
-/// Parts of a range that waited for a reader, and the range itself: nothing is unmapped twice, and all of it goes though one thread comes upon what
-/// another is at.
+/// Parts of a range pending on a reader, and the range itself, destroyed by two threads: no double
+/// unmap, no leak.
 #[test]
 fn what_outlived_a_graph_goes_beside_trims() {
     const SIDE: Stream = stream(7);
@@ -104,7 +103,6 @@ fn what_outlived_a_graph_goes_beside_trims() {
         goes.join().unwrap();
         trims.join().unwrap();
         assert_eq!(faulty.take_unmapped(), mapped * 4096);
-        // Nobody has to come by again.
         let stats = device.stats();
         assert_eq!((stats.pending, stats.mappings, stats.reservations), (0, 0, 0));
         assert_eq!(device.pool().audit_idle(), Ok(()));
@@ -115,7 +113,8 @@ fn what_outlived_a_graph_goes_beside_trims() {
     explore(model);
 }
 
-/// Whoever captures the stream of the last replay says so first, while another thread puts a mark there of its own accord: that is recorded by then.
+/// One thread announces its capture of the last replay's stream while another marks the stream: the
+/// mark must be recorded first.
 #[test]
 fn a_mark_is_recorded_before_the_stream_is_captured() {
     const ON: Stream = stream(7);
@@ -147,7 +146,7 @@ fn one_space_used_by_two_threads_keeps_its_blocks_apart() {
             thread::spawn(move || {
                 for bytes in [700, 9 * KIB] {
                     let block = space.allocate(bytes, Stream::LEGACY).unwrap();
-                    // SAFETY: a live block of the host driver, of at least eight bytes.
+                    // SAFETY: a live block of the host driver with at least eight bytes.
                     unsafe { (block.0 as *mut u64).write_volatile(number) };
                     thread::yield_now();
                     // SAFETY: as above.
@@ -191,7 +190,6 @@ fn replays_of_two_threads_never_overlap() {
     shuttle::check_random(model, 400);
 }
 
-/// Nothing is left, whatever was done.
 fn end(host: &HostDriver, device: Arc<Device>, arena: Arc<SharedVmmAllocator>) {
     assert_eq!(device.pool().audit_idle(), Ok(()));
     arena.trim().unwrap();
@@ -210,7 +208,7 @@ fn two_arenas_at_the_end_of_memory_never_hold_more_than_there_is() {
     explore(|| {
         const MEMORY: u64 = 40 << 10;
         let (host, device, arena) = of_memory(MEMORY);
-        // Arenas of their own: the pages of one arena are created one after another anyway.
+        // Two arenas, since one arena creates its pages one after another.
         let captures = [(1, Arc::clone(&arena)), (2, of_device(&device))].map(|(number, arena)| {
             let device = Arc::clone(&device);
             thread::spawn(move || {
@@ -220,7 +218,6 @@ fn two_arenas_at_the_end_of_memory_never_hold_more_than_there_is() {
                     Ok(block) => space.free(block).unwrap(),
                     Err(error) => {
                         assert!(error.is_out_of_memory(), "{error}");
-                        // Mappings made so far count also when they were undone.
                         let after = SpaceStats { maps: before.maps, ..space.stats() };
                         assert_eq!(after, before, "a failed call changed something");
                     }
@@ -263,7 +260,8 @@ fn an_arenas_budget_holds_against_captures_and_retained_pages_of_two_threads() {
         const BUDGET: u64 = 44 << 10;
         let (host, device, arena) = small();
         arena.set_budget(Some(BUDGET));
-        // Two large pages that both show; at the seal two small ones of its own for each, and three of those four fit.
+        // Two large pages shared by both; at the seal each needs two small ones, and three of four
+        // fit.
         let captures = [1, 2].map(|number| {
             let arena = Arc::clone(&arena);
             thread::spawn(move || {
@@ -283,7 +281,6 @@ fn an_arenas_budget_holds_against_captures_and_retained_pages_of_two_threads() {
                 }
             })
         });
-        // Nothing else is on the device, whose peak is exact.
         captures.into_iter().for_each(|thread| thread.join().unwrap());
         assert!(device.stats().peak_physical_bytes <= BUDGET);
         assert_eq!(arena.mapped_size() + device.stats().free_bytes, device.stats().physical_bytes);
@@ -385,7 +382,7 @@ fn the_serial_names_on_two_threads() {
         let threads = [1, 2].map(|number| {
             let arena = Arc::clone(&arena);
             thread::spawn(move || {
-                // The other thread may seal the space between the two calls, and the block with it.
+                // The second thread may seal the space, and its blocks, between the calls.
                 let block = match arena.allocate(9 * KIB, stream(number)) {
                     Err(Error::WrongState { .. }) => return,
                     other => other.unwrap(),
@@ -464,7 +461,7 @@ fn replays_nested_in_opposite_order_never_hang_and_one_at_least_is_launched() {
 
 #[test]
 fn reclaimers_that_pause_each_others_regions_never_hang() {
-    /// Pauses the region that the asking thread does not resume.
+    /// Pauses the region not resumed by the requesting thread.
     struct PausesTheOther(Mutex<HashMap<thread::ThreadId, Arc<Region>>>);
     impl Reclaimer for PausesTheOther {
         fn reclaim(&self, _bytes: u64) -> u64 {
@@ -506,7 +503,6 @@ fn reclaimers_that_pause_each_others_regions_never_hang() {
         drop((regions, known));
         end(&host, device, arena);
     };
-    // For one of the two, and for none.
     for budget in [8 * KIB, 1] {
         shuttle::check_random(move || model(budget), 300);
     }
@@ -520,7 +516,7 @@ fn regions_step_aside_and_come_back_on_two_threads_beside_a_third_that_allocates
         let regions = ["weights", "kv"].map(|tag| device.region(tag, options).unwrap());
         let blocks = regions.each_ref().map(|region| region.allocate(5 * KIB, stream(1)).unwrap());
         for (number, block) in blocks.iter().enumerate() {
-            // SAFETY: a live block of the host driver, of at least eight bytes.
+            // SAFETY: a live block of the host driver with at least eight bytes.
             unsafe { (block.0 as *mut u64).write_volatile(number as u64 + 5) };
         }
         let movers = [["weights", "kv"], ["kv", "weights"]].map(|tags| {
@@ -547,7 +543,7 @@ fn regions_step_aside_and_come_back_on_two_threads_beside_a_third_that_allocates
         end(&host, device, arena);
         assert_eq!(host.host_leftovers(), [0; 2]);
     };
-    // Fewer than others: each maps host memory.
+    // Fewer runs: each maps host memory.
     shuttle::check_random(model, 400);
     shuttle::check_pct(model, 400, 3);
 }
@@ -566,10 +562,9 @@ fn elastic_memory_comes_ahead_beside_threads_that_commit_and_decommit_the_same()
                 let late = buffer.commit_async((page + 1) * 4096..(page + 6) * 4096).unwrap();
                 buffer.decommit(page * 4096..(page + 2) * 4096, &Fence::default()).unwrap();
                 late.wait().unwrap();
-                // Pages of this thread's own: nobody else decommits them.
                 if page == 2 {
                     buffer.commit(6 * 4096..8 * 4096).unwrap();
-                    // SAFETY: committed, and decommitted by nobody.
+                    // SAFETY: committed, and never decommitted.
                     unsafe { ((buffer.base().0 + 7 * 4096) as *mut u64).write_volatile(7) };
                 }
             })
@@ -603,7 +598,7 @@ fn a_cache_grows_on_one_thread_while_another_releases_and_lowers_the_limit() {
                 cache.commit(1..3).unwrap();
             })
         };
-        // The limit may fall first: a value.
+        // The limit may be lowered first.
         assert!(ahead.wait().map_or_else(|error| error.is_out_of_memory(), |_| true));
         other.join().unwrap();
         for beyond in cache.beyond() {
@@ -627,7 +622,7 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
         let kept = space.allocate(6 * KIB, Stream::LEGACY).unwrap();
         let going = space.allocate(5 * KIB, Stream::LEGACY).unwrap();
         space.seal().unwrap();
-        // SAFETY: a live block of the host driver, of at least eight bytes.
+        // SAFETY: a live block of the host driver with at least eight bytes.
         space.replay(Stream::LEGACY, || unsafe { (kept.0 as *mut u64).write_volatile(0x5a5a) }).unwrap();
         let mover = {
             let arena = Arc::clone(&arena);
@@ -640,7 +635,7 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
         let replayer = {
             let (space, arena) = (Arc::clone(&space), Arc::clone(&arena));
             thread::spawn(move || {
-                // SAFETY: as above; a launch finds the memory there.
+                // SAFETY: as above; a launch has the memory mapped.
                 let read = || unsafe { (kept.0 as *const u64).read_volatile() };
                 match space.replay(stream(1), read) {
                     Ok(found) => assert_eq!(found, 0x5a5a),
@@ -678,7 +673,6 @@ fn an_arena_is_paused_beside_replays_captures_and_ends() {
 fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
     let model = || {
         let (host, device, arena) = small();
-        // The pages that it shows are not its own.
         let other = arena.open_space().unwrap();
         let passing = other.allocate(40 * KIB, stream(1)).unwrap();
         other.free(passing).unwrap();
@@ -691,9 +685,9 @@ fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
             [3, 20, 6, 5].map(|size| (blocks.allocate(size * KIB, stream(1), false).unwrap(), size * KIB));
         blocks.free(all[1].0, &[]).unwrap();
         space.seal().unwrap();
-        // SAFETY: mapped memory of the host driver in a launch.
+        // SAFETY: mapped memory of the host driver during a launch.
         let write = move || {
-            // SAFETY: live blocks of the host driver, which are memory of this process.
+            // SAFETY: live blocks of the host driver, memory of this process.
             all.iter().for_each(|(at, bytes)| unsafe { (at.0 as *mut u8).write_bytes(7, *bytes as usize) })
         };
         let replay = {
@@ -733,7 +727,8 @@ fn outputs_go_beside_their_first_replay_a_pause_and_a_capture() {
     shuttle::check_pct(model, 1000, 3);
 }
 
-/// Two threads end a scope whose own one allocates, and another replays: each block is the scope's or refused, and the turn goes on once.
+/// Two threads end a scope while its thread allocates and a fourth one replays: each block is the
+/// scope's or refused.
 #[test]
 fn eager_work_is_ended_by_other_threads() {
     let model = || {
@@ -753,14 +748,14 @@ fn eager_work_is_ended_by_other_threads() {
         let replayer = {
             let space = Arc::clone(&space);
             thread::spawn(move || {
-                // SAFETY: a block of the host driver; within a launch the space's memory is the graph's.
+                // SAFETY: a block of the host driver; during a launch it belongs to the graph.
                 let write = || unsafe { (passing.0 as *mut u64).write_volatile(99) };
                 space.replay(stream(2), write).unwrap();
             })
         };
         let result = blocks.allocate(10 * KIB, stream(1), false).ok();
         if let Some(at) = result {
-            // SAFETY: a live block of the host driver, of at least eight bytes.
+            // SAFETY: a live block of the host driver with at least eight bytes.
             unsafe { (at.0 as *mut u64).write_volatile(7) };
         }
         enders.into_iter().for_each(|one| one.join().unwrap());
@@ -770,7 +765,6 @@ fn eager_work_is_ended_by_other_threads() {
             assert_eq!(unsafe { (at.0 as *const u64).read_volatile() }, 7);
             blocks.free(at, &[]).unwrap();
         }
-        // One end, one turn.
         drop(arena.eager_scope(stream(3)).unwrap());
         assert_eq!(
             (arena.eager_stats().scopes, arena.audit(), device.pool().audit_idle()),
@@ -783,7 +777,7 @@ fn eager_work_is_ended_by_other_threads() {
     shuttle::check_pct(model, 300, 3);
 }
 
-/// A prefill by one thread, replays by another, a capture by a third; what the prefill left is there whatever came first.
+/// Prefill, replays and a capture on three threads: prefill results must remain.
 #[test]
 fn eager_work_runs_beside_replays_captures_and_ends() {
     let model = || {
@@ -799,7 +793,7 @@ fn eager_work_runs_beside_replays_captures_and_ends() {
                 for round in 1..3_u64 {
                     let scope = arena.eager_scope(stream(1)).unwrap();
                     let result = scope.allocate((10 + 4 * round) * KIB).unwrap();
-                    // SAFETY: a live block of the host driver, of at least eight bytes.
+                    // SAFETY: a live block of the host driver with at least eight bytes.
                     unsafe { (result.0 as *mut u64).write_volatile(round) };
                     drop(scope);
                     results.push((result, round));
@@ -811,7 +805,7 @@ fn eager_work_runs_beside_replays_captures_and_ends() {
             let space = Arc::clone(&space);
             thread::spawn(move || {
                 for _ in 0..2 {
-                    // SAFETY: as above; within a launch the space's memory is the graph's.
+                    // SAFETY: as above; during a launch the memory belongs to the graph.
                     let write = || unsafe { (passing.0 as *mut u64).write_volatile(99) };
                     space.replay(stream(2), write).unwrap();
                 }
@@ -848,7 +842,6 @@ fn eager_work_runs_beside_replays_captures_and_ends() {
     shuttle::check_pct(model, 300, 3);
 }
 
-/// Gives up every block that it is asked for.
 struct Vacant;
 
 impl BlockBorrower for Vacant {
@@ -857,7 +850,7 @@ impl BlockBorrower for Vacant {
     }
 }
 
-/// A page that is not for eager work gets the number that eager work has just chosen.
+/// A page forbidden to eager work gets a slot just chosen by eager work.
 #[test]
 fn eager_work_never_shows_a_page_twice_beside_a_capture() {
     let model = || {
@@ -878,12 +871,11 @@ fn eager_work_never_shows_a_page_twice_beside_a_capture() {
             })
         };
         let scope = arena.eager_scope(stream(1)).unwrap();
-        // More than a page of each size.
         let sizes = [512; 12].into_iter().chain([16 * KIB; 2]);
         let blocks: Vec<_> =
             sizes.zip(0_u64..).map(|(bytes, number)| (scope.allocate(bytes).unwrap(), number)).collect();
         for (at, number) in &blocks {
-            // SAFETY: a live block of the host driver, of at least eight bytes.
+            // SAFETY: a live block of the host driver with at least eight bytes.
             unsafe { (at.0 as *mut u64).write_volatile(*number) };
         }
         for (at, number) in blocks {
@@ -900,8 +892,8 @@ fn eager_work_never_shows_a_page_twice_beside_a_capture() {
     explore(model);
 }
 
-/// A cache is lent blocks, grows, shrinks and is limited while a graph is replayed that recalls what it needs: each page has one holder or a lease,
-/// the sums agree, nothing shows that nobody holds, nothing is granted beyond a limit, and the graph finds its pages its own.
+/// A cache borrows, grows, shrinks and is limited during replays with recalls: each page is owned
+/// or leased, accounts add up, limits hold.
 #[test]
 fn blocks_are_lent_recalled_grown_and_shrunk_beside_replays() {
     let model = || {
@@ -915,7 +907,6 @@ fn blocks_are_lent_recalled_grown_and_shrunk_beside_replays() {
         let memory = ElasticOptions { page_bytes: 16 * KIB, ..ElasticOptions::default() };
         let options = KvOptions { planes: &[8 * KIB], blocks_most: 12, layout: KvLayout::ByPlane, memory };
         let cache = device.kv_cache(&options).unwrap();
-        // What must hold at any time.
         let look = {
             let (device, arena, cache) = (Arc::clone(&device), Arc::clone(&arena), Arc::clone(&cache));
             move || {
@@ -930,10 +921,9 @@ fn blocks_are_lent_recalled_grown_and_shrunk_beside_replays() {
                 let vacant: Arc<dyn BlockBorrower> = Arc::new(Vacant);
                 let lease = arena.lend_blocks(&cache, 0..4, &vacant).unwrap();
                 look();
-                // Another thread's replay may have recalled it.
+                // A concurrent replay may have recalled the lease.
                 lease.recall_bytes(16 * KIB, minute).unwrap();
                 look();
-                // What is left may be in use: then it is not lent twice.
                 match arena.lend_blocks(&cache, 0..2, &vacant) {
                     Ok(again) => again.recall(minute).unwrap(),
                     Err(error) => assert!(matches!(error, Error::WrongState { .. }), "{error}"),
@@ -976,7 +966,7 @@ fn blocks_are_lent_recalled_grown_and_shrunk_beside_replays() {
     shuttle::check_pct(model, 200, 3);
 }
 
-/// One thread lends and recalls, one recalls as well, one replays the graph in question; never does that run over what is lent.
+/// One thread lends and recalls, one recalls, one replays: no replay runs over leased pages.
 #[test]
 fn pages_are_lent_and_recalled_beside_replays() {
     let model = || {
@@ -1007,7 +997,7 @@ fn pages_are_lent_and_recalled_beside_replays() {
             let (space, arena) = (Arc::clone(&space), Arc::clone(&arena));
             thread::spawn(move || {
                 for _ in 0..2 {
-                    // Nothing is lent while it is launched: that has the arena's turn.
+                    // A launch holds the replay slot, which excludes leases.
                     match space.replay(Stream::LEGACY, || space.leases()) {
                         Ok(leases) => assert!(leases.is_empty(), "a graph ran over pages on lease"),
                         Err(error) => assert!(matches!(error, Error::Lent { .. }), "{error}"),
@@ -1019,10 +1009,9 @@ fn pages_are_lent_and_recalled_beside_replays() {
         let eager = {
             let arena = Arc::clone(&arena);
             thread::spawn(move || {
-                // A page is always left.
                 let scope = arena.eager_scope_of(stream(1), 16 * KIB).unwrap();
                 let block = scope.allocate(16 * KIB).unwrap();
-                // One that is on lease is got back only if another thread recalls it.
+                // A leased page is available only after a concurrent recall.
                 if let Ok(more) = scope.allocate(16 * KIB) {
                     assert!(
                         arena.leases().iter().all(|lease| lease.bytes() == 0),
@@ -1064,11 +1053,11 @@ fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
                 for unit in 0..4 {
                     ring.acquire(unit, stream(1)).unwrap();
                     let at = ring.address(unit).unwrap();
-                    // SAFETY: acquired, on the host driver, whose copies are done when they are given.
+                    // SAFETY: acquired, on the host driver, with synchronous copies.
                     let bytes = unsafe { std::slice::from_raw_parts(at.0 as *const u8, UNIT as usize) };
                     let before = bytes[0];
                     thread::yield_now();
-                    // Its own, of one version, whoever changes it meanwhile.
+                    // One version only, despite concurrent changes.
                     assert!(bytes.iter().all(|byte| *byte == before), "unit {unit} is torn");
                     assert_eq!(usize::from(before % 16), unit);
                     ring.release(unit, stream(1)).unwrap();
@@ -1091,7 +1080,6 @@ fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
                 assert!(ring.stats().acquired <= 1);
             })
         };
-        // What was made on the device goes to the host.
         let made = device.elastic_buffer(UNIT, &ElasticOptions::default()).unwrap();
         made.commit(0..UNIT).unwrap();
         // SAFETY: committed, on the host driver.
@@ -1110,7 +1098,6 @@ fn a_ring_is_read_while_its_sources_change_and_others_fill_it() {
         for thread in [user, changer, filler, flusher] {
             thread.join().unwrap();
         }
-        // It is read from now on.
         ring.acquire(3, stream(1)).unwrap();
         let mut found = [0; UNIT as usize];
         // SAFETY: acquired, on the host driver.
@@ -1144,7 +1131,6 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
             let run = HostRun { source: Arc::clone(&buffer), from: unit * UNIT, to: 0, bytes: UNIT };
             ring.set_source(unit as usize, &[run]).unwrap();
         }
-        // What a step made, which is to be a source.
         let made = device.elastic_buffer(UNIT, &ElasticOptions::default()).unwrap();
         made.commit(0..UNIT).unwrap();
         // SAFETY: committed, on the host driver.
@@ -1157,7 +1143,7 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
         }
         let step = ring.capture_end(stream(1)).unwrap();
         let executable = copying.end();
-        // Units in the order of their copies: the first is there, and is copied again at the end.
+        // Units in copy order: the first one is resident and is copied again at the end.
         let order = [1, 2, 3, 0];
         let whole = {
             let (ring, device) = (Arc::clone(&ring), Arc::clone(&device));
@@ -1189,13 +1175,13 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
             }
         };
         let wrong_state = |error: &Error| matches!(error, Error::WrongState { .. });
-        // The next one asks no source, unless something changes.
+        // Without changes, the next launch skips the sources.
         launch(&step).unwrap().unwrap();
         let launcher = {
             let launch = launch.clone();
             thread::spawn(move || {
                 for _ in 0..2 {
-                    // Refused while a unit is read.
+                    // Refused while a unit is acquired.
                     match launch(&step) {
                         Ok(found) => drop(found.unwrap()),
                         Err(error) => assert!(wrong_state(&error), "{error}"),
@@ -1208,7 +1194,7 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
             let (ring, device, buffer) = (Arc::clone(&ring), Arc::clone(&device), Arc::clone(&buffer));
             let at = made.base();
             thread::spawn(move || {
-                // Refused while a launch that reads it is being given.
+                // Refused while a launch that reads the source is being submitted.
                 while let Err(error) = buffer.write(UNIT, &[17; UNIT as usize]) {
                     assert!(wrong_state(&error), "{error}");
                     thread::yield_now();
@@ -1240,7 +1226,6 @@ fn captured_steps_are_launched_while_sources_change_and_eager_work_uses_the_slot
         changer.join().unwrap();
         eager.join().unwrap();
         let step = launcher.join().unwrap();
-        // What is there now is what is read.
         assert_eq!(launch(&step), Ok(Ok(vec![0, 17, 18, 19, 0])));
         assert_eq!(ring.audit(), Ok(()));
         drop((step, launch, whole, ring, buffer, made));

@@ -1,4 +1,4 @@
-//! Spaces on the host driver, with real contents: what is shared, what is kept, what is refused, and how many fit.
+//! Spaces on the host driver with real contents: sharing, live-out blocks, refusals, capacity.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
 }
 
 fn poke(at: Address, value: u64) {
-    // SAFETY: the tests pass live blocks of the host driver, which are memory of this process.
+    // SAFETY: tests pass live blocks of the host driver, memory of this process.
     unsafe { (at.0 as *mut u64).write_volatile(value) };
 }
 
@@ -59,7 +59,6 @@ fn two_spaces_show_the_same_page_and_a_retained_block_leaves_it() {
     poke(shared, 3);
     assert_eq!((peek(kept), peek(shared)), (2, 3), "a retained block shares memory");
 
-    // Freed, its pages serve others, while the first graph may still write there.
     let before = device.stats().physical_bytes;
     first.free(kept).unwrap();
     assert_eq!(first.free(kept), Err(Error::DoubleFree { address: kept }));
@@ -77,7 +76,7 @@ fn two_spaces_show_the_same_page_and_a_retained_block_leaves_it() {
 fn a_retained_block_costs_what_it_covers() {
     let (_, device) = device(HostOptions::default());
     let arena = arena(&device);
-    // On a large page while it is captured; on 5 small pages once it is retained.
+    // Captured on a large page; live-out on 5 small pages.
     let sizes = [10 * MIB, 4000, 16 * MIB];
     let expected = [10 * MIB, 2 * MIB, 16 * MIB];
     for (bytes, own) in sizes.into_iter().zip(expected) {
@@ -101,7 +100,6 @@ fn blocks_of_two_streams_never_share_a_page_in_one_space() {
     poke(a, 1);
     poke(b, 2);
     assert_eq!(peek(a), 1);
-    // A block both streams use keeps its memory until the seal.
     space.record_stream(b, A).unwrap();
     space.free(b).unwrap();
     let again = space.allocate(MIB, B).unwrap();
@@ -110,7 +108,7 @@ fn blocks_of_two_streams_never_share_a_page_in_one_space() {
     assert_eq!(space.seal().unwrap().retained.len(), 1);
 }
 
-/// The caller has seen in the captured graph that the block's stream waits for the other one.
+/// The caller saw the join of both streams in the captured graph.
 #[test]
 fn a_parked_block_is_used_again_once_its_streams_are_joined() {
     let (_, device) = device(HostOptions::default());
@@ -132,7 +130,6 @@ fn a_parked_block_is_used_again_once_its_streams_are_joined() {
     assert_eq!(blocks.record_stream(block, A), Ok(Some(B)));
     blocks.free(block, &[]).unwrap();
     assert_eq!(space.seal().unwrap().retained.len(), 1);
-    // The seal has freed it.
     assert_eq!(blocks.free_parked(block), Ok(()));
     assert_eq!(arena.audit(), Ok(()));
 }
@@ -152,7 +149,6 @@ fn what_is_not_a_block_is_refused_and_changes_nothing() {
     for bytes in [0, 1 << 63, u64::MAX] {
         assert!(matches!(space.allocate(bytes, A), Err(Error::InvalidSize { bytes: b, .. }) if b == bytes));
     }
-    // More addresses than there are: refused by the system, and the next call works.
     assert!(matches!(
         space.allocate(1 << 46, A),
         Err(Error::OutOfAddresses { .. } | Error::OutOfMemory { .. })
@@ -202,7 +198,6 @@ fn pages_that_nobody_maps_are_given_back_before_an_allocation_fails() {
     assert_eq!(device.stats().free_bytes, 64 * MIB);
     let small = arena.open_space().unwrap();
     small.allocate(MIB / 4, A).unwrap();
-    // As much as is needed, and no more.
     assert_eq!(device.stats().physical_bytes, 50 * MIB);
 }
 
@@ -358,7 +353,6 @@ fn a_retained_block_that_a_second_stream_uses_can_be_freed() {
     assert_eq!((stats.blocks, stats.live_bytes, stats.retained_bytes), (0, 0, 0));
 }
 
-/// Runs one test of this file again in a process of its own.
 fn in_a_child(test: &str) -> std::process::Output {
     let exe = std::env::current_exe().unwrap();
     Command::new(exe).args(["--exact", test, "--nocapture"]).env("VMMGRAPH_TEST_CHILD", "1").output().unwrap()
@@ -416,7 +410,7 @@ fn running_out_of_descriptors_is_its_own_error() {
 fn a_retained_block_among_freed_ones_costs_its_own_bytes_and_what_is_around_it_stays_shared() {
     let (_, device) = device(HostOptions::default());
     let arena = arena(&device);
-    // Three blocks on one large page, [0, 9) MiB; the middle one stays.
+    // Three blocks on one large page, [0, 9) MiB; the middle one is live-out.
     let capture = || {
         let space = arena.open_space().unwrap();
         let blocks: Vec<_> = (0..3).map(|_| space.allocate(3 * MIB, A).unwrap()).collect();
@@ -424,7 +418,7 @@ fn a_retained_block_among_freed_ones_costs_its_own_bytes_and_what_is_around_it_s
         space.free(blocks[0]).unwrap();
         space.free(blocks[2]).unwrap();
         let report = space.seal().unwrap();
-        // [3, 6) MiB lies on two small pages, the rest of [0, 10) on three that all spaces share.
+        // [3, 6) MiB on two private small pages, the rest of [0, 10) on three shared ones.
         assert_eq!((report.retained_bytes, report.small_pages), (4 * MIB, 3));
         (space, blocks)
     };
@@ -438,7 +432,6 @@ fn a_retained_block_among_freed_ones_costs_its_own_bytes_and_what_is_around_it_s
         assert_eq!(peek(blocks[1]), value, "a kept output was overwritten");
         assert_eq!(peek(blocks[0]), 3, "what passes is not shared");
     }
-    // No other block is on its two small pages.
     captured[0].0.free(captured[0].1[1]).unwrap();
     assert_eq!(device.stats().retained_bytes, 3 * 4 * MIB);
 }
@@ -455,7 +448,7 @@ fn a_seal_reports_every_driver_call_of_its_space() {
     let report = first.seal_with(RetainPolicy::Share).unwrap();
     assert_eq!((report.driver_calls, report.maps), (2 + 4 + 2 * 4, 4));
     assert!(!report.driver_time.is_zero());
-    // The pages are there for the second; its block moves to pages of its own: one is created, one unmapped, one mapped.
+    // The second space maps existing pages; its block moves: one create, one unmap, one map.
     let second = arena.open_space().unwrap();
     second.allocate(1000, A).unwrap();
     let report = second.seal().unwrap();
@@ -467,7 +460,7 @@ fn a_seal_reports_every_driver_call_of_its_space() {
 
 #[test]
 fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
-    // Torch's segments: 2 and 20 MiB, and larger ones rounded up to 2 MiB.
+    // Torch's segments: 2 and 20 MiB; larger ones are rounded up to 2 MiB.
     let sizes = |seed: u64, count: u64| {
         (0..count).map(move |n| match (n * 7 + seed * 13) % 5 {
             0 | 1 => 2 * MIB,
@@ -494,7 +487,6 @@ fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
                     (block, bytes)
                 })
                 .collect();
-            // No two blocks of a space share memory: each still holds its own address.
             assert!(blocks.iter().all(|(block, bytes)| peek(block.plus(bytes - 8)) == block.0));
             longest = longest.max(sizes(seed, 3 * seed).sum::<u64>());
             space.free(blocks[0].0).unwrap();
@@ -503,7 +495,6 @@ fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
                 space.free(blocks[0].0.plus(512)),
                 Err(Error::ForeignPointer { address: blocks[0].0.plus(512) })
             );
-            // A freed address serves no other block.
             let another = space.allocate(blocks[0].1, A).unwrap();
             assert!(blocks.iter().all(|(block, _)| *block != another));
             longest = longest.max(sizes(seed, 3 * seed).sum::<u64>() + blocks[0].1);
@@ -515,16 +506,15 @@ fn bump_spaces_share_one_tape_that_is_as_long_as_the_longest_of_them() {
             assert_eq!((report.retained_bytes, report.retained.len()), (0, blocks.len()));
             spaces.push((space, blocks));
         }
-        // The same bytes of the tape show in every space.
         poke(spaces[0].1[0].0, 77);
         assert!(spaces.iter().all(|(_, blocks)| peek(blocks[0].0) == 77));
-        // The tape's last page may be longer than what needs it, by less than a sixteenth of the tape and half a large page.
+        // The last page may exceed the need by less than a sixteenth of the tape and half a large
+        // page.
         let held = arena.mapped_size();
         assert!((longest..longest + (longest / 16).min(8 * MIB)).contains(&held), "{held} for {longest}");
         let stats = device.stats();
         let blocks: usize = spaces.iter().map(|(_, blocks)| blocks.len() + 1).sum();
         println!("{} maps for {blocks} blocks", stats.maps);
-        // What only the longest space shows goes with it, from the tape's end.
         spaces.sort_by_key(|(space, _)| space.stats().mapped_bytes);
         let next = spaces[spaces.len() - 2].0.stats().mapped_bytes;
         spaces.pop();
@@ -556,13 +546,12 @@ fn the_layout_hash_tells_captures_apart_and_is_the_same_for_the_same_requests() 
     {
         assert_ne!(capture(&one, different, false).0, hash, "{different:?}");
     }
-    // What is live at the end gets pages of its own, unless the policy says otherwise.
     let retained = capture(&one, &sizes, true).0;
     assert_ne!(retained, hash);
     let options = Options { retain: RetainPolicy::Share, ..Options::default() };
     let sharing = SharedVmmAllocator::new(&device, &options).unwrap();
     assert!(![retained, hash].contains(&capture(&sharing, &sizes, true).0));
-    // Pages of another size have seams elsewhere, where no block's place says so.
+    // Other page sizes have other boundaries, even if blocks are at the same places.
     let options = Options { large_page_bytes: 32 * MIB, ..Options::default() };
     let larger = SharedVmmAllocator::new(&device, &options).unwrap();
     assert_ne!(capture(&larger, &[4096], false).0, capture(&one, &[4096], false).0);
@@ -572,7 +561,7 @@ fn the_layout_hash_tells_captures_apart_and_is_the_same_for_the_same_requests() 
 fn the_layout_hash_tells_pages_apart_that_show_at_the_same_places() {
     let (_, device) = device(HostOptions::default());
     let arena = arena(&device);
-    // The last block lies behind the addresses of the two before each time: on the first one's pages, or on pages of its own.
+    // The last block has new addresses each time, over the first block's pages or new ones.
     let capture = |first: Stream, second: Stream, early: bool| {
         let space = arena.open_space().unwrap();
         let one = space.allocate(32 * MIB, first).unwrap();
@@ -595,7 +584,7 @@ fn the_layout_hash_tells_pages_apart_that_show_at_the_same_places() {
     let apart = capture(A, A, false);
     assert_eq!((reused.1, apart.1), (4, 6));
     assert_ne!(reused.0, apart.0);
-    // Nothing serves two streams; which handles they have does not matter.
+    // Streams never share pages; handle values do not matter.
     assert_eq!(capture(A, B, true), apart);
     assert_eq!(capture(B, A, true), apart);
     assert_eq!(capture(B, B, true), reused);
@@ -619,7 +608,6 @@ fn a_seal_in_place_exchanges_no_page() {
     assert_eq!((before.maps, before.unmaps, before.pages), (after.maps, after.unmaps, after.pages));
     poke(kept, 7);
 
-    // Another space shows the page: nothing changes, and without the block the seal works.
     let (first, _first) = open();
     let (second, block) = open();
     let refused = second.seal_with(RetainPolicy::InPlace);
@@ -636,7 +624,8 @@ fn a_seal_in_place_exchanges_no_page() {
     arena.audit().unwrap();
 }
 
-/// A block that another stream used is parked until the seal, which an abandoned capture never sees.
+/// A block used by a second stream is parked until the seal, which an abandoned capture never
+/// reaches.
 #[test]
 fn blocks_of_an_abandoned_capture_count_no_longer_than_it() {
     let (_, device) = device(HostOptions::default());

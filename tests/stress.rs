@@ -1,10 +1,10 @@
-//! Sixteen threads do everything to the same arenas at once, and every byte they may rely on is looked at.
+//! Sixteen threads use the same arenas at once; all guaranteed contents are checked.
 //!
-//! * Spaces that all threads open, capture into, seal, replay and drop: a replay stamps and checks the blocks in the order of the
-//!   capture, inside `launch`, which nothing else may overlap. Blocks that were retained keep their stamp whatever others replay.
-//! * One open space that all threads allocate from, each on its own stream: live blocks are never on one page.
+//! * All threads open, capture, seal, replay and drop shared spaces. Replays stamp and check blocks
+//!   in capture order, exclusively. Live-out blocks keep their stamp.
+//! * All threads allocate from one open space on their own streams: live blocks never share a page.
 //!
-//! VMMGRAPH_STRESS_SECONDS says for how long; 3 if it is not set.
+//! VMMGRAPH_STRESS_SECONDS sets the duration, by default 3 seconds.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,13 +19,13 @@ use vmmgraph_testkit::{Random, Stamps, stream};
 
 const THREADS: u64 = 16;
 const STREAMS: u64 = 3;
-/// Small enough that the threads often run out of it.
+/// Small, so that memory often runs out.
 const MEMORY: u64 = 24 << 20;
-/// Spaces there are beside those that a thread still holds: what is live does not grow with how long or how fast this runs.
+/// Limit of spaces, besides those held by a thread: live bytes stay bounded.
 const SPACES: usize = 64;
-/// Live blocks of a space at most.
+/// Limit of live blocks per space.
 const LIVE: usize = 24;
-/// Bytes of a block at most.
+/// Limit of a block's bytes.
 const BLOCK: u64 = 1 << 20;
 
 fn seconds() -> Duration {
@@ -33,7 +33,6 @@ fn seconds() -> Duration {
     Duration::from_secs_f64(text.parse().unwrap_or(3.0))
 }
 
-/// Mostly small, sometimes of several pages.
 fn bytes(random: &mut Random) -> u64 {
     match random.below(4) {
         0 => 1 + random.below(2000),
@@ -52,18 +51,16 @@ enum Step {
 struct Block {
     at: Address,
     bytes: u64,
-    /// A second stream uses it: once freed, nothing takes its place until the seal.
+    /// Used by a second stream: a freed block is not reused before the seal.
     crossing: bool,
     live: bool,
 }
 
-/// What was done to a space, in order. Its lock makes the order of the calls known.
 #[derive(Default)]
 struct History {
     steps: Vec<Step>,
     blocks: Vec<Block>,
     sealed: Option<RetainPolicy>,
-    /// The stamp of the last replay.
     round: u32,
 }
 
@@ -85,7 +82,7 @@ struct World {
     device: Arc<Device>,
     arena: SharedVmmAllocator,
     shapes: Mutex<Vec<Arc<Shape>>>,
-    /// The space of all threads, in an arena of its own.
+    /// The space of all threads, in its own arena.
     common: RwLock<Arc<Space>>,
     common_arena: SharedVmmAllocator,
     counts: Counts,
@@ -124,11 +121,9 @@ impl World {
             shapes.swap_remove(pick)
         });
         drop(shapes);
-        // Perhaps not the last reference: then another thread drops it, in the middle of what it does.
         drop(dropped);
     }
 
-    /// The only refusals there may be, and none of them may change anything.
     fn allowed(&self, error: &Error) {
         assert!(error.is_out_of_memory(), "{error}");
         self.counts.refused.fetch_add(1, Relaxed);
@@ -225,7 +220,6 @@ impl World {
         self.counts.replays.fetch_add(1, Relaxed);
     }
 
-    /// Looks at what a sealed space retained, and perhaps frees some of it.
     fn retained(&self, shape: &Shape, random: &mut Random) {
         let mut history = shape.history.lock().unwrap();
         if history.sealed != Some(RetainPolicy::Retain) || history.round == 0 {
@@ -242,10 +236,9 @@ impl World {
                 block.live = false;
             }
         }
-        // A replay of a space whose retained blocks were freed still writes there, in order with the others.
+        // Replays of a space still write its freed live-out blocks, in order.
     }
 
-    /// A block of the space of all threads, stamped for as long as it lives.
     fn common(&self, random: &mut Random, thread: u64) {
         let space = self.common.read().unwrap();
         let stamps = Stamps::new(&self.driver, Stream::LEGACY);
@@ -272,7 +265,8 @@ impl World {
         }
         drop(space);
         if random.below(40) == 0 {
-            // Alone: while pages are exchanged, nobody may touch the blocks, and two open spaces of one arena share pages.
+            // Exclusive: the seal replaces pages under blocks, and two open spaces of an arena
+            // share pages.
             let mut space = self.common.write().unwrap();
             for _ in 0..3 {
                 let _ = space.allocate(bytes(random), Stream::LEGACY).map_err(|error| self.allowed(&error));
@@ -301,7 +295,7 @@ impl World {
             (26, _) => self.arena.mark().unwrap(),
             (27, _) => {
                 let stats = self.arena.stats();
-                // A thread holds one space at most, which may have been dropped by the others.
+                // Each thread holds one space at most, possibly already dropped from the list.
                 let live = (SPACES as u64 + 1 + THREADS) * LIVE as u64 * BLOCK;
                 assert!(stats.blocks < 1 << 20 && stats.live_bytes <= live, "{stats:?}");
                 let snapshot = self.arena.snapshot();

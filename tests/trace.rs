@@ -1,4 +1,4 @@
-//! Captures of real models, and of models made up, on the host driver: memory, driver calls and contents.
+//! Captures of recorded and computed models on the host driver: memory, driver calls and contents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ fn run(trace: &Trace, options: &Options) -> Run {
     Run { host, device, arena, captured }
 }
 
-/// Trace, most bytes held over the floor, most map calls.
+/// Trace, limit of held bytes / lower bound, limit of map calls.
 type Row = (Trace, f64, u64);
 
-/// Traces taken from models on a GPU.
+/// Traces recorded on a GPU.
 fn measured() -> Vec<Row> {
     let all = load("capture-trace-65");
     assert_eq!((all.shapes.len(), all.floor_bytes()), (65, 1056 * MIB));
@@ -50,7 +50,7 @@ fn measured() -> Vec<Row> {
     ]
 }
 
-/// Models that the placement was not tuned on.
+/// Computed models, not used to tune the placement.
 fn made_up() -> Vec<Row> {
     const BATCHES: [u32; 35] = {
         let mut batches = [0; 35];
@@ -74,7 +74,7 @@ fn made_up() -> Vec<Row> {
         decode: &to_512,
         prefill: &[64, 128, 256, 512, 1024, 2048, 4096, 8192],
     };
-    // Small ones need a hint.
+    // Small models need a hint.
     let of_768 = Model {
         name: "12 layers of 768",
         hidden: 768,
@@ -170,7 +170,7 @@ fn physical_memory_stays_near_the_floor_in_every_order() {
             "{}: {seen:?}",
             trace.name
         );
-        // What a space maps depends on its own requests only, so the order of capture changes nothing at all.
+        // Mappings of a space depend on its own requests only, not on the order.
         assert!(seen.iter().all(|run| *run == seen[0]), "{}: {seen:?}", trace.name);
         assert!(pages.iter().all(|run| *run == pages[0]), "{}", trace.name);
     }
@@ -235,7 +235,6 @@ fn every_shape_replays_with_its_own_contents_in_any_order() {
                 found.blocks += one.blocks;
                 found.wrong += one.wrong;
             }
-            // Every retained block outlived the replays of all shapes that came after its own.
             let lost: u64 = run.captured.iter().map(|c| c.lost_retained(&stamps, round).unwrap()).sum();
             assert_eq!(lost, 0, "{name}");
         }
@@ -288,7 +287,8 @@ fn dropping_the_spaces_gives_everything_back() {
     let before = device.stats();
     assert!(before.retained_bytes >= 65 * 2 * MIB);
 
-    // Half of the graphs: their own pages are free at once, as are those that no other space shows, and the driver's after a trim.
+    // Half of the graphs: private pages and unshared pages are free at once, and return to the
+    // driver at a trim.
     let dropped = captured.split_off(32);
     let exclusive: u64 = dropped.iter().map(|c| c.space.stats().retained_bytes).sum();
     let reserved: u64 = dropped.iter().map(|c| c.space.stats().reserved_bytes).sum();
@@ -320,8 +320,9 @@ fn dropping_the_spaces_gives_everything_back() {
 
 #[test]
 fn torch_segments_are_what_was_measured() {
-    // design: 17154 MiB in private pools and 1570 MiB in the published design, measured on an H200. Computed: no cuBLAS
-    // workspace and no rounding between graphs, so a little less, but never more.
+    // design: 17154 MiB in private pools and 1570 MiB in the published design, measured on an H200.
+    // The computed values omit the cuBLAS workspace and rounding between graphs: slightly less,
+    // never more.
     let trace = load("capture-trace-65");
     let (private, published) = (private_pools_bytes(&trace) / MIB, published_design(&trace).0 / MIB);
     println!("private pools {private} MiB, published design {published} MiB");

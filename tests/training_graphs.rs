@@ -1,6 +1,6 @@
-//! Forward and backward passes that are graphs of their own in one arena, as torch's
-//! `make_graphed_callables` captures them: the backward pass frees what the forward pass saved while it is
-//! captured. Blocks that were passed on like that share pages with those of other pairs.
+//! Forward and backward passes as separate graphs in one arena, as by torch's
+//! `make_graphed_callables`: the backward capture frees tensors saved by the forward pass, whose
+//! pages later pairs share.
 
 use std::sync::Arc;
 
@@ -14,7 +14,6 @@ const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
 const KIB: u64 = 1 << 10;
 
-/// A block that a graph writes.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     at: Address,
@@ -28,28 +27,25 @@ enum Step {
     Read(Block),
 }
 
-/// One captured pass.
 struct Pass {
     space: Arc<Space>,
     blocks: VmmTorchAllocator,
     steps: Vec<Step>,
 }
 
-/// A forward pass and its backward pass.
 struct Pair {
     forward: Pass,
     backward: Option<Pass>,
     saved: Vec<Block>,
-    /// What the program keeps.
     outputs: Vec<(VmmTorchAllocator, Block)>,
 }
 
 struct World {
     bench: Bench,
-    /// All allocations and frees in order, as one pool of torch's would see them.
+    /// All allocations and frees in order, for the comparison with torch's pool.
     events: Vec<Event>,
     blocks: usize,
-    /// The stream is under capture while a pass is, so that nothing can be recorded on it.
+    /// Passes are captured on a stream under capture, which accepts no record.
     captures: bool,
 }
 
@@ -90,13 +86,12 @@ impl World {
         pass.space.seal().unwrap();
     }
 
-    /// Layers over so many patches a side: what attention and a feed-forward network allocate.
+    /// Captures the allocations of attention and feed-forward layers over side * side patches.
     fn forward(&mut self, side: u64, layers: usize) -> Pair {
         let mut pass = self.begin();
         let (wide, scores) = (side * side * 3 * KIB, side.pow(4) * 64);
         let mut saved = Vec::new();
         for _ in 0..layers {
-            // The norm, q, k and v, and their copies.
             for bytes in [wide, 16 * KIB, 3 * wide, wide, wide, wide] {
                 saved.push(self.allocate(&mut pass, bytes));
             }
@@ -120,7 +115,6 @@ impl World {
         Pair { forward: pass, backward: None, saved, outputs }
     }
 
-    /// Reads what the forward pass saved, last first, and frees it.
     fn backward(&mut self, pair: &mut Pair) {
         let mut pass = self.begin();
         let mut gradient = self.allocate(&mut pass, pair.outputs[0].1.bytes);
@@ -144,8 +138,8 @@ impl World {
         pair
     }
 
-    /// Micro-batches: three forward passes, then one backward pass and one forward pass in turns.
-    /// Returns the pairs, and which pass followed which: the pair's number and whether it is the forward one.
+    /// Captures three forward passes, then backward and forward passes alternately. Returns the
+    /// pairs, and the capture order as (pair, is forward).
     fn micro_batches(&mut self, side: u64, layers: usize, count: usize) -> (Vec<Pair>, Vec<(usize, bool)>) {
         let (mut pairs, mut order) = (Vec::new(), Vec::new());
         for number in 0..count + 3 {
@@ -183,7 +177,6 @@ impl World {
         pair.backward.iter().for_each(|backward| self.replay(backward));
     }
 
-    /// Every output of these pairs, which were all replayed, is there.
     fn check_outputs(&self, pairs: &[Pair]) {
         for (_, block) in pairs.iter().flat_map(|pair| &pair.outputs) {
             assert!(self.bench.stamps.holds(block.at, block.bytes, block.id as u32).unwrap(), "{block:?}");
@@ -196,7 +189,6 @@ impl World {
         self.bench.device.stats().physical_bytes
     }
 
-    /// Bytes that one pool of torch's would reserve.
     fn torchs(&self) -> u64 {
         let shapes = vec![Shape { kind: 'p', tokens: 0, events: self.events.clone() }];
         private_pools_bytes(&Trace { name: String::new(), shapes })
@@ -237,7 +229,7 @@ fn micro_batches_hold_what_torchs_pool_holds() {
     world.end_all(pairs);
 }
 
-/// The streams are captured when the blocks are freed: what they were given is found out at the seal.
+/// The streams are under capture at the frees: pending work is determined at the seal.
 #[test]
 fn blocks_freed_under_capture_are_shared_by_the_next_capture() {
     let mut world = World::new();
@@ -248,13 +240,13 @@ fn blocks_freed_under_capture_are_shared_by_the_next_capture() {
     let mut other = World::new();
     let pair = other.pair(10, 2);
     let alone = other.held();
-    // A page for the gradient of each, which is no short block.
+    // One page for each gradient, which is a large block.
     assert!(held <= alone + 6 * MIB, "{} MiB, and {} for the first pair", held / MIB, alone / MIB);
     other.end_all(vec![pair]);
     world.end_all(pairs);
 }
 
-/// What a backward pass reads is there when its forward pass was replayed just before; outputs stay.
+/// A backward replay right after its forward replay finds the saved blocks; outputs stay.
 #[test]
 fn pairs_are_replayed_in_any_order() {
     for seed in seeds(6) {
@@ -299,7 +291,6 @@ fn micro_batches_are_replayed_in_their_order() {
     }
 }
 
-/// Pages under blocks that a stream may still read stay where they are.
 #[test]
 fn a_passed_block_that_is_still_read_keeps_its_pages() {
     let mut world = World::new();
@@ -322,7 +313,7 @@ fn a_passed_block_that_is_still_read_keeps_its_pages() {
     world.end_all(pairs);
 }
 
-/// A graph that is captured elsewhere may read the block and be launched at any time: its addresses stay as they are.
+/// A graph captured outside the library may read the block at any time, so the mapping stays.
 #[test]
 fn a_block_that_graphs_captured_elsewhere_may_read_keeps_its_pages() {
     let mut world = World::new();
@@ -338,7 +329,7 @@ fn a_block_that_graphs_captured_elsewhere_may_read_keeps_its_pages() {
     world.end_all(pairs);
 }
 
-/// As `torch.cuda.empty_cache()` does: the own pages of passed blocks go, a few idle pages stay.
+/// As in `torch.cuda.empty_cache()`: private pages are freed, a few idle pages stay.
 #[test]
 fn idle_pages_go_if_they_are_more_than_a_few() {
     let mut world = World::new();

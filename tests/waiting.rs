@@ -1,5 +1,5 @@
-//! Platforms on which nobody may wait for the device while something of it is captured: waits are refused before the driver is asked, nothing that is in use
-//! is taken for done, and what was begun before goes on.
+//! Platforms that forbid waits during a capture on the device: waits are refused before any driver
+//! call, pages in use are not reused, and earlier operations continue.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -76,7 +76,7 @@ fn a_wait_while_something_is_captured_is_refused_before_the_driver_is_asked() {
     // SAFETY: no outputs.
     assert!(refused(unsafe { ready.verify(A, &[], || ()) }));
     assert_eq!(bench.driver.count("event_synchronize"), before);
-    // What orders work on the device waits for nothing here.
+    // Device-side ordering needs no host wait.
     ready.replay(B, || ()).unwrap();
     ready.replay(A, || ()).unwrap();
     capturing.allocate(3 * MIB, B).unwrap();
@@ -135,13 +135,12 @@ fn pages_behind_a_replay_are_not_taken_while_nobody_can_say_that_it_is_over() {
     let other = bench.arena();
     let capturing = other.open_space().unwrap();
     drop((old, arena));
-    // The pages are behind the replay. Nobody may ask for it, so memory is short; and nobody waits for two seconds in vain.
+    // The replay must not be queried, so memory is short at once, without the two-second wait.
     let questions = bench.driver.count("event_query");
     let error = capturing.allocate(40 * MIB, B).unwrap_err();
     assert!(error.is_out_of_memory(), "{error}");
     assert!(bench.driver.count("event_query") - questions < 100);
     assert_eq!(bench.driver.count("event_synchronize"), 0);
-    // The seal may wait again; so may the next capture's predecessor.
     capturing.seal().unwrap();
     other.trim().unwrap();
     captured(&other, 40 * MIB);

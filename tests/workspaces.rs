@@ -1,4 +1,5 @@
-//! Workspaces over the host driver: whose page is behind each. What streams that work late see is in `tests/any_order/workspaces.rs`.
+//! Workspaces on the host driver: the page of each. `tests/any_order/workspaces.rs` tests late
+//! streams.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +16,6 @@ fn nothing() -> Fence {
     Fence::default()
 }
 
-/// Pages of all workspaces, and how often they are mapped.
 fn pages(device: &Device) -> (u64, u64) {
     let all = device.pool().holdings();
     let mine = all.iter().filter(|one| matches!(one.holder, Holder::Workspace { .. }));
@@ -78,7 +78,6 @@ fn one_that_goes_elsewhere_joins_those_there_and_has_a_page_of_its_own_in_the_en
     assert_eq!(one.use_on(Some(A), nothing), Ok(true));
     assert_eq!(pages(&bench.device), (3, 5));
     assert_eq!(one.use_on(Some(B), || panic!("its page stays")), Ok(true));
-    // Nobody joins it.
     assert_eq!(all[1].use_on(None, nothing), Ok(true));
     assert_eq!(all[2].use_on(None, || panic!("it is the last one there")), Ok(true));
     assert_eq!(pages(&bench.device), (4, 5));
@@ -93,7 +92,7 @@ fn who_was_always_alone_keeps_the_page() {
     assert!(!one.keep(), "another one shows its page");
     other.use_on(Some(A), nothing).unwrap();
     drop(other);
-    // Its work may not be over.
+    // Its work may still run.
     assert!(!one.keep());
     one.use_on(None, || panic!("it was never used")).unwrap();
     assert!(one.keep());
@@ -138,7 +137,6 @@ fn sizes_do_not_mix_and_some_are_refused() {
         let refused = Workspace::new(&bench.device, bytes);
         assert!(matches!(refused, Err(Error::InvalidSize { .. })), "{refused:?}");
     }
-    // Another device has its own.
     let other = Bench::new(A);
     let theirs = Workspace::new(&other.device, 2 * MIB).unwrap();
     assert_eq!(pages(&other.device), (1, 1));
@@ -165,7 +163,7 @@ fn without_memory_it_stays_where_it_is() {
     bench.end();
 }
 
-/// A capture of another shape asks, which must not wait for this one's work: that may wait for the capture.
+/// A move must not block captures of other shapes: its work may wait for the capture.
 #[test]
 fn nobody_waits_for_another_threads_move() {
     let bench = Bench::new(A);
@@ -216,7 +214,7 @@ fn threads_make_move_and_drop_them_beside_each_other() {
                         }
                         _ => {}
                     }
-                    // One that has its page to itself does not lose that.
+                    // A workspace alone on its page stays alone.
                     assert!(mine.iter().all(|(one, alone)| !alone || one.keep()));
                     assert_eq!(device.pool().audit(), Ok(()));
                 }
@@ -227,7 +225,6 @@ fn threads_make_move_and_drop_them_beside_each_other() {
     bench.end();
 }
 
-/// Holds as a value of a program's: from any thread.
 #[test]
 fn any_thread_may_have_one() {
     fn is_send<T: Send + Sync>(_: &T) {}

@@ -1,4 +1,4 @@
-//! What happens to an arena while the contents that a resume brings back are still copied.
+//! Uses an arena while a resume is still copying its contents.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -40,7 +40,6 @@ fn what_goes_while_its_arena_is_paused_goes_behind_the_contents_that_come_back_f
         let outputs = [0; 2].map(|_| space.allocate(PAGE, STREAMS[0]).unwrap());
         space.seal().unwrap();
         arena.pause(Fence::default()).unwrap().complete().unwrap();
-        // Its end waits for a reader who is done sooner than the copies.
         (0..2).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
         space.record_stream(outputs[0], STREAMS[1]).unwrap();
         drop(space);
@@ -61,7 +60,6 @@ fn contents_come_back_where_their_holder_has_them_though_a_replay_moves_pages_me
         let passing = space.allocate(3 * PAGE, STREAMS[0]).unwrap();
         space.free(passing).unwrap();
         space.seal().unwrap();
-        // On a page that the graph still shows.
         let scope = arena.eager_scope(STREAMS[0]).unwrap();
         let mut result = Block::new(scope.allocate(PAGE).unwrap(), PAGE);
         world.use_on(&mut result, STREAMS[0], Some(7));
@@ -92,7 +90,7 @@ fn whoever_resumes_what_is_mapped_already_is_behind_its_contents_as_well() {
         blocks.iter_mut().for_each(|block| world.use_on(block, STREAMS[0], Some(5)));
         world.late.drain();
         world.device.pause(&[], Fence::default()).unwrap().complete().unwrap();
-        // By somebody else, who is not done with it.
+        // A resume by a different caller, not yet complete.
         let ready = world.device.resume_async(&[], NOW).unwrap();
         if waits {
             arena.resume(NOW).unwrap();
@@ -113,7 +111,6 @@ fn whoever_resumes_what_is_mapped_already_is_behind_its_contents_as_well() {
     }
 }
 
-/// A page on lease to a buffer whose contents still come back, for a block that was freed while its arena was paused.
 struct Lent {
     world: World,
     lease: Lease,
@@ -130,7 +127,7 @@ impl Lent {
         let output = space.allocate(PAGE, STREAMS[0]).unwrap();
         space.seal().unwrap();
         arena.pause(Fence::default()).unwrap().complete().unwrap();
-        // Shared from now on.
+        // The page is shared from now on.
         space.free(output).unwrap();
         let (_, ready) = world.device.resume_async(&[], NOW).unwrap();
         let other = arena.open_space().unwrap();
@@ -159,7 +156,7 @@ fn a_lease_begins_behind_contents_that_come_back_for_a_block_that_was_freed() {
     }
 }
 
-/// The page is the buffer's as long as it shows there, whatever kept it from going at first.
+/// The buffer owns the page while it is mapped, even if its unmap was delayed before.
 #[test]
 fn a_borrower_that_wants_a_page_again_keeps_it_though_contents_came_to_it_meanwhile() {
     for seed in seeds(20) {
@@ -169,14 +166,13 @@ fn a_borrower_that_wants_a_page_again_keeps_it_though_contents_came_to_it_meanwh
         world.late.drain();
         world.device.trim().unwrap();
         assert_eq!((buffer.audit(), buffer.stats().committed_bytes), (Ok(()), PAGE), "seed {seed}");
-        // Else the contents were there before it was given back.
         assert_eq!(lease.bytes(), again.revived * PAGE);
         drop((spaces, ready, lease, buffer, arena));
         world.is_right(seed);
     }
 }
 
-/// Where a block went while its region was paused, its bytes, or zeros, still come.
+/// Backup and zero-fill still write a block freed during the pause.
 #[test]
 fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
     for (seed, policy) in
@@ -197,7 +193,6 @@ fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
         world.use_on(&mut block, STREAMS[1], Some(2));
         (0..10).for_each(|_| world.late.launch(STREAMS[1], |_| ()));
         world.use_on(&mut block, STREAMS[1], None);
-        // What nothing comes back to waits for nothing.
         let mut other = Block::new(region.allocate(PAGE, STREAMS[2]).unwrap(), PAGE);
         world.use_on(&mut other, STREAMS[2], Some(3));
         world.is_right(seed);
@@ -205,7 +200,7 @@ fn a_new_block_of_a_region_is_behind_what_comes_back_to_its_place() {
     }
 }
 
-/// A pause takes away what comes back just now: it copies what came, and not what was there before.
+/// The backup must contain the restored bytes.
 #[test]
 fn a_pause_of_a_region_is_behind_the_contents_that_come_back() {
     for seed in seeds(20) {
@@ -227,7 +222,6 @@ fn a_pause_of_a_region_is_behind_the_contents_that_come_back() {
     }
 }
 
-/// The same of a block that is kept, on bytes of one that went while its arena was paused.
 #[test]
 fn a_new_kept_block_is_behind_what_comes_back_to_its_place() {
     for seed in seeds(20) {
@@ -268,11 +262,11 @@ fn a_new_block_for_a_capture_finds_what_came_back_there() {
     region.free(gone).unwrap();
     while region.stats().free_bytes == 0 {}
     let (_, mut ready) = device.resume_async(&[], NOW).unwrap();
-    // No wait can be given to it.
+    // A captured stream accepts no wait.
     faulty.set_capturing(STREAMS[1], true);
     assert_eq!(region.allocate(PAGE / 2, STREAMS[1]).unwrap(), gone);
     let (written, mut found) = ([9_u8; PAGE as usize / 2], [0; PAGE as usize / 2]);
-    // SAFETY: a live block, of whose user nothing runs.
+    // SAFETY: a live block without running work.
     unsafe { faulty.write(gone, &written) }.unwrap();
     ready[0].wait().unwrap();
     // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Graphs and eager work whose pages others have, who read and write there on streams of their own.
+//! Exported pages of graphs and eager work, read and written by peers on their own streams.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -12,16 +12,13 @@ use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
 use super::world::{Beside, Block, Graph, World, arena_options, done};
 
-/// Somebody who has what is behind a graph's output. The other process is played by this one, which imports its own pages.
+/// Importer of a graph's output, in this process.
 struct Peer {
     map: PeerMap,
-    /// Until the owner is told that it is over.
     pins: Vec<PagePin>,
-    /// The output, at the peer's addresses.
     seen: Block,
-    /// The graph's space.
     owner: u64,
-    /// Whether nothing but the output is on its pages: then it stays when the graph goes.
+    /// True if only the output is on its pages: the pages then outlive the graph.
     alone: bool,
 }
 
@@ -48,7 +45,7 @@ impl Peer {
     }
 }
 
-/// All who see an output are behind whoever used it last.
+/// Propagates contents and last use of an output to the graph and all peers.
 fn tell(
     owner: u64,
     used: (Option<u8>, Option<vmmgraph::pages::Mark>),
@@ -91,7 +88,6 @@ fn run(seed: u64, beside: Beside) -> u64 {
             }
             8 if graphs.len() > 2 => {
                 let gone = graphs.swap_remove(graph).space.id();
-                // Of pages that are others' too the bytes may be given to somebody else.
                 let shared = peers.iter_mut().filter(|peer| peer.owner == gone && !peer.alone);
                 shared.for_each(|peer| (peer.owner, peer.seen.byte) = (0, None));
             }
@@ -99,7 +95,6 @@ fn run(seed: u64, beside: Beside) -> u64 {
                 let Graph { space, output, .. } = &graphs[graph];
                 match space.export(output.at, output.bytes) {
                     Ok(extents) => peers.push(Peer::new(&world, &graphs[graph], &extents)),
-                    // Behind eager work, until the next replay.
                     Err(Error::WrongState { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -113,7 +108,7 @@ fn run(seed: u64, beside: Beside) -> u64 {
                 tell(owner, used, &mut graphs, &mut peers);
             }
             15 | 16 if !peers.is_empty() => {
-                // The addresses go behind the streams that were noted; the owner is told when their work is over.
+                // The unmap follows the recorded streams; pins end with their work.
                 let Peer { map, pins, seen, .. } = peers.swap_remove(peer);
                 drop(map);
                 seen.mark.iter().for_each(|mark| mark.block().unwrap());
@@ -153,7 +148,7 @@ fn run(seed: u64, beside: Beside) -> u64 {
         world.use_on(block, last, None);
         arena.eager_blocks().record_stream(block.at, last).unwrap();
     }
-    // What others have goes while it is still looked at; their pins end when they are done.
+    // Exported pages are destroyed during their use; the pins end after the use.
     let (maps, pins): (Vec<PeerMap>, Vec<_>) = peers.into_iter().map(|peer| (peer.map, peer.pins)).unzip();
     drop((maps, graphs));
     if seed.is_multiple_of(2) || !pins.is_empty() {

@@ -1,4 +1,5 @@
-//! Graphs of two arenas, eager work, a region, and elastic memory that borrows the graphs' pages, where memory is short.
+//! Graphs of two arenas, eager work, a region, and elastic memory over leased pages, with little
+//! memory.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,22 +18,21 @@ use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, seeds};
 use super::world::{Beside, Block, Graph, KIB, Refused, STREAMS, World, arena_options, done};
 
 const PAGE: u64 = 16 * KIB;
-/// Pages of the buffer, and blocks of the cache.
+/// Pages of the buffer and blocks of the cache.
 const PAGES: u64 = 12;
 const BLOCKS: u64 = 24;
-/// Bytes of a block in each plane.
 const PLANES: [u64; 2] = [2 * KIB, 3 * KIB];
 const SOON: Duration = Duration::from_secs(20);
 const NOW: Duration = Duration::ZERO;
 
-/// What the engine has in elastic memory; `None`: nothing it may use.
+/// The engine's elastic memory; `None`: not usable.
 struct Engine {
     pages: Vec<Option<Block>>,
     blocks: Vec<Option<Vec<Block>>>,
     random: Random,
 }
 
-/// Behind all that was given about a block.
+/// Adds the last use of a block to a fence.
 fn behind(fence: &mut Fence, block: &Block) {
     if let Some(mark) = &block.mark {
         fence.add_mark(mark.clone());
@@ -97,16 +97,13 @@ pub(crate) struct Program {
     cache: Arc<KvCache>,
     engine: Arc<Shared>,
     pub(crate) graphs: Vec<Graph>,
-    /// What eager work left, and in which arena.
+    /// Results of eager work, with the index of their arena.
     results: Vec<(usize, Block)>,
-    /// Outputs whose graphs are gone.
     outlived: Vec<(VmmTorchAllocator, Block)>,
     region: Arc<Region>,
-    /// Its blocks.
     weights: Vec<Block>,
-    /// What a thread of the library commits.
     ahead: Vec<Pending>,
-    /// Behind the contents of an arena that came back.
+    /// Pending restores of resumed arenas.
     ready: Vec<Ready>,
     pub(crate) random: Random,
 }
@@ -148,7 +145,6 @@ impl Program {
         }
     }
 
-    /// These pages are there, if they were not.
     fn got_pages(&self, range: Range<u64>) {
         for page in range {
             let at = self.buffer.base().plus(page * PAGE);
@@ -191,7 +187,6 @@ impl Program {
             0 | 1 if graphs.len() < 4 => {
                 let Some(mut graph) = done(world.capture(arena, random)) else { return };
                 if number.is_multiple_of(3) {
-                    // Written, and dropped before there is a replay.
                     world.use_on(&mut graph.output, stream, Some(number));
                     world.may_be_captured(stream, random);
                     VmmTorchAllocator::new(&graph.space).free(graph.output.at, &[stream]).unwrap();
@@ -268,7 +263,7 @@ impl Program {
                 }
             }
             17..20 => {
-                // Behind what may still use these pages, as a buffer's user has to say.
+                // The user of a buffer must wait before each use.
                 if done(buffer.before(stream)).is_none() {
                     return;
                 }
@@ -311,7 +306,7 @@ impl Program {
                     done(lease.recall_bytes(random.choose(&[PAGE, 2 * PAGE, u64::MAX]), SOON));
                 }
             }
-            // Else another thread's replay could have what this one is about to note given back.
+            // A concurrent replay could recall a page before this thread records its use.
             27 if !world.shared => arena.set_recall(random.choose(&[None, Some(SOON)])),
             28 => drop(done(arena.trim())),
             29 => {
@@ -327,7 +322,6 @@ impl Program {
                 });
             }
             32..34 if !ahead.is_empty() => {
-                // All, so that nobody else is about to let something go.
                 for pending in ahead.drain(..) {
                     done(pending.wait());
                 }
@@ -346,7 +340,6 @@ impl Program {
                 if let Some((_, mut coming)) = done(world.device.resume_async(&[], NOW)) {
                     ready.append(&mut coming);
                 } else {
-                    // It stays paused.
                     graphs.clear();
                     outlived.drain(..).for_each(|(blocks, block)| blocks.free(block.at, &[]).unwrap());
                     results.drain(..).for_each(|(of, block)| {
@@ -381,7 +374,6 @@ impl Program {
                 region.free(weights.swap_remove(at).at).unwrap();
             }
             41 => drop(done(region.pause(Fence::default()).and_then(|report| report.complete()))),
-            // Where there is no memory it stays away.
             42..45 => drop(done(region.resume(NOW))),
             45 if !outlived.is_empty() => {
                 if done(behind_contents(ready)).is_none() {
@@ -401,7 +393,6 @@ impl Program {
         }
     }
 
-    /// Everything is looked at, and goes.
     pub(crate) fn leave(mut self, drained: bool) -> World {
         let last = self.world.stream(&mut self.random);
         for pending in self.ahead.drain(..) {
@@ -429,7 +420,7 @@ impl Program {
         }
         {
             let mut engine = self.engine.0.lock().unwrap();
-            // One who had pages may be captured: then nobody can wait for it.
+            // A captured stream of a previous user cannot be waited for.
             if self.buffer.before(last).and_then(|()| self.cache.before(last)).is_err() {
                 self.world.end_capture();
             }
@@ -442,7 +433,7 @@ impl Program {
             engine.pages.iter_mut().flatten().for_each(|block| self.world.use_on(block, last, None));
             let blocks = engine.blocks.iter_mut().flatten().flatten();
             blocks.for_each(|block| self.world.use_on(block, last, None));
-            // The end of elastic memory does not wait for its users.
+            // Elastic memory does not wait for its users when dropped.
             let pages = engine.leave_pages(0..PAGES);
             self.buffer.decommit(0..PAGES * PAGE, &pages).unwrap();
             let blocks = engine.leave_blocks(0..BLOCKS);
@@ -460,7 +451,7 @@ impl Program {
     }
 }
 
-/// How many looks of the program found other bytes than what it had written.
+/// Returns the number of wrong checks.
 fn run(seed: u64, beside: Beside) -> u64 {
     let memory_bytes = (40 + seed % 5 * 10) * PAGE;
     let host = Arc::new(HostDriver::new(0, HostOptions { granularity: 4096, memory_bytes }).unwrap());
@@ -498,7 +489,7 @@ fn the_same_while_streams_are_captured_now_and_then() {
     seeds(60).for_each(|seed| assert_eq!(run(seed, Beside::Captures), 0, "seed {seed}"));
 }
 
-/// As leases begin and end, eager work takes other pages, behind what it was given while it had those.
+/// Leases move eager pages: the new mapping must follow the last use of the old pages.
 #[test]
 fn pages_move_under_eager_work_behind_its_last_scope() {
     for seed in seeds(20) {
@@ -510,25 +501,24 @@ fn pages_move_under_eager_work_behind_its_last_scope() {
         let block = space.allocate(6 * PAGE, STREAMS[0]).unwrap();
         space.free(block).unwrap();
         space.seal().unwrap();
-        // A page leaves with what stays of this one, which is over long before the others.
+        // The result keeps the first page; its work ends first.
         let scope = arena.eager_scope(STREAMS[0]).unwrap();
         let result = scope.allocate(KIB).unwrap();
         drop(scope);
         space.replay(STREAMS[0], || ()).unwrap();
         late.drain();
-        // Only the last number is left to the next one.
+        // Only the highest slot remains for the next scope.
         let borrower: Arc<dyn Borrower> = engine;
         let last = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
         let lease = arena.lend(&buffer, PAGE..6 * PAGE, &borrower).unwrap();
         while last.recall(SOON).is_err() {}
         let scope = arena.eager_scope_of(STREAMS[1], PAGE).unwrap();
         let mut block = Block::new(scope.allocate(PAGE).unwrap(), PAGE);
-        // Under way when the page goes, wherever that comes.
         (1..20).for_each(|byte| world.use_on(&mut block, STREAMS[1], Some(byte)));
         scope.free(block.at).unwrap();
         drop(scope);
         while lease.recall(SOON).is_err() {}
-        // Who lends has everybody look at the numbers again: the lower ones are free.
+        // A new lease triggers the search for lower free slots.
         let lease = arena.lend(&buffer, 6 * PAGE..7 * PAGE, &borrower).unwrap();
         let maps = arena.eager_stats().maps;
         for _ in 0..2 * seed {

@@ -1,4 +1,5 @@
-//! Rings beside graphs and a region, where memory is short: units that stream while sources change, are stored to and go, and whole rings come and go.
+//! Rings beside graphs and a region, with little memory: sources change, are stored to and dropped
+//! during streaming; rings are created and destroyed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ const NOW: Duration = Duration::ZERO;
 
 struct Unit {
     source: Arc<HostBuffer>,
-    /// What all of it is; `None`: anything.
+    /// The byte in the whole source; `None`: undefined.
     byte: Option<u8>,
 }
 
@@ -76,7 +77,6 @@ impl Rings {
         Ok(())
     }
 
-    /// Some units, from one on.
     fn read(&mut self, stream: Stream) {
         let Self { world, ring: Some((ring, units)), random, .. } = self else { return };
         let first = random.below(units.len() as u64) as usize;
@@ -96,7 +96,6 @@ impl Rings {
         }
     }
 
-    /// A unit is what a block of the region is from now on.
     fn store(&mut self, stream: Stream) {
         let Self { world, region, weights, ring: Some((_, units)), random, .. } = self else { return };
         let unit = random.below(units.len() as u64) as usize;
@@ -106,10 +105,10 @@ impl Rings {
             return;
         }
         block.mark.iter().for_each(|mark| mark.before(stream).unwrap());
-        // SAFETY: a live block, whose user does not let go of it before this is over.
+        // SAFETY: a live block, not freed before the store is complete.
         let stored = unsafe { source.store(0, block.at, source.bytes(), stream) };
         *byte = done(stored).and(block.byte);
-        // What else is given about the block is behind this.
+        // Later work on the block must follow the store.
         if source.before(stream).is_err() {
             world.late.drain();
         }
@@ -175,7 +174,6 @@ impl Rings {
         }
     }
 
-    /// Everything goes while it is still at work.
     pub(crate) fn leave(mut self) -> World {
         let last = self.world.stream(&mut self.random);
         for Graph { space, output, .. } in &mut self.graphs {

@@ -1,4 +1,4 @@
-//! Programs on threads of their own over one device, whose streams work late.
+//! Programs on several threads over one device with late streams.
 
 use std::sync::Arc;
 use std::thread;
@@ -20,7 +20,6 @@ fn run(seed: u64, beside: Beside) -> u64 {
     let mut world = World::over(&late, faulty.clone(), beside);
     world.shared = true;
     if seed % 4 > 1 || beside == Beside::Captures {
-        // Another one on each.
         world.streams.push(Stream::PER_THREAD);
     }
     if seed % 3 == 2 {
@@ -30,7 +29,7 @@ fn run(seed: u64, beside: Beside) -> u64 {
     let mut replaying = world.again();
     let mut lending = Program::new(seed, world);
     let mut random = Random::new(!seed);
-    // Of an arena that another thread uses for all else.
+    // Graphs of an arena used by a second thread.
     let arena = &lending.arenas[0];
     let mut graphs: Vec<Graph> = (0..2).map(|_| replaying.capture(arena, &mut random).unwrap()).collect();
     let (rings, graphs) = thread::scope(|scope| {
@@ -59,7 +58,6 @@ fn run(seed: u64, beside: Beside) -> u64 {
         lending.world.end_capture();
         (rings.map(|rings| rings.join().unwrap()), replays.join().unwrap())
     });
-    // Where there is no memory it stays away.
     if done(lending.arenas[0].resume(Duration::ZERO)).is_some() {
         lending.graphs.extend(graphs);
     } else {

@@ -1,4 +1,4 @@
-//! Workspaces of graphs of many arenas, which share pages as long as one stream has all of them in order.
+//! Workspaces of graphs of many arenas: they share pages while one stream orders their replays.
 
 use std::sync::Arc;
 
@@ -31,14 +31,12 @@ impl Program {
         Ok(())
     }
 
-    /// A kernel that writes to its workspace, and another that reads what the first one wrote.
     fn replay(&mut self, number: u8) {
         let anywhere = self.random.below(12) == 0;
         let home = STREAMS[self.random.below(2) as usize];
         let Self { world, all, random } = self;
         let chosen = random.below(all.len() as u64) as usize;
         let One { graph, blocks, workspace, .. } = &mut all[chosen];
-        // Most stay where they are.
         let stays = world.beside != Beside::Contexts && random.below(4) > 0 && world.captured != Some(home);
         let stream = if stays { home } else { world.stream(random) };
         let mut used = Block::new(workspace.address(), workspace.bytes());
@@ -74,7 +72,7 @@ impl Program {
     }
 }
 
-/// How many looks found other bytes than what was written.
+/// Returns the number of wrong checks.
 fn run(seed: u64, beside: Beside) -> u64 {
     let options = HostOptions { granularity: 4096, memory_bytes: 256 * MIB };
     let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, options).unwrap()), seed);

@@ -1,4 +1,4 @@
-//! Work on streams that do it late and in any order that events allow, and blocks that remember what they hold.
+//! Work on late streams in any order that events allow, and blocks with known contents.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,23 +13,21 @@ use vmmgraph_testkit::{FaultyDriver, Random, ReorderingDriver, stream};
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const STREAMS: [Stream; 3] = [stream(0xa0), stream(0xb0), stream(0xd0)];
 
-/// Of small pages, so that little memory tells much.
+/// Small pages: little memory gives many pages.
 pub(crate) fn arena_options(tag: &str) -> Options {
     Options { small_page_bytes: 4096, large_page_bytes: 16 * KIB, tag: tag.to_owned(), ..Options::default() }
 }
 
-/// Something that work is given about.
 pub(crate) struct Block {
     pub(crate) at: Address,
     pub(crate) bytes: u64,
-    /// What it has behind all work so far; `None`: anything.
+    /// Contents after all submitted work; `None`: undefined.
     pub(crate) byte: Option<u8>,
-    /// Behind all work so far.
+    /// Completion of all submitted work.
     pub(crate) mark: Option<Mark>,
 }
 
 impl Block {
-    /// With anything in it.
     pub(crate) fn new(at: Address, bytes: u64) -> Self {
         Self { at, bytes, byte: None, mark: None }
     }
@@ -39,37 +37,30 @@ pub(crate) struct Graph {
     pub(crate) space: Arc<Space>,
     pub(crate) passing: Vec<(Address, u64)>,
     pub(crate) output: Block,
-    /// Nobody has the output any more; the graph writes there all the same.
+    /// True if the output is freed; the graph still writes it.
     pub(crate) freed: bool,
 }
 
 pub(crate) struct World {
     pub(crate) late: Arc<ReorderingDriver>,
-    /// Over what refuses calls, which is over what does work late.
     pub(crate) device: Arc<Device>,
-    /// The program's own.
     events: Arc<Events>,
-    /// Looks that found other bytes than what was written, and work on memory that was gone.
+    /// Number of checks with wrong bytes, and of work on freed memory.
     pub(crate) wrong: Arc<AtomicU64>,
-    /// What else goes on.
     pub(crate) beside: Beside,
-    /// Those of its own.
     pub(crate) streams: Vec<Stream>,
-    /// Those of [`STREAMS`] are other programs' too.
+    /// True if [`STREAMS`] are shared with other programs.
     pub(crate) shared: bool,
-    /// The stream that is being captured, of which the program uses the others.
+    /// The stream under capture; the program uses the rest.
     pub(crate) captured: Option<Stream>,
 }
 
-/// What goes on beside a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
     Nothing,
-    /// The driver refuses calls now and then.
     Refusals,
-    /// A stream is captured now and then, by somebody else.
     Captures,
-    /// Half of the work is on default streams, of several contexts.
+    /// Half of the work is on default streams of several contexts.
     Contexts,
 }
 
@@ -97,7 +88,7 @@ impl World {
         }
     }
 
-    /// For another program on the same device.
+    /// Returns the world of a second program on the same device.
     pub(crate) fn again(&self) -> Self {
         let (late, device) = (self.late.clone(), self.device.clone());
         let (events, wrong) = (self.events.clone(), self.wrong.clone());
@@ -113,23 +104,20 @@ impl World {
         }
     }
 
-    /// A stream for the program's next step.
     pub(crate) fn stream(&mut self, random: &mut Random) -> Stream {
         if self.captured.is_some() && random.below(8) == 0 {
             self.end_capture();
         }
         let stream = random.choose(&self.streams);
-        // Where a default stream is another one.
+        // The legacy stream of a random context.
         ReorderingDriver::make_current(if stream == Stream::LEGACY { random.below(3) } else { 0 });
         if Some(stream) == self.captured { STREAMS[usize::from(stream == STREAMS[0])] } else { stream }
     }
 
-    /// Somebody may begin to capture a stream, if none is captured.
     pub(crate) fn may_be_captured(&mut self, stream: Stream, random: &mut Random) {
         let others = self.shared && stream != Stream::PER_THREAD;
         if self.beside == Beside::Captures && !others && self.captured.is_none() && random.below(3) == 0 {
             if random.below(2) == 0 {
-                // Some say so before.
                 drop(self.device.mark(stream));
             }
             self.late.set_captured(stream, true);
@@ -143,7 +131,8 @@ impl World {
         }
     }
 
-    /// What the driver refused to record on a context's default stream, only who comes to that context again can have recorded: does something in each.
+    /// Runs `work` in each context: a refused record on a context's default stream can be repeated
+    /// only there.
     pub(crate) fn in_each_context(&self, mut work: impl FnMut()) {
         if self.beside == Beside::Refusals {
             for context in [1, 2, 0] {
@@ -154,7 +143,7 @@ impl World {
         }
     }
 
-    /// All who used it are gone; how many looks found other bytes than what was written.
+    /// Frees everything; returns the number of wrong checks.
     pub(crate) fn end(mut self) -> u64 {
         ReorderingDriver::make_current(0);
         self.late.drain();
@@ -186,7 +175,7 @@ impl World {
         });
     }
 
-    /// Looks at a block and writes it, behind what was given about it before, as a program has to say itself.
+    /// Checks and writes a block after its last use, as a program must.
     pub(crate) fn use_on(&self, block: &mut Block, stream: Stream, byte: Option<u8>) {
         if let Some(mark) = &block.mark {
             mark.before(stream).unwrap();
@@ -212,10 +201,9 @@ impl World {
         for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {
             passing.push((space.allocate(bytes, stream)?, bytes));
         }
-        // Of some it is known that all launches are replays.
         VmmTorchAllocator::new(&space).launch_by_replay_only(passing[0].1 > 40 * KIB);
         let bytes = random.choose(&[2, 20]) * KIB;
-        // What else stays of a bump space is shared with others.
+        // In a bump space, live-out blocks that are not persistent share pages.
         let kept = bump || random.below(3) == 0;
         let output =
             if kept { space.allocate_kept(bytes, stream)? } else { space.allocate(bytes, stream)? };
@@ -246,7 +234,7 @@ impl World {
         Ok(())
     }
 
-    /// What eager work does in its scope, on the scope's stream: blocks that pass, but for some; those.
+    /// Runs eager work in its scope. Most blocks are freed; returns the rest.
     pub(crate) fn eager(
         &self,
         scope: &EagerScope,
@@ -281,7 +269,7 @@ impl World {
     }
 }
 
-/// Whether something was done, in a program that goes on without the memory it does not get.
+/// Returns the value, or `None` if memory is short: the program continues.
 pub(crate) fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -299,11 +287,11 @@ pub(crate) fn done<T>(result: vmmgraph::Result<T>) -> Option<T> {
     }
 }
 
-/// As long as it lives the driver refuses calls.
+/// Failing driver calls, until dropped.
 pub(crate) struct Refused(Arc<FaultyDriver>, Option<&'static str>);
 
 impl Refused {
-    /// Now and then: every call of a kind that gives or takes memory, or two calls of any kind.
+    /// Now and then: fails every call of one memory function, or two calls of any function.
     pub(crate) fn some(beside: Beside, faulty: &Arc<FaultyDriver>, random: &mut Random) -> Option<Self> {
         const CALLS: [&str; 6] = ["create", "release", "reserve", "free_addresses", "map", "unmap"];
         (beside == Beside::Refusals && random.below(4) == 0).then(|| {

@@ -1,4 +1,4 @@
-# find_package(VmmGraph) as projects use it that can do without a part of it: nothing here may end the configuration.
+# find_package(VmmGraph) with optional parts missing must not end the configuration.
 macro(expect)
   if(NOT (${ARGN}))
     message(SEND_ERROR "expected: ${ARGN}")
@@ -9,7 +9,7 @@ expect(TARGET VmmGraph::vmmgraph)
 expect(VmmGraph_core_FOUND)
 expect(VmmGraph_VERSION MATCHES "^[0-9]+\\.[0-9]+\\.[0-9]+$")
 
-# Every platform of the header, and no other, but the automatic choice.
+# VmmGraph_PLATFORMS lists every platform of the header, except the automatic choice.
 get_target_property(_include VmmGraph::vmmgraph INTERFACE_INCLUDE_DIRECTORIES)
 file(STRINGS "${_include}/vmmgraph/vmmgraph.h" _lines REGEX "^#define VMMGRAPH_DRIVER_[A-Z]+ [1-9]")
 set(_declared "")
@@ -23,7 +23,7 @@ set(_known ${VmmGraph_PLATFORMS})
 list(SORT _known)
 expect(_declared STREQUAL _known)
 
-# Each in a function: what one find_package sets is not what the next one finds.
+# Functions isolate the variables of each find_package call.
 function(check_missing component word)
   find_package(VmmGraph QUIET COMPONENTS core ${component})
   expect(NOT VmmGraph_FOUND)
@@ -50,7 +50,7 @@ if(NOT CONSUMER_STATIC_INSTALLED)
   expect(NOT TARGET VmmGraph::vmmgraph_static)
 endif()
 
-# Of the versions asked for, only the own minor one will do.
+# Only the own minor version is compatible.
 function(check_version version found)
   find_package(VmmGraph ${version} QUIET CONFIG)
   if(found)

@@ -1,4 +1,4 @@
-/* Somebody else's C program: the version is the one that was found, and a block can be used. */
+/* Independent C program: checks the version and uses a block. */
 #include <stdio.h>
 #include <string.h>
 #include <vmmgraph/vmmgraph.h>

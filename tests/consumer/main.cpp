@@ -1,4 +1,4 @@
-// Somebody else's C++ program: as main.c, and exceptions come through.
+// Independent C++ program: as main.c, and exceptions arrive.
 #include <cstdio>
 #include <cstring>
 #include <string>

@@ -1,4 +1,4 @@
-/* A C program over the memory saver alone. */
+/* C program with the memory saver alone. */
 #include <string.h>
 #include <vmmgraph/memory_saver.h>
 

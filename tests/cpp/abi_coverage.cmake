@@ -1,6 +1,7 @@
 # cmake -D HEADER=vmmgraph.h -P abi_coverage.cmake
 #
-# Every function of the header is in the hostile tests; every struct and number is frozen by the layout test.
+# The hostile tests cover every function of the header; the layout test freezes every struct and
+# number.
 include("${CMAKE_CURRENT_LIST_DIR}/declared.cmake")
 file(GLOB files "${CMAKE_CURRENT_LIST_DIR}/hostile*_test.cpp")
 set(hostile "")
@@ -20,7 +21,7 @@ list(TRANSFORM structs REPLACE "typedef struct (.*) {" "\\1")
 list(LENGTH structs struct_count)
 string(REGEX MATCHALL "#define VMMGRAPH_[A-Z0-9_]+ -?[0-9]" numbers "${header}")
 list(TRANSFORM numbers REPLACE "#define ([A-Z0-9_]+) .*" "\\1")
-# The release's own numbers change with it.
+# Version numbers change with the release.
 list(FILTER numbers EXCLUDE REGEX "^VMMGRAPH_VERSION_")
 list(LENGTH numbers number_count)
 if(struct_count LESS 8 OR number_count LESS 30)

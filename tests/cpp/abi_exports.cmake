@@ -1,6 +1,6 @@
 # cmake -D HEADER=vmmgraph.h -D LIBRARY=libvmmgraph.so -D NM=nm -P abi_exports.cmake
 #
-# The library exports what the header declares, and nothing else.
+# The library exports exactly the functions of the header.
 include("${CMAKE_CURRENT_LIST_DIR}/declared.cmake")
 execute_process(COMMAND "${NM}" -D --defined-only --format=posix "${LIBRARY}"
   OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)

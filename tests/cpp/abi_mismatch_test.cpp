@@ -1,4 +1,5 @@
-// Started with the library that other_library.c makes in front of the real one: the first construction must say so.
+// Runs with other_library.c preloaded before the real library: the first constructor must report
+// the mismatch.
 #include <cstdio>
 #include <cstring>
 #include <vmmgraph/vmmgraph.hpp>

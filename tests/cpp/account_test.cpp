@@ -1,4 +1,4 @@
-// Accounts: what several kinds of memory may have together, by the C++ interface.
+// Accounts: a common budget for several kinds of memory, through the C++ interface.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -21,7 +21,6 @@ using vmmgraph::OutOfMemory;
 
 Device open_device() { return Device::open(host::device_options(3)); }
 
-// A model of an engine: graphs, weights and KV below one account, in pages of a MiB.
 struct Model {
     Model(const Device& device, const Account& account)
         : arena(device, arena_options(account)), weights(device, "weights", region_options(account)), kv(device, kv_options(account)) {}
@@ -61,7 +60,6 @@ TEST(Account, IsWhatSeveralKindsOfMemoryMayHaveTogether) {
     EXPECT_EQ(account.stats().charged_bytes, 16 * MiB);
     EXPECT_EQ(tenant.stats().charged_bytes, 16 * MiB);
     EXPECT_EQ(tenant.stats().budget_bytes, 16 * MiB);
-    // Nobody gets more, whoever it is, and the message says whose limit it is.
     for (const auto& more :
          std::vector<std::function<void()>>{[&] { static_cast<void>(space.allocate(4 * MiB, nullptr)); },
                                             [&] { static_cast<void>(model->weights.allocate(MiB)); }, [&] { model->kv.grow_to(5); }}) {
@@ -72,12 +70,11 @@ TEST(Account, IsWhatSeveralKindsOfMemoryMayHaveTogether) {
             EXPECT_NE(std::string(error.what()).find("tenant a"), std::string::npos) << error.what();
         }
     }
-    // What one gives back another gets, once the capture is over: some platforms unmap nothing beside one.
+    // Some platforms do not unmap during a capture.
     space.seal();
     model->weights.free(weights);
     model->kv.grow_to(12);
     EXPECT_EQ(tenant.stats().charged_bytes, 16 * MiB);
-    // Another tenant has the rest of the device.
     Account other(device, "tenant b");
     Model beside(device, other);
     beside.kv.grow_to(20);
@@ -132,13 +129,13 @@ TEST(Account, ItsReclaimersAreAskedWhereItIsShort) {
     auto space = model.arena.open_space();
     void* const block = space.allocate(6 * MiB, nullptr);
     EXPECT_EQ(asked, std::vector<std::string>{"own"});
-    // An arena's own limit is nobody else's matter.
+    // An arena's own limit asks none.
     model.arena.set_budget(6 * MiB);
     EXPECT_THROW(static_cast<void>(space.allocate(2 * MiB, nullptr)), OutOfMemory);
     EXPECT_EQ(asked, std::vector<std::string>{"own"});
     model.arena.set_budget(0);
     space.free(block);
-    // The device's is everybody's, the cheapest first.
+    // The device's limit asks all, the cheapest first.
     asked.clear();
     own = vmmgraph::Reclaimer(*tenant, says("own"), 10);
     device.set_budget(device.stats().physical_bytes);
@@ -153,13 +150,12 @@ TEST(Account, OutlivesItsHandleWithWhatIsBelowIt) {
         const Device device = open_device();
         tenant.emplace(device, "tenant", vmmgraph::AccountLimits{8 * MiB, 0});
     }
-    // The account keeps the device open: opened again it is the same one.
+    // The account keeps the device open.
     const Device device = open_device();
     model.emplace(device, *tenant);
     tenant.reset();
     model->kv.grow_to(8);
     EXPECT_THROW(model->kv.grow_to(9), OutOfMemory);
-    // Another of that name has a budget of its own.
     Account next(device, "tenant", {8 * MiB, 0});
     Model beside(device, next);
     beside.kv.grow_to(8);

@@ -1,4 +1,4 @@
-// vmmgraph.hpp on the host driver, where addresses are ordinary pointers and aliasing can be looked at.
+// vmmgraph.hpp on the host driver, where addresses are ordinary pointers and aliasing is visible.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ vmmgraph_status_t status_of(F&& call) {
     return VMMGRAPH_OK;
 }
 
-// Any address does for a stream: the host driver never looks behind it.
+// The host driver accepts any stream handle.
 void* stream(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
 TEST(Version, IsTheHeaders) {
@@ -141,7 +141,6 @@ TEST(Options, ReachTheArena) {
     static_cast<void>(space.allocate(300 << 10));
     EXPECT_EQ(fitting.stats().physical_bytes, 3u * (128 << 10));
 
-    // The host driver has eight devices.
     options = host::options();
     options.peers = 0xff;
     EXPECT_NE(SharedVmmAllocator(0, options).open_space().allocate(1 << 20), nullptr);
@@ -225,7 +224,7 @@ TEST(Space, SpacesShareThePagesOfFreedBlocks) {
     EXPECT_NE(first, second);
     EXPECT_EQ(arena.mapped_size(), 8 * MiB) << "one set of pages serves both";
 
-    // Whatever is written through one address shows at the other, page by page in some order.
+    // Aliased pages, in some order.
     host::fill(first, 8 * MiB, 0);
     host::fill(second, 8 * MiB, 0x5a);
     EXPECT_TRUE(host::holds(first, 8 * MiB, 0x5a));
@@ -373,7 +372,6 @@ TEST(Replay, CarriesExceptionsThrough) {
         EXPECT_EQ(odd.value, 7);
     }
     EXPECT_THROW(space.replay(stream(1), [] { throw std::runtime_error("launch"); }), std::runtime_error);
-    // Nothing is locked or closed afterwards.
     bool called = false;
     space.replay(stream(2), [&] { called = true; });
     EXPECT_TRUE(called);
@@ -496,7 +494,7 @@ TEST(Serial, HasTheNamesEnginesKnow) {
     EXPECT_GE(arena.reserved_size(), 9 * MiB);
     EXPECT_EQ(arena.stats().spaces, 2u);
 
-    // Blocks of earlier spaces stay valid, and can still be freed.
+    // Earlier blocks stay valid.
     arena.deallocate(kept);
     EXPECT_EQ(status_of([&] { arena.deallocate(kept); }), VMMGRAPH_ERROR_DOUBLE_FREE);
     EXPECT_EQ(status_of([&] { arena.deallocate(&arena); }), VMMGRAPH_ERROR_FOREIGN_POINTER);
@@ -546,7 +544,6 @@ TEST(Arena, ReservesAtOnceIfAsked) {
     EXPECT_GT(SharedVmmAllocator(1, options).reserved_size(), MiB) << "as many as the device reserves in, and not refused";
 }
 
-// The free pages of one arena serve another, and the device's handle gives them back.
 TEST(Device, FreePagesServeEveryArenaAndTrimGivesThemBack) {
     auto device = vmmgraph::Device::open(host::device_options(0));
     SharedVmmAllocator one(device, host::options()), other(device, host::options());
@@ -594,7 +591,7 @@ TEST(Space, KeptBlocksOfAllSpacesShareTheirPages) {
     for (std::size_t i = 0; i < spaces.size(); ++i) {
         EXPECT_TRUE(host::holds(outputs[i], 1000, static_cast<int>(i + 1))) << i;
     }
-    // A freed one's bytes stay its graph's, which writes there on every replay, until that goes.
+    // Each replay writes the freed block.
     spaces[0].free(outputs[0]);
     EXPECT_EQ(status_of([&] { spaces[0].free(outputs[0]); }), VMMGRAPH_ERROR_DOUBLE_FREE);
     auto next = arena.open_space();
@@ -660,7 +657,7 @@ TEST(Map, IsDataATableAndAFileThatNeedsNothingElse) {
     EXPECT_NE(map.find("\"held_bytes\":" + std::to_string(arena.mapped_size())), std::string::npos);
     EXPECT_NE(arena.map_json().find("\"executables_bytes\":null"), std::string::npos);
     EXPECT_NE(vmmgraph::map_report(map).find("executables 118 MiB"), std::string::npos) << vmmgraph::map_report(map);
-    // Callers of an older header give a shorter struct.
+    // As from an older header.
     auto older = vmmgraph::detail::sized<vmmgraph_map_options_t>();
     older.struct_size = offsetof(vmmgraph_map_options_t, title);
     std::size_t needed = 0;
@@ -746,7 +743,6 @@ TEST(Budget, OfOneArenaLeavesTheOtherAloneAndIsMetAgainByEviction) {
     graph.reset();
     graph = std::make_unique<vmmgraph::Space>(capture());
     EXPECT_EQ(arena.stats().charged_bytes, 5 * MiB);
-    // The device's limit holds beside the arena's.
     device.set_budget(device.stats().physical_bytes);
     EXPECT_EQ(status_of([&] { static_cast<void>(capture()); }), VMMGRAPH_ERROR_OVER_BUDGET);
     device.set_budget(0);
@@ -807,7 +803,6 @@ TEST(Ownership, MovingOverAnObjectDestroysWhatItHeld) {
     EXPECT_EQ(arena.stats().spaces, 1u);
     EXPECT_EQ(vmmgraph_space_seal(old, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
 
-    // To itself: nothing happens.
     Space& same = space;
     space = std::move(same);
     EXPECT_EQ(arena.stats().spaces, 1u);
@@ -861,7 +856,7 @@ TEST(Log, GoesToTheSinkAtItsLevelAndBelow) {
     EXPECT_TRUE(has(vmmgraph::LogLevel::debug, "space sealed"));
     EXPECT_EQ(alive.use_count(), 2);
 
-    // Another sink takes its place, and the first is destroyed. What a sink throws goes nowhere.
+    // Replaces the first sink. Exceptions are discarded.
     std::atomic<int> calls{0};
     vmmgraph::set_log_sink(
         [&](vmmgraph::LogLevel, std::string_view) {
@@ -877,7 +872,7 @@ TEST(Log, GoesToTheSinkAtItsLevelAndBelow) {
     EXPECT_GE(calls, 1);
     EXPECT_TRUE(take().empty());
 
-    // A sink may call the library, and may remove itself.
+    // May call the library and remove itself.
     calls = 0;
     vmmgraph::set_log_sink([&](vmmgraph::LogLevel, std::string_view) {
         ++calls;
@@ -888,7 +883,7 @@ TEST(Log, GoesToTheSinkAtItsLevelAndBelow) {
     EXPECT_EQ(calls, 1);
 }
 
-// A lock that the library still held would hang here, which ctest's limit ends.
+// A held lock would hang until ctest's timeout.
 TEST(Log, ASinkMayAskTheLibraryAnything) {
     const auto device = vmmgraph::Device::open(host::device_options(5));
     auto arena = host::arena(5);
@@ -898,7 +893,7 @@ TEST(Log, ASinkMayAskTheLibraryAnything) {
             lines.emplace_back(text);
             EXPECT_EQ(arena.stats().physical_bytes, device.stats().physical_bytes);
             EXPECT_NE(arena.stats_json().find("spaces"), std::string::npos);
-            // Not the caller's failure.
+            // Keeps the caller's last error.
             EXPECT_EQ(vmmgraph_arena_mark(nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
         },
         vmmgraph::LogLevel::trace);

@@ -1,4 +1,5 @@
-// What the types promise, and every member of vmmgraph.hpp compiled once. Built in C++17 and C++20, with and without RTTI.
+// Type guarantees, and every member of vmmgraph.hpp instantiated once. Built as C++17 and C++20,
+// with and without RTTI.
 #include <type_traits>
 #include <vmmgraph/vmmgraph.hpp>
 

@@ -1,5 +1,5 @@
-# Reads HEADER (vmmgraph.h): `header`, its text without comments, and `declared`, the sorted names of its functions, at least
-# DECLARED_LEAST.
+# Reads HEADER (vmmgraph.h): sets `header`, its text without comments, and `declared`, the sorted
+# names of at least DECLARED_LEAST functions.
 cmake_minimum_required(VERSION 3.24)
 file(READ "${HEADER}" header)
 string(REGEX REPLACE "//[^\n]*" "" header "${header}")

@@ -10,7 +10,7 @@ namespace {
 
 using namespace vmmgraph::dispatch;
 
-// Steps of 1 to 512 tokens: the heads, waves and tails of three kinds of traffic.
+// Up to 512 tokens per step: short, bell-shaped and long-tailed traffic.
 std::vector<Traffic> histograms() {
     std::vector<Traffic> all(3);
     for (std::uint32_t n = 1; n <= 512; ++n) {

@@ -1,5 +1,6 @@
-// The installed library on the driver at hand, through C++ and the two functions torch loads by name. ctest runs it on the host driver and on
-// every platform's stand-in, scripts/gpu.sh on a GPU: `driver_test cuda` fails unless that is the driver.
+// The installed library on the selected driver, through C++ and the two functions torch loads by
+// name. ctest runs the host driver and every platform's stand-in, scripts/gpu.sh a GPU.
+// `driver_test cuda` fails on any other driver.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -36,7 +37,6 @@ const char* name_of(std::int32_t driver) {
     }
 }
 
-// Memory that steps aside, and memory that grows.
 void others(const vmmgraph::Device& device) {
     vmmgraph::RegionOptions kept;
     kept.policy = vmmgraph::Policy::backup;
@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     const std::string found = name_of(info.driver);
     std::printf("%s driver: %s\n", found.c_str(), info.name);
     expect(found == wanted, "another driver than the one wanted");
-    // Where it is not known what graphs keep of a page that another one replaces, outputs are marked.
+    // Otherwise outputs must be marked as kept.
     const bool exchanges = info.driver != VMMGRAPH_DRIVER_HIP && info.driver != VMMGRAPH_DRIVER_MLU;
     {
         vmmgraph::SharedVmmAllocator arena(device);
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
         expect(vmmgraph_torch_set_arena(0, nullptr) == VMMGRAPH_OK, "reset of the arena");
     }
     others(device);
-    // Where nobody may wait beside a capture, what was dropped meanwhile goes when somebody asks.
+    // Frees memory deferred by a capture.
     static_cast<void>(device.trim());
     const auto stats = device.stats();
     expect(stats.physical_bytes == 0 && stats.mappings == 0 && stats.reservations == 0, "something was not given back");

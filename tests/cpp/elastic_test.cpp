@@ -1,4 +1,4 @@
-// Elastic memory by the C++ interface, on the host driver.
+// Elastic memory through the C++ interface, on the host driver.
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>
@@ -43,7 +43,7 @@ vmmgraph::ElasticOptions pages_of(std::uint64_t bytes) {
     return options;
 }
 
-// Every block of a cache holds bytes of its own, in every plane.
+// Distinct bytes per block and plane.
 struct Written {
     explicit Written(const KvCache& cache) {
         for (std::size_t plane = 0; plane < cache.stats().planes; ++plane) {
@@ -86,14 +86,13 @@ TEST(Elastic, ABufferGrowsAndShrinksAndItsAddressesStay) {
     ASSERT_EQ(parts.size(), 2U);
     EXPECT_EQ(parts[1].address, reinterpret_cast<std::uint64_t>(base) + 4 * MiB);
     EXPECT_EQ(parts[1].bytes, MiB);
-    // Inward.
     EXPECT_EQ(buffer.decommit(4 * MiB + 1, MiB - 1), MiB - 64 * KiB);
     EXPECT_EQ(buffer.settle(), 0U);
     EXPECT_TRUE(host::holds(base + 64 * KiB, MiB, 3));
     EXPECT_TRUE(host::holds(base + 4 * MiB, 64 * KiB, 4));
     EXPECT_EQ(buffer.base(), base);
     buffer.before(nullptr);
-    // What went is the device's, and comes back without a page being made.
+    // The device kept the freed pages.
     done = buffer.commit(4 * MiB, MiB);
     EXPECT_EQ(done.pages, 15U);
     EXPECT_EQ(done.created, 0U);
@@ -247,7 +246,7 @@ TEST_P(Caches, LimitsFromOutsideHaveRevisions) {
     EXPECT_THROW(cache.commit({10, 12}), vmmgraph::OutOfMemory);
 }
 
-// The blocks of whole pages around these.
+// Rounded outward to whole pages.
 std::vector<vmmgraph::BlockRange> rounded(std::vector<vmmgraph::BlockRange> ranges, std::uint64_t a_page) {
     for (auto& range : ranges) {
         range = {range.first / a_page * a_page, (range.end + a_page - 1) / a_page * a_page};
@@ -255,7 +254,7 @@ std::vector<vmmgraph::BlockRange> rounded(std::vector<vmmgraph::BlockRange> rang
     return ranges;
 }
 
-// A cache and a pool over it do for 1,000 steps what a map from blocks to stamps does.
+// Compared with a std::map for 1,000 steps.
 TEST_P(Caches, APoolAndItsCacheDoWhatAMapDoes) {
     const Device device = open_device();
     KvCache cache(device, {{16 * KiB, 16 * KiB}, 64, GetParam(), pages_of(64 * KiB)});
@@ -301,7 +300,7 @@ TEST_P(Caches, APoolAndItsCacheDoWhatAMapDoes) {
             }
         }
         if (random() % 50 == 0) {
-            // A limit in whole pages: what is not used beyond it goes, page by page as the pool sees them.
+            // In whole pages.
             const std::uint64_t limit = 32 + 8 * (random() % 5);
             pool.set_limit(limit);
             for (const auto range : pool.surplus(~std::uint64_t{0})) {
@@ -322,7 +321,7 @@ INSTANTIATE_TEST_SUITE_P(Elastic, Caches, testing::Values(KvLayout::by_plane, Kv
                          [](const auto& info) { return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock"; });
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// In a process of its own, which may have little memory.
+// A separate process with limited memory.
 TEST(Blocks, ThatTheHostHasNoMemoryForAreAnError) {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     const auto pool_of = [](std::uint64_t blocks) {
@@ -392,7 +391,6 @@ TEST(Elastic, HandlesMove) {
     EXPECT_TRUE(other.done());
 }
 
-// A graph of eight pages, four of which a cache has meanwhile.
 TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
     using namespace std::chrono_literals;
     const Device device = open_device();
@@ -435,7 +433,6 @@ TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
     EXPECT_EQ(vmmgraph::leases(space), std::vector<std::uint64_t>{lease.number()});
     int launched = 0;
     EXPECT_THROW(space.replay(nullptr, [&] { ++launched; }), vmmgraph::Error);
-    // The page with two blocks costs less than that with four.
     lease.recall(1s, 1);
     EXPECT_EQ(lease.bytes(), 128 * KiB);
     EXPECT_EQ(pool.stats().in_use, 4U);
@@ -447,7 +444,6 @@ TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
     EXPECT_EQ(launched, 1);
     EXPECT_EQ(lease.bytes(), 0U);
     EXPECT_TRUE(cache.backed().empty());
-    // A buffer.
     ElasticBuffer buffer(device, MiB, pages_of(64 * KiB));
     const vmmgraph::Lease other = vmmgraph::lend(arena, buffer, 0, 128 * KiB, engine);
     EXPECT_EQ(vmmgraph::lendable(arena), std::pair(256 * KiB, 128 * KiB));
@@ -459,7 +455,6 @@ TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
     Device device = open_device();
     KvCache cache(device, {{64 * KiB, 64 * KiB}, 64, KvLayout::by_plane, pages_of(64 * KiB)});
     cache.grow_to(64);
-    // Eight MiB are the cache's, and there is no more.
     device.set_budget(8 * MiB);
     vmmgraph::ArenaOptions pages;
     pages.small_page_bytes = pages.large_page_bytes = 64 * KiB;
@@ -481,12 +476,12 @@ TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
             7);
         auto space = arena.open_space();
         void* const block = space.allocate(3 * MiB, nullptr);
-        // Once, for all of its 48 pages.
+        // Once, for all 48 pages.
         EXPECT_EQ(asked, (std::vector<std::uint64_t>{3 * MiB}));
         EXPECT_EQ(cache.stats().blocks, 40U);
         space.free(block);
     }
-    // Where the arena's own budget is short, the cache's memory would not help.
+    // The cache's memory would not help.
     {
         const vmmgraph::Reclaimer engine(device, [&](std::uint64_t bytes) { return asked.push_back(bytes), bytes; }, 7);
         arena.set_budget(MiB);
@@ -494,7 +489,6 @@ TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
         EXPECT_THROW(static_cast<void>(space.allocate(4 * MiB, nullptr)), vmmgraph::OutOfMemory);
         arena.set_budget(0);
     }
-    // It is not asked any more.
     auto space = arena.open_space();
     EXPECT_THROW(static_cast<void>(space.allocate(8 * MiB, nullptr)), vmmgraph::OutOfMemory);
     EXPECT_EQ(asked.size(), 1U);

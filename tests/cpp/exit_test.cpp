@@ -1,5 +1,4 @@
-// The end of a process with everything still there: an arena in a static object, spaces that outlive it, spaces and threads that
-// nobody ends. `exit_test <how>`; the status must be 0 and stderr empty.
+// Process exit with live objects. `exit_test <how>` must exit with 0 and an empty stderr.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,13 +12,13 @@
 
 namespace {
 
-// Destroyed after everything below it in this file, and after Rust's own thread-local data.
+// Destroyed after later statics and Rust's thread-local data.
 struct Last {
     ~Last() {
         if (!armed) {
             return;
         }
-        // A failure as late as this is a failure as always.
+        // Failures must still be reported.
         try {
             vmmgraph::Options nonsense;
             nonsense.driver = static_cast<vmmgraph::DriverChoice>(99);
@@ -61,7 +60,6 @@ void use(vmmgraph::Space& space) {
 int main(int argc, char** argv) {
     const std::string how = argc > 1 ? argv[1] : "";
     if (how == "static") {
-        // An arena in a static object, with a current space that was never sealed.
         arena().switch_to_new_virtual_space();
         static_cast<void>(arena().allocate(host::MiB));
         auto space = arena().open_space();
@@ -84,7 +82,7 @@ int main(int argc, char** argv) {
         use(space);
         spaces_that_outlive_the_arena.push_back(std::move(space));
     } else if (how == "late") {
-        // Now this thread keeps details of a failure, which Rust destroys before `last`.
+        // Stores failure details, which Rust destroys before `last`.
         try {
             static_cast<void>(arena().allocate(0));
             return 2;
@@ -92,7 +90,6 @@ int main(int argc, char** argv) {
             last.armed = true;
         }
     } else if (how == "paused") {
-        // One region that nobody ends, one that ends after main, both paused.
         static const vmmgraph::Device device = vmmgraph::Device::open(host::device_options(2));
         static vmmgraph::Region region(device, "weights", {vmmgraph::Policy::backup});
         auto* const leaked = new vmmgraph::Region(device, "weights", {vmmgraph::Policy::backup});

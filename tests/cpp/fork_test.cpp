@@ -1,5 +1,5 @@
-// A child made by fork while other threads of the parent hold the library's locks: every call is refused with a status that says
-// why, no way of exiting hangs, and the parent does not notice.
+// A child forked while other threads hold the library's locks: calls are refused with a reason,
+// exits do not hang, and the parent is unaffected.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Destroyed by exit, in the child too.
+// Destroyed by exit, also in the child.
 std::unique_ptr<vmmgraph::SharedVmmAllocator> held;
 std::vector<vmmgraph::Space> spaces;
 
@@ -32,7 +32,6 @@ int refused(Body body) {
 }
 
 int child() {
-    // A child that hangs is killed, which the parent sees.
     alarm(20);
     int wrong = refused([] { static_cast<void>(held->open_space()); });
     wrong |= refused([] { static_cast<void>(spaces.front().allocate(host::MiB)); });
@@ -42,7 +41,7 @@ int child() {
     return wrong;
 }
 
-// Waits for a child; its exit code, or 100 and more if a signal ended it.
+// Exit code, or 100 plus the signal number.
 int end_of(pid_t pid) {
     int status = 0;
     if (pid < 0 || waitpid(pid, &status, 0) != pid) {
@@ -51,7 +50,7 @@ int end_of(pid_t pid) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
 }
 
-// A process that has opened nothing yet is free to fork.
+// Legal before the parent opens a device.
 int child_of_its_own() {
     alarm(20);
     auto arena = host::arena();
@@ -97,7 +96,7 @@ int main() {
         const pid_t pid = fork();
         if (pid == 0) {
             const int code = child();
-            // By exit, static objects are destroyed, and with them every space and arena the parent has.
+            // Also destroys the parent's spaces and arena.
             i % 2 == 0 ? std::exit(code) : std::_Exit(code);
         }
         failed = end_of(pid);

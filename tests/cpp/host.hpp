@@ -1,5 +1,5 @@
-// What the C++ tests have in common: arenas on the host driver, or on a stand-in (platform.hpp), small enough to
-// fill, each on a device of its own.
+// Fixture of the C++ tests: small arenas on the host driver or a stand-in (platform.hpp), each on
+// its own device.
 #pragma once
 
 #include <cstring>
@@ -11,7 +11,6 @@ namespace host {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-// 4 KiB granularity and small pages, so that little memory tells much.
 inline vmmgraph::Options options() {
     vmmgraph::Options options;
     options.driver = static_cast<vmmgraph::DriverChoice>(platform_under_test());

@@ -1,4 +1,4 @@
-// What the hostile tests share.
+// Fixture of the hostile tests.
 #pragma once
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
@@ -8,7 +8,6 @@
 
 #include "platform.hpp"
 
-// A struct of the C interface, zeroed, with its size set.
 template <class Struct>
 Struct sized() {
     Struct value{};
@@ -16,7 +15,7 @@ Struct sized() {
     return value;
 }
 
-// A device of 64 MiB with a granularity of 4 KiB.
+// 64 MiB, granularity 4 KiB.
 inline vmmgraph_device_options_t small_device(std::int32_t number) {
     auto options = sized<vmmgraph_device_options_t>();
     options.driver = platform_under_test();
@@ -28,7 +27,7 @@ inline vmmgraph_device_options_t small_device(std::int32_t number) {
     return options;
 }
 
-// Closes a device on which nothing may be left.
+// Expects no memory on the device.
 inline void close_empty(vmmgraph_device_t device) {
     ASSERT_EQ(vmmgraph_device_trim(device, nullptr), VMMGRAPH_OK);
     auto stats = sized<vmmgraph_device_stats_t>();
@@ -43,7 +42,6 @@ Handle garbage(std::uint64_t value) {
     return reinterpret_cast<Handle>(value);
 }
 
-// This thread's last failure in words.
 inline std::string last_message() {
     char text[256];
     EXPECT_EQ(vmmgraph_last_error_message(text, sizeof text, nullptr), VMMGRAPH_OK);

@@ -1,4 +1,4 @@
-// The account functions of the C interface, and accounts in the options of what is made.
+// Account functions of the C interface, and accounts in creation options.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -52,7 +52,7 @@ protected:
 
 std::uint64_t gives_nothing(std::uint64_t, void*) { return 0; }
 
-// What takes an account, with arguments that are right otherwise.
+// Otherwise valid.
 std::vector<Call> account_calls(vmmgraph_account_t account) {
     return {
         {"set_limits", [=] { return vmmgraph_account_set_limits(account, 0, 0); }},
@@ -70,13 +70,12 @@ std::vector<Call> account_calls(vmmgraph_account_t account) {
     };
 }
 
-// What was made, if it was, is ended at once.
+// Destroys the new object, if any.
 template <class Handle>
 vmmgraph_status_t ended(vmmgraph_status_t status, const Handle& made, vmmgraph_status_t (*destroy)(Handle)) {
     return status == VMMGRAPH_OK ? destroy(made) : status;
 }
 
-// What can be made below an account.
 std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
     return {
         {"an account",
@@ -174,7 +173,7 @@ TEST_F(HostileAccount, WrongArguments) {
     vmmgraph_reclaimer_t reclaimer = nullptr;
     EXPECT_EQ(vmmgraph_account_add_reclaimer(account, nullptr, 0, nullptr, &reclaimer), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_account_add_reclaimer(account, gives_nothing, 0, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // Leasts of which the account above has not as much.
+    // Guaranteed bytes above the parent's limit.
     for (const std::uint64_t least : {5 * MiB, ~std::uint64_t{0}}) {
         EXPECT_EQ(make(device, account, 0, least, &made), VMMGRAPH_ERROR_OVER_BUDGET) << least;
         EXPECT_NE(last_message().find("tenant"), std::string::npos) << last_message();

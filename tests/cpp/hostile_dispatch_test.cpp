@@ -1,4 +1,4 @@
-// The dispatch functions of the C interface: what they do, and everything a caller can do wrong with them.
+// Dispatch functions of the C interface: results and all caller errors.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -159,7 +159,7 @@ TEST_F(HostileDispatch, InputsArePackedForOneCopy) {
     EXPECT_EQ(end, 512u + 5 * 4);
     EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]), (std::vector<std::int32_t>{0, 5, 9, 9, 9, 77}));
     EXPECT_EQ(staging[0], 77) << "tokens, which were not given";
-    // No data is all padding; the largest end is not the last input's.
+    // An input without data is all padding. The last input does not end last.
     auto nothing = given(1, {});
     nothing.data = nullptr;
     ASSERT_EQ(pack({given(0, indices), nothing, given(2, {})}, staging, &end), VMMGRAPH_OK);
@@ -215,7 +215,6 @@ TEST_F(HostileDispatch, AStepWithOneWrongInputLeavesStagingMemoryAsItWas) {
         mistake(last);
         static_cast<void>(refused(last, expected));
     }
-    // The last one does not fit, the first two would.
     const auto bucket = tokens(4);
     const vmmgraph_step_input_t step[] = {given(1, four), given(2, four)};
     EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 19, &end), VMMGRAPH_ERROR_INVALID_SIZE);
@@ -254,7 +253,7 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
     EXPECT_EQ(result.curve_count, 3u);
     EXPECT_EQ(std::vector<std::uint64_t>(curve, curve + 4), (std::vector<std::uint64_t>{19000, 75, 5, 77}));
 
-    // The same by itself, and an engine's list beside it.
+    // Evaluated separately.
     auto waste = sized<vmmgraph_waste_t>();
     const vmmgraph_key_t chosen[] = {found[0].key, found[1].key};
     ASSERT_EQ(vmmgraph_plan_evaluate(chosen, 2, nullptr, shapes, steps, 3, &waste), VMMGRAPH_OK);
@@ -264,7 +263,7 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
     EXPECT_EQ(waste.padding, 0u);
     EXPECT_EQ(waste.eager_steps, 9u);
 
-    // No room to write to, no limit, no traffic, no answer wanted.
+    // All outputs are optional.
     ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, nullptr, 0, nullptr), VMMGRAPH_OK);
     result.curve_capacity = 0;
     ASSERT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, nullptr, 0, &result), VMMGRAPH_OK);
@@ -273,7 +272,7 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
     EXPECT_EQ(result.limited_by, VMMGRAPH_LIMITED_BY_NOTHING);
     ASSERT_EQ(vmmgraph_plan(nullptr, nullptr, 0, nullptr, nullptr, 0, &result), VMMGRAPH_OK);
     EXPECT_EQ(result.buckets, 0u);
-    // More than a number holds is the most that it holds.
+    // Saturates at UINT64_MAX.
     const std::uint64_t many[] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
     limits.eager_step = UINT64_MAX;
     ASSERT_EQ(vmmgraph_plan(shapes, many, 3, &limits, found, 2, &result), VMMGRAPH_OK);
@@ -291,7 +290,7 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
     EXPECT_EQ(vmmgraph_plan_evaluate(chosen, 2, nullptr, shapes, steps, 3, &waste), VMMGRAPH_ERROR_STRUCT_SIZE);
 }
 
-// Its documentation works through 48 layers, data parallel 1 and tensor parallel 4, with 1920 streams.
+// The vendor's example: 48 layers, data parallel 1, tensor parallel 4, 1920 streams.
 TEST_F(HostileDispatch, AclGraphsByStreams) {
     auto streams = sized<vmmgraph_acl_graph_streams_t>();
     streams.layers = 48;
@@ -314,7 +313,6 @@ TEST_F(HostileDispatch, AclGraphsByStreams) {
     streams.extra = 1;
     EXPECT_EQ(graphs(), 11u);
 
-    // As a limit of a plan.
     std::vector<vmmgraph_key_t> shapes;
     for (std::uint32_t i = 1; i <= 40; ++i) {
         shapes.push_back(tokens(i));
@@ -360,7 +358,7 @@ TEST_F(HostileDispatch, ACaptureIsCountedByWhatBecameOfItAndTheOldestGraphGoesFi
     ASSERT_EQ(dispatch(16), VMMGRAPH_OK);
     EXPECT_EQ(oldest(UINT32_MAX), second);
 
-    // No third graph is allowed: one of at most twice the weight stands in.
+    // Stand-ins have at most twice the weight.
     ASSERT_EQ(dispatch(7), VMMGRAPH_OK);
     EXPECT_EQ(decision.reason, VMMGRAPH_REASON_STAND_IN);
     EXPECT_EQ(decision.slot, first);
@@ -475,7 +473,6 @@ TEST_F(HostileDispatch, HandlesThatAreNone) {
     for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, UINT64_MAX, std::uint64_t{0x100000000}}) {
         refused(garbage<vmmgraph_dispatcher_t>(value), garbage<vmmgraph_input_plan_t>(value));
     }
-    // One kind is not the other.
     refused(reinterpret_cast<vmmgraph_dispatcher_t>(plan), reinterpret_cast<vmmgraph_input_plan_t>(dispatcher));
     vmmgraph_dispatcher_t gone = nullptr;
     vmmgraph_input_plan_t gone_plan = nullptr;
@@ -513,7 +510,7 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
     decision.struct_size = 0;
     EXPECT_EQ(dispatch(1), VMMGRAPH_ERROR_STRUCT_SIZE);
 
-    // A count that no address space holds is refused before anything is read.
+    // Refused before any read.
     vmmgraph_dispatcher_t made = nullptr;
     auto given = options();
     given.full_count = SIZE_MAX;

@@ -1,4 +1,4 @@
-// The functions of elastic memory in the C interface: everything a caller can do wrong with them.
+// Elastic memory in the C interface: all caller errors.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -224,7 +224,7 @@ TEST_F(HostileElastic, HandlesThatAreNone) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
         for (const auto& [name, call] : pool_calls(garbage<vmmgraph_block_pool_t>(value))) {
-            // Freeing nothing asks for the pool all the same.
+            // Zero blocks still need a valid pool.
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
         std::int32_t number = 0;
@@ -277,7 +277,6 @@ TEST_F(HostileElastic, NullAndNonsenseOfBuffers) {
     fence.events = events;
     fence.event_count = 1;
     EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // An event that the driver does not have.
     events[0] = garbage<void*>(0x77770);
     ASSERT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr), VMMGRAPH_OK);
     EXPECT_NE(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_OK);
@@ -325,7 +324,7 @@ TEST_F(HostileElastic, NullAndNonsenseOfCaches) {
     EXPECT_EQ(vmmgraph_kv_cache_grow_to(cache, 101, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 101, nullptr, 0, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 1, nullptr, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // Ranges that are none are nobody's: nothing stays for them.
+    // Invalid ranges protect no blocks.
     ASSERT_EQ(vmmgraph_kv_cache_grow_to(cache, 50, nullptr), VMMGRAPH_OK);
     const vmmgraph_block_range_t backwards[] = {{40, 30}, {~std::uint64_t{0}, 0}, {200, 300}};
     std::uint64_t left = 77;
@@ -356,11 +355,9 @@ TEST_F(HostileElastic, NullAndNonsenseOfPoolsAndPolicies) {
     EXPECT_EQ(vmmgraph_block_pool_allocate_reserved(pool, 4, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_reserve(pool, 4, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(there, 7);
-    // Nothing is backed: a miss.
     EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, &there), VMMGRAPH_OK);
     EXPECT_EQ(there, 0);
     ASSERT_EQ(vmmgraph_block_pool_back(pool, 0, 100), VMMGRAPH_OK);
-    // Ranges beyond the end, and backwards.
     EXPECT_EQ(vmmgraph_block_pool_back(pool, ~std::uint64_t{0}, ~std::uint64_t{0}), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_block_pool_unback(pool, 50, 20, nullptr), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, &there), VMMGRAPH_OK);
@@ -389,7 +386,7 @@ void call_back(const vmmgraph_shown_t* shown, void* user) {
     auto* const called = static_cast<Called*>(user);
     ++called->times;
     EXPECT_STREQ(shown->name, "kv");
-    // Pages that are being moved at this moment, by whoever called.
+    // The calling operation is moving these pages.
     EXPECT_EQ(vmmgraph_elastic_buffer_commit(called->buffer, 0, MiB, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_elastic_buffer_decommit(called->buffer, 0, MiB, nullptr, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
     auto stats = sized<vmmgraph_elastic_stats_t>();
@@ -478,7 +475,6 @@ TEST_F(HostileElastic, ManyThreadsOnOneHandle) {
     EXPECT_EQ(bad, 0);
 }
 
-// An arena with one graph of eight pages, as long as the buffer's and the cache's.
 class HostileLease : public HostileElastic {
 protected:
     vmmgraph_arena_t arena = nullptr;
@@ -504,14 +500,14 @@ protected:
         HostileElastic::TearDown();
     }
 
-    // The status of a replay: the turn is left at once.
+    // Leaves the replay slot at once.
     vmmgraph_status_t replay() const {
         const auto status = vmmgraph_space_enter(space, nullptr);
         return status == VMMGRAPH_OK ? vmmgraph_space_leave(space) : status;
     }
 };
 
-// Gives up all blocks that it is asked for, and calls whatever it likes meanwhile.
+// Vacates all requested blocks.
 struct Giving {
     vmmgraph_lease_t lease = nullptr;
     std::int32_t refuses = 0;
@@ -530,7 +526,7 @@ std::int32_t give(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating, 
     std::uint64_t number = 0;
     EXPECT_EQ(vmmgraph_lease_bytes(giving.lease, &number, nullptr), VMMGRAPH_OK);
     if (number == asked->lease) {
-        // It would wait for itself.
+        // Would deadlock.
         EXPECT_EQ(vmmgraph_lease_recall(giving.lease, 0, 1000), VMMGRAPH_ERROR_WRONG_STATE);
     }
     EXPECT_EQ(vmmgraph_vacating_add(vacating, 9, 8), VMMGRAPH_ERROR_INVALID_ARGUMENT);
@@ -570,7 +566,7 @@ TEST_F(HostileLease, HandlesThatAreNoneAndNulls) {
         EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, garbage<vmmgraph_kv_cache_t>(value), 0, 4, give, &giving, &lease),
                   VMMGRAPH_ERROR_INVALID_HANDLE);
         if (value != 0) {
-            // Null is every lease.
+            // Null means all leases.
             EXPECT_EQ(vmmgraph_arena_recall(arena, garbage<vmmgraph_space_t>(value), 5), VMMGRAPH_ERROR_INVALID_HANDLE);
         }
         const auto no_pool = garbage<vmmgraph_block_pool_t>(value);
@@ -610,7 +606,6 @@ TEST_F(HostileLease, ABorrowerMaySayAndCallAnything) {
     std::uint64_t lendable = 0;
     std::uint64_t lent = 0;
     ASSERT_EQ(vmmgraph_arena_lendable(arena, &lendable, &lent), VMMGRAPH_OK);
-    // Of eight pages, the arena is sure of two.
     EXPECT_EQ(lendable, 384 * KiB);
     ASSERT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 8, give, &giving, &giving.lease), VMMGRAPH_OK);
     vmmgraph_lease_t second = nullptr;
@@ -632,10 +627,10 @@ TEST_F(HostileLease, ABorrowerMaySayAndCallAnything) {
     EXPECT_EQ(number, numbers[0]);
     EXPECT_EQ(bytes, 256 * KiB);
     giving.refuses = 0;
-    // What was valid while it was asked is not any more.
+    // Valid during the callback only.
     EXPECT_EQ(vmmgraph_vacating_add(giving.last, 0, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
     EXPECT_EQ(vmmgraph_vacating_behind(giving.last, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
-    // The replay recalls both, the handle of one of which is gone.
+    // Also the destroyed handle's lease.
     ASSERT_EQ(vmmgraph_lease_destroy(second), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_lease_destroy(second), VMMGRAPH_ERROR_INVALID_HANDLE);
     ASSERT_EQ(vmmgraph_arena_set_recall(arena, 1'000'000), VMMGRAPH_OK);
@@ -653,7 +648,7 @@ TEST_F(HostileLease, APoolIsAskedForSomePagesOnly) {
     std::vector<std::uint64_t> blocks(12);
     std::int32_t there = 0;
     ASSERT_EQ(vmmgraph_block_pool_allocate(pool, 12, blocks.data(), &there), VMMGRAPH_OK);
-    // Three pages are used; of the second and a fourth one a page's bytes more than is free are wanted.
+    // The ranges need one page more than is free.
     const vmmgraph_block_range_t among[] = {{5, 6}, {12, 16}, {200, ~std::uint64_t{0}}};
     vmmgraph_block_range_t unused[2] = {};
     std::size_t count = 0;

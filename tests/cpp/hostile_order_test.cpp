@@ -1,4 +1,4 @@
-// The order of replays across ranks in the C interface: everything a caller can do wrong with it.
+// Replay order across ranks in the C interface: all caller errors.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -18,16 +18,14 @@ namespace {
 constexpr std::uint64_t MiB = 1 << 20;
 constexpr std::size_t digest = VMMGRAPH_ORDER_DIGEST_BYTES;
 
-// What a rank's gather does.
 struct Gather {
     std::uint32_t rank = 0;
     std::uint32_t ranks = 1;
-    // What the ranks before this one gave; those behind give what it does.
+    // Digests of lower ranks; higher ranks repeat this rank's.
     std::vector<unsigned char> others;
     std::int32_t status = 0;
-    // What was given to the others.
+    // This rank's digest.
     std::vector<unsigned char> mine;
-    // Called meanwhile.
     std::function<void()> meanwhile;
 };
 
@@ -84,7 +82,7 @@ protected:
         return made;
     }
 
-    // By which two ranks differ: this one replayed its space, rank 0 nothing of that key.
+    // This rank replayed its space, rank 0 another key.
     vmmgraph_status_t differ(vmmgraph_order_report_t* report) {
         vmmgraph_arena_t const other = make(VMMGRAPH_ARENA_CHECK_ORDER);
         vmmgraph_space_t const there = capture(other, 3 * MiB);
@@ -166,10 +164,9 @@ TEST_F(HostileOrder, RanksThatCannotBeAndGathersThatFailOrLie) {
     liar.ranks = 2;
     liar.others.assign(digest, 0);
     EXPECT_EQ(vmmgraph_arena_compare_order(arena, 1, 2, gather, &liar, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    // It took rank 0's place for its own.
+    // The gather overwrote rank 0's own digest.
     EXPECT_EQ(vmmgraph_arena_compare_order(arena, 0, 2, gather, &liar, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(report.most, 77u) << "an output was written by a call that failed";
-    // None of that stops anything.
     EXPECT_EQ(vmmgraph_space_replay(space, nullptr, nothing, nullptr), VMMGRAPH_OK);
 }
 
@@ -203,7 +200,7 @@ TEST_F(HostileOrder, AGatherMayCallAnythingAndAnArenaThatGoesMeanwhileStays) {
     vmmgraph_arena_t const passing = make(VMMGRAPH_ARENA_CHECK_ORDER | VMMGRAPH_ARENA_SERIAL);
     vmmgraph_space_t const there = capture(passing, MiB);
     busy.meanwhile = [&] {
-        // On this thread and on another: no lock is held.
+        // No lock is held.
         Gather nested;
         EXPECT_EQ(vmmgraph_arena_compare_order(passing, 0, 1, gather, &nested, nullptr), VMMGRAPH_OK);
         std::thread([&] { EXPECT_EQ(vmmgraph_space_replay(there, nullptr, nothing, nullptr), VMMGRAPH_OK); }).join();
@@ -216,7 +213,7 @@ TEST_F(HostileOrder, AGatherMayCallAnythingAndAnArenaThatGoesMeanwhileStays) {
     };
     auto report = sized<vmmgraph_order_report_t>();
     EXPECT_EQ(vmmgraph_arena_compare_order(passing, 0, 1, gather, &busy, &report), VMMGRAPH_OK);
-    // What came meanwhile is for the next time.
+    // Counted in the next comparison.
     EXPECT_EQ(report.most, 0u);
 }
 

@@ -1,4 +1,4 @@
-// The policies in the C interface: everything a caller can do wrong with them.
+// Policies in the C interface: all caller errors.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -50,7 +50,7 @@ protected:
                 vmmgraph_lengths_destroy(lengths),  vmmgraph_host_kv_destroy(host),      vmmgraph_slo_control_destroy(control)};
     }
 
-    // Every function that takes a handle, with everything else right.
+    // Otherwise valid.
     std::vector<Call> calls(void* handle) {
         const auto of = [handle](auto* kind) { return static_cast<decltype(kind)>(handle); };
         auto* const a = of(ahead);
@@ -127,7 +127,7 @@ TEST_F(HostilePolicies, Nulls) {
     EXPECT_EQ(vmmgraph_grants_ask(grants, 1, 1, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_grants_extend(grants, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_grants_stats(grants, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // Nothing was granted to somebody who cannot be told.
+    // No grant without an output pointer.
     ASSERT_EQ(vmmgraph_grants_stats(grants, &granted), VMMGRAPH_OK);
     EXPECT_EQ(granted.free, 10U);
     EXPECT_EQ(vmmgraph_lengths_total(lengths, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -148,7 +148,7 @@ TEST_F(HostilePolicies, Nulls) {
     EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 1, nullptr, 0, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_prefill_waits(0, 0, &prompt, 1, nullptr, 1, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // What may be null.
+    // Optional pointers.
     EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, &number), VMMGRAPH_OK);
     EXPECT_EQ(number, 0);
     EXPECT_EQ(vmmgraph_standing_at(standing, 0, 0, nullptr, nullptr), VMMGRAPH_OK);
@@ -203,7 +203,7 @@ TEST_F(HostilePolicies, NumbersBeyondAll) {
     EXPECT_EQ(number, VMMGRAPH_GRANT_GRANTED);
     EXPECT_EQ(vmmgraph_grants_extend(grants, 1, &number), VMMGRAPH_OK);
     EXPECT_EQ(number, 0);
-    // More than was granted comes back: what was.
+    // Capped.
     EXPECT_EQ(vmmgraph_grants_give(grants, huge, huge), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_grants_stats(grants, &granted), VMMGRAPH_OK);
     EXPECT_EQ(granted.free, huge);

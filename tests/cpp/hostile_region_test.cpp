@@ -1,4 +1,4 @@
-// The region functions of the C interface: everything a caller can do wrong with them.
+// Region functions of the C interface: all caller errors.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 

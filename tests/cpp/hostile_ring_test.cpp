@@ -1,4 +1,4 @@
-// The functions of rings in the C interface: everything a caller can do wrong with them.
+// Ring functions of the C interface: all caller errors.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -56,7 +56,6 @@ protected:
         ASSERT_EQ(vmmgraph_device_stats(device, &stats), VMMGRAPH_OK);
         EXPECT_EQ(stats.physical_bytes, 0U);
         EXPECT_EQ(stats.reserved_bytes, 0U);
-        // All host memory is back: what is freed for the system is all that was held.
         auto host = sized<vmmgraph_host_stats_t>();
         ASSERT_EQ(vmmgraph_device_host_stats(device, &host), VMMGRAPH_OK);
         EXPECT_EQ(host.free_bytes, host.held_bytes);
@@ -138,7 +137,7 @@ std::vector<Call> graph_calls(vmmgraph_ring_graph_t graph) {
 
 TEST_F(HostileRing, CapturesThatAreNone) {
     set_sources();
-    // No stream of the host's is ever captured.
+    // The host driver has no captures.
     auto options = sized<vmmgraph_ring_capture_options_t>();
     for (const std::size_t many : {std::size_t{0}, std::size_t{1}, std::numeric_limits<std::size_t>::max()}) {
         options.tail = many;
@@ -290,7 +289,6 @@ TEST_F(HostileRing, WhatIsRefusedLeavesTheRingAsItWas) {
     ASSERT_EQ(vmmgraph_host_buffer_destroy(foreign), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_device_close(elsewhere), VMMGRAPH_OK);
 
-    // The order of calls.
     EXPECT_EQ(vmmgraph_ring_release(ring, 0, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
     ASSERT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
@@ -412,7 +410,7 @@ TEST_F(HostileRing, PlansOfNonsense) {
     auto wrong = demand;
     wrong.page_bytes = huge;
     EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_SIZE);
-    // As many slots as a number holds, and a budget that fewer fit: counted from the units.
+    // The maximum slot count; the budget fits fewer.
     auto many = demand;
     many.slots = ~std::size_t{0};
     many.budget_bytes = 250;
@@ -434,14 +432,14 @@ TEST_F(HostileRing, PlansOfNonsense) {
     EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_STRUCT_SIZE);
     units[0].bytes = 0;
     EXPECT_EQ(vmmgraph_ring_ceiling(&demand, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_SIZE);
-    // Refused without a word about the bytes: a schedule has none.
+    // A schedule ignores unit sizes.
     EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 6, 4, VMMGRAPH_REMAINDER_REFUSE, nullptr, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 5, 2, VMMGRAPH_REMAINDER_REFUSE, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_schedule(nullptr, 5, 2, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 0, 2, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 6, 2, -1, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 6, 2, 0, nullptr, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // More slots than anybody could count are as many as there are units.
+    // Slots are capped at the number of units.
     auto schedule = sized<vmmgraph_ring_schedule_t>();
     ASSERT_EQ(vmmgraph_ring_schedule(units.data(), 6, ~std::size_t{0}, 0, nullptr, 0, &schedule), VMMGRAPH_OK);
     EXPECT_EQ(schedule.slots, 0U);
@@ -456,7 +454,6 @@ TEST_F(HostileRing, ManyThreadsOnOneRing) {
         threads.emplace_back([&, thread] {
             for (int round = 0; round < 100; ++round) {
                 auto calls = ring_calls(ring);
-                // All but those that end the handle.
                 calls.pop_back();
                 for (const auto& call : buffer_calls(buffer)) {
                     calls.push_back(call);

@@ -1,4 +1,4 @@
-// The functions for pages of several processes: everything a caller can do wrong with them.
+// Page sharing between processes in the C interface: all caller errors.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -106,7 +106,6 @@ TEST_F(HostileShare, ExclusiveBlocksOfNoArenaAndNoSize) {
     }
     EXPECT_EQ(vmmgraph_arena_allocate_exclusive(arena, 65 * MiB, 0, &exclusive), VMMGRAPH_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(exclusive, nullptr);
-    // A block of a space is none, and the other way round.
     EXPECT_EQ(vmmgraph_arena_free_exclusive(arena, block), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_arena_export(arena, block, 1, nullptr, 0, &count), VMMGRAPH_ERROR_FOREIGN_POINTER);
     ASSERT_EQ(vmmgraph_arena_allocate_exclusive(arena, 5000, 128 << 10, &exclusive), VMMGRAPH_OK);
@@ -124,7 +123,6 @@ TEST_F(HostileShare, ExclusiveBlocksOfNoArenaAndNoSize) {
     EXPECT_EQ(stats.exclusive_bytes, 128U << 10);
     ASSERT_EQ(vmmgraph_arena_free_exclusive(arena, exclusive), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_free_exclusive(arena, exclusive), VMMGRAPH_ERROR_FOREIGN_POINTER);
-    // One that is left goes with the arena.
     ASSERT_EQ(vmmgraph_arena_allocate_exclusive(arena, MiB, 0, &exclusive), VMMGRAPH_OK);
 }
 
@@ -133,7 +131,6 @@ TEST_F(HostileShare, RemoteBlocksThatCannotBe) {
     for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(arena)}) {
         EXPECT_EQ(vmmgraph_space_allocate_remote(garbage<vmmgraph_space_t>(value), 1, nullptr, &remote), VMMGRAPH_ERROR_INVALID_HANDLE);
     }
-    // It is sealed.
     EXPECT_EQ(vmmgraph_space_allocate_remote(space, 1, nullptr, &remote), VMMGRAPH_ERROR_WRONG_STATE);
     vmmgraph_space_t open = nullptr;
     ASSERT_EQ(vmmgraph_space_open(arena, &open), VMMGRAPH_OK);
@@ -170,7 +167,7 @@ TEST_F(HostileShare, PointersThatAreNull) {
     vmmgraph_peer_page_t imported = nullptr;
     EXPECT_EQ(vmmgraph_device_import_fabric(device, nullptr, MiB, &imported), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_device_import_fabric(device, &fabric, MiB, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // The host has no fabric: said, and nothing is pinned by it (one pin is, by the descriptor).
+    // The host driver has no fabric handles. The descriptor holds one pin.
     EXPECT_EQ(vmmgraph_device_export_fabric(device, page, &fabric), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_device_import_fabric(device, &fabric, MiB, &imported), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_device_page_exported(device, page, -2), VMMGRAPH_ERROR_INVALID_ARGUMENT);
@@ -199,7 +196,7 @@ TEST_F(HostileShare, RangesAndPagesThatAreNone) {
     EXPECT_EQ(vmmgraph_space_export(space, block, 0, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_export(space, block, UINT64_MAX, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(count, 77U);
-    // How many there are is told with any room.
+    // Independent of the buffer size.
     ASSERT_EQ(vmmgraph_space_export(space, block, 2 * MiB, nullptr, 0, &count), VMMGRAPH_OK);
     EXPECT_EQ(count, 2U);
     std::array<vmmgraph_page_extent_t, 2> one{};
@@ -219,7 +216,7 @@ TEST_F(HostileShare, RangesAndPagesThatAreNone) {
     EXPECT_EQ(fd, -1);
 }
 
-// Pins are counted, and no more are taken away than there are.
+// Never negative.
 TEST_F(HostileShare, PinsThatAreNotThere) {
     const std::uint64_t page = extents().front().page;
     EXPECT_EQ(vmmgraph_device_page_exported(device, page, 0), VMMGRAPH_OK);
@@ -239,7 +236,7 @@ TEST_F(HostileShare, PinsThatAreNotThere) {
     EXPECT_EQ(vmmgraph_arena_resume(arena, 0, nullptr), VMMGRAPH_OK);
 }
 
-// What nobody can take away any more goes with the device.
+// Closing releases them.
 TEST(HostileShareDevice, PinsOfAClosedDevice) {
     const auto options = shared_options(7);
     vmmgraph_device_t device = nullptr;
@@ -259,7 +256,7 @@ TEST(HostileShareDevice, PinsOfAClosedDevice) {
     EXPECT_EQ(vmmgraph_space_destroy(space), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_destroy(arena), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_device_close(device), VMMGRAPH_OK);
-    // The memory is there for whoever has the descriptor.
+    // The descriptor keeps the memory alive.
     const auto again = shared_options(7);
     ASSERT_EQ(vmmgraph_device_open(&again, &device), VMMGRAPH_OK);
     auto stats = sized<vmmgraph_device_stats_t>();
@@ -309,7 +306,7 @@ TEST_F(HostileShare, ImportsAndPartsThatAreNone) {
     EXPECT_EQ(map, nullptr);
     EXPECT_EQ(address, nullptr);
 
-    // Descriptors without room are closed, not lost.
+    // Descriptors beyond the buffer are closed.
     char byte = 7;
     std::uint64_t moved = 0;
     std::size_t count = 5;
@@ -345,7 +342,6 @@ TEST(HostileShareDevice, OptionsThatAreNone) {
         EXPECT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_ERROR_INVALID_ARGUMENT) << sharing;
     }
     auto options = shared_options(7);
-    // Neither yes nor no.
     for (const std::int32_t rdma : {2, -1}) {
         options.rdma = rdma;
         EXPECT_EQ(vmmgraph_device_open(&options, &device), VMMGRAPH_ERROR_INVALID_ARGUMENT) << rdma;

@@ -1,6 +1,7 @@
-// Everything a caller can do wrong through the C interface: always a status, never a crash. Also built with sanitizers.
+// All caller errors through the C interface give a status, never a crash. Also built with
+// sanitizers.
 //
-// The test abi.coverage makes sure that every function of vmmgraph.h is called here or in hostile_dispatch_test.cpp.
+// The test abi.coverage requires a call of every function of vmmgraph.h in the hostile tests.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <vmmgraph/vmmgraph.h>
@@ -41,8 +42,7 @@ void* address(std::uint64_t value) { return reinterpret_cast<void*>(value); }
 
 bool known(vmmgraph_status_t status) { return std::strcmp(vmmgraph_status_name(status), "unknown status") != 0; }
 
-// Keeps the calls in one place where a reader can count them: one for each function that takes a handle of that kind, with
-// arguments that are right otherwise.
+// One call per function with such a handle, otherwise valid.
 using Call = std::pair<const char*, std::function<vmmgraph_status_t()>>;
 
 std::vector<Call> device_calls(vmmgraph_device_t device) {
@@ -194,7 +194,7 @@ protected:
         ASSERT_EQ(vmmgraph_space_open(arena, &space), VMMGRAPH_OK);
     }
 
-    // Whatever a test did: the objects still work, and nothing is left over.
+    // The objects still work, and no memory remains.
     void TearDown() override {
         ASSERT_EQ(vmmgraph_device_set_budget(device, 0), VMMGRAPH_OK);
         ASSERT_EQ(vmmgraph_arena_set_budget(arena, 0), VMMGRAPH_OK);
@@ -237,7 +237,7 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_last_error_message(nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_device_open(nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_device_open(&options, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // Null options are the default ones. The device they mean may be open with other settings, but that is not the caller's null.
+    // Null options mean the defaults, which conflict with the open device.
     EXPECT_EQ(vmmgraph_device_open(nullptr, &opened), VMMGRAPH_ERROR_DEVICE_IN_USE);
     EXPECT_EQ(opened, nullptr);
     EXPECT_EQ(vmmgraph_device_info(device, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -349,14 +349,13 @@ TEST_F(Hostile, UseAfterDestroy) {
     ASSERT_EQ(vmmgraph_arena_destroy(gone_arena), VMMGRAPH_OK);
     all_refused(device_calls(gone_device), "a closed device");
     all_refused(arena_calls(gone_arena), "a destroyed arena");
-    // The space has kept what it needs.
+    // The space keeps its arena and device.
     void* block = nullptr;
     EXPECT_EQ(vmmgraph_space_allocate(gone_space, 100, nullptr, &block), VMMGRAPH_OK);
     std::memset(block, 1, 100);
     ASSERT_EQ(vmmgraph_space_destroy(gone_space), VMMGRAPH_OK);
     all_refused(space_calls(gone_space), "a destroyed space");
 
-    // The slots are taken again; the old handles still mean nothing.
     for (int i = 0; i < 100; ++i) {
         ASSERT_EQ(vmmgraph_device_open(&options, &gone_device), VMMGRAPH_OK);
         ASSERT_EQ(vmmgraph_device_close(gone_device), VMMGRAPH_OK);
@@ -380,7 +379,6 @@ TEST_F(Hostile, SizesFromZeroToTheMost) {
         EXPECT_EQ(info.requested, bytes);
         EXPECT_EQ(info.available, std::uint64_t{1} << 46);
     }
-    // Sizes that are none too many in themselves, on a device that is too small.
     for (const std::uint64_t bytes : {std::uint64_t{1} << 46, (std::uint64_t{1} << 36) - 1, std::uint64_t{1} << 34, 65 * MiB}) {
         void* block = this;
         for (const auto allocate : {vmmgraph_space_allocate, vmmgraph_space_allocate_kept}) {
@@ -437,7 +435,7 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
         ASSERT_EQ(vmmgraph_last_error(&info), VMMGRAPH_OK);
         EXPECT_EQ(info.requested, reinterpret_cast<std::uint64_t>(pointer));
     }
-    // Where a slab has a gap, nobody remembers whether there was a block.
+    // In a slab's gap, freed and never allocated blocks are indistinguishable.
     for (void* const pointer : {small + 512, small + 1024, small - 512, block + MiB, block - 512}) {
         for (const auto status : {vmmgraph_space_free(space, pointer), vmmgraph_space_record_stream(space, pointer, address(7))}) {
             EXPECT_TRUE(status == VMMGRAPH_ERROR_FOREIGN_POINTER || status == VMMGRAPH_ERROR_DOUBLE_FREE) << status;
@@ -468,8 +466,7 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
     EXPECT_EQ(vmmgraph_space_free(space, small + 1), VMMGRAPH_ERROR_FOREIGN_POINTER);
 }
 
-// Calls with a struct of every wrong size. The struct lies at the end of a heap block of its right size, so that a sanitizer sees
-// whoever believes a size that is too large.
+// Every wrong struct size, at the end of a heap block, so a sanitizer detects overreads.
 template <class Struct, class F>
 void wrong_sizes(const char* name, F&& call) {
     const std::size_t right = sizeof(Struct);
@@ -509,8 +506,8 @@ TEST_F(Hostile, StructSizes) {
     EXPECT_EQ(stats.phase, VMMGRAPH_SPACE_OPEN) << "a seal that failed has sealed";
 }
 
-// Calls with a struct of another version's size, which lies in a heap block of that size: nothing behind it is touched, and of it only
-// what this library knows.
+// Struct sizes of other versions: only fields known to the library and within the block are
+// written.
 template <class Struct, class F>
 void other_sizes(const char* name, F&& call) {
     for (std::size_t size = 16; size <= sizeof(Struct) + 24; size += 8) {
@@ -540,7 +537,7 @@ TEST_F(Hostile, StructsOfOtherVersions) {
         return status;
     });
 
-    // Options: what a shorter struct lacks is the default; what a longer one has more must be 0.
+    // Missing fields of shorter structs get defaults; extra fields of longer structs must be 0.
     auto right = arena_options();
     right.budget_bytes = 64 << 20;
     for (std::size_t size = 16; size <= sizeof right + 24; size += 8) {
@@ -572,7 +569,7 @@ TEST_F(Hostile, StructsOfOtherVersions) {
 TEST_F(Hostile, NumbersThatMeanNothing) {
     for (const std::int32_t number : {-1, 3, 77, INT_MIN, INT_MAX}) {
         auto options = device_options(1);
-        // 3 is a platform.
+        // 3 is a valid platform.
         options.driver = number == 3 ? 99 : number;
         vmmgraph_device_t opened = nullptr;
         EXPECT_EQ(vmmgraph_device_open(&options, &opened), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
@@ -620,7 +617,7 @@ TEST_F(Hostile, GeometryThatFitsNoDevice) {
     vmmgraph_device_t opened = nullptr;
     EXPECT_EQ(vmmgraph_device_open(&options, &opened), VMMGRAPH_ERROR_INVALID_SIZE);
 
-    // A page as large as they come is a page that the device cannot make, not a crash.
+    // The largest valid page size.
     auto pages = arena_options();
     pages.large_page_bytes = std::uint64_t{1} << 46;
     vmmgraph_arena_t made = nullptr;
@@ -648,7 +645,7 @@ TEST_F(Hostile, BuffersOfEverySize) {
         ASSERT_EQ(text(whole.data(), needed, nullptr), VMMGRAPH_OK);
         ASSERT_EQ(whole.back(), '\0');
         for (std::size_t capacity = 0; capacity < needed + 2; capacity += 1 + capacity / 7) {
-            // Exactly as long as it says, so that a sanitizer sees one byte too many; and followed by marks for whoever has none.
+            // Markers detect overruns without a sanitizer.
             const auto buffer = std::make_unique<char[]>(capacity + 4);
             std::memset(buffer.get(), '#', capacity + 4);
             std::size_t again = 0;
@@ -726,8 +723,8 @@ TEST_F(Hostile, TorchCalls) {
     ASSERT_EQ(vmmgraph_torch_set_arena(0, nullptr), VMMGRAPH_OK);
 }
 
-// Sixteen threads make random calls with handles and blocks they share, many of them destroyed by somebody else meanwhile. Nobody
-// touches the memory of a block, since its space may go at any moment.
+// Random calls on shared handles and blocks, many destroyed concurrently. Block memory is not
+// accessed, because its space may be destroyed.
 class Crowd {
 public:
     explicit Crowd(vmmgraph_device_t device) : device_(device) {}
@@ -771,7 +768,7 @@ private:
     template <class T>
     T pick(std::mt19937& random, std::vector<T>& from) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        // Recent ones mostly: the old are mostly gone.
+        // Most old ones are destroyed.
         const std::size_t window = std::min<std::size_t>(from.size(), 24);
         return from.empty() ? T{} : from[from.size() - 1 - random() % window];
     }
@@ -899,7 +896,7 @@ private:
                 return vmmgraph_account_stats(pick(random, accounts_), &stats);
             }
             case 31: {
-                // Each is asked for whatever runs short, so a few are many.
+                // Few suffice: all are asked at each shortage.
                 if (random() % 64 != 0) {
                     return vmmgraph_reclaimer_destroy(pick(random, reclaimers_));
                 }
@@ -916,7 +913,6 @@ private:
         }
     }
 
-    // Asked by several threads at once.
     static std::uint64_t give(std::uint64_t bytes, void* user) {
         auto& crowd = *static_cast<Crowd*>(user);
         std::mt19937 random(static_cast<std::uint32_t>(++crowd.asked + bytes));
@@ -950,13 +946,11 @@ TEST_F(Hostile, SixteenThreadsOnSharedHandles) {
     EXPECT_EQ(vmmgraph_torch_set_arena(0, nullptr), VMMGRAPH_OK);
     crowd.destroy_all();
     EXPECT_EQ(crowd.bad, 0);
-    // The mix is worth something: much of it worked, much of it did not.
     EXPECT_GT(crowd.succeeded, 20000);
     EXPECT_GT(crowd.refused, 5000);
     EXPECT_GT(crowd.asked, 0);
     std::printf("%d calls succeeded, %d were refused, reclaimers were asked %d times\n", crowd.succeeded.load(), crowd.refused.load(),
                 crowd.asked.load());
-    // TearDown finds the device empty.
 }
 
 struct Calls {
@@ -967,7 +961,7 @@ struct Calls {
     std::vector<std::uint64_t> asked;
 };
 
-// Calls what there is, what it runs short in among that, and ends itself at the last.
+// Calls every function, causes a nested shortage, and destroys itself.
 std::uint64_t call_everything(std::uint64_t bytes, void* user) {
     auto& calls = *static_cast<Calls*>(user);
     calls.asked.push_back(bytes);
@@ -984,7 +978,7 @@ std::uint64_t call_everything(std::uint64_t bytes, void* user) {
     if (calls.asked.size() == 2) {
         EXPECT_EQ(vmmgraph_reclaimer_destroy(calls.self), VMMGRAPH_OK);
     }
-    // That is not true: it is asked as often as there are tries, not for ever.
+    // A false claim; attempts are bounded.
     return bytes;
 }
 
@@ -999,7 +993,6 @@ TEST_F(Hostile, AReclaimerMayCallEverythingRunShortAndEndItself) {
     ASSERT_EQ(vmmgraph_device_set_budget(device, 2 * MiB), VMMGRAPH_OK);
     void* block = nullptr;
     EXPECT_EQ(vmmgraph_space_allocate(space, 6 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);
-    // For what is missing beyond the budget, twice, and then it was gone.
     EXPECT_EQ(calls.asked, (std::vector<std::uint64_t>{4 * MiB, 4 * MiB}));
     EXPECT_EQ(vmmgraph_reclaimer_destroy(calls.self), VMMGRAPH_ERROR_INVALID_HANDLE);
 }

@@ -1,5 +1,6 @@
-/* The structs and numbers of ABI 1, frozen: a line here changes only together with VMMGRAPH_ABI_VERSION. Before the first release
-   everything may change. The test abi.coverage makes sure that no struct and no number of vmmgraph.h is missing. */
+/* Frozen structs and numbers of ABI 1: a line changes only together with VMMGRAPH_ABI_VERSION,
+ * except before the first release. The test abi.coverage requires every struct and number of
+ * vmmgraph.h. */
 #include <vmmgraph/vmmgraph.h>
 
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), #type)
@@ -699,8 +700,6 @@ SIZE(vmmgraph_dispatcher_t, 8);
 SIZE(vmmgraph_input_plan_t, 8);
 _Static_assert(_Generic((vmmgraph_status_t)0, int32_t: 1, default: 0), "statuses are int32_t");
 
-/* The library that is linked is of the same ABI. */
-
 SIZE(vmmgraph_ring_unit_t, 16);
 FIELD(vmmgraph_ring_unit_t, bytes, 0, 8);
 FIELD(vmmgraph_ring_unit_t, resident, 8, 4);
@@ -797,4 +796,5 @@ FIELD(vmmgraph_ring_stats_t, charged_bytes, 128, 8);
 FIELD(vmmgraph_ring_stats_t, budget_bytes, 136, 8);
 FIELD(vmmgraph_ring_stats_t, launches, 144, 8);
 
+/* The linked library has the same ABI. */
 int main(void) { return vmmgraph_abi_version() == VMMGRAPH_ABI_VERSION ? 0 : 1; }

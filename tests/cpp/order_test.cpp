@@ -19,7 +19,7 @@ vmmgraph::Options checked() {
     return options;
 }
 
-// A gather of a rank whose others have given these bytes, in the places before its own.
+// The lower ranks gave these bytes.
 auto behind(std::vector<unsigned char>& others, std::vector<unsigned char>* mine = nullptr) {
     return [&others, mine](const void* given, std::size_t bytes, void* all) {
         EXPECT_EQ(bytes, static_cast<std::size_t>(VMMGRAPH_ORDER_DIGEST_BYTES));
@@ -52,7 +52,7 @@ TEST(Order, RanksThatDifferThrowWithTheFirstReplayThatDoes) {
     auto graph = second.open_space();
     EXPECT_EQ(graph.seal().layout_hash, key);
     graph.replay(nullptr, [] {});
-    // Behind, and not otherwise.
+    // Behind is not different.
     const auto report = compare_order(second, {1, 2}, behind(theirs));
     EXPECT_EQ(report.same, 1u);
     EXPECT_EQ(report.most, 2u);
@@ -94,7 +94,7 @@ TEST(Order, RanksAgreeBeforeALaunchOrNobodyLaunches) {
         EXPECT_EQ(error.report().had, 8u);
         EXPECT_EQ(error.report().other_had, 7u);
     }
-    // Nobody has launched it: they decide anew.
+    // No rank has launched.
     EXPECT_EQ(agree_on(second, 7, {1, 2}, behind(theirs)).same, 1u);
 }
 

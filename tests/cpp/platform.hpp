@@ -1,4 +1,5 @@
-// The platform that tests of the C and C++ interface run on: the host, or the one whose stand-in VMMGRAPH_TEST_PLATFORM names.
+// Platform of the C and C++ interface tests: the host, or the stand-in named by
+// VMMGRAPH_TEST_PLATFORM.
 #pragma once
 
 #include <cstdint>

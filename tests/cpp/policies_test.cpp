@@ -1,5 +1,5 @@
-// Who gets memory, and when, through the C++ header: that each answer is the policy's, with every argument in its place. What the
-// policies do is tested against naive twins in src/elastic/policy.
+// Wiring of the memory policies in the C++ header. src/elastic/policy tests the policies against
+// naive twins.
 #include <gtest/gtest.h>
 #include <vmmgraph/policies.hpp>
 
@@ -28,7 +28,7 @@ TEST(Policies, WhatStaysIsTheMostOfTheLastSteps) {
     standing.used(0, 100);
     standing.used(1, 40);
     EXPECT_EQ(standing.wanted(3), 100U);
-    // Less than a fourth too much is no reason to move anything.
+    // A surplus below one fourth moves no memory.
     EXPECT_EQ(standing.too_much(3, 130), 0U);
     EXPECT_EQ(standing.too_much(3, 140), 40U);
     EXPECT_EQ(standing.wanted(4), 40U);
@@ -62,7 +62,8 @@ TEST(Policies, AStepGetsBothOrNeither) {
 }
 
 TEST(Policies, OneMoreIsAdmittedIfAllStayWithinWhatThereIs) {
-    // 16 tokens a block: the first ends after 16 steps with 3 blocks, where the second has 2; the second goes on to 4.
+    // 16 tokens per block: the first ends with 3 blocks while the second has 2; the second then
+    // grows to 4.
     const std::vector<Growing> running = {{32, 16}, {16, 48}};
     const auto peak = admission_peak(16, running);
     EXPECT_GE(peak, 5U);
@@ -78,7 +79,7 @@ TEST(Policies, LengthsAreToldByThoseThatBecameLonger) {
     for (const std::uint64_t tokens : {1, 10, 20, 30, 40}) {
         lengths.ended(tokens);
     }
-    // The 1 is forgotten; of 10, 20, 30 and 40 the lower middle one.
+    // The 1 is forgotten; the lower median of 10, 20, 30 and 40.
     EXPECT_EQ(lengths.total(0), 20U);
     EXPECT_EQ(lengths.total(20), 30U);
     EXPECT_EQ(lengths.total(40), 47U);
@@ -87,7 +88,7 @@ TEST(Policies, LengthsAreToldByThoseThatBecameLonger) {
 }
 
 TEST(Policies, TurnsLeaveTheLongestForLater) {
-    // Of three that all take until 12, two can be in time; the last has no patience left and is first.
+    // Two of three items due at 12 can be timely; the last is out of patience.
     const auto turns = in_turn(0, {{10, 8, 100}, {4, 3, 90}, {9, 4, 80}, {1, 1, 0}});
     EXPECT_EQ(turns.order, (std::vector<std::size_t>{3, 1, 2, 0}));
     EXPECT_EQ(turns.timely, 3U);
@@ -95,7 +96,7 @@ TEST(Policies, TurnsLeaveTheLongestForLater) {
 }
 
 TEST(Policies, PromptsWaitForThoseThatDecode) {
-    // It came at 100 and may begin at 1100 at the latest.
+    // Arrived at 100, must begin by 1100.
     const Prompt prompt{100, 1200, 100, 5000};
     EXPECT_FALSE(to_host(599, prompt));
     EXPECT_TRUE(to_host(600, prompt));
@@ -137,7 +138,6 @@ TEST(Policies, ThreeOfFiveChangeTheSize) {
     EXPECT_THROW(SloControl(1, 3, 2), Error);
 }
 
-// Threads that take and give back: nothing is granted twice, and at the end nothing is held.
 TEST(Policies, ThreadsShareGrants) {
     constexpr std::uint64_t pages = 64;
     Grants grants(pages, 2);

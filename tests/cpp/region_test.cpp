@@ -1,4 +1,4 @@
-// Regions by the C++ interface, on the host driver.
+// Regions through the C++ interface, on the host driver.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -34,7 +34,7 @@ TEST(Arenas, PagesAreMadeToFitWhatGraphsUse) {
     try {
         EXPECT_EQ(vmmgraph::shrink_to_fit(arena), 2 * MiB - 17 * (64 << 10));
     } catch (const vmmgraph::Error& error) {
-        // Where it is not known what graphs keep of a page, none is replaced.
+        // Platforms without replaced mappings.
         ASSERT_EQ(error.status(), VMMGRAPH_ERROR_UNSUPPORTED);
         return;
     }
@@ -98,7 +98,6 @@ TEST(Regions, OneAtATimeBehindStreamsAndEvents) {
     region.free(block);
     EXPECT_EQ(vmmgraph::resume_async(device, {"weights"}).report.bytes, 0U);
     region.before(nullptr);
-    // An event that the driver does not have.
     EXPECT_THROW(region.pause({{}, {reinterpret_cast<void*>(0x77770)}}), vmmgraph::Error);
     EXPECT_EQ(region.stats().paused, 0U);
 }
@@ -121,7 +120,7 @@ TEST(Regions, ContentsOfEachTagAreKnownByThemselves) {
         ready.before(nullptr);
     }
     EXPECT_TRUE(host::holds(first, 2 * MiB, 6) && host::holds(second, 2 * MiB, 7));
-    // Handles are of their kind, and gone once they are destroyed.
+    // Destroyed handles and handles of another kind are refused.
     vmmgraph_ready_t ready = nullptr;
     const char* const tag = "kv";
     ASSERT_EQ(vmmgraph_device_resume_async(device.handle(), &tag, 1, 0, &ready, nullptr), VMMGRAPH_OK);
@@ -235,7 +234,7 @@ TEST(Regions, HooksHearOfTheirTagAndMayThrow) {
     EXPECT_EQ(heard, (std::vector<std::pair<bool, std::uint64_t>>{{true, 1}, {false, 2}}));
 }
 
-// What a function has captured lives until it returns, whoever ends its hooks: another thread, or the function itself.
+// The function's captures live until it returns.
 TEST(Regions, HooksMayEndWhileTheyAreCalled) {
     const Device device = open_device(5);
     Region region(device, "kv");

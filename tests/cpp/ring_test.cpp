@@ -1,4 +1,5 @@
-// Rings by the C++ interface, on the driver that VMMGRAPH_DRIVER names: ctest runs this on the host driver and on the stand-in libcuda.so.
+// Rings through the C++ interface, on the driver of VMMGRAPH_DRIVER: ctest runs the host driver and
+// the stand-in libcuda.so.
 #include <vmmgraph/ring.hpp>
 
 #include <dlfcn.h>
@@ -38,7 +39,7 @@ constexpr bool owner = !std::is_copy_constructible_v<T> && !std::is_copy_assigna
 static_assert(owner<Ring> && owner<HostBuffer>);
 static_assert(!std::is_move_constructible_v<UnitScope> && std::is_nothrow_destructible_v<UnitScope>, "it ends where it began");
 
-// A device with two streams, and a way to see what a stream's work finds. No name of CUDA's is linked: there may be none.
+// A device with two streams. Links no CUDA symbol, because CUDA may be missing.
 class Machine {
 public:
     Machine() : device(Device::open(options())) {
@@ -57,7 +58,6 @@ public:
     }
     Machine(const Machine&) = delete;
     Machine& operator=(const Machine&) = delete;
-    // Nothing of what the tests made is left.
     ~Machine() {
         for (void* const stream : streams_) {
             if (cuda()) {
@@ -79,7 +79,7 @@ public:
     [[nodiscard]] std::uint64_t page() const { return device.info().granularity_bytes; }
     [[nodiscard]] void* stream(std::size_t which) const { return streams_[which]; }
 
-    // What work of a stream finds at an address. The host driver has done its work when a call returns.
+    // Reads memory in stream order. The host driver is synchronous.
     [[nodiscard]] Bytes read(const void* at, std::size_t bytes, void* stream) const {
         Bytes found(bytes);
         if (cuda()) {
@@ -100,7 +100,7 @@ public:
         EXPECT_EQ(call<int(void*)>("cuGraphDestroy")(graph), 0);
     }
 
-    // A graph and its executable, of what was given to a stream since its capture began.
+    // The stream's work since its capture began.
     struct Graph {
         explicit Graph(const Machine& on, void* stream) : machine(on) {
             EXPECT_EQ((machine.call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)), 0);
@@ -143,7 +143,6 @@ private:
     }
 
     void* library_ = nullptr;
-    // The host driver takes any name of a stream.
     std::array<void*, 2> streams_{reinterpret_cast<void*>(0xa0), reinterpret_cast<void*>(0xb0)};
 };
 
@@ -155,7 +154,7 @@ Bytes pattern(std::size_t unit, int version, std::size_t bytes) {
     return made;
 }
 
-// A ring, a source for each unit, and what is in those.
+// A ring, a source per unit, and the sources' contents.
 struct Model {
     Model(const Machine& on, const std::vector<RingUnit>& of, const RingOptions& options)
         : machine(on), units(of), ring(on.device, of, options) {
@@ -174,7 +173,6 @@ struct Model {
         const Bytes bytes = expected(unit);
         sources[unit].write(0, bytes.data(), bytes.size());
     }
-    // What a stream's work finds in a unit between its acquire and its release.
     [[nodiscard]] Bytes use(std::size_t unit, void* stream) {
         const UnitScope scope(ring, unit, stream);
         EXPECT_EQ(scope.address(), ring.address(unit));
@@ -193,7 +191,6 @@ struct Model {
     std::vector<int> versions;
 };
 
-// Of different lengths, and the fourth stays.
 std::vector<RingUnit> mixed(std::uint64_t page, std::size_t count = 9) {
     std::vector<RingUnit> units;
     for (std::size_t unit = 0; unit < count; ++unit) {
@@ -232,7 +229,7 @@ TEST(Ring, StepsOnTwoStreamsFindEveryUnitAtItsOwnAddress) {
     EXPECT_EQ(model.ring.prime(), 3U);
     EXPECT_EQ(model.ring.prime(), 0U);
     for (int step = 0; step < 4; ++step) {
-        // Between two steps nothing but the ring's own marks puts one stream behind the other.
+        // Ordered by the ring's own marks only.
         model.step(machine.stream(static_cast<std::size_t>(step) % 2));
     }
     for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
@@ -243,7 +240,7 @@ TEST(Ring, StepsOnTwoStreamsFindEveryUnitAtItsOwnAddress) {
     EXPECT_EQ(stats.acquired + stats.filled_late + stats.ahead_failed + stats.aborts, 0U);
     EXPECT_EQ(stats.device_bytes, 6 * machine.page()) << "two slots of two pages, and the resident unit";
     EXPECT_EQ(stats.charged_bytes, stats.device_bytes);
-    // Every streamed unit a step, two of the next one ahead, and the resident one once.
+    // Streamed units per step, two ahead, the resident unit once.
     EXPECT_EQ(stats.copies, 4 * 8 + 2 + 1U);
     EXPECT_EQ(stats.filled_ahead, stats.copies);
     EXPECT_EQ(stats.units, 9U);
@@ -267,7 +264,6 @@ TEST(Ring, AUnitsMemoryIsThatOfItsSlot) {
         EXPECT_EQ(schedule.places[unit].turn, unit);
         EXPECT_EQ(model.use(unit, stream), model.expected(unit));
     }
-    // Where one is acquired, every other unit of its slot is the same bytes at other addresses.
     const UnitScope scope(model.ring, 2, stream);
     for (const std::size_t other : {0U, 4U}) {
         EXPECT_EQ(machine.read(model.ring.address(other), 64, stream), machine.read(scope.address(), 64, stream));
@@ -291,7 +287,7 @@ TEST(Ring, AStepThatAnExceptionEndsLeavesARingThatWorks) {
     EXPECT_EQ(model.ring.stats().aborts, 0U);
     model.step(machine.stream(1));
     {
-        // One that knows only the ring aborts it; the scope's end then says nothing.
+        // Code with only the ring may abort it.
         const UnitScope lost(model.ring, 4, stream);
         const auto before = model.ring.stats();
         model.ring.abort();
@@ -320,19 +316,18 @@ TEST(Ring, ASourceThatChangesIsReadFromTheNextAcquireOn) {
     Model model(machine, mixed(machine.page()), slots(2));
     void* const stream = machine.stream(0);
     model.step(stream);
-    // In place, of a unit that streams and of the resident one.
     for (const std::size_t unit : {1U, 3U}) {
         ++model.versions[unit];
         model.write(unit);
     }
-    // By a pointer, which has to be said.
+    // Pointer writes must be reported.
     ++model.versions[5];
     const Bytes bytes = model.expected(5);
     model.sources[5].wait();
     std::memcpy(model.sources[5].data(), bytes.data(), bytes.size());
     model.sources[5].changed();
     model.step(machine.stream(1));
-    // By another buffer while it is read; the old one goes at once.
+    // A replaced buffer is freed at once.
     {
         const UnitScope scope(model.ring, 0, stream);
         const Bytes before = model.expected(0);
@@ -344,7 +339,6 @@ TEST(Ring, ASourceThatChangesIsReadFromTheNextAcquireOn) {
         EXPECT_EQ(machine.read(scope.address(), before.size(), stream), before);
     }
     model.step(stream);
-    // And a buffer that nobody but the ring has.
     model.sources.clear();
     for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
         EXPECT_EQ(model.use(unit, stream), model.expected(unit));
@@ -371,7 +365,7 @@ TEST(Ring, RunsThatLieTogetherAreOneCopy) {
     Bytes found(50);
     buffer.read(200, found.data(), found.size());
     EXPECT_EQ(found, Bytes(bytes.begin() + 200, bytes.begin() + 250));
-    // Nothing is a source too, of a unit that finds whatever is in its slot.
+    // An empty source leaves the slot's contents.
     ring.set_source(2, std::vector<HostRun>{});
     EXPECT_EQ(ring.stats().copied_bytes, 150U + 150U);
 }
@@ -381,11 +375,9 @@ TEST(Ring, ARingInUseGoesWithoutAWait) {
     auto model = std::make_unique<Model>(machine, mixed(machine.page()), slots(2));
     void* const stream = machine.stream(0);
     model->step(stream);
-    // Acquired still, and its neighbours' copies were given.
     model->ring.acquire(0, stream);
     model->sources.clear();
     model.reset();
-    // What was there is free for another one, which is as large.
     Model next(machine, mixed(machine.page()), slots(2));
     next.step(machine.stream(1));
 }
@@ -393,7 +385,6 @@ TEST(Ring, ARingInUseGoesWithoutAWait) {
 TEST(Ring, AStreamUnderCaptureIsRefusedAndItsCaptureGoesOn) {
     const Machine machine;
     if (!machine.cuda()) {
-        // The host driver has no captures.
         return;
     }
     Model model(machine, mixed(machine.page()), slots(2));
@@ -407,7 +398,7 @@ TEST(Ring, AStreamUnderCaptureIsRefusedAndItsCaptureGoesOn) {
         machine.begin_capture(captured);
         EXPECT_EQ(status_of([&] { scope.release(); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
         EXPECT_EQ(model.ring.stats().acquired, 1U);
-        // The scope ends inside the capture: the ring is aborted, and nobody gets the slot before the stream can be asked.
+        // Aborts the ring. The slot stays blocked until the stream can be queried.
     }
     EXPECT_EQ(model.ring.stats().aborts, 1U);
     EXPECT_EQ(status_of([&] { model.ring.acquire(0, machine.stream(1)); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
@@ -424,7 +415,7 @@ TEST(Ring, AStepInAGraphReadsWhatItsSourcesAreThen) {
         return;
     }
     Model model(machine, mixed(machine.page()), slots(2));
-    // Where the step leaves what it finds.
+    // Receives the reads.
     const Ring found(machine.device, std::vector<RingUnit>(model.units.size(), {2 * machine.page(), true}));
     void* const stream = machine.stream(0);
     EXPECT_EQ(status_of([&] { model.ring.capture_begin(stream); }), VMMGRAPH_ERROR_WRONG_STATE);
@@ -452,7 +443,7 @@ TEST(Ring, AStepInAGraphReadsWhatItsSourcesAreThen) {
         right();
         model.step(machine.stream(1));
         right();
-        // What the launch throws is no launch, and passes.
+        // An exception cancels the launch and propagates.
         EXPECT_THROW(step->launch(graph.executable, stream, [&] { throw std::runtime_error("launch"); }), std::runtime_error);
         EXPECT_EQ(model.ring.stats().launches, 3U);
         EXPECT_EQ(status_of([&] { step->launch(graph.executable, stream, [&] { model.sources[0].write(0, "x", 1); }); }),
@@ -463,7 +454,6 @@ TEST(Ring, AStepInAGraphReadsWhatItsSourcesAreThen) {
         right();
         step.reset();
     }
-    // A capture that is given up.
     machine.begin_capture(stream);
     model.ring.capture_begin(stream);
     model.ring.capture_abandon();
@@ -551,7 +541,6 @@ TEST(RingPlan, TheCeilingSaysWhatBoundsAStepAndWhatResidencyBuys) {
     }
     EXPECT_EQ(found.more.back().resident, 36U);
     EXPECT_EQ(found.more.back().bound, VMMGRAPH_BOUND_COMPUTE);
-    // Tokens of a batch share the link.
     auto batch = demand(36);
     batch.tokens = 64;
     EXPECT_NEAR(vmmgraph::ring_ceiling(batch).asked.tokens_per_second, 64 * found.asked.tokens_per_second, 1e-6);
@@ -566,7 +555,7 @@ TEST(Rings, WhatIsOnTheDeviceBecomesASource) {
     Model model(machine, mixed(machine.page(), 6), slots(2));
     const std::size_t unit = 2;
     const auto bytes = static_cast<std::size_t>(model.units[unit].bytes);
-    // Where something was made: at the addresses of a unit that stays.
+    // Device memory at a fixed address.
     Ring made(machine.device, {{model.units[unit].bytes, true}});
     HostBuffer contents(machine.device, bytes);
     const Bytes other = pattern(unit, 5, bytes);
@@ -595,7 +584,7 @@ TEST(Rings, WhatIsOnTheDeviceBecomesASource) {
     }
 }
 
-// A line of the log for each of the text, before the ring is there; none where the link's speed is not known.
+// Nothing is logged if the link speed is unknown.
 TEST(RingPlan, TheCeilingIsLoggedBeforeARingIsBuilt) {
     const Machine machine;
     std::vector<std::string> lines;
@@ -664,7 +653,7 @@ TEST(RingPlan, WhatIsOtherwiseThanAskedIsInTheNumbersAndInTheText) {
     EXPECT_EQ(schedule.places[31].place, 2U);
     EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::ring_schedule(prime.units, 4, vmmgraph::Remainder::refuse)); }),
               VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    // All of them fit the slots, so nothing streams.
+    // All units fit.
     const auto all = vmmgraph::ring_schedule(demand(3).units);
     EXPECT_EQ(all.slots, 0U);
     EXPECT_EQ(all.kept_resident, 3U);

@@ -1,4 +1,4 @@
-// Pages of one process in another, through the C++ interface. The other process is this program again.
+// Pages of one process in another, through the C++ interface.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -33,7 +33,7 @@ struct Part {
     std::uint64_t page_bytes;
 };
 
-// Imports what comes over the socket, answers with its first byte, and overwrites it. 0: all of it went well.
+// Imports pages, replies with the first byte, and overwrites the memory. Returns 0 on success.
 int peer(int socket) {
     try {
         std::array<Part, 16> parts{};
@@ -63,7 +63,6 @@ int peer(int socket) {
 TEST(Share, OpeningSaysWhatWasGranted) {
     auto options = shared(5);
     options.sharing = Sharing::fabric;
-    // One of the host's eight, and its own, which counts for nothing.
     options.peers = 1U << 2 | 1U << 5;
     const auto device = vmmgraph::Device::open(options);
     EXPECT_EQ(device.info().sharing, static_cast<std::int32_t>(Sharing::fd));
@@ -74,7 +73,6 @@ TEST(Share, OpeningSaysWhatWasGranted) {
     const auto page = vmmgraph::export_range(arena, block, host::MiB).front();
     EXPECT_THROW(static_cast<void>(vmmgraph::export_fabric(device, page.page)), vmmgraph::Error);
     EXPECT_THROW(vmmgraph::PeerPage(device, vmmgraph::FabricHandle{}, page.page_bytes), vmmgraph::Error);
-    // Nothing is pinned by what was refused.
     EXPECT_EQ(device.stats().exported_bytes, 0U);
 }
 
@@ -125,7 +123,7 @@ TEST(Share, AnotherProcessHasTheSameMemory) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-        // This program again, for this test: a child must not use what its parent opened.
+        // A child must not use its parent's devices.
         static_cast<void>(close(sockets[0]));
         static_cast<void>(setenv(CHILD, number.c_str(), 1));
         execl("/proc/self/exe", "share", "--gtest_filter=Share.AnotherProcessHasTheSameMemory", nullptr);

@@ -1,4 +1,5 @@
-// unload_test <libvmmgraph.so>: the library is loaded by hand, closed with everything alive and threads in it, and loaded again.
+// unload_test <libvmmgraph.so>: loads the library, closes it with live objects and threads inside,
+// and loads it again.
 #include <dlfcn.h>
 #include <vmmgraph/vmmgraph.h>
 
@@ -55,7 +56,6 @@ int main(int, char** argv) {
             EXPECT(CALL(vmmgraph_device_open)(&options, &device), VMMGRAPH_OK);
             EXPECT(CALL(vmmgraph_arena_create)(device, nullptr, &arena), VMMGRAPH_OK);
         } else {
-            // What was there before is there still.
             vmmgraph_space_stats_t stats{};
             stats.struct_size = sizeof stats;
             EXPECT(CALL(vmmgraph_space_stats)(space, &stats), VMMGRAPH_OK);
@@ -70,7 +70,7 @@ int main(int, char** argv) {
         const int next = round + 1;
         std::memcpy(block, &next, sizeof next);
 
-        // A thread keeps the details of its failure until it ends, which it does after the library was closed.
+        // A thread holds failure details until it ends, after the library was closed.
         std::atomic<int> turn{0};
         auto* const allocate = CALL(vmmgraph_space_allocate);
         std::thread late([&] {

@@ -1,4 +1,5 @@
-//! Pages and blocks that come back before those who had them are done: whoever has them next waits, and they go behind both.
+//! Pages and blocks revived before their previous users are done: new users wait, and the unmap
+//! follows both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use vmmgraph_testkit::{MIB, stream};
 
 use super::{A, bench, cache, now};
 
-/// The user of [`super::Bench::fence`]. As long as it is captured, nobody can say that it is done.
+/// The user in [`super::Bench::fence`]. During its capture, no event can mark its end.
 const USER: vmmgraph::Stream = stream(0x50);
 
 #[test]
@@ -22,7 +23,6 @@ fn a_page_that_came_back_unused_goes_behind_those_who_had_it_before() {
     let unmaps = bench.faulty.count("unmap");
     buffer.decommit(0..2 * MIB, &bench.fence()).unwrap();
     assert_eq!(buffer.commit(0..2 * MIB).unwrap().revived, 1);
-    // Whoever wanted it did not use it, and says so.
     buffer.decommit(0..2 * MIB, &now()).unwrap();
     assert_eq!((buffer.settle(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
     bench.faulty.set_capturing(USER, false);
@@ -32,7 +32,7 @@ fn a_page_that_came_back_unused_goes_behind_those_who_had_it_before() {
     bench.end();
 }
 
-/// What nobody had before need not wait for those who had the pages beside it.
+/// New pages need not wait for users of revived neighbours.
 #[test]
 fn pages_that_went_with_others_are_behind_their_own_users_only() {
     let bench = bench();
@@ -44,7 +44,6 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     buffer.decommit(0..8 * MIB, &now()).unwrap();
     assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 3));
     assert_eq!(buffer.before(A), Ok(()), "nobody has what he had");
-    // Twice: behind both.
     buffer.commit(0..4 * MIB).unwrap();
     buffer.decommit(0..4 * MIB, &now()).unwrap();
     assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 4));
@@ -52,7 +51,7 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     cache.commit(0..2).unwrap();
     cache.release(1..2, &bench.fence()).unwrap();
     cache.commit(1..64).unwrap();
-    // Its first page stayed for its neighbour, and whoever had the other block may use it still.
+    // The neighbour kept the first page, and the previous user of the second block may still run.
     cache.release(0..64, &now()).unwrap();
     let memory = cache.stats().memory;
     assert_eq!((memory.leaving_bytes, memory.pages_unmapped), (2 * MIB, 7));
@@ -63,7 +62,7 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     bench.end();
 }
 
-/// While a thread of the library has the cache's turn, what is released waits until it is done.
+/// During a commit by a library thread, releases are queued.
 #[test]
 fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() {
     let bench = bench();
@@ -74,7 +73,6 @@ fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() 
     bench.faulty.set_hook(Some(Arc::new(move |_: &str| {
         if !released.swap(true, Ordering::SeqCst) {
             there.release(0..2, &fence).unwrap();
-            // Everything, of which this caller uses nothing any more.
             there.shrink_to(0, &[], &now()).unwrap();
         }
     })));
@@ -96,7 +94,6 @@ fn what_is_dropped_goes_behind_those_whose_pages_and_blocks_had_been_given_back(
         bench.faulty.set_capturing(USER, true);
         let unmaps = bench.faulty.count("unmap");
         if caches {
-            // The page stays for a neighbour, until the end.
             let cache = cache(&bench.device, KvLayout::ByBlock, &[MIB / 4], 64);
             cache.commit(0..2).unwrap();
             cache.release(1..2, &bench.fence()).unwrap();
@@ -120,7 +117,8 @@ fn a_decommit_waits_for_an_event_of_the_callers() {
     buffer.commit(0..4 * MIB).unwrap();
     let driver = bench.device.driver();
     let (event, mut fence) = (driver.event_create().unwrap(), Fence::default());
-    // SAFETY: an event of this driver, which stays until the fence is over; streams are numbers to it.
+    // SAFETY: an event of this driver that outlives the fence; the driver treats streams as
+    // numbers.
     unsafe {
         driver.event_record(event, USER).unwrap();
         fence.add_event(bench.device.pool().events(), event);
@@ -131,7 +129,7 @@ fn a_decommit_waits_for_an_event_of_the_callers() {
     bench.faulty.set_busy(false);
     assert_eq!(buffer.settle(), 4 * MIB);
     drop(fence);
-    // SAFETY: made above.
+    // SAFETY: created above.
     unsafe { driver.event_destroy(event) }.unwrap();
     drop(buffer);
     bench.end();
@@ -147,7 +145,6 @@ fn a_block_that_came_back_on_a_page_that_stayed_waits_for_those_who_had_it_befor
         let unmaps = bench.faulty.count("unmap");
         cache.release(1..2, &bench.fence()).unwrap();
         assert_eq!(cache.before(A), Ok(()), "nobody has it");
-        // Its pages stayed for its neighbour.
         assert_eq!(cache.commit(1..2).unwrap().pages, 0);
         let waits = cache.before(A);
         assert_eq!(waits, Err(Error::StreamCapturing { stream: USER.raw() }), "{layout:?}");

@@ -1,4 +1,4 @@
-// Executables that are seen to before they are needed.
+// Executables instantiated before their steps.
 #include <chrono>
 #include <cstdio>
 #include <random>
@@ -32,7 +32,7 @@ TEST(Ahead, NeighboursAndWhatFollowedLastTime) {
     EXPECT_EQ(ahead.after(100), Slots{});
 }
 
-// Batches that grow and shrink by a few, and a jump now and then.
+// Batches grow and shrink by a few, with occasional jumps.
 TEST(Ahead, OnOrdinaryTrafficFewStepsWaitForTheirExecutable) {
     if (!has_gpu()) {
         GTEST_SKIP() << "needs a GPU";
@@ -73,7 +73,6 @@ TEST(Ahead, OnOrdinaryTrafficFewStepsWaitForTheirExecutable) {
         if (instantiate_ahead && steps == 4000) {
             EXPECT_LE((after.misses - before.misses) * 20, static_cast<std::uint64_t>(steps));
         }
-        // An announced step is a hit.
         small.executor->expect({Key::of(128, 0, uniform_decode), Phase::decode});
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         const auto misses = small.executor->executables().misses;

@@ -1,5 +1,5 @@
-// GraphExecutor over several axes: buckets on a grid of tokens, sequences, pages and adapters in four variants, an input along every axis,
-// random traffic. Every step's bucket, padding and result are checked.
+// GraphExecutor over several axes: buckets on a grid of tokens, sequences, pages and adapters in
+// four variants, with random traffic.
 #include <cstdio>
 #include <random>
 
@@ -10,16 +10,15 @@ namespace {
 
 constexpr std::int64_t vocabulary = 100;
 constexpr std::int64_t width = 32;
-// Of a variant, beside uniform_decode: the step has adapters.
+// Variant bit: the step has adapters.
 constexpr std::uint32_t lora = 2;
 
-// A step as an engine would have it, on the host; the adapters' weights and what is added are on the device.
+// A step on the host; adapter weights and addends are on the device.
 struct Traffic {
     Step step;
     float bias = 0;
-    // By the number of the input.
     std::vector<at::Tensor> values;
-    // What became of it: the outputs, cloned on the stream.
+    // Cloned on the stream.
     Ran ran;
     at::Tensor hidden, sums;
     std::vector<at::Tensor> seen;
@@ -31,7 +30,7 @@ Traffic random_step(std::mt19937& random) {
     };
     const bool decode = pick(0, 1) == 0;
     const bool adapted = pick(0, 1) == 0;
-    // Now and then more than any bucket has.
+    // Sometimes exceeds all buckets.
     const auto batch = pick(1, decode ? 10 : 16);
     const auto tokens = decode ? batch : pick(batch, 66);
     const auto pages = pick(1, pick(0, 7) == 0 ? 140 : 40);
@@ -41,7 +40,7 @@ Traffic random_step(std::mt19937& random) {
     made.step.key.extents = {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(pages),
                              static_cast<std::uint32_t>(adapters)};
     made.step.phase = decode ? Phase::decode : Phase::mixed;
-    // Full graphs have no eager work of their own steps.
+    // Full graphs run no eager work per step.
     made.bias = decode ? 0 : static_cast<float>(pick(0, 9));
     const auto some = [](c10::ScalarType dtype, std::int64_t below, at::IntArrayRef shape) { return at::randint(0, below, shape, dtype); };
     made.values = {some(at::kLong, vocabulary, {tokens}),
@@ -63,7 +62,7 @@ struct ModelOfAxes {
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
     std::unique_ptr<GraphInputs> inputs;
     std::unique_ptr<GraphExecutor> executor;
-    // The number of the first output that shows an input as a graph saw it.
+    // First output that copies an input.
     std::size_t first_seen = 0;
 
     static std::vector<Input> declaration() {
@@ -106,7 +105,7 @@ struct ModelOfAxes {
         executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
     }
 
-    // Rows of what the step has of each axis, brought together.
+    // Combines rows of all axes.
     [[nodiscard]] at::Tensor gathered(const at::Tensor& tokens, const at::Tensor& owner, const at::Tensor& page, const at::Tensor& scale,
                                       const at::Tensor& page_values) const {
         return table.index_select(0, tokens) * scale.index_select(0, owner).unsqueeze(1) + page_values.index_select(0, page).unsqueeze(1);
@@ -122,7 +121,7 @@ struct ModelOfAxes {
             tensors[1].narrow(0, 0, real).copy_(tensors[0].narrow(0, 0, real) + (bias == nullptr ? 0.0 : double{*bias}));
         });
         all.hidden_states().copy_(biased + all.get("adapters").index_select(0, all.get("adapter")) + all.get("added"));
-        // Behind the next piece, so that the first one's memory is used again.
+        // A later piece, which may reuse memory.
         recorder.eager({}, [](const Step&, at::TensorList) {});
         all.get("sums").copy_(sums_of(all.get("scale"), all.get("starts")));
         for (std::size_t i = 0; first_seen + i < all.inputs().size(); ++i) {
@@ -134,7 +133,7 @@ struct ModelOfAxes {
         return scale * 2 + (starts.narrow(0, 1, scale.size(0)) - starts.narrow(0, 0, scale.size(0)));
     }
 
-    // The outputs of a step without padding.
+    // Without padding.
     [[nodiscard]] std::pair<at::Tensor, at::Tensor> eager(const Traffic& of) const {
         std::vector<at::Tensor> v;
         for (const auto& value : of.values) {
@@ -148,7 +147,6 @@ struct ModelOfAxes {
     }
 };
 
-// Every combination of the sizes.
 std::vector<Key> grid(std::uint32_t variant, const std::vector<std::array<std::uint32_t, 2>>& tokens_and_batch,
                       const std::vector<std::uint32_t>& pages, const std::vector<std::uint32_t>& adapters) {
     std::vector<Key> keys;
@@ -182,7 +180,6 @@ bool covers(const Key& bucket, const Key& key) {
     return covered;
 }
 
-// The buckets that could run it, of the mode that should.
 std::pair<Mode, std::vector<Key>> candidates(const ExecutorOptions& options, const Step& step) {
     std::vector<Key> found;
     const auto look = [&](const std::vector<Key>& buckets, const Key& key) {
@@ -197,7 +194,7 @@ std::pair<Mode, std::vector<Key>> candidates(const ExecutorOptions& options, con
     return {look(options.piecewise, any) ? Mode::piecewise : Mode::eager, found};
 }
 
-// Why a step did not run as it must; empty if it did.
+// Returns an error, or empty.
 std::string wrong_dispatch(const ExecutorOptions& options, const Traffic& done) {
     const auto [mode, buckets] = candidates(options, done.step);
     if (done.ran.mode != mode) {
@@ -219,7 +216,7 @@ std::string wrong_dispatch(const ExecutorOptions& options, const Traffic& done) 
     return says_so ? "" : "another reason";
 }
 
-// What of the results is wrong; empty if nothing is.
+// Returns an error, or empty.
 std::string wrong_result(const ModelOfAxes& model, const Traffic& done) {
     const auto [hidden, sums] = model.eager(done);
     if (!at::equal(done.hidden, hidden)) {
@@ -238,7 +235,7 @@ std::string wrong_result(const ModelOfAxes& model, const Traffic& done) {
     return "";
 }
 
-// Random steps one behind another; with `ahead` each is prepared while the one before may still run, and nothing waits until the end.
+// Without waits. `ahead`: prepares each step while the previous one may run.
 void run_traffic(const ExecutorOptions& options, ModelOfAxes& model, bool ahead, const char* name) {
     const int steps = most_steps(400);
     const OnStream on;
@@ -325,7 +322,7 @@ TEST(Axes, WithFewGraphsToo) {
     EXPECT_TRUE(model.executor->stats().evictions > 100 || shortened());
 }
 
-// Captures, and evictions whose graphs ran last just before, while steps are under way.
+// Evicts just-launched graphs.
 TEST(Axes, WithFewGraphsAndPreparedAheadToo) {
     auto options = on_a_grid();
     options.most_graphs = 6;

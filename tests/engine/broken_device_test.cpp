@@ -1,10 +1,9 @@
-// After an assertion of a kernel CUDA answers nothing any more: steps fail, the executor goes, and the process ends as it wants to.
+// After a kernel assertion every CUDA call fails.
 #include "small.hpp"
 
 namespace engine_tests {
 namespace {
 
-// Ends with status 0 if steps fail behind an assertion and all that is there goes.
 [[noreturn]] void everything_goes(bool eager_in_arena) {
     {
         ExecutorOptions options;
@@ -19,7 +18,7 @@ namespace {
                 std::_Exit(2);
             }
         }
-        // A token that the table does not have, in a graph.
+        // An out-of-range token in a graph.
         const auto step = [&](std::int64_t token, std::int64_t tokens) {
             static_cast<void>(small.executor->run(
                 {Key::of(static_cast<std::uint32_t>(tokens)), Phase::mixed}, {{names::tokens, at::full({tokens}, token, at::kLong)}}, [] {},
@@ -45,7 +44,7 @@ TEST(BrokenDevice, StepsFailAndTheProcessLives) {
     if (!has_gpu()) {
         GTEST_SKIP() << "needs a GPU";
     }
-    // The threads of CUDA's libraries do not outlive a fork.
+    // Threads of CUDA's libraries do not survive a fork.
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     EXPECT_EXIT(everything_goes(false), testing::ExitedWithCode(0), "");
     EXPECT_EXIT(everything_goes(true), testing::ExitedWithCode(0), "");

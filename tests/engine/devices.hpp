@@ -1,4 +1,4 @@
-// Where the engine's tests run: on the GPU if there is one.
+// Device of the engine tests: the GPU if present.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ inline at::TensorOptions on_device(c10::ScalarType dtype, c10::DeviceIndex index
         GTEST_SKIP() << "needs a GPU"; \
     }
 
-// One of each device for all tests: none of them may leave it under capture.
+// Shared by all tests, so never left under capture.
 inline void* stream(c10::DeviceIndex index = 0) {
     if (!has_gpu()) {
         return nullptr;
@@ -46,7 +46,6 @@ inline void* stream(c10::DeviceIndex index = 0) {
     return (known != streams.end() ? known : streams.emplace(index, c10::cuda::getStreamFromPool(true, index)).first)->second.stream();
 }
 
-// Makes the stream torch's current one; nothing without a GPU.
 class OnStream {
 public:
     explicit OnStream(c10::DeviceIndex index = 0) {
@@ -66,7 +65,7 @@ inline void wait(c10::DeviceIndex index = 0) {
     }
 }
 
-// The same for what the tests' stream was given, beside a capture of another thread, which no device may be waited for.
+// A device wait would break another thread's capture.
 inline void wait_for_stream(c10::DeviceIndex index = 0) {
     if (has_gpu()) {
         const c10::cuda::CUDAGuard guard(index);
@@ -74,11 +73,11 @@ inline void wait_for_stream(c10::DeviceIndex index = 0) {
     }
 }
 
-// Holds a stream up until it goes.
+// Blocks a stream until destroyed.
 class Gate {
 public:
     explicit Gate(cudaStream_t stream) {
-        // The stream may come to it when this is gone.
+        // May run after the Gate's destruction.
         const auto wait = [](void* user) {
             const std::unique_ptr<Open> open(static_cast<Open*>(user));
             while (!(*open)->load()) {
@@ -96,7 +95,7 @@ private:
     Open open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-// Steps of a long test: so many, or VMMGRAPH_ENGINE_STEPS if that is less. What only many steps show is not judged then.
+// At most VMMGRAPH_ENGINE_STEPS steps. A shortened test skips some checks.
 inline int most_steps(int steps) {
     const char* const text = std::getenv("VMMGRAPH_ENGINE_STEPS");
     const int most = text == nullptr ? 0 : std::atoi(text);
@@ -104,7 +103,7 @@ inline int most_steps(int steps) {
 }
 inline bool shortened() { return most_steps(std::numeric_limits<int>::max()) < std::numeric_limits<int>::max(); }
 
-// What the body is refused with; empty if it is not.
+// Returns the refusal's message, or empty.
 template <class F>
 std::string refusal(F&& body, vmmgraph_status_t status = VMMGRAPH_ERROR_INVALID_ARGUMENT) {
     try {

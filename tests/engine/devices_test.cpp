@@ -1,4 +1,4 @@
-// An executor on each of two devices, at the same time, each on a thread of its own. Without any GPU both run on the CPU.
+// Concurrent executors on two devices, one thread each; on the CPU without a GPU.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -15,13 +15,13 @@ struct Outcome {
     int steps = 0;
     int wrong = 0;
     int eager = 0;
-    // Steps behind which the thread's current device was another one than before.
+    // Steps that changed the current device.
     int moved = 0;
     ExecutorStats stats;
     std::string failure;
 };
 
-// Captures on demand, evicts and replays, with a product in every graph, since cuBLAS keeps workspaces of each device.
+// Each graph has a product, because cuBLAS keeps workspaces per device.
 void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOptions& options, std::barrier<>& start, Outcome& outcome) {
     if (has_gpu()) {
         c10::cuda::set_device(current);
@@ -48,7 +48,6 @@ void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOpt
     outcome.stats = small.executor->stats();
     outcome.failure = small.executor->last_failure();
     small.executor->clear();
-    // Whatever is captured on the other device meanwhile.
     outcome.wrong += small.arena && small.arena->stats().blocks > 0;
 }
 
@@ -100,7 +99,7 @@ TEST(Devices, TwoCaptureAndReplayAtOnceByPools) { both_at_once({vmmgraph::torch:
 
 bool two_gpus() { return c10::cuda::device_count() >= 2; }
 
-// Each device has a default stream of its own.
+// Each device has its own default stream.
 TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     if (!two_gpus()) {
         GTEST_SKIP() << "needs two GPUs";
@@ -109,7 +108,7 @@ TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     std::atomic<bool> done{false};
     {
         GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(0), 512});
-        // More often than there are staging buffers, so that one is waited for.
+        // More often than there are staging buffers.
         for (int turn = 0; turn < 3; ++turn) {
             param.update(Key::of(4), {{"a", std::vector<std::int32_t>{turn, 1, 2, 3}}}, nullptr);
             EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({turn, 1, 2, 3}, at::kInt))) << turn;
@@ -127,7 +126,7 @@ TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     wait(0);
 }
 
-// What orders one step behind another belongs to the inputs' device.
+// Events belong to the inputs' device.
 TEST(Devices, AHookMayLeaveAnotherDeviceBehind) {
     if (!two_gpus()) {
         GTEST_SKIP() << "needs two GPUs";
@@ -139,7 +138,7 @@ TEST(Devices, AHookMayLeaveAnotherDeviceBehind) {
     const auto second = c10::cuda::getStreamFromPool(false, 0);
     Ran ran;
     for (int turn = 0; turn < 4; ++turn) {
-        // By their handles, so that each is marked behind its step.
+        // Raw handles need a mark per step.
         for (void* const on : {stream(), static_cast<void*>(second.stream()), static_cast<void*>(cudaStreamLegacy)}) {
             const c10::cuda::CUDAGuard its_own(0);
             EXPECT_TRUE(small.run(1 + turn, Phase::decode, ran, 0, 0, true, on)) << turn;

@@ -1,4 +1,4 @@
-// GraphExecutor over a small model: modes, reasons, eviction, captures that fail.
+// GraphExecutor over a small model: modes, reasons, eviction, failed captures.
 #include <random>
 #include <stdexcept>
 
@@ -35,7 +35,7 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"), std::string::npos);
 }
 
-// A piecewise graph may have the attention of prefills between its pieces: a decode does not go there because its own graph cannot be had.
+// A piecewise graph may contain prefill attention.
 TEST(Executor, ADecodeWithoutAFullGraphIsEagerUnlessTheEngineSaysMore) {
     const ExecutorOptions nothing_said;
     auto options = both({1, 4});
@@ -56,7 +56,6 @@ TEST(Executor, ADecodeWithoutAFullGraphIsEagerUnlessTheEngineSaysMore) {
     EXPECT_EQ(small.eager_steps, 3);
 }
 
-// A step that does not say what its sequences do is not taken for a decode.
 TEST(Executor, AStepWithoutAPhaseIsNoDecode) {
     Small small(both({4}));
     Step step;
@@ -66,7 +65,7 @@ TEST(Executor, AStepWithoutAPhaseIsNoDecode) {
     EXPECT_EQ(ran.mode, Mode::piecewise);
 }
 
-// The body knows whether its kernels are recorded or run, such as those that move a state on.
+// For bodies with side effects.
 TEST(Executor, TheBodyKnowsWhetherItIsRecorded) {
     auto options = both({4});
     options.eager_runs = 2;
@@ -79,7 +78,7 @@ TEST(Executor, TheBodyKnowsWhetherItIsRecorded) {
     EXPECT_EQ(std::vector<bool>(recorded.begin(), recorded.begin() + 3), (std::vector<bool>{false, false, true}));
 }
 
-// What only the step knows reaches the body: in a warm-up none, else the one that the graph is recorded for.
+// Null in a warm-up.
 TEST(Executor, TheBodySeesTheStepThatItIsRecordedFor) {
     GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)}),
                         Input::output(names::hidden_states, at::kLong, {Extent::along(Axis::tokens)})},
@@ -174,7 +173,6 @@ TEST(Executor, AFailedCaptureRunsEagerlyAndSaysSo) {
     EXPECT_EQ(ran.reason, Reason::capture_failed);
     EXPECT_NE(small.executor->last_failure().find("this body cannot"), std::string::npos);
     EXPECT_EQ(small.executor->unplanned(), 1u);
-    // From now on its steps take the second mode.
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode, 4.5F));
     EXPECT_EQ(ran.mode, Mode::piecewise);
     small.trouble = nullptr;
@@ -185,7 +183,7 @@ TEST(Executor, AFailedCaptureRunsEagerlyAndSaysSo) {
     EXPECT_EQ(small.executor->stats().failures, 1u);
 }
 
-// In the middle of a piecewise capture, and by an operation that no capture survives.
+// By an operation illegal in captures.
 TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
     Small small(both({1, 2, 4, 8}));
     Ran ran;
@@ -216,7 +214,6 @@ TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
     EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}});
     EXPECT_EQ(small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}}).reason, Reason::captured);
-    // Another step instead.
     Ran ran;
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured);
@@ -268,7 +265,7 @@ TEST(Executor, TheLeastRecentlyUsedGraphGoes) {
     EXPECT_EQ(small.executor->stats().evictions, 2u);
 }
 
-// What warm_up() has no room for runs by a larger graph, or eagerly where that would pad too much.
+// Other steps use a larger graph, or run eagerly if padding would be excessive.
 TEST(Executor, AheadOfTrafficOnlyLargerGraphsStandIn) {
     auto options = both({1, 2, 4, 8});
     options.full.push_back(Key::of(3, 0, uniform_decode));
@@ -313,7 +310,7 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
     }
 }
 
-// What a runner owns costs a page for each graph, unless the body says that it is kept.
+// Otherwise one page per graph.
 TEST(Executor, WhatRunnersKeepOfManyGraphsSharesPages) {
     auto options = both({1, 2, 4, 8});
     options.piecewise.clear();
@@ -375,7 +372,7 @@ TEST(Executor, ACaptureThatIsShortOfMemoryEvictsAndGoesOn) {
     constexpr std::uint64_t MiB = std::uint64_t{1} << 20;
     auto device = vmmgraph::Device::open();
     Small small(both({1, 2, 4, 8}));
-    // Every graph owns 64 MiB, and there is room for one and a half.
+    // Each graph owns 64 MiB; the budget has room for one and a half.
     small.trouble = [](Recorder& recorder) {
         const auto kept = at::zeros({std::int64_t{64} << 18}, on_device(at::kFloat));
         recorder.eager({kept}, [kept](const Step&, at::TensorList tensors) { tensors[0].fill_(1.0); });

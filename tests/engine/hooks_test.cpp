@@ -1,5 +1,4 @@
-// What an engine gives its executor and gets from it: hooks before launches, guards, eager runs, what a failed capture does, and what
-// runners own.
+// Executor callbacks: hooks, guards, eager runs, failures, and memory owned by runners.
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -12,7 +11,6 @@
 namespace engine_tests {
 namespace {
 
-// Tells what happened, in order.
 struct Diary {
     std::string text;
     void operator()(const std::string& entry) { text += (text.empty() ? "" : " ") + entry; }
@@ -78,7 +76,7 @@ TEST(Hooks, ThatThrowLeaveTheExecutorAsItWas) {
     EXPECT_EQ(small.executor->warm_up(), 5u);
 }
 
-// As xLLM has it: a capture alone on its device, replays beside each other.
+// As in xLLM: captures are exclusive, replays concurrent.
 TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
     auto options = both({2, 4, 8});
     std::shared_mutex lock;
@@ -90,7 +88,6 @@ TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
         }
         return std::make_shared<std::shared_lock<std::shared_mutex>>(lock);
     };
-    // Whether another thread could read, and could write.
     const auto look = [&] {
         std::thread([&] {
             const bool read = lock.try_lock_shared();
@@ -109,7 +106,7 @@ TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
     small.trouble = [&](Recorder&) { look(); };
     Ran ran;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
-    // On a CPU a replay is a call of the body.
+    // A CPU replay calls the body.
     EXPECT_EQ(diary.read(), std::string("write alone alone read") + (has_gpu() ? "" : " shared"));
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(diary.read(), std::string("read shared") + (has_gpu() ? "" : " shared"));
@@ -145,7 +142,7 @@ TEST(Hooks, TheBodyRunsEagerlyBeforeItsCapture) {
     EXPECT_EQ(Recorder::current(), nullptr);
 }
 
-// Attention deep in a model, which nobody handed the recorder.
+// For attention deep inside a model.
 TEST(Hooks, TheRecorderIsFoundByItsThread) {
     Small small(both({2, 4, 8}));
     EXPECT_EQ(Recorder::current(), nullptr);
@@ -217,7 +214,7 @@ TEST(OnFailure, WhateverABodyThrowsIsAFailedCapture) {
     EXPECT_EQ(ran.reason, Reason::captured);
 }
 
-// What torch has cached goes before a graph does, but not for what a budget has no room for.
+// Torch's cache is freed first, but not for a budget.
 TEST(OnFailure, AGraphGoesOnlyIfMemoryOfTheDeviceIsStillShort) {
     for (const bool budget : {false, true}) {
         Small small(both({2, 4, 8}));
@@ -245,12 +242,12 @@ TEST(OnFailure, TorchGivesItsCacheBackBeforeAGraphGoes) {
     Small small(both({2, 4, 8}));
     Ran ran;
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
-    // Other tests' pages would do as well.
+    // Other tests' free pages would satisfy the allocation.
     static_cast<void>(vmmgraph::Device::open().trim());
     std::size_t free = 0;
     std::size_t total = 0;
     ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
-    // All but 256 MiB is torch's, and nobody's.
+    // Torch's cache holds all but 256 MiB.
     static_cast<void>(at::empty({static_cast<std::int64_t>(free) - 256 * MiB}, on_device(at::kByte)));
     small.trouble = [](Recorder& recorder) {
         const auto kept = at::zeros({512 * MiB}, on_device(at::kByte));
@@ -261,7 +258,7 @@ TEST(OnFailure, TorchGivesItsCacheBackBeforeAGraphGoes) {
     EXPECT_EQ(small.executor->stats().evictions, 0u);
 }
 
-// Only memory of the capture is passed without being owned.
+// Other memory is owned.
 TEST(Runners, OwnWhatIsNotTheCaptures) {
     for (const auto route : {vmmgraph::torch::Route::blocks, vmmgraph::torch::Route::mempool}) {
         auto options = both({2, 4, 8});
@@ -273,7 +270,7 @@ TEST(Runners, OwnWhatIsNotTheCaptures) {
             if (recorder.mode() != Mode::piecewise) {
                 return;
             }
-            // A temporary of the host, one of the host that somebody else made, a view of general memory, and nothing.
+            // A temporary, a foreign buffer, a view, and an undefined tensor.
             auto owner = std::make_shared<int>(3);
             host_owner = owner;
             const auto other = at::from_blob(owner.get(), {1}, [owner](void*) {}, at::TensorOptions().dtype(at::kInt));
@@ -292,7 +289,7 @@ TEST(Runners, OwnWhatIsNotTheCaptures) {
         EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F)) << small.executor->last_failure();
         EXPECT_EQ(ran.mode, Mode::piecewise) << small.executor->last_failure();
         EXPECT_TRUE(!has_gpu() || !host_owner.expired()) << "the graph owns it";
-        // What would have dangled has been something else's by now.
+        // Overwrites dangling memory.
         const auto other = at::full({64}, 9.0F);
         EXPECT_TRUE(small.run(12, Phase::mixed, ran, 0, 2.0F));
         EXPECT_EQ(seen[0].item<float>(), seen[1].item<float>());
@@ -304,7 +301,7 @@ TEST(Runners, OwnWhatIsNotTheCaptures) {
     }
 }
 
-// A runner may own memory that its graph uses, so it goes behind it, however the executor ends.
+// A runner may own memory of its graph.
 TEST(Runners, GoBehindTheirGraph) {
     if (!has_gpu()) {
         GTEST_SKIP() << "needs a GPU";

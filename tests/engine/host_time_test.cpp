@@ -1,4 +1,4 @@
-// What a step costs the host, as a whole and in parts; each RESULT line is one row of the performance document.
+// Host cost of a step and its parts. Each RESULT line is a row of the performance document.
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -11,14 +11,13 @@
 namespace engine_tests {
 namespace {
 
-// A part of a step: what is timed, and what must have happened before, which is not.
 struct Way {
     std::string name;
     std::function<void()> timed;
     std::function<void()> before;
 };
 
-// Medians in microseconds, of `rounds` calls of each in turn behind 100 that do not count, on a device that has nothing to do.
+// Median microseconds of alternating calls after 100 warm-up calls, on an idle device.
 std::vector<double> medians_of(const std::vector<Way>& ways, int rounds) {
     std::vector<std::vector<double>> times(ways.size());
     for (int round = 0; round < 100 + rounds; ++round) {
@@ -43,7 +42,7 @@ std::vector<double> medians_of(const std::vector<Way>& ways, int rounds) {
     return medians;
 }
 
-// What engines do without the library: a persistent tensor for each input and a copy for each.
+// Without the library: a persistent tensor and a copy per input.
 struct Copies {
     std::vector<at::Tensor> pinned;
     std::vector<at::Tensor> pageable;
@@ -70,7 +69,7 @@ struct Copies {
     }
 };
 
-// "409 kernels, 8 memsets, 1 copy": what CUDA's launch of a graph has to do depends on it.
+// "409 kernels, 8 memsets, 1 copy".
 std::string nodes_of(cudaGraph_t graph) {
     std::size_t count = 0;
     EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &count), cudaSuccess);
@@ -107,7 +106,7 @@ std::vector<double> Measure::host_times(std::int64_t layers) {
     const auto values = values_of(input);
     const std::function<void()> nothing = [] {};
     auto* const on = c10::cuda::getCurrentCUDAStream(0).stream();
-    // Two, so that the buffer which comes next has been sent before, as in a row of steps.
+    // Twice, so the next staging buffer is free.
     const auto twice = [&] { inputs.update(bucket, values, on), inputs.update(bucket, values, on); };
     const auto dispatched = [&] { twice(), graphs.prepare(step, values); };
     const std::vector<Way> ways{
@@ -141,7 +140,7 @@ TEST_F(Measure, HostTimeOfAStep) {
         const auto medians = host_times(layers);
         EXPECT_LE(medians[0], 15.0) << layers << " layers; a private pool's replay alone took " << medians[4];
         EXPECT_GE(medians[1], 3.0 * medians[0]) << layers << " layers";
-        // By the name that torch has for a stream it is known to last, and needs no mark behind each step.
+        // Torch never destroys this stream, so steps record no marks.
         guard.reset_stream(c10::cuda::getStreamFromPool(true, 0));
         std::printf("RESULT host, %lld layers, on a stream of torch's own:\n", static_cast<long long>(layers));
         const auto by_name = host_times(layers);

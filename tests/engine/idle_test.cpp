@@ -1,5 +1,5 @@
-// What a KV cache holds when a burst is over and little of it is left, by the example's scheduler. Its model is a sum over all that the cache holds
-// of a sequence, so that a token is wrong if any block of it is.
+// KV cache after a burst under the example's scheduler. The model sums the cache contents, so a
+// wrong block changes tokens.
 #include <cstdio>
 #include <random>
 
@@ -41,9 +41,8 @@ Idle after_a_burst(bool gather) {
     vmmgraph::ArenaOptions arena_options;
     arena_options.small_page_bytes = has_gpu() ? 0 : 4 << 10;
     arena_options.large_page_bytes = page_bytes;
-    // It lends nothing: the cache alone is looked at.
     const vmmgraph::SharedVmmAllocator arena(device, arena_options);
-    // 32 blocks a page on a GPU, 8 elsewhere.
+    // 32 blocks per page on a GPU, 8 elsewhere.
     vmmgraph::torch::KvTensorOptions kv_options{
         {vmmgraph::torch::KvPlane{{block_size, has_gpu() ? 512 : 64}, at::kLong}}, 1 << 14, vmmgraph::KvLayout::by_block, {}};
     kv_options.memory.page_bytes = page_bytes;
@@ -76,7 +75,7 @@ Idle after_a_burst(bool gather) {
         for (auto* const sequence : sequences) {
             std::vector<std::int64_t> blocks(sequence->blocks.begin(),
                                              sequence->blocks.begin() + (sequence->in_cache + block_size - 1) / block_size);
-            // All of its width is one number.
+            // Equal numbers across its width.
             const auto held = plane.index({longs(blocks)}).flatten(0, 1).narrow(0, 0, sequence->in_cache);
             const auto ends = held.index_select(1, longs({0, plane.size(2) - 1})).sum(0).cpu();
             const auto* const both = ends.const_data_ptr<std::int64_t>();
@@ -95,7 +94,7 @@ Idle after_a_burst(bool gather) {
                    },
                    [](const Request&) { return false; }},
                   {block_size, 1 << 12, 16, 64, gather ? std::optional(a_page / 4) : std::nullopt});
-    // Those that stay come among those that go, so that they lie among them.
+    // Long sequences share pages with short ones.
     constexpr std::uint64_t count = 240, every = 16;
     std::map<std::uint64_t, std::vector<std::int32_t>> expected;
     for (std::uint64_t id = 0; id < count; ++id) {
@@ -125,7 +124,6 @@ Idle after_a_burst(bool gather) {
     std::uint64_t quiet = 0;
     while (server.step()) {
         idle.most_pages = std::max<std::uint64_t>(idle.most_pages, pages());
-        // A while after the last of the burst has gone.
         if (server.waiting() == 0 && server.under_way() == count / every && ++quiet == 30) {
             wait();
             kv.cache().settle();

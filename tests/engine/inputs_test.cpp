@@ -1,4 +1,4 @@
-// GraphInputs: places, padding, views, and what is refused.
+// GraphInputs: layout, padding, views and refusals.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +21,6 @@ std::vector<Key> decode_buckets(std::uint32_t most, std::int32_t list = VMMGRAPH
     return buckets;
 }
 
-// For so many sequences at most.
 std::vector<Input> declaration(std::uint32_t most = 64) {
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
@@ -44,7 +43,6 @@ std::vector<Input> declaration(std::uint32_t most = 64) {
     };
 }
 
-// Values of one step of `batch` sequences, as tensors.
 std::vector<at::Tensor> step(std::int64_t batch, std::int64_t indices) {
     const auto ints = at::TensorOptions().dtype(at::kInt);
     const auto some = [&](at::IntArrayRef shape) { return at::randint(1, 1000, shape, ints); };
@@ -179,7 +177,7 @@ TEST(Inputs, DeclarationsThatCannotBeAreRefused) {
     EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens})}, {})), "");
 }
 
-// Of the getters' bucket: every input and output as it is, without what aligns it.
+// Without alignment.
 std::size_t bytes_of_all(const GraphInputs& param) {
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < param.inputs().size(); ++i) {
@@ -220,7 +218,7 @@ TEST(Inputs, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
     }
 }
 
-// The next step is prepared before the first one's copy is under way, and again while it may be.
+// Before and while the previous copy runs.
 TEST(Inputs, StepsPreparedAheadArriveInOrder) {
     GraphInputs param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(100'000)}, {device(), 512});
     std::vector<at::Tensor> seen;
@@ -254,7 +252,7 @@ TEST(Inputs, AHostInputMayComeFromTheDevice) {
     EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({5, 6, 0, 0}, at::kInt)));
 }
 
-// What kernels are planned from: this step's, padded, before and behind its copy.
+// Kernels are planned from these values.
 TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
     GraphInputs param(
         {Input::host("lengths", at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
@@ -287,14 +285,14 @@ TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
     wait();
 }
 
-// The engine's buffers, which torch's allocator knows nothing of, are held too.
+// Also buffers unknown to torch's allocator.
 TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
     GraphInputs param({Input::device("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(), 512});
     const auto memory = at::full({4}, 3, on_device(at::kInt));
     wait();
     std::atomic<bool> gone{false};
     const auto give = [&] { return at::from_blob(memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options()); };
-    // A kernel is loaded at its first launch, which may wait for all that runs on the device: once with data, once for zeros.
+    // A kernel's first launch may wait for the whole device.
     param.update(Key::of(4), {{"a", memory}}, stream());
     param.update(Key::of(4), {}, stream());
     wait();

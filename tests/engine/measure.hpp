@@ -1,4 +1,4 @@
-// A decoder of a real layer's size with its executor, for what is measured.
+// Decoder with layers of realistic size, and its executor, for measurements.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,6 @@ inline double microseconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 
-// A decoder of a real layer's size, decoding on contexts of 200 tokens.
 class Measure : public testing::Test {
 protected:
     static constexpr std::int32_t context = 200;
@@ -57,7 +56,7 @@ protected:
         wait();
     }
 
-    // Prints the medians, in microseconds, of a step and of its parts, and returns them; the first two are those that are judged.
+    // Prints and returns median microseconds; the first two are checked.
     std::vector<double> host_times(std::int64_t layers);
 
     [[nodiscard]] ForwardInput decode(std::int32_t batch) const {
@@ -99,7 +98,6 @@ protected:
         return executor->run(input.token_ids, input.positions, caches, input.input_params);
     }
 
-    // The body of the executor's full graphs.
     void forward() {
         auto& inputs = executor->inputs();
         xllm_example::ModelInputParams params;
@@ -108,7 +106,7 @@ protected:
         inputs.hidden_states().copy_(model->forward(inputs.tokens(), inputs.positions(), caches, params));
     }
 
-    // The same body in a pool of torch's own.
+    // In a private pool of torch.
     void capture_privately(at::cuda::CUDAGraph& graph, const ForwardInput& input, const Key& bucket) {
         executor->inputs().update(bucket, values_of(input), stream());
         wait();
@@ -121,7 +119,7 @@ protected:
         wait();
     }
 
-    // The same body in the executor's arena, as its own graphs are.
+    // Like the executor's own graphs.
     vmmgraph::torch::CapturedGraph capture_in_arena(const Key& bucket) {
         executor->inputs().select(bucket);
         const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool(true));
@@ -132,7 +130,7 @@ protected:
         return graph;
     }
 
-    // Milliseconds of one step on the device, of `steps` in a row.
+    // Device milliseconds per step.
     template <class F>
     static double step_time(int steps, F&& step) {
         cudaEvent_t begin = nullptr;

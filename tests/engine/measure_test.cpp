@@ -1,4 +1,5 @@
-// What the engine layer costs the device and holds, measured on a GPU; each RESULT line is one row of the performance document.
+// Device time and memory of the engine layer on a GPU. Each RESULT line is a row of the performance
+// document.
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -48,13 +49,13 @@ TEST_F(Measure, StepTimeIsThatOfAPrivatePool) {
     }
 }
 
-// Every graph owns 4 MiB by itself; the limit is half of what all graphs hold.
+// Every graph owns 4 MiB.
 TEST(Eviction, UnderALimitOfHalfTheGraphsMemoryStaysAndNothingIsWrong) {
     ExecutorOptions options;
     for (std::uint32_t tokens = 16; tokens <= 256; tokens += 16) {
         options.piecewise.push_back(Key::of(tokens));
     }
-    // The most that an arena held, while graphs were captured too.
+    // Peak of the arena, captures included.
     std::uint64_t most = 0;
     const vmmgraph::SharedVmmAllocator* watched = nullptr;
     const auto look = [&] { most = std::max<std::uint64_t>(most, watched == nullptr ? 0 : watched->stats().charged_bytes); };
@@ -65,7 +66,7 @@ TEST(Eviction, UnderALimitOfHalfTheGraphsMemoryStaysAndNothingIsWrong) {
         const auto mark = kept.narrow(0, 7, 1) * 0;
         look();
         recorder.eager({mark}, [kept](const Step& step, at::TensorList) {
-            // Sampled, since it waits for the device.
+            // Sampled: waits for the device.
             if (step.key[Axis::tokens] % 16 == 5) {
                 EXPECT_EQ(kept[(1 << 20) - 1].item<float>(), static_cast<float>(step.key[Axis::tokens]));
             }

@@ -1,4 +1,4 @@
-// The example's decoder whose keys and values or weights stream, beside the one that has all of it.
+// The example's decoder with streamed keys and values or weights, compared with a resident one.
 #include "../../examples/offload/decoder.hpp"
 
 #include <stdexcept>
@@ -28,7 +28,6 @@ Shape small() {
     return shape;
 }
 
-// How many of so many steps differ.
 int differing(Contents& contents, int steps, const std::function<void()>& between = [] {}) {
     const auto current = std::make_unique<OnStream>();
     std::vector<Decoder::Output> wanted;
@@ -64,12 +63,11 @@ TEST(Offload, StreamedDecodesBitForBitAsResident) {
     for (const auto streams : {Streams::keys_and_values, Streams::weights}) {
         at::manual_seed(3);
         Contents contents(of, small(), streams);
-        // Two granules become cold on the way.
         EXPECT_EQ(differing(contents, most_steps(140)), 0);
     }
 }
 
-// Other numbers where keys and values lie, so that what a decoder finds there is its own.
+// A decoder must find only its own.
 void forget(Contents& contents) {
     for (auto& buffer : contents.host) {
         const auto numbers = at::randn({static_cast<std::int64_t>(buffer.bytes() / 2)}).to(at::kBFloat16);
@@ -82,7 +80,6 @@ struct Answer {
     std::uint64_t moved = 0, planned = 0;
 };
 
-// A prompt in chunks, and steps behind it.
 Answer answer(Contents& contents, bool resident, const std::vector<std::int64_t>& prompt, std::int64_t chunk, int steps) {
     const OnStream current;
     if (contents.streams == Streams::keys_and_values) {
@@ -102,7 +99,7 @@ Answer answer(Contents& contents, bool resident, const std::vector<std::int64_t>
     return answer;
 }
 
-// Through the ring as with everything resident, bit for bit, whatever the chunks; and as the tokens one by one.
+// Bit-equal for any chunk size, and close to single tokens.
 TEST(Offload, APromptInChunksIsThatOfAllResident) {
     if (has_gpu()) {
         vmmgraph::torch::install();
@@ -135,7 +132,7 @@ TEST(Offload, APromptInChunksIsThatOfAllResident) {
             EXPECT_EQ(wrong, 0) << granules;
             EXPECT_EQ(found.moved, found.planned) << granules;
             EXPECT_GT(found.moved, 0U);
-            // Other kernels, other roundings.
+            // Other kernels round differently.
             const auto off = (found.made[0].hidden.to(at::kFloat) - one_by_one.to(at::kFloat)).norm().item<double>();
             EXPECT_LT(off, 0.05 * one_by_one.to(at::kFloat).norm().item<double>()) << granules;
         }
@@ -158,11 +155,11 @@ TEST(Offload, APromptThatDoesNotFitIsRefusedAndTheNextOneIsRight) {
     EXPECT_THROW(decoder.prefill(prompt, Shape::granule - 1), std::invalid_argument);
     EXPECT_THROW(decoder.prefill(std::vector<std::int64_t>(static_cast<std::size_t>(shape.capacity) + 1), Shape::granule),
                  std::invalid_argument);
-    // A token that there is not, in the second chunk, ends it in the middle.
+    // Ends the prompt midway.
     auto broken = std::vector<std::int64_t>(2 * Shape::granule, 7);
     broken.back() = shape.vocabulary;
     if (!has_gpu()) {
-        // A GPU says so by an assertion of its kernel, behind which the context is of no use.
+        // On a GPU the assertion would destroy the context.
         EXPECT_ANY_THROW(decoder.prefill(broken, Shape::granule));
     }
     const auto found = decoder.prefill(prompt, Shape::granule);
@@ -170,7 +167,7 @@ TEST(Offload, APromptThatDoesNotFitIsRefusedAndTheNextOneIsRight) {
     EXPECT_TRUE(at::equal(found.hidden, wanted.hidden));
 }
 
-// The control: a number of one layer is another one, and it shows.
+// Control.
 TEST(Offload, AnotherByteInALayersSourceIsAnotherResult) {
     if (has_gpu()) {
         vmmgraph::torch::install();
@@ -180,7 +177,6 @@ TEST(Offload, AnotherByteInALayersSourceIsAnotherResult) {
         at::manual_seed(3);
         Contents contents(of, small(), streams);
         const auto other = [&] {
-            // Of the values, where keys and values stream.
             const auto at = streams == Streams::weights ? 0 : contents.unit_bytes() / 2;
             const at::BFloat16 large = 100;
             contents.host[4].write(at, &large, sizeof large);

@@ -1,4 +1,4 @@
-// Captures of other threads, in the mode where nearly any call may break them, beside inputs and steps.
+// Inputs and steps next to other threads' captures in global mode.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -24,7 +24,7 @@ TEST(OthersCaptures, GoOnBesideInputs) {
         };
         const auto step = [&] { inputs->update(Key::of(128), {{"a", on_host}, {"b", on_gpu}}, stream()); };
         const auto on_another = [&] { inputs->update(Key::of(64), {{"a", on_host}, {"b", on_gpu}}, second.stream()); };
-        // Torch makes memory and loads kernels at the first of each.
+        // Torch allocates and loads kernels first.
         make();
         step();
         on_another();
@@ -32,7 +32,7 @@ TEST(OthersCaptures, GoOnBesideInputs) {
         wait();
         other::expect_untouched("inputs are made", [&] { inputs.reset(); }, make);
         other::expect_untouched("a step", step);
-        // Its staging memory is that of the one before the last, which is waited for.
+        // Waits for the staging memory of an earlier step.
         other::expect_untouched("many steps", [&] {
             for (int turn = 0; turn < 6; ++turn) {
                 step();
@@ -91,7 +91,7 @@ TEST(OthersCaptures, GoOnBesideSteps) {
             }
         };
         const auto another = c10::cuda::getStreamFromPool(false, 0);
-        // Twice, as torch's cache holds what a step needs then.
+        // The second round fills torch's cache.
         for (int turn = 0; turn < 2; ++turn) {
             all(stream());
             all(another.stream());
@@ -128,7 +128,7 @@ TEST(OthersCaptures, GoOnBesideSteps) {
     }
 }
 
-// A step that cannot come behind the one before is refused as a whole, and comes later.
+// Refused as a whole.
 TEST(OthersCaptures, AStepIsRefusedWhileTheStreamOfTheLastOneIsCaptured) {
     NEEDS_A_GPU();
     ExecutorOptions options;
@@ -137,7 +137,7 @@ TEST(OthersCaptures, AStepIsRefusedWhileTheStreamOfTheLastOneIsCaptured) {
     const auto first = c10::cuda::getStreamFromPool(false, 0);
     const auto second = c10::cuda::getStreamFromPool(false, 0);
     Ran ran;
-    // By the name that torch has for the stream, which lasts then, and by its handle, which is marked behind each step.
+    // As torch's stream, and by raw handle with a mark per step.
     for (const bool by_name : {true, false}) {
         {
             const c10::cuda::CUDAStreamGuard guard(by_name ? first : second);

@@ -1,11 +1,11 @@
-// Steps' values by name, and padding as the declarations say, made with torch.
+// Named values of steps, and reference padding made with torch.
 #pragma once
 
 #include "devices.hpp"
 
 namespace engine_tests {
 
-// Values of the inputs that are declared, in their order; outputs stand behind.
+// In declaration order, without outputs.
 inline std::vector<NamedValue> named(const std::vector<Input>& inputs, const std::vector<at::Tensor>& values) {
     std::vector<NamedValue> all;
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -14,7 +14,7 @@ inline std::vector<NamedValue> named(const std::vector<Input>& inputs, const std
     return all;
 }
 
-// What an input has to be: the value, then the padding.
+// The expected input: value, then padding.
 inline at::Tensor padded(const Input& input, const at::Tensor& value, at::IntArrayRef shape) {
     const auto zero = input.pad.rule == VMMGRAPH_PAD_ZERO;
     auto whole = at::full(shape, zero ? c10::Scalar(0) : input.pad.element, value.options());

@@ -1,4 +1,4 @@
-// GraphInputs: inputs of the shapes that engines have, smaller than their place in any dimension, from the host and from the device.
+// GraphInputs smaller than their buffers, from host and device.
 #include <cstdint>
 #include <random>
 
@@ -7,7 +7,7 @@
 namespace engine_tests {
 namespace {
 
-// What xLLM has: a block table on the device as wide as the step's longest sequence; and others that are smaller in both dimensions.
+// xLLM's block table is as wide as the step's longest sequence.
 TEST(Padding, InTwoDimensionsOnTheDevice) {
     const auto tokens = Extent::along(Axis::tokens);
     const auto batch = Extent::along(Axis::batch);
@@ -49,7 +49,7 @@ TEST(Padding, OfAnyStridesOnTheDevice) {
     EXPECT_TRUE(at::equal(param.get("whole").cpu(), whole.cpu()));
 }
 
-// Tokens are padded, and the batch is not: what belongs to sequences is as long as the step has it, and what is behind is nobody's.
+// Rows beyond the batch are undefined.
 TEST(Padding, OfTokensAndNotOfTheBatch) {
     constexpr std::uint32_t most = 9;
     for (const auto role : {Role::host_input, Role::device_input}) {
@@ -76,7 +76,7 @@ TEST(Padding, OfTokensAndNotOfTheBatch) {
     }
 }
 
-// Cumulative lengths have a row more than there are sequences, and sequences that are not there have no token.
+// Padding repeats the last length.
 TEST(Padding, OfCumulativeLengthsIsEmptySequences) {
     const auto lengths = Extent::along(Axis::batch, 1, 1);
     GraphInputs param({Input::host(names::q_seq_lens, at::kInt, {lengths}, Pad::repeat_last()),
@@ -91,7 +91,7 @@ TEST(Padding, OfCumulativeLengthsIsEmptySequences) {
     EXPECT_TRUE(at::equal(param.q_seq_lens(3).cpu(), at::tensor({0, 3, 4}, at::kInt)));
 }
 
-// Rows of what has tokens in its second dimension are columns.
+// The second dimension is padded.
 TEST(Padding, OfPositionsOfImagesAndText) {
     for (const auto role : {Role::host_input, Role::device_input}) {
         GraphInputs param({{std::string(names::positions), at::kInt, {Extent::fixed(3), Extent::along(Axis::tokens)}, role, {}}},
@@ -106,7 +106,7 @@ TEST(Padding, OfPositionsOfImagesAndText) {
     }
 }
 
-// A host vector that the engine filled on the device only is empty: nobody means padding by that.
+// An empty host vector usually means the engine filled only the device copy.
 TEST(Padding, IsNotWhatAnEmptyValueMeans) {
     GraphInputs param({Input::host("lengths", at::kInt, {Extent::along(Axis::batch)}), Input::host("pages", at::kInt, {Extent::up_to(8)}),
                        Input::device("rows", at::kFloat, {Extent::along(Axis::tokens), Extent::fixed(2)})},
@@ -121,13 +121,13 @@ TEST(Padding, IsNotWhatAnEmptyValueMeans) {
               std::string::npos);
     EXPECT_EQ(said({{"lengths", at::Tensor()}}),
               "vmmgraph: input 'lengths': the tensor is undefined; do not name the input where all of it is padding");
-    // A step may need no pages, and a value that is not there is padding.
+    // Pages may be empty, and an absent value is padding.
     param.update(Key::of(4, 4), {{"lengths", lengths}, {"pages", none}, {"rows", Value()}}, stream());
     wait();
     EXPECT_TRUE(at::equal(param.get("lengths").cpu(), at::tensor({1, 2, 0, 0}, at::kInt)));
 }
 
-// Slots and cumulative lengths are padded as the engine says, and not with zeros because it said nothing.
+// Zeros are unsafe.
 TEST(Padding, OfSlotsAndOfCumulativeLengthsIsChosen) {
     const auto declared = [](Input input) { return refusal([&] { GraphInputs({input}, {Key::of(4, 4)}, {device(), 256}); }); };
     const auto slots = [](Pad pad) { return Input::host(names::new_cache_slots, at::kInt, {Extent::along(Axis::tokens)}, pad); };
@@ -137,7 +137,7 @@ TEST(Padding, OfSlotsAndOfCumulativeLengthsIsChosen) {
     EXPECT_EQ(declared(slots(Pad::zero())) + declared(slots(Pad::value(-1))) + declared(lengths(Pad::repeat_last())), "");
 }
 
-// No rows are none: a rank without tokens of its own does not get another rank's padding.
+// A rank without tokens must not get another rank's padding.
 TEST(Padding, IsNotInTheRowsOfAStepWithoutAny) {
     GraphInputs param({Input::output(names::hidden_states, at::kFloat, {Extent::along(Axis::tokens), Extent::fixed(3)})}, {Key::of(4)},
                       {device(), 256});
@@ -146,7 +146,6 @@ TEST(Padding, IsNotInTheRowsOfAStepWithoutAny) {
     EXPECT_EQ(param.hidden_states(4).sizes(), (at::IntArrayRef{4, 3}));
 }
 
-// An output that an engine knows by its name alone is as wide as the first body made it.
 TEST(Padding, OutputsMayTakeTheirWidthFromTheFirstStep) {
     GraphInputs param({Input::output(names::aux_hidden_states), Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)}),
                        Input::output(names::hidden_states, at::kFloat, {Extent::along(Axis::tokens), Extent::fixed(3)})},
@@ -177,7 +176,7 @@ TEST(Padding, OutputsMayTakeTheirWidthFromTheFirstStep) {
               std::string::npos);
 }
 
-// Values have names, so steps may bring more or fewer of them, in any order.
+// Steps may pass any subset in any order.
 TEST(Padding, IsAllOfAnInputThatIsGone) {
     const auto tokens = Extent::along(Axis::tokens);
     GraphInputs param(

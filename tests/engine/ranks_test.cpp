@@ -1,4 +1,4 @@
-// Executors of several ranks, in one thread: a step runs the same way on all of them, or throws.
+// Executors of several ranks in one process: a step runs alike on all ranks or throws.
 #include <array>
 #include <condition_variable>
 #include <mutex>
@@ -17,7 +17,6 @@ Step decode(std::uint32_t n) { return {Key::of(n, 0, uniform_decode), Phase::dec
 TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
     Small a(both({4, 8}));
     Small b(both({4, 8}));
-    // The second rank's full graph fails.
     b.trouble = [](Recorder& recorder) {
         if (recorder.mode() == Mode::full) {
             throw std::runtime_error("planted");
@@ -54,7 +53,7 @@ TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
     EXPECT_EQ(ran.reason, Reason::captured);
 }
 
-// What each rank says, for all of them: an all-gather between threads.
+// All-gather of decisions between threads.
 class Gather {
 public:
     explicit Gather(std::size_t ranks) : ranks_(ranks) {}
@@ -87,7 +86,6 @@ TEST(Ranks, AgreeByThemselvesBeforeEachStep) {
     options.exchange = [&](const Decision& mine) { return gather(mine); };
     Small a(options);
     Small b(options);
-    // The second rank's full graphs fail, which the first one hears of in the next step.
     b.trouble = [](Recorder& recorder) {
         if (recorder.mode() == Mode::full) {
             throw std::runtime_error("planted");
@@ -170,7 +168,7 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
     agreed.bucket = Key::of(5, 0, uniform_decode);
     const auto why = refusal([&] { small.executor->prepare(decode(3), {{names::tokens, tokens}}, agreed); });
     EXPECT_NE(why.find("5 tokens"), std::string::npos) << why;
-    // Without a decision of its own, into a bucket that failed here: it is tried, and the engine hears of it.
+    // An imposed bucket is tried again.
     agreed.bucket = Key::of(4, 0, uniform_decode);
     small.trouble = [](Recorder&) { throw std::runtime_error("planted"); };
     Ran ran;
@@ -185,7 +183,6 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
     EXPECT_EQ(run().mode, Mode::full);
     wait();
     EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3), small.table.index_select(0, tokens.to(device()))));
-    // Eagerly if so agreed, though the graph is there.
     small.executor->prepare(decode(3), {{names::tokens, tokens}}, {Mode::eager, Reason::capture_failed, false, 0, {}});
     int eager = 0;
     EXPECT_EQ(small.executor->launch([&] { ++eager; }, stream()).reason, Reason::capture_failed);
@@ -194,7 +191,7 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
     EXPECT_EQ(small.executor->stats().imposed_eager, 1u);
 }
 
-// The eager runs of a capture may hold collectives, so a rank that has the graph takes part in them.
+// Eager runs may contain collectives.
 TEST(Ranks, AllMakeTheEagerRunsOfACapture) {
     auto options = both({4, 8});
     options.eager_runs = 1;
@@ -218,12 +215,11 @@ TEST(Ranks, AllMakeTheEagerRunsOfACapture) {
     EXPECT_EQ(small.executor->stats().captures, 1u);
 }
 
-// Data-parallel ranks run the graph of the largest of them, also one that has nothing to do.
+// Even without work.
 TEST(Ranks, MayPadToWhatAnotherHas) {
     Small small(both({4, 8}));
     for (const std::int64_t n : {3, 0}) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
-        // A rank without tokens gives none.
         const auto values = n > 0 ? std::vector<NamedValue>{{names::tokens, tokens}} : std::vector<NamedValue>{};
         const auto ran = small.executor->run(decode(7), values, [] { FAIL(); }, stream());
         wait();

@@ -1,4 +1,4 @@
-// A small model whose steps have a bias of their own, which eager work between pieces adds; and whether its steps are right.
+// A small model: hidden = 3 * table[token] + bias, where eager work adds the step's bias.
 #pragma once
 
 #include <functional>
@@ -12,19 +12,17 @@ namespace engine_tests {
 inline constexpr std::int64_t vocabulary = 100;
 inline constexpr std::int64_t width = 256;
 
-// Full graphs of so many tokens, and piecewise ones.
 inline ExecutorOptions both(const std::vector<std::uint32_t>& full) {
     ExecutorOptions options;
     for (const auto size : full) {
         options.full.push_back(Key::of(size, 0, uniform_decode));
     }
     options.piecewise = {Key::of(16), Key::of(64)};
-    // The body is the same for both kinds of graphs.
+    // Both kinds have the same body.
     options.modes[static_cast<std::size_t>(Phase::decode)] = {Mode::full, Mode::piecewise};
     return options;
 }
 
-// hidden = 3 * table[token] + bias, where the bias is the step's own and is added by eager work.
 struct Small {
     c10::DeviceIndex index;
     at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat, index));
@@ -57,7 +55,7 @@ struct Small {
             trouble(recorder);
         }
         const auto embedded = table.index_select(0, inputs->tokens());
-        // Long enough that memory is used again and again.
+        // Long enough to reuse memory.
         auto sum = embedded;
         for (int i = 0; i < 4; ++i) {
             const auto doubled = sum * 2;
@@ -73,7 +71,7 @@ struct Small {
         inputs->hidden_states().copy_(sum);
     }
 
-    // Whether the step's output is right; on the tests' stream, or that one.
+    // Returns whether the output is correct.
     bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true, void* on = nullptr) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         const auto expected = table.index_select(0, tokens.to(table.device())) + bias;

@@ -1,4 +1,4 @@
-// A ring as an option of the executor: graphs, the runs before their captures and eager steps take their units from the same slots. And inputs while it streams.
+// A ring as an executor option: graphs, warm-up runs and eager steps share its slots.
 #include <deque>
 #include <map>
 #include <random>
@@ -14,11 +14,10 @@ using vmmgraph::HostBuffer;
 constexpr std::size_t layers = 6;
 constexpr std::uint64_t layer_bytes = width * sizeof(float);
 
-// hidden = table[token], and for every layer times its weights, plus 1. The weights stream.
+// hidden = table[token], then per layer times streamed weights, plus 1.
 struct Layered {
     vmmgraph::Device device = vmmgraph::Device::open();
     std::deque<HostBuffer> host;
-    // What the host has, by buffer, and which buffer is a layer's.
     std::vector<at::Tensor> contents;
     std::vector<std::size_t> source;
     Ring ring;
@@ -28,7 +27,6 @@ struct Layered {
     std::unique_ptr<GraphExecutor> executor;
     // Called within every layer.
     std::function<void(std::size_t)> trouble;
-    // Whether a layer is work that no graph can hold: then prefills are piecewise.
     bool pieces;
     at::Tensor eager_output;
 
@@ -77,7 +75,6 @@ struct Layered {
             options);
     }
 
-    // Other numbers for a buffer.
     void write(std::size_t buffer) {
         contents[buffer] = at::randn({width}, at::kFloat);
         host[buffer].write(0, contents[buffer].const_data_ptr(), layer_bytes);
@@ -96,7 +93,7 @@ struct Layered {
         return x;
     }
 
-    // The same, each layer by a runner: recorded in a full graph, called between the pieces of another.
+    // A runner per layer.
     at::Tensor in_pieces(Recorder& recorder) {
         auto x = table.index_select(0, inputs->tokens());
         for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -113,7 +110,7 @@ struct Layered {
         return x;
     }
 
-    // Whether the step's output is right, bit for bit.
+    // Returns whether the output is bit-exact.
     bool run(std::int64_t n, Ran& ran, bool capturable = true, Phase phase = Phase::decode) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         auto expected = table.index_select(0, tokens.to(table.device()));
@@ -136,7 +133,6 @@ TEST(Streamed, GraphsEagerStepsAndTheRunsBeforeCapturesShareTheSlots) {
         ExecutorOptions options;
         options.eager_runs = 2;
         options.eager_in_arena = in_arena;
-        // One graph goes for another.
         options.most_graphs = 2;
         Layered model(options);
         std::mt19937 random(11);
@@ -169,7 +165,7 @@ TEST(Streamed, GraphsEagerStepsAndTheRunsBeforeCapturesShareTheSlots) {
         EXPECT_EQ(stats.launches, has_gpu() ? by_graphs : 0U);
         EXPECT_EQ(stats.acquired, 0U);
         EXPECT_EQ(stats.aborts, 0U);
-        // Four of six layers are never there when a step begins.
+        // Two of six layers may be resident at the start.
         EXPECT_GE(stats.copied_bytes, (by_graphs + eager) * (layers - 2) * layer_bytes);
         if (!shortened()) {
             EXPECT_GT(by_graphs, 50U);
@@ -211,7 +207,6 @@ TEST(Streamed, RunnersBetweenPiecesTakeTheirUnitsAsEagerStepsDo) {
                 EXPECT_GT(by_mode[mode], 10U);
             }
         }
-        // A runner that throws with a unit in its hands, in the middle of a replay.
         Ran ran;
         EXPECT_TRUE(model.run(3, ran, true, Phase::prefill));
         model.trouble = [](std::size_t layer) {
@@ -262,7 +257,6 @@ TEST(Streamed, ABodyThatThrowsWithAUnitInItsHandsLeavesTheRingUsable) {
     model.executor->forgive();
     EXPECT_TRUE(model.run(3, ran));
     EXPECT_EQ(ran.mode, Mode::full);
-    // An eager step too.
     runs = 0;
     EXPECT_THROW(model.run(3, ran, false), std::runtime_error);
     EXPECT_EQ(model.ring.stats().acquired, 0U);
@@ -317,7 +311,6 @@ TEST(Streamed, WhatCannotStreamIsRefusedInWords) {
         options.ring = &elsewhere;
         EXPECT_NE(made(options).find("another device"), std::string::npos);
     }
-    // Without a ring nothing streams.
     options.ring = nullptr;
     std::string within;
     GraphExecutor without(
@@ -333,7 +326,6 @@ TEST(Streamed, WhatCannotStreamIsRefusedInWords) {
     wait();
 }
 
-// Inputs by a copy and by a kernel are the same, whatever their bytes are a multiple of.
 TEST(Streamed, AKernelBringsWhatACopyBrings) {
     for (const auto dtype : {at::kByte, at::kShort, at::kInt, at::kLong}) {
         std::vector<std::unique_ptr<GraphInputs>> both;

@@ -1,4 +1,4 @@
-// Steps on one stream and then another; and streams that are captured, destroyed or a thread's own.
+// Steps on alternating streams, and streams that are captured, destroyed or per-thread.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::uint32_t count = 1 << 18;
 
-// One input, whose values are all the same number.
 class Numbers {
 public:
     explicit Numbers(Bring bring = Bring::automatic)
@@ -26,7 +25,7 @@ public:
         prepare(number);
         inputs->commit(stream);
     }
-    // What a stream finds there.
+    // As seen by `stream`.
     [[nodiscard]] at::Tensor seen(cudaStream_t stream) const {
         const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(stream, 0));
         return inputs->get("a").clone();
@@ -53,7 +52,7 @@ TEST(Streams, CommitsOnTwoAreInOrder) {
     }
 }
 
-// What is given to the new stream would become part of the capture.
+// Work on the new stream would join the capture.
 TEST(Streams, ACommitIsRefusedWhileThatOfTheLastOneIsCaptured) {
     NEEDS_A_GPU();
     const other::Stream first;
@@ -72,7 +71,6 @@ TEST(Streams, ACommitIsRefusedWhileThatOfTheLastOneIsCaptured) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
     EXPECT_EQ(cudaStreamIsCapturing(second.get(), &status), cudaSuccess);
     EXPECT_EQ(status, cudaStreamCaptureStatusNone);
-    // What was prepared is still there.
     numbers.inputs->commit(second.get());
     const auto after = numbers.seen(second.get());
     wait();
@@ -85,7 +83,7 @@ TEST(Streams, AMarkedOneMayBeCapturedAndWhatItHadStillComesFirst) {
     const other::Stream first;
     const other::Stream second;
     Numbers numbers;
-    // Torch makes memory for a stream at the first.
+    // Torch's first allocation per stream.
     static_cast<void>(numbers.seen(first.get()));
     static_cast<void>(numbers.seen(second.get()));
     for (int turn = 0; turn < 3; ++turn) {
@@ -105,7 +103,7 @@ TEST(Streams, AMarkedOneMayBeCapturedAndWhatItHadStillComesFirst) {
     }
 }
 
-// The legacy default stream may not be touched while a stream that it waits for is captured.
+// CUDA forbids the legacy default stream while a blocking stream is captured.
 TEST(Streams, TheDefaultOneIsRefusedBesideACaptureOnAStreamThatItWaitsFor) {
     NEEDS_A_GPU();
     const other::Stream waited_for(cudaStreamDefault);
@@ -117,7 +115,7 @@ TEST(Streams, TheDefaultOneIsRefusedBesideACaptureOnAStreamThatItWaitsFor) {
         numbers.prepare(2);
         other::Capture capture(waited_for.get());
         EXPECT_NE(refusal([&] { numbers.inputs->commit(on); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
-        // Their zeros come on torch's current stream.
+        // Inputs are zeroed on torch's current stream.
         EXPECT_NE(refusal([] { const Numbers others; }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
         EXPECT_TRUE(capture.end());
     }
@@ -126,7 +124,7 @@ TEST(Streams, TheDefaultOneIsRefusedBesideACaptureOnAStreamThatItWaitsFor) {
     EXPECT_TRUE(all_are(numbers.inputs->get("a"), 2));
 }
 
-// Each thread has a default stream of its own, and all of them one handle.
+// All threads share the handle.
 TEST(Streams, AnotherThreadsDefaultOneIsWaitedFor) {
     NEEDS_A_GPU();
     Numbers numbers;
@@ -149,7 +147,7 @@ TEST(Streams, AnotherThreadsDefaultOneIsWaitedFor) {
     }
 }
 
-// Their memory is used by what was given to the stream before the capture, and nobody can ask whether that is over.
+// A capturing stream cannot be queried.
 TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked) {
     NEEDS_A_GPU();
     {
@@ -160,7 +158,7 @@ TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked
     {
         Numbers numbers;
         {
-            // By the name that torch has for it: that stream will be there.
+            // Torch never destroys this stream.
             const c10::cuda::CUDAStreamGuard guard(stream);
             numbers.update(1, stream.stream());
         }
@@ -181,7 +179,7 @@ TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked
     wait();
 }
 
-// Nobody may name it when other inputs are made.
+// Later inputs must not use its handle.
 TEST(Streams, ThatOfInputsThatWentWhileItWasCapturedMayBeDestroyed) {
     NEEDS_A_GPU();
     const auto before = torchs_bytes();
@@ -201,7 +199,7 @@ TEST(Streams, ThatOfInputsThatWentWhileItWasCapturedMayBeDestroyed) {
     wait();
 }
 
-// Torch has no name for the second handle of the legacy default stream.
+// Torch cannot represent the second handle of the legacy default stream.
 TEST(Streams, TheDefaultOneHasTwoHandles) {
     NEEDS_A_GPU();
     ExecutorOptions options;
@@ -229,7 +227,6 @@ TEST(Streams, TheDefaultOneHasTwoHandles) {
     wait();
     EXPECT_TRUE(all_are(numbers.inputs->get("a"), 3));
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
-    // Graphs cannot be captured there.
     options.capture_stream = cudaStreamLegacy;
     Small refused(options);
     EXPECT_TRUE(refused.run(3, Phase::decode, ran));
@@ -237,7 +234,7 @@ TEST(Streams, TheDefaultOneHasTwoHandles) {
     EXPECT_NE(refused.executor->last_failure().find("non-default stream"), std::string::npos) << refused.executor->last_failure();
 }
 
-// Asking CUDA whether a stream is captured that was destroyed ends the process with a segmentation fault (H200, driver 580).
+// CUDA crashes on queries of a destroyed stream's capture status (H200, driver 580).
 TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
     NEEDS_A_GPU();
     ExecutorOptions options;
@@ -261,7 +258,7 @@ TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
         wait();
         EXPECT_TRUE(at::allclose(output, expected)) << n;
     }
-    // The captures' own too.
+    // Also the capture stream.
     small.executor.reset();
     {
         const other::Stream capturing;

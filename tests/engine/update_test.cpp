@@ -1,4 +1,5 @@
-// Captured work that is given each step's values before its replay: parameters of kernels, memory that another stream writes, events.
+// Captured work that gets each step's values before its replay: kernel parameters, memory written
+// by another stream, events.
 #include <array>
 #include <functional>
 #include <map>
@@ -17,7 +18,7 @@ namespace {
 constexpr std::int64_t rows = 100;
 constexpr std::int64_t columns = 256;
 
-// scale(float* at, float by, unsigned count): multiplies that many numbers.
+// scale(float* at, float by, unsigned count): multiplies `count` numbers.
 constexpr const char* scale_kernel = R"(
 .version 8.0
 .target sm_80
@@ -51,7 +52,7 @@ public:
     Scale() {
         C10_CUDA_CHECK(cudaLibraryLoadData(&library_, scale_kernel, nullptr, nullptr, 0, nullptr, nullptr, 0));
         C10_CUDA_CHECK(cudaLibraryGetKernel(&kernel_, library_, "scale"));
-        // CUDA loads a kernel at its first launch, which no capture would bear.
+        // CUDA loads a kernel at its first launch, which is illegal in a capture.
         call(at::zeros({1}, on_device(at::kFloat)), 1);
         wait();
     }
@@ -66,7 +67,7 @@ public:
                                         c10::cuda::getCurrentCUDAStream().stream()));
     }
 
-    // What a captured call has as its parameters at the next launch. By the driver's function, which takes kernels of any origin.
+    // The driver function accepts kernels of any origin.
     void set(void* exec, void* node, const at::Tensor& numbers, float by) const {
         using Set = CUresult (*)(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS*);
         static const auto set_params = [] {
@@ -98,7 +99,7 @@ private:
     cudaKernel_t kernel_ = nullptr;
 };
 
-// Milliseconds of a stream's time, by work whose result is zero.
+// Milliseconds of GPU work with result zero.
 at::Tensor slow(int times) {
     static const auto* const zeros = new at::Tensor(at::zeros({2048, 2048}, on_device(at::kFloat)));
     auto product = *zeros;
@@ -108,7 +109,6 @@ at::Tensor slow(int times) {
     return product;
 }
 
-// An executor over rows of a table, whose steps' parameters are a number.
 struct Model {
     at::Tensor table = at::randint(1, 100, {rows, columns}, on_device(at::kFloat));
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
@@ -121,7 +121,6 @@ struct Model {
             options.full.push_back(Key::of(tokens));
         }
         vmmgraph::torch::install();
-        // Made here, not in a capture.
         static_cast<void>(slow(1));
         arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
         const auto tokens = Extent::along(Axis::tokens);
@@ -140,7 +139,7 @@ struct Model {
             options);
     }
 
-    // A step of so many tokens; nobody waits for it.
+    // Does not wait.
     template <class Expected>
     void step(std::int64_t tokens, float number, Expected&& expected) {
         const auto ids = at::randint(0, rows, {tokens}, at::kLong);
@@ -151,7 +150,7 @@ struct Model {
         outputs_and_expected.emplace_back(inputs->hidden_states(tokens).clone(), expected(table.index_select(0, ids.to(table.device()))));
     }
 
-    // How many outputs are not bit for bit what they should be.
+    // Counts outputs with any wrong bit.
     int wrong() {
         wait();
         int count = 0;
@@ -194,7 +193,6 @@ TEST(Update, ParametersOfKernelsAreThoseOfTheStep) {
     }
 }
 
-// A kernel of each of two graphs, with eager work between them.
 TEST(Update, KernelsOfEveryPieceAreTold) {
     NEEDS_A_GPU();
     const Scale scale;
@@ -247,14 +245,13 @@ TEST(Update, OnlyAKernelThatWasJustGivenIsOne) {
         other.add_(numbers);
         static_cast<void>(scope.end());
     })) << "after the end";
-    // A capture that was looked into and given up leaves nothing behind.
     auto graph = vmmgraph::torch::capture(arena, stream(), [&] { other.add_(numbers); });
     graph.replay(stream());
     wait();
     EXPECT_TRUE(at::equal(other, numbers));
 }
 
-// The stream's work of a step is behind the replay before and before this one's.
+// Between the previous replay and this one.
 TEST(Update, AnotherStreamsWorkIsJoined) {
     NEEDS_A_GPU();
     const auto updating = c10::cuda::getStreamFromPool(false, 0);
@@ -282,7 +279,7 @@ TEST(Update, AnotherStreamsWorkIsJoined) {
     }
 }
 
-// What an update changes the replay before may still read, long after the update was called.
+// The previous replay may still read the memory.
 TEST(Update, AnUpdateOnItsStreamWaitsForTheGraphsLastReplay) {
     NEEDS_A_GPU();
     const auto updating = c10::cuda::getStreamFromPool(false, 0);
@@ -299,7 +296,7 @@ TEST(Update, AnUpdateOnItsStreamWaitsForTheGraphsLastReplay) {
     wait();
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
     for (int i = 0; i < 20; ++i) {
-        // Nobody waits for any of these: every update is called while the replay before runs.
+        // Each update is called during a replay.
         const auto number = static_cast<float>(1 + i);
         const Step step{Key::of(16), Phase::decode, true, &number};
         model.executor->run(step, {{names::tokens, ids}}, [] { FAIL() << "no step of these is eager"; }, stream());
@@ -308,7 +305,7 @@ TEST(Update, AnUpdateOnItsStreamWaitsForTheGraphsLastReplay) {
     EXPECT_EQ(model.wrong(), 0);
 }
 
-// As operators on Ascend are updated: a graph waits by itself, in its middle, for what its update stream does meanwhile.
+// As on Ascend: a running graph waits for its update stream.
 TEST(Update, AGraphMayWaitForEventsFromOutside) {
     NEEDS_A_GPU();
     const auto updating = c10::cuda::getStreamFromPool(false, 0);
@@ -345,7 +342,6 @@ TEST(Update, AGraphMayWaitForEventsFromOutside) {
     C10_CUDA_CHECK(cudaEventDestroy(read));
 }
 
-// What an update throws arrives, and the next step is right.
 TEST(Update, ThatThrowsLeavesTheGraphAsItWas) {
     NEEDS_A_GPU();
     const auto updating = c10::cuda::getStreamFromPool(false, 0);

@@ -1,6 +1,7 @@
-// An executor for xLLM (examples/xllm) over steps in the shape of xLLM's own: cumulative lengths from 0, slots padded with -1, block 0 in
-// use, lengths on the device whether the host has them or not, prefills, chunks, mixed steps and decodes, ranks without requests. A fake
-// model's eager run is the truth, bit for bit: its numbers are small integers in doubles, so that no order of additions matters.
+// An xLLM executor (examples/xllm) with xLLM-shaped steps: cumulative lengths from 0, slots padded
+// with -1, block 0 in use, device lengths with or without host copies, prefills, chunks, mixed
+// steps, decodes, ranks without requests. Results equal a fake model's eager run bit for bit: small
+// integers in doubles make addition order irrelevant.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -39,7 +40,7 @@ torch::Tensor reduced(const torch::Tensor& tensor) { return tensor.remainder(100
 
 }  // namespace
 
-// What the engine implements.
+// Implemented by the engine.
 
 namespace layer {
 
@@ -73,7 +74,7 @@ AttentionMetadata AttentionMetadataBuilder::build(const ModelInputParams& params
 
 namespace flashinfer {
 namespace {
-// The plan of the last prefill, in sequences, and of the last decode.
+// Sequences of the last plans.
 std::int64_t planned_prefill = 0;
 std::int64_t planned_decode = 0;
 }  // namespace
@@ -99,7 +100,7 @@ namespace kernel::cuda {
 std::string determine_attention_backend(std::int64_t, bool, bool) { return "fa2"; }
 bool should_use_tensor_core(torch::ScalarType, std::int64_t, std::int64_t) { return false; }
 
-// Row by row, the sum of what is before it in its sequence, itself included.
+// Prefix sums within each sequence.
 void batch_prefill(const std::string&, ffi::Array<std::int64_t> plan, torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor query,
                    torch::Tensor key, torch::Tensor value, torch::Tensor q_cu_seq_lens, torch::Tensor, std::int64_t, double,
                    torch::Tensor output, std::optional<torch::Tensor>&) {
@@ -117,12 +118,12 @@ void batch_prefill(const std::string&, ffi::Array<std::int64_t> plan, torch::Ten
 
 namespace {
 
-// Two layers over a paged cache. What an eager run does by block tables on the host, a graph does by paged metadata on the device.
+// Eager runs use host block tables, graphs use paged metadata on the device.
 class FakeCausalLM final : public CausalLM {
 public:
     torch::Tensor table = at::randint(1, 50, {100, width}, engine_tests::on_device(at::kDouble));
     bool has_aux = false;
-    // Of a data parallel group: local rows are as many as the group was told.
+    // Local rows follow the data-parallel group's counts.
     std::int64_t rank = 0;
     bool refuses_captures = false;
     int forwards = 0;
@@ -152,7 +153,7 @@ public:
     }
 
 private:
-    // The kernel skips negative slots: they go to a row behind the blocks here.
+    // The real kernel skips negative slots.
     static void write(const KVCache& cache, const torch::Tensor& slots, const torch::Tensor& x) {
         auto rows = cache.get_k_cache();
         const auto skipped = (slots < 0).to(at::kLong);
@@ -231,13 +232,12 @@ struct Sequence {
     Ints blocks;
 };
 
-// A step's arguments.
 struct StepInput {
     torch::Tensor tokens, positions;
     ModelInputParams params;
 };
 
-// Sequences over blocks that begin with block 0.
+// Uses block 0, too.
 class Scheduler {
 public:
     explicit Scheduler(std::uint64_t seed) : random(seed) {}
@@ -245,7 +245,6 @@ public:
     std::vector<Sequence> running;
     std::int32_t next_block = 0;
 
-    // So many new tokens of each of these sequences.
     StepInput step(Type type, const std::vector<std::pair<std::size_t, std::int32_t>>& work) {
         StepInput made;
         Ints tokens, positions, slots, indices, last, q{0}, kv{0}, indptr{0};
@@ -321,7 +320,6 @@ protected:
     static ExecutionConfig& config() { return ExecutionConfig::get_instance(); }
     void make() { executor = std::make_unique<runtime::cuda::VmmGraphExecutorImpl>(&model, args, device(), options); }
 
-    // Runs a step by the executor and eagerly, and compares everything.
     void run(const StepInput& input, std::int64_t rows = -1) {
         if (!executor) {
             make();
@@ -361,7 +359,7 @@ TEST_F(XllmShape, EveryKindOfStepIsTheEagerOneBitForBit) {
     for (int step = 0; step < steps; ++step) {
         SCOPED_TRACE(step);
         auto& running = scheduler.running;
-        // Sequences end, and their blocks stay unused: numbers go on until the cache is full.
+        // Ended sequences' blocks stay unused until the cache is full.
         running.erase(std::remove_if(running.begin(), running.end(), [](const Sequence& one) { return one.length + 6 > max_len; }),
                       running.end());
         if (scheduler.next_block > 200) {
@@ -465,7 +463,7 @@ TEST_F(XllmShape, ARankWithoutRequestsRunsTheGraphOfTheOthers) {
     options.dp_size(2);
     options.world_size(2);
     model.rank = 1;
-    // Block 0 is a sequence's: nothing may be written there. The eager run of such a rank does, so it is no truth.
+    // Must not be written. The eager run of such a rank writes it, so it is no reference.
     const auto before = copy_of(caches);
     StepInput dummy;
     dummy.tokens = ints({0});
@@ -483,7 +481,6 @@ TEST_F(XllmShape, ARankWithoutRequestsRunsTheGraphOfTheOthers) {
         const auto rows = before[i].get_k_cache().size(0) - 1;
         EXPECT_TRUE(at::equal(caches[i].get_k_cache().narrow(0, 0, rows), before[i].get_k_cache().narrow(0, 0, rows)));
     }
-    // The same graph serves a step of its own.
     scheduler.start(3, 3);
     auto input = scheduler.decode(3);
     input.params.parallel.dp_global_token_nums = {6, 3};
@@ -491,7 +488,7 @@ TEST_F(XllmShape, ARankWithoutRequestsRunsTheGraphOfTheOthers) {
     run(input);
     EXPECT_EQ(layer::flashinfer::planned_decode, 8) << "the largest rank's graph";
     EXPECT_EQ(executor->graphs().stats().captures, 1);
-    // Not all ranks decode: no graph on any.
+    // All ranks run eagerly.
     input = scheduler.decode(3);
     input.params.parallel.dp_global_token_nums = {20, 3};
     input.params.parallel.dp_is_decode = {0, 1};

@@ -1,10 +1,11 @@
-//! What the fuzz tests share: bytes that are read as calls, the corpus, and the time they take.
+//! Shared part of the fuzz tests: byte strings decoded as calls, the corpus, and the time limit.
 //!
-//! An input is a string of bytes; whatever they are, they mean something. `tests/fuzz/<name>.txt` holds inputs as hexadecimal lines:
-//! each that ever failed, and some that go far. They are run first; then proptest makes new ones until the time is up, and shrinks
-//! what fails to a line for that file. VMMGRAPH_FUZZ_SECONDS says how long; 5 if it is not set.
+//! Every byte string is valid. `tests/fuzz/<name>.txt` holds hexadecimal lines: past failures and
+//! inputs with high coverage. They run first; then proptest creates inputs until the time is up,
+//! and shrinks a failure to a line for the corpus. VMMGRAPH_FUZZ_SECONDS sets the time, by default
+//! 5 seconds.
 //!
-//! A crash leaves its input in `fuzz-<name>.txt` of cargo's folder for temporary files.
+//! A crash leaves its input in `fuzz-<name>.txt` in cargo's folder for temporary files.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -17,7 +18,7 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 #[allow(dead_code, reason = "one of the three tests plays a platform of its own")]
 pub(crate) mod platforms;
 
-/// The input, read from the front. Behind its end everything is 0.
+/// The input, read from the front; zeros follow its end.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -85,7 +86,7 @@ pub(crate) fn fuzz(name: &str, run: impl Fn(&mut Input)) {
             Config { cases: 50, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
         let strategy = prop_oneof![
             4 => proptest::collection::vec(any::<u8>(), 0..500),
-            // Few different bytes: the same calls again and again.
+            // Few different bytes: repeated calls.
             1 => proptest::collection::vec(0u8..24, 0..500),
         ];
         let result = TestRunner::new(config).run(&strategy, |input| {

@@ -1,4 +1,4 @@
-//! The same inputs on every platform, on its stand-in.
+//! Runs the same inputs on the stand-in of every platform.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,14 +13,14 @@ use vmmgraph::driver::{DeviceOptions, SharedDriver};
 
 const NAME: &str = "VMMGRAPH_FUZZ_DRIVER";
 
-/// The platform under test: the host, unless this process was started for another one.
+/// The platform under test: the host, or the platform named in the environment.
 pub(crate) fn platform() -> &'static Platform {
     let name = std::env::var(NAME).unwrap_or_else(|_| "host".to_owned());
     PLATFORMS.iter().find(|platform| platform.name == name).unwrap_or_else(|| panic!("no platform {name}"))
 }
 
-/// Runs a test of this program again on each stand-in, whose devices have so many bytes: in a process each, since a library reads its
-/// surroundings once.
+/// Runs a test of this program on each stand-in, with `memory` bytes per device, in a process each:
+/// a library reads its environment once.
 pub(crate) fn on_stand_ins(test: &str, memory: u64) {
     if platform().name != "host" {
         return;
@@ -34,7 +34,8 @@ pub(crate) fn on_stand_ins(test: &str, memory: u64) {
         assert!(library.exists(), "{}", library.display());
         let variable = name.to_uppercase();
         let mut child = Command::new(&program);
-        // scripts/asan.sh has them on the path by the vendors' names: those beside the program have a sanitizer in them, and do not load.
+        // scripts/asan.sh puts stand-ins on the path by vendor name; the libraries beside the
+        // program contain a sanitizer and do not load.
         if std::env::var_os("VMMGRAPH_STANDINS_ON_PATH").is_none() {
             child.env(format!("VMMGRAPH_{variable}_LIBRARY"), library);
         }
@@ -53,9 +54,9 @@ pub(crate) fn on_stand_ins(test: &str, memory: u64) {
     }
 }
 
-/// Handles of three streams of a device: any numbers on the host, else its own, since what a default stream may do beside captures differs.
+/// Returns three stream handles: any numbers on the host; otherwise created streams.
 pub(crate) fn streams(ordinal: i32) -> [u64; 3] {
-    // The streams live as long as the process, and so does what made them.
+    // The streams and their driver live as long as the process.
     static STREAMS: OnceLock<([u64; 3], Option<SharedDriver>)> = OnceLock::new();
     let made = STREAMS.get_or_init(|| {
         if platform().name == "host" {
@@ -67,8 +68,8 @@ pub(crate) fn streams(ordinal: i32) -> [u64; 3] {
     made.0
 }
 
-/// Runs a test beside a capture of another thread's in CUDA's global mode, which whatever waits on a thread that has not said that it may breaks, and
-/// expects it to be whole behind that. Only on the stand-in whose rules are those that were seen on a GPU.
+/// Runs a test during a GLOBAL capture on a second thread, which a wait outside the relaxed mode
+/// invalidates. CUDA only, with rules measured on a GPU.
 pub(crate) fn beside_a_capture(test: impl FnOnce()) {
     if platform().name != "cuda" {
         return test();
@@ -77,7 +78,8 @@ pub(crate) fn beside_a_capture(test: impl FnOnce()) {
     let capture = thread::spawn(move || {
         let (mut context, mut stream, mut graph) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-        // SAFETY: out pointers on this stack; the context is retained as long as the process, and the stream is of it.
+        // SAFETY: out pointers on this stack; the context is retained by the process and owns the
+        // stream.
         let ended = unsafe {
             assert_eq!(sys::cuInit(0), sys::CUresult::CUDA_SUCCESS);
             assert_eq!(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0), sys::CUresult::CUDA_SUCCESS);

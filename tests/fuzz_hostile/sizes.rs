@@ -1,5 +1,5 @@
-//! Sizes, counts and offsets from both ends of 64 bits, given to every C function outside arenas and
-//! spaces that takes one. Each call makes its objects and ends them.
+//! Sizes, counts and offsets from both ends of 64 bits, for every C function outside arenas and
+//! spaces. Each call creates and destroys its objects.
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "each function is one sequence of C calls")]
 
@@ -12,10 +12,9 @@ use vmmgraph::capi::*;
 use super::fuzz::Input;
 use super::{MEMORY, World, message};
 
-/// The largest size that the library accepts.
 const MOST: u64 = 1 << 46;
 
-/// A number of any magnitude, often next to one where sums overflow or limits are.
+/// Returns a number of any magnitude, often near an overflow or a limit.
 pub(crate) fn any(input: &mut Input) -> u64 {
     match input.below(8) {
         0 => input.pick(&[0, MOST, MOST + 1, 1 << 63, u64::MAX, 5 << 20, 1 << 30]),
@@ -27,7 +26,6 @@ pub(crate) fn any(input: &mut Input) -> u64 {
     }
 }
 
-/// A struct of C, zeroed but for its size.
 macro_rules! sized {
     ($name:ident) => {{
         let mut made: $name = zeroed();
@@ -36,7 +34,6 @@ macro_rules! sized {
     }};
 }
 
-/// Whatever a call says, it is no internal failure, and a failure has words.
 fn judge(status: i32) -> bool {
     let internal = [VMMGRAPH_ERROR_INTERNAL, VMMGRAPH_ERROR_CLOSED];
     assert!(!internal.contains(&status), "{}", message());
@@ -58,7 +55,7 @@ unsafe fn host(input: &mut Input, device: vmmgraph_device_t) {
         assert!(judge(unsafe { vmmgraph_device_host_stats(device, &raw mut stats) }));
         stats.held_bytes
     };
-    // A budget, since up to the memory of the machine a size is met.
+    // A budget, since sizes up to the machine's memory are granted.
     let budget = 4 << 20;
     judge(vmmgraph_device_set_host_budget(device, budget));
     let (before, bytes) = (held(), any(input));
@@ -133,7 +130,7 @@ unsafe fn elastic(input: &mut Input, device: vmmgraph_device_t) {
 unsafe fn block_pool(input: &mut Input) {
     let (mut blocks, mut a_page) = (any(input), any(input));
     if (1 << 18..=1 << 32).contains(&blocks) {
-        // So many pages are memory of the host, which is what they cost, and take time.
+        // Pages cost host memory and time.
         blocks %= 1 << 18;
         a_page = a_page.max(1);
     }
@@ -313,7 +310,7 @@ impl World {
             7 => unsafe { policies(input) },
             _ => unsafe { plans(input) },
         }
-        // Free pages of regions and elastic memory stay with the device until then.
+        // Free pages of regions and elastic memory stay with the device until a trim.
         judge(unsafe { vmmgraph_device_trim(device, null_mut()) });
     }
 }

@@ -1,4 +1,4 @@
-//! Green contexts of the first device, for tests on a GPU and on the stand-in.
+//! Green contexts of the first device, on a GPU and on the stand-in.
 
 use std::ptr;
 
@@ -11,17 +11,16 @@ fn ok(code: sys::CUresult) {
     assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
 }
 
-/// A context over some of the device's multiprocessors.
 pub(crate) struct GreenContext {
     green: sys::CUgreenCtx,
     context: sys::CUcontext,
 }
 
 impl GreenContext {
-    /// So many of them, which share no multiprocessor. The device's primary context is there.
+    /// Returns `count` contexts over disjoint parts. Requires the device's primary context.
     pub(crate) fn several(count: usize) -> Vec<Self> {
         let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
-        // SAFETY: plain data, for which all zeros are allowed; the out pointers are good, and there is room for so many parts.
+        // SAFETY: plain data, valid as zeros; good out pointers; room for `count` parts.
         unsafe {
             let (mut all, mut rest) = (std::mem::zeroed(), std::mem::zeroed());
             ok(sys::cuDeviceGetDevResource(0, &raw mut all, kind));
@@ -37,7 +36,7 @@ impl GreenContext {
     fn of(part: &mut sys::CUdevResource) -> Self {
         let (mut desc, mut green, mut context) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
-        // SAFETY: a part that the driver made; the out pointers are good.
+        // SAFETY: a part from the driver; good out pointers.
         unsafe {
             ok(sys::cuDevResourceGenerateDesc(&raw mut desc, part, 1));
             ok(sys::cuGreenCtxCreate(&raw mut green, desc, 0, flags));
@@ -46,23 +45,21 @@ impl GreenContext {
         Self { green, context }
     }
 
-    /// Does something with it current.
     pub(crate) fn current<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Pop;
         impl Drop for Pop {
             fn drop(&mut self) {
                 let mut popped = ptr::null_mut();
-                // SAFETY: pops what was pushed below.
+                // SAFETY: pops the context pushed below.
                 unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) };
             }
         }
-        // SAFETY: the context is there as long as this.
+        // SAFETY: `self` keeps the context alive.
         ok(unsafe { sys::cuCtxPushCurrent_v2(self.context) });
         let _pop = Pop;
         work()
     }
 
-    /// A stream of it, which is not destroyed.
     pub(crate) fn stream(&self) -> sys::CUstream {
         let mut stream = ptr::null_mut();
         // SAFETY: as above.
@@ -73,7 +70,7 @@ impl GreenContext {
 
 impl Drop for GreenContext {
     fn drop(&mut self) {
-        // SAFETY: made by `of`, and current nowhere.
+        // SAFETY: created by `of`, and not current.
         unsafe { sys::cuGreenCtxDestroy(self.green) };
     }
 }

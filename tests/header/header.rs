@@ -1,6 +1,7 @@
-//! `include/vmmgraph/vmmgraph.h` is what cbindgen makes of `src/capi`, with the crate's version in it.
+//! Checks that `include/vmmgraph/vmmgraph.h` is cbindgen's output for `src/capi`, with the crate's
+//! version.
 //!
-//! `make header` rewrites the file; without it a difference fails.
+//! `make header` rewrites the file.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,7 @@ fn the_checked_in_header_is_current() {
     let bindings = cbindgen::Builder::new().with_crate(root).with_config(config).generate().unwrap();
     let mut text = Vec::new();
     bindings.write(&mut text);
-    // What Rust readers know as the safety section is, to a C reader, what the arguments must be.
+    // Rust's safety section lists the requirements for C arguments.
     let generated = String::from_utf8(text).unwrap().replace("// # Safety\n", "// Arguments:\n");
 
     let path = root.join("include/vmmgraph/vmmgraph.h");
@@ -34,7 +35,7 @@ fn the_checked_in_header_is_current() {
     }
 }
 
-/// What a C header names at file scope, other than words of C's own: macros, types, functions.
+/// Returns the names at file scope of a C header: macros, types, functions, without C keywords.
 fn named_by(header: &str) -> Vec<&str> {
     const OF_C: [&str; 12] = [
         "typedef", "struct", "enum", "extern", "const", "void", "char", "int32_t", "uint32_t", "int64_t",
@@ -62,7 +63,6 @@ fn named_by(header: &str) -> Vec<&str> {
             if begins && (depth == 0 || code[..at].ends_with("(*")) {
                 names.push(code[at..].split(|c| !is_word(c)).next().unwrap_or_default());
             }
-            // The brace that ends extern "C" closes nothing that was counted.
             depth = (depth + i32::from("({".contains(c)) - i32::from(")}".contains(c))).max(0);
         }
     }

@@ -1,6 +1,6 @@
 # cmake -D HEADER=memory_saver.h -D LIBRARY=libvmmgraph_memory_saver.so -D NM=nm -P exports.cmake
 #
-# The library exports what the header declares, the runtime's five, and nothing else.
+# The library exports exactly the functions of the header and five CUDA runtime functions.
 cmake_minimum_required(VERSION 3.24)
 file(READ "${HEADER}" header)
 string(REGEX REPLACE "//[^\n]*" "" header "${header}")

@@ -19,7 +19,8 @@ std::atomic<int> capture{0};
 std::atomic<unsigned long> broken{0};
 std::mutex mutex;
 std::set<void*> live;
-// Not the mutex above: a thread that waits holds it when another forks, and the child frees.
+// Separate, because a waiting thread holds this mutex during another thread's fork, and the child
+// frees memory.
 std::mutex captures;
 std::set<void*> captured;
 

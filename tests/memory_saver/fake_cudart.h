@@ -1,4 +1,5 @@
-/* A CUDA runtime of tests: host memory, counted calls, and what goes wrong on demand. Its symbols have a version, as the real ones do. */
+/* Fake CUDA runtime: host memory, call counts, and failures on demand. Its symbols are versioned
+ * like the real ones. */
 #ifndef FAKE_CUDART_H
 #define FAKE_CUDART_H
 
@@ -22,15 +23,15 @@ int cudaGetLastError(void);
 /* Calls to this library's own cudaMalloc and cudaFree. */
 unsigned long fake_mallocs(void);
 unsigned long fake_frees(void);
-/* Waits for a device. */
 unsigned long fake_waits(int device);
-/* What cudaMemGetInfo says is free. */
+/* Sets the free bytes reported by cudaMemGetInfo. */
 void fake_set_free_bytes(size_t bytes);
-/* 0: no capture; 1: on a stream that the default stream knows of; 2: on a non-blocking one that nobody asks. Besides those that begin. */
+/* Simulates another capture. 0: none; 1: on a blocking stream; 2: on a non-blocking stream unknown
+ * to the memory saver. */
 void fake_set_capture(int capture);
-/* As cudaStreamBeginCapture, for a program that the memory saver does not see. */
+/* A capture unseen by the memory saver. */
 int fake_begin_capture(void* stream);
-/* Captures that a wait has broken. */
+/* Captures broken by a wait. */
 unsigned long fake_broken_captures(void);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""gpu.py LIBRARY: the memory saver under a real torch, in both modes. Needs a GPU and torch; scripts/gpu.sh runs it.
+"""gpu.py LIBRARY: the memory saver under a real torch, in both modes. Needs a GPU and torch;
+scripts/gpu.sh runs it.
 
-Runs itself twice: with LIBRARY (libvmmgraph_memory_saver.so) preloaded, and with it as a pluggable allocator. Prints what it finds, RESULT
-lines, and at last "passed" or "failed".
+Runs itself twice: with LIBRARY (libvmmgraph_memory_saver.so) preloaded, and with LIBRARY as a
+pluggable allocator. Prints results, RESULT lines, and finally "passed" or "failed".
 """
 
 import contextlib
@@ -62,7 +63,7 @@ def free_bytes():
 
 
 def both_modes(saver, allocating, mode):
-    """What holds however the memory came here. `allocating` is a context in which torch allocates from a region with that tag."""
+    """`allocating(tag, backup)`: a context in which torch allocates from a region."""
     import torch
 
     start = free_bytes()
@@ -107,7 +108,6 @@ def both_modes(saver, allocating, mode):
     check(kv.view(torch.int64)[-1].item() == 0x0909090909090909, f"{mode}: kv can be written")
     check(saver.timed("tms_resume")[0] == 0, f"{mode}: resuming twice does nothing")
 
-    # Now the host pool is there.
     code, out = saver.timed("tms_pause", "weights")
     code, back = saver.timed("tms_resume", "weights")
     check(weights.view(torch.int32).sum().item() == total, f"{mode}: and again")
@@ -121,7 +121,7 @@ def both_modes(saver, allocating, mode):
 
 
 def graph(saver):
-    """The memory of a captured graph, which is allocated while it is captured."""
+    """Allocated during the capture."""
     import torch
 
     weight = torch.randn(1024, 1024, device="cuda")
@@ -155,7 +155,6 @@ def graph(saver):
 
 
 def runtime():
-    """The CUDA runtime that torch has."""
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "/libcudart" in line}
     return ctypes.CDLL(paths.pop())
@@ -209,7 +208,7 @@ def devices(saver):
 
 
 def in_a_capture(saver):
-    """Last: a wait for the device would end the capture, of torch's streams as well, which do not block."""
+    """Runs last: a device wait would end any capture."""
     import torch
 
     with saver.region("captured", True):
@@ -231,7 +230,7 @@ def preloaded():
     import torch
 
     saver = Saver(ctypes.CDLL(None))
-    # cuBLAS and its workspaces, which stay.
+    # Initializes cuBLAS, whose workspaces stay.
     torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")
     start = both_modes(saver, saver.region, "preload")
     torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
-// The hook mode: a program that opens the library, as torch does for a pluggable allocator, is not hooked by it. `hook_test <library>`
-// And one that links VmmGraph only has the runtime's cudaMalloc and none of these names: `hook_test`
+// Hook mode. `hook_test <library>`: a program that opens the library, as torch does for a pluggable
+// allocator, is not hooked. `hook_test`: a program with VmmGraph only keeps the runtime's
+// cudaMalloc and has none of these names.
 #include <vmmgraph/region.hpp>
 
 #include <cstdio>
@@ -51,7 +52,7 @@ void hook_mode(const char* path) {
         expect(tms.tms_pause("weights") == 0, "a pause");
         expect(fake_waits(0) > 0, "which has waited: the runtime is found");
         expect(tms.tms_resume("weights") == 0 && saver::holds(block, 4 * MiB, 6), "and a resume");
-        // The library stays loaded for what is still used of it.
+        // The library stays loaded while in use.
         expect(dlclose(library) == 0, "a close");
         expect(saver::holds(block, 4 * MiB, 6), "with everything alive");
         tms.tms_torch_free(block, 4 * static_cast<ssize_t>(MiB), 0, nullptr);

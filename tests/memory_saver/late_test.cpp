@@ -1,4 +1,5 @@
-// A program under LD_PRELOAD that loads its CUDA runtime late and for itself, as Python does with torch's: `late_test <libcudart>`.
+// A preloaded program that loads its CUDA runtime late and privately, as Python does with torch's:
+// `late_test <libcudart>`.
 #include <dlfcn.h>
 
 #include <cstddef>

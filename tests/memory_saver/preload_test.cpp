@@ -1,4 +1,5 @@
-// A program under LD_PRELOAD=libvmmgraph_memory_saver.so, with a CUDA runtime of tests and the host driver: each name, and each misuse.
+// A program under LD_PRELOAD=libvmmgraph_memory_saver.so, with the fake CUDA runtime and the host
+// driver: each function, and each misuse.
 #include <gtest/gtest.h>
 #include <vmmgraph/vmmgraph.hpp>
 
@@ -19,7 +20,6 @@ class Preload : public testing::Test {
 protected:
     void SetUp() override {
         ASSERT_TRUE(tms.look_up(RTLD_DEFAULT)) << "the library is not preloaded";
-        // The first test opens the devices.
         for (int device : {0, 1}) {
             devices.push_back(vmmgraph::Device::open({vmmgraph::DriverChoice::automatic, device}));
         }
@@ -44,7 +44,6 @@ protected:
         EXPECT_EQ(tms.tms_resume(nullptr), 0);
     }
 
-    // In a region, with or without backup.
     void* allocate(std::size_t bytes, bool backup = true) {
         tms.tms_set_interesting_region(true);
         tms.tms_set_enable_cpu_backup(backup);

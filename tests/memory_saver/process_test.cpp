@@ -1,4 +1,5 @@
-// What concerns a whole process under LD_PRELOAD=libvmmgraph_memory_saver.so. `process_test <how>`; the status is 0 if all is well.
+// Process-wide behaviour under LD_PRELOAD=libvmmgraph_memory_saver.so. `process_test <how>` exits
+// with 0 on success.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,7 +34,7 @@ void* allocate() {
     return block;
 }
 
-// The exit code of a child that does this; it is killed if it hangs.
+// Returns the exit code; kills a hung child.
 template <class Body>
 int child(Body body) {
     std::fflush(nullptr);
@@ -48,7 +49,7 @@ int child(Body body) {
     return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 99;
 }
 
-// Frees a block after everything else of the program is gone.
+// Frees a block after all other statics.
 struct Last {
     ~Last() {
         if (block != nullptr && cudaFree(block) != 0) {

@@ -1,4 +1,4 @@
-// The memory saver as a test sees it: its functions looked up where they are, since no program of the tests links it.
+// The memory saver's functions, looked up at run time, because no test links the library.
 #pragma once
 
 #include <dlfcn.h>
@@ -13,7 +13,6 @@ namespace saver {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-// All names of the header.
 #define SAVER_NAMES(of)                                                                                                                \
     of(tms_set_interesting_region) of(tms_get_interesting_region) of(tms_set_current_tag) of(tms_get_current_tag)                      \
         of(tms_set_enable_cpu_backup) of(tms_get_enable_cpu_backup) of(tms_set_cpu_backup_backend) of(tms_get_cpu_backup_backend)      \
@@ -27,7 +26,7 @@ struct Functions {
     SAVER_NAMES(SAVER_MEMBER)
 #undef SAVER_MEMBER
 
-    // Whether `library`, a handle of dlopen's or RTLD_DEFAULT, has all of them.
+    // `library`: a dlopen handle or RTLD_DEFAULT. Returns whether all names exist.
     bool look_up(void* library) {
         bool all = true;
 #define SAVER_LOOK_UP(name)                                         \

@@ -1,4 +1,4 @@
-// Threads under LD_PRELOAD=libvmmgraph_memory_saver.so: settings are a thread's own, and everything may happen at once.
+// Threads under LD_PRELOAD=libvmmgraph_memory_saver.so: per-thread settings and concurrent calls.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -41,7 +41,8 @@ TEST_F(Threads, SettingsAreAThreadsOwn) {
     tms.tms_set_interesting_region(false);
 }
 
-// Memory is there at once, also where its tag is paused between the choice of a region, or the making of one, and the block in it.
+// Allocation succeeds even if its tag is paused between choosing or creating a region and
+// allocating in it.
 TEST_F(Threads, AllocateFreePauseAndResumeAtOnce) {
     constexpr int rounds = 100;
     std::atomic<bool> stop{false};

@@ -1,5 +1,5 @@
-# Two copies of the core in one program are refused when CMake generates, whether the program names both or a library brings one.
-# (CMake tells nobody what a library links PRIVATE.)
+# CMake refuses two copies of the core in one program at generation time, named directly or through
+# a library. (CMake does not expose libraries linked PRIVATE.)
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 foreach(mix target through)
   foreach(where installed subdirectory)
@@ -8,7 +8,7 @@ foreach(mix target through)
     else()
       set(options "-DVMMGRAPH_SOURCE=${SOURCE_DIR}" "-DVMMGRAPH_PREBUILT_ARCHIVE=${ARCHIVE}" -DVMMGRAPH_STATIC=ON)
     endif()
-    # What is refused is the mix and nothing else.
+    # One flavour alone must configure.
     configure("${TESTS_DIR}/consumer" "${WORK}/both" ${options})
     if(NOT result EQUAL 0)
       message(FATAL_ERROR "${where}: configuring one flavour failed:\n${output}")

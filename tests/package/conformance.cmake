@@ -1,4 +1,4 @@
-# The installed program runs by itself: it needs neither Rust nor the library, and says what it found in its table, its file and its exit code.
+# The installed program needs neither Rust nor the library; table, file and exit code agree.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 set(program "${PREFIX}/${BINDIR}/conformance")

@@ -1,4 +1,5 @@
-# find_package, twice; versions agree; missing components fail softly; C and C++ programs link and run, also without a C++ compiler.
+# Two calls of find_package; equal versions; optional components may be missing; C and C++ programs
+# link and run, also without a C++ compiler.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 build_consumer("${WORK}/consumer-c" "-DCMAKE_PREFIX_PATH=${PREFIX}" -DCONSUMER_CXX=OFF
   "-DCONSUMER_STATIC_INSTALLED=${STATIC_INSTALLED}")

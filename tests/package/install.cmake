@@ -1,4 +1,4 @@
-# Exactly the files that belong there, each in its component; the library's name and search path are right.
+# Checks the exact set of installed files per component, and the library's soname and search path.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 set(runtime "${LIBDIR}/libvmmgraph.so.${SOVERSION}" "${LIBDIR}/libvmmgraph.so.${VERSION}")
@@ -67,7 +67,8 @@ if(output MATCHES "libstdc\\+\\+|libcuda|libasan")
 endif()
 
 if(MEMORY_SAVER_INSTALLED)
-  # It has no libcuda, no CUDA runtime and no core of its own: it opens the one that there is, else the one beside it.
+  # The memory saver links no libcuda, CUDA runtime or core: it opens the loaded library, or the one
+  # in its folder.
   run("${READELF}" -d "${PREFIX}/${LIBDIR}/libvmmgraph_memory_saver.so")
   foreach(line "R(UN)?PATH.*\\[\\$ORIGIN\\]" "NODELETE" "NOW")
     if(NOT output MATCHES "${line}")

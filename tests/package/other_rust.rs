@@ -1,4 +1,4 @@
-//! Somebody else's Rust code in a static library: an engine that links it links libvmmgraph.so as well.
+//! Independent Rust static library, linked by an engine together with libvmmgraph.so.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,7 +8,8 @@ thread_local! {
     static SEEN: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Uses what two copies of Rust's library could get in each other's way about: the allocator, threads, thread-local data, unwinding.
+/// Uses the parts in which two copies of Rust's library could conflict: allocator, threads,
+/// thread-local data, unwinding.
 #[unsafe(no_mangle)]
 pub extern "C" fn other_rust_sum(up_to: u64) -> u64 {
     std::panic::set_hook(Box::new(|_| {}));

@@ -1,4 +1,4 @@
-# A C program is built with what pkg-config says and nothing else.
+# Builds a C program with the flags of pkg-config only.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 set(ENV{PKG_CONFIG_PATH} "${PREFIX}/${LIBDIR}/pkgconfig")
 run("${PKG_CONFIG}" --modversion vmmgraph)
@@ -14,7 +14,7 @@ set(ENV{LD_LIBRARY_PATH} "${PREFIX}/${LIBDIR}")
 run("${program}")
 message(STATUS "${output}")
 
-# Statically, the private libraries count.
+# Static linking needs the private libraries.
 run("${PKG_CONFIG}" --static --libs-only-l vmmgraph)
 foreach(lib -lm -lc)
   if(NOT output MATCHES "${lib}( |\n|$)")

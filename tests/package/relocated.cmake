@@ -1,4 +1,4 @@
-# An installed tree is moved; nothing in it remembers where it or its build was.
+# A moved tree contains no path of its old place or its build.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 set(before "${WORK}/before the move")
 set(after "${WORK}/after the move/deeper")

@@ -1,4 +1,4 @@
-# Programs with the archive inside: they link with the system libraries the package names, and need no libvmmgraph.so.
+# Programs with the archive link with the package's system libraries and without libvmmgraph.so.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 build_consumer("${WORK}/static" "-DCMAKE_PREFIX_PATH=${STATIC_PREFIX}" -DCONSUMER_FLAVOUR=static -DCONSUMER_STATIC_INSTALLED=ON)
 file(GLOB_RECURSE programs "${WORK}/static/consumer_c" "${WORK}/static/consumer_cpp")

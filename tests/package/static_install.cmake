@@ -1,4 +1,4 @@
-# A builder without Rust: a build from a ready-made archive, with the static component, is installed.
+# Installs a build from a prebuilt archive, with the static component and without Rust.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 configure("${SOURCE_DIR}" "${WORK}/static-build" "-DVMMGRAPH_PREBUILT_ARCHIVE=${ARCHIVE}" -DVMMGRAPH_STATIC=ON
   -DVMMGRAPH_TESTS=OFF -DVMMGRAPH_EXAMPLES=OFF -DVMMGRAPH_CARGO=VMMGRAPH_CARGO-NOTFOUND -DVMMGRAPH_RUSTC=VMMGRAPH_RUSTC-NOTFOUND

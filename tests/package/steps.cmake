@@ -1,4 +1,4 @@
-# The steps the package tests are made of.
+# Shared steps of the package tests.
 cmake_minimum_required(VERSION 3.24)
 include("${SETTINGS}")
 set(TESTS_DIR "${CMAKE_CURRENT_LIST_DIR}/..")
@@ -16,7 +16,7 @@ if(CONFIG)
   set(WITH_C -C "${CONFIG}")
 endif()
 
-# Runs a command; the test fails if it does. The output is in `output`.
+# Runs a command and fails with it; sets `output`.
 macro(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   if(NOT result EQUAL 0)
@@ -24,7 +24,7 @@ macro(run)
   endif()
 endmacro()
 
-# Configures a project into an empty folder; result and output are left to the caller.
+# Configures a project into an empty folder; sets result and output.
 macro(configure source binary)
   file(REMOVE_RECURSE "${binary}")
   execute_process(
@@ -45,7 +45,7 @@ function(build_consumer binary)
   message(STATUS "${output}")
 endfunction()
 
-# Installs this build, or some of its components.
+# Installs this build, or only the given components.
 function(install_build prefix)
   file(REMOVE_RECURSE "${prefix}")
   set(components "")

@@ -1,4 +1,4 @@
-# The same consumer with the source tree inside: add_subdirectory, either flavour; nothing of ours is installed with it.
+# The same consumer by add_subdirectory, either flavour; a subproject installs no files.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 set(options "-DVMMGRAPH_SOURCE=${SOURCE_DIR}" "-DVMMGRAPH_PREBUILT_ARCHIVE=${ARCHIVE}" -DVMMGRAPH_STATIC=ON)
 build_consumer("${WORK}/subdirectory" ${options})

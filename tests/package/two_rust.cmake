@@ -17,7 +17,7 @@ foreach(order ours_first ours_last)
   endif()
   run("${program}")
   message(STATUS "${order}: ${output}")
-  # Neither takes a function of the other's Rust library for its own.
+  # Neither library exports symbols of Rust's library.
   foreach(file "${program}" "${PREFIX}/${LIBDIR}/libvmmgraph.so")
     run("${NM}" -D "${file}")
     if(output MATCHES "rust_|__rust|__rdl_|_R[A-Z]|_ZN[0-9]*(core|std|alloc)[0-9]")

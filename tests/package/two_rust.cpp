@@ -1,4 +1,4 @@
-// An engine with a Rust static library of its own. Both Rusts work, each with its own runtime.
+// An engine with its own Rust static library. Both Rust runtimes work.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>

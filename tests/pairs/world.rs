@@ -1,4 +1,4 @@
-//! What a process has after a while, some of it on its way out.
+//! A process with one object of every kind, some of them pending destruction.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,13 +15,12 @@ use vmmgraph_testkit::{FaultyDriver, IdleBorrower, stream};
 
 pub(super) const A: Stream = Stream::LEGACY;
 pub(super) const B: Stream = stream(0xb0);
-/// Where blocks are read. As long as it is captured, nobody can say that the reader is done.
+/// Stream of readers. During its capture, no event can mark their end.
 pub(super) const SIDE: Stream = stream(7);
 pub(super) const KIB: u64 = 1 << 10;
 pub(super) const PAGE: u64 = 16 * KIB;
 pub(super) const NOW: Duration = Duration::ZERO;
 
-/// A block and what was written to it.
 #[derive(Clone, Copy)]
 pub(super) struct Written {
     pub(super) at: Address,
@@ -31,7 +30,7 @@ pub(super) struct Written {
 
 impl Written {
     pub(super) fn new(at: Address, bytes: u64, byte: u8) -> Self {
-        // SAFETY: a live block of the host driver, which is memory of this process.
+        // SAFETY: a live block of the host driver, memory of this process.
         unsafe { std::ptr::write_bytes(at.0 as *mut u8, byte, bytes as usize) };
         Self { at, bytes, byte }
     }
@@ -43,7 +42,6 @@ impl Written {
     }
 }
 
-/// What may be gone.
 pub(super) struct May<T>(pub(super) Mutex<Option<T>>);
 
 impl<T> May<T> {
@@ -62,7 +60,6 @@ impl<T: Clone> May<T> {
     }
 }
 
-/// A graph and what its program has of it.
 pub(super) struct Graph {
     pub(super) space: May<Arc<Space>>,
     pub(super) tensors: May<Arc<VmmTorchAllocator>>,
@@ -87,7 +84,7 @@ pub(super) fn graph(arena: &SharedVmmAllocator, byte: u8) -> Graph {
     Graph { space: May::some(space), tensors: May::some(tensors), blocks }
 }
 
-/// A graph whose first replay is still to come, and by which all launches are made: what goes until then leaves nothing behind.
+/// A graph without a first replay, launched by replays only: freed blocks need no fence.
 fn unlaunched(arena: &SharedVmmAllocator) -> Graph {
     let space = arena.open_space().unwrap();
     let tensors = Arc::new(VmmTorchAllocator::new(&space));
@@ -103,7 +100,6 @@ fn unlaunched(arena: &SharedVmmAllocator) -> Graph {
 }
 
 impl Graph {
-    /// The last block goes, which somebody may still read.
     pub(super) fn free(&self, readers: &[Stream]) -> Result<()> {
         let (Some(tensors), Some(block)) = (self.tensors.get(), self.blocks.lock().unwrap().pop()) else {
             return Ok(());
@@ -135,7 +131,7 @@ pub(super) struct World {
     pub(super) live: Graph,
     pub(super) second: Graph,
     pub(super) unlaunched: Graph,
-    /// Its graph is gone, and blocks of it have not all gone.
+    /// The graph is destroyed; some blocks remain.
     pub(super) outlived: Graph,
     pub(super) pin: May<(PagePin, PeerPage)>,
     pub(super) region: May<Arc<Region>>,
@@ -190,7 +186,7 @@ impl World {
         let results = [9, 2].map(|kib| Written::new(scope.allocate(kib * KIB).unwrap(), kib * KIB, 9));
         scope.into_end().end().unwrap();
 
-        // What is on its way out, behind a reader that is captured.
+        // Objects pending destruction, after a captured reader.
         faulty.set_capturing(SIDE, true);
         drop(outlived.space.take());
         outlived.free(&[SIDE]).unwrap();
@@ -233,10 +229,8 @@ impl World {
         }
     }
 
-    /// What was written is there, the books are what the driver has, and all of it can go.
     pub(super) fn end(self, what: &str) {
         self.faulty.set_capturing(SIDE, false);
-        // Where both paused, the second found nothing to do.
         self.device.resume(&[], NOW).unwrap();
         if let Some(arena) = self.arena.get() {
             arena.resume(NOW).unwrap();
@@ -277,7 +271,7 @@ impl World {
         let stats = device.stats();
         assert_eq!((stats.physical_bytes, stats.reservations, stats.pending), (0, 0, 0), "{what}");
         device.host_pool().trim().unwrap();
-        // A record may meet a capture that begins just then, and nobody asks for it afterwards.
+        // A record may hit a capture that has just begun; no query follows.
         let mut broken = faulty.broken_captures();
         broken.retain(|touched| !touched.starts_with("event_record"));
         assert_eq!(broken, [""; 0], "{what}");

@@ -1,4 +1,4 @@
-"""What the tests of the Python package have in common."""
+"""Fixtures of the Python package's tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ os.environ["PYTHONPATH"] = str(ROOT / "python") + os.pathsep + os.environ.get("P
 
 @pytest.fixture(params=["BaseGraph", "LaterGraph"])
 def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """VmmGraph enabled over stand-ins of torch, an earlier and a later release, and of the library: `door.log` is what was called of both,
-    `door.torch` the module, `door.base` torch's graph class."""
+    """Enables VmmGraph over stand-ins. `door.log` records calls, `door.torch` is the module,
+    `door.base` torch's graph class."""
     import stub
     from vmmgraph import _door, _enable, _graph
 

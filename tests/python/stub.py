@@ -1,4 +1,4 @@
-"""A stand-in for the part of torch that the door touches, and one for the library: both only write down what is called."""
+"""Recording stand-ins for the library and the parts of torch used by the session."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 
 
 class Graph:
-    """What graphs of all releases do."""
-
     def __new__(cls, keep_graph: bool = False):
         return super().__new__(cls)
 
@@ -60,7 +58,7 @@ class Graph:
 
 
 class EarlierCore(Graph):
-    """Torch's class in C++ as of 2.8, but not bound by pybind, so its address is not known."""
+    """Torch's C++ class as of 2.8, but not bound by pybind, so its address is unknown."""
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         self.noted_begin(pool, capture_error_mode)
@@ -70,11 +68,11 @@ class EarlierCore(Graph):
 
 
 class BaseGraph(EarlierCore):
-    """``torch.cuda.CUDAGraph`` as of 2.8, which only passes on; of that, what ours passes over."""
+    """``torch.cuda.CUDAGraph`` as of 2.8, which only forwards."""
 
     log: ClassVar[list[Any]] = []
     fail: ClassVar[set[str]] = set()
-    #: Is called behind each call, as a signal's handler may be.
+    #: Called after each call, like a signal handler.
     interrupt: ClassVar[Callable[[str], None] | None] = None
 
     def replay(self) -> None:
@@ -82,7 +80,7 @@ class BaseGraph(EarlierCore):
 
 
 class LaterCore(Graph):
-    """Torch's class in C++ as of 2.15: an end in two halves, and no executable that nobody asked for."""
+    """Torch's C++ class as of 2.15: capture_end in two steps, executables on request."""
 
     has_exec = False
 
@@ -130,7 +128,7 @@ class LaterCore(Graph):
 
 
 class LaterGraph(LaterCore):
-    """``torch.cuda.CUDAGraph`` as of 2.15, which does in Python what others ask it to around a capture and a replay."""
+    """``torch.cuda.CUDAGraph`` as of 2.15, which runs Python hooks around captures and replays."""
 
     def __new__(cls, keep_graph: bool = False):
         graph = super().__new__(cls, keep_graph)
@@ -139,7 +137,7 @@ class LaterGraph(LaterCore):
         return graph
 
     def __del__(self) -> None:
-        """Its trackers stop."""
+        """Stops its trackers."""
 
     def capture_end(self) -> None:
         self.capture_end_pre()
@@ -193,7 +191,7 @@ class Stream:
 
 
 def torch_module(graph: type[Graph] = BaseGraph) -> types.ModuleType:
-    """A module that passes for torch with CUDA 13, 2.11 or the release of that class; put it into ``sys.modules``."""
+    """A fake torch of release 2.11, or the class's, with CUDA 13."""
     torch = types.ModuleType("torch")
     torch.__version__ = "2.11.0+cu130" if graph is BaseGraph else "2.15.0+cu130"
     torch.version = types.SimpleNamespace(cuda="13.0")
@@ -212,7 +210,6 @@ def torch_module(graph: type[Graph] = BaseGraph) -> types.ModuleType:
 
     @contextlib.contextmanager
     def use_mem_pool(pool: Any, device: Any = None) -> Iterator[None]:
-        """Torch's own."""
         BaseGraph.log.append(("use_mem_pool", pool.id))
         yield
         BaseGraph.log.append(("mem_pool_used", pool.id))
@@ -234,7 +231,6 @@ def torch_module(graph: type[Graph] = BaseGraph) -> types.ModuleType:
 
 
 def use_torch(monkeypatch: Any, graph: type[Graph] = BaseGraph) -> types.ModuleType:
-    """Makes ``import torch`` give the stand-in."""
     torch = torch_module(graph)
     for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -245,7 +241,7 @@ def use_torch(monkeypatch: Any, graph: type[Graph] = BaseGraph) -> types.ModuleT
 
 
 class Library:
-    """Passes for `vmmgraph._c.Library`; hands out handles, and answers what `answers` says (0)."""
+    """Replaces `vmmgraph._c.Library`. Returns the statuses in `answers` (default 0)."""
 
     with_torch = True
     path = "stub"
@@ -257,11 +253,11 @@ class Library:
         self.handles = itertools.count(0x100)
         self.pieces: dict[int, int] = {}
         self.interrupt: Callable[[str], None] | None = None
-        #: Shapes with a capture under way, and arenas and spaces whose turn the thread has, the last one last.
+        #: Shapes under capture; `turns`: entered arenas and spaces, innermost last.
         self.under_way: set[int] = set()
-        #: Scopes of remote blocks that the thread is in.
+        #: Depth of remote scopes.
         self.remote = 0
-        #: Shapes that are open.
+        #: Open shapes.
         self.shapes: set[int] = set()
         self.turns: list[Any] = []
         self.replayable = True
@@ -314,7 +310,7 @@ class Library:
 
     def prepared(self, name: str) -> Callable[..., int]:
         def call(*arguments: Any) -> int:
-            # A number would be passed as an int, of which half is lost.
+            # ctypes would truncate a plain number to an int.
             assert all(isinstance(value, (ctypes.c_void_p, ctypes.c_uint64)) for value in arguments), arguments
             return self.call(name, *arguments)
 
@@ -326,7 +322,7 @@ class Library:
     def error(self, name: str, status: int) -> Exception:
         from vmmgraph import _c
 
-        # As a library's, which forgets the reason at the next call.
+        # The library forgets the reason at the next call.
         last = self.log[-1][0] if self.log else ""
         return _c.Error("a reason" if last == name else f"{name} answered {status}", status)
 

@@ -1,8 +1,10 @@
-"""What torch does around a capture and a replay, release by release: hooks, trackers, ends in two halves, conditional nodes.
+"""Torch's behaviour around a capture and a replay, by release: hooks, trackers, two-step ends,
+conditional nodes.
 
-Each case runs under stock torch and under arenas, in processes of their own, and says the same in both. What the torch at hand does not have,
-neither has. Under pytest, or by itself where there is none: ``python3 tests/python/test_around_gpu.py``. Needs a GPU, torch, and
-VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without.
+Each case runs under stock torch and under arenas, in separate processes, with equal output.
+Features missing in this torch are missing in both. Under pytest, or standalone: ``python3
+tests/python/test_around_gpu.py``. Needs a GPU, torch, and VMMGRAPH_LIBRARY or a package with
+libraries; prints SKIPPED otherwise.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ CASES: list[Callable[[], object]] = []
 
 
 class NotThere(Exception):
-    """The torch at hand has no such thing."""
+    """This torch lacks the feature."""
 
 
 def case(function):
@@ -57,7 +59,6 @@ def numbers():
 
 
 def right(graph, output, expected) -> bool:
-    """Whether a replay writes it."""
     output.zero_()
     graph.replay()
     torch.cuda.synchronize()
@@ -162,7 +163,6 @@ def a_hook_that_raises_as_the_capture_begins():
             graph.capture_begin()
         except ZeroDivisionError:
             seen.append("raised")
-            # The capture goes on.
             graph.capture_end()
     del graph
     return seen, right(*captured(lambda: x + 1), x + 1)
@@ -209,7 +209,7 @@ def inputs_that_are_gone():
         graph.replay()
     except RuntimeError as error:
         seen.append(str(error).splitlines()[0])
-    # What another graph of the pool has made is there.
+    # Another graph's output counts as alive.
     x, pool = numbers(), torch.cuda.graph_pool_handle()
     first, a = captured(lambda: x + 1, pool=pool)
     second, b = captured(lambda: a * 2, pool=pool, check_input_liveness=True)
@@ -291,7 +291,7 @@ def a_condition():
         first = chosen(a)
         second = first + a
     seen = []
-    # Others of other sizes lie on the same pages.
+    # Other sizes use the same pages.
     other = torch.cuda.CUDAGraph()
     with torch.cuda.graph(other, pool=graph.pool()):
         c = (v * 3) @ v
@@ -419,7 +419,8 @@ def the_graph_that_is_being_captured():
 @case
 def captures_that_fail():
     if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 13):
-        # Torch's own leave its generators in the state of a capture; those into arenas do not (test_gpu.py).
+        # Torch's own failed captures leave its generators in capture state; arenas do not
+        # (test_gpu.py).
         raise NotThere
     x, seen = numbers(), []
     for body in (lambda: 1 // 0, torch.cuda.synchronize) * 3:
@@ -459,7 +460,6 @@ def many_shapes():
 
 
 def run(ours: bool) -> None:
-    """Each case's line, in this process."""
     warnings.simplefilter("ignore")
     if ours:
         import vmmgraph

@@ -1,4 +1,5 @@
-"""``python -m vmmgraph build``: over a folder that passes for torch, and sources of one file. tests/python/test_wheel.py has the true ones."""
+"""``python -m vmmgraph build`` over a fake torch and single-file sources.
+tests/python/test_wheel.py uses the real ones."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ extern "C" const char* vmmgraph_torch_built_for() { return SAYS; }
 
 
 class Place:
-    """A machine with a torch and sources; what `vmmgraph build` says there."""
+    """A machine with a torch and sources."""
 
     def __init__(self, folder: Path) -> None:
         self.cache = folder / "cache"
@@ -96,7 +97,7 @@ def test_it_is_built_and_found(place: Place) -> None:
     (place.sources / "cpp/torch/one.cpp").write_text("#error spoilt\n")
     assert place.build().stdout.strip() == str(library), "it is there already"
 
-    # A failure says why, keeps the log, and what is there.
+    # A failure keeps the log and the old library.
     done = place.build("--force")
     assert done.returncode == 2
     log = next(place.cache.glob("*.log"))
@@ -105,14 +106,12 @@ def test_it_is_built_and_found(place: Place) -> None:
     assert place.found() == f"{library} built here"
     assert not [path for path in place.cache.iterdir() if path.name.startswith(".")], "nothing is left over"
 
-    # What cannot be loaded takes nobody's place.
     (place.sources / "cpp/torch/one.cpp").write_text('extern "C" int nowhere(); int x = nowhere();\n')
     done = place.build("--force")
     assert done.returncode == 2
     assert "cannot be loaded beside torch 2.99.1+cu130" in done.stderr and "nowhere" in done.stderr
     assert place.found() == f"{library} built here"
 
-    # Nor does what somebody else has put there.
     if os.getuid() == 0:
         os.chown(library, 12345, -1)
         assert "no library" in place.found()

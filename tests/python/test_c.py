@@ -1,6 +1,6 @@
-"""The ctypes declarations against the C headers, and against a library over the host driver where there is one.
+"""The ctypes declarations, compared with the C headers and with a library over the host driver.
 
-VMMGRAPH_CORE_LIBRARY names it: scripts/test.sh gives the one it has built.
+VMMGRAPH_CORE_LIBRARY names the library; scripts/test.sh sets it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_numbers_are_the_headers(headers: str) -> None:
     assert int(numbers["ERROR_INTERNAL"]) == _c.INTERNAL
     assert {name.lower(): int(numbers["RETAIN_" + name.upper()]) for name in _c.RETAIN} == _c.RETAIN
     assert {name: int(numbers["SHARING_" + name.upper()]) for name in _c.SHARING} == _c.SHARING
-    # All of the header's, so that one that is new there is missed here.
+    # All flags of the header, to detect new ones.
     assert {name[6:].lower(): int(number) for name, number in numbers.items() if name.startswith("ARENA_")} == _c.FLAGS
     assert int(numbers["ERROR_OUT_OF_MEMORY"]) == _c.OUT_OF_MEMORY.start
     assert int(numbers["ERROR_OUT_OF_HOST_MEMORY"]) == _c.OUT_OF_MEMORY.stop - 1
@@ -99,7 +99,7 @@ def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
     report = _c.SealReport()
     library.space_seal(space, 0, byref(report))
     library.space_enter(space, None)
-    # Its own thread cannot have it twice.
+    # Not twice.
     with pytest.raises(_c.Error):
         library.space_enter(space, None)
     library.space_leave(space)

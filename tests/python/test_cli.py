@@ -1,4 +1,5 @@
-"""The command, in processes of its own: maps of the traces in tests/data with the core on the host driver, and files that are wrong."""
+"""The command in separate processes: maps of the traces in tests/data with the core on the host
+driver, and invalid files."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ MIB = 1 << 20
 CORE = os.environ.get("VMMGRAPH_CORE_LIBRARY")
 with_core = pytest.mark.skipif(not CORE, reason="SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
 
-#: Trace, floor in MiB, most bytes held over the floor: as in tests/trace.rs.
+#: Trace, floor in MiB, maximum held bytes over the floor: as in tests/trace.rs.
 TRACES = [
     ("capture-trace-65", 1056, 1.01),
     ("capture-trace-llama-70b-tp8", 1432, 1.03),
@@ -32,7 +33,7 @@ TRACES = [
     ("capture-trace-vision", 920, 1.03),
 ]
 
-#: What the pickle reader of torch's MemoryViz.js has a case for; anything else is "UNKNOWN OPCODE" there.
+#: Opcodes known to the pickle reader of torch's MemoryViz.js; others are an "UNKNOWN OPCODE" error.
 VIEWER = {
     "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT",
     "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE", "BINUNICODE", "EMPTY_LIST", "APPEND", "APPENDS", "LIST", "EMPTY_DICT",
@@ -53,7 +54,6 @@ def output(*arguments: object, status: int = 0, **more: object) -> str:
 
 
 def refused(*arguments: object, **more: object) -> str:
-    """One line and status 2."""
     done = vmmgraph(*arguments, **more)
     assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
     assert done.stderr.startswith("vmmgraph: ") and done.stderr.count("\n") == 1 and done.stderr.endswith("\n"), done.stderr
@@ -61,7 +61,7 @@ def refused(*arguments: object, **more: object) -> str:
 
 
 def refused_here(*arguments: object) -> str:
-    """As `refused`, in this process: for many."""
+    """Like `refused`, in this process."""
     said, meant = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(meant):
         status = _cli.main([*map(str, arguments)])
@@ -72,7 +72,7 @@ def refused_here(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def maps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with map and numbers of each trace, as `replay` writes them."""
+    """Maps and numbers of all traces."""
     if not CORE:
         pytest.skip("SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
     folder = tmp_path_factory.mktemp("maps")
@@ -87,7 +87,7 @@ def page_map(maps: Path, name: str = "capture-trace-65") -> dict:
 
 
 def held_by_the_c_functions(name: str) -> int:
-    """What an arena holds for a trace, by a loop over its lines."""
+    """By calling the C functions line by line."""
     library = _c.Library(Path(CORE), with_torch=False)
     device, arena, space, at = c_void_p(), c_void_p(), c_void_p(), c_void_p()
     library.device_open(byref(_c.DeviceOptions(driver=2, host_memory_bytes=8 << 30)), byref(device))
@@ -165,19 +165,16 @@ def test_a_report_is_the_librarys_from_json_from_a_page_and_from_standard_input(
         and "http://" not in html.replace("http://www.w3.org", "")
         and json.loads(_maps.parse(html.encode(), "page")[1])
     )
-    # Next to the map, if nobody says where.
     here = tmp_path / "a.json"
     here.write_bytes(source.read_bytes())
     output("map", here)
     assert (tmp_path / "a.html").read_text() == html
-    # As any file of the user's.
     assert (tmp_path / "a.html").stat().st_mode & 0o777 == here.stat().st_mode & 0o777
 
 
 def test_equal_maps_have_no_difference_and_another_run_is_none(maps: Path, tmp_path: Path) -> None:
     source, again = maps / "capture-trace-65.json", tmp_path / "again.html"
     assert output("diff", source, source) == ""
-    # Another process, other addresses and numbers.
     output("replay", DATA / "capture-trace-65.txt", "-o", again)
     assert output("diff", source, again) == ""
 
@@ -191,7 +188,7 @@ def test_a_difference_names_shapes_pages_and_bytes(maps: Path, tmp_path: Path) -
     text = output("diff", maps / "capture-trace-65.json", changed, status=1)
     there = {space["label"]: space for space in before["spaces"]}
     gave = there["prefill 8192"]["drop_gives_bytes"]
-    # Exactly what the map said that dropping it would give.
+    # As predicted by the map.
     assert gave == before["held_bytes"] - after["held_bytes"] > 0
     assert (
         f"- shape prefill 8192: peak 1056 MiB, retained 0 MiB, mapped {there['prefill 8192']['mapped_bytes'] // MIB} MiB" in text
@@ -211,7 +208,8 @@ def test_shapes_of_one_name_are_told_apart() -> None:
 
 
 def look(snapshot: dict) -> tuple[int, list[int]]:
-    """Goes through a snapshot as memory_viz does, backwards and forwards; the most bytes live, and those live to the end."""
+    """Walks a snapshot like memory_viz. Returns the peak of live bytes and the blocks live at the
+    end."""
     (device,) = {segment["device"] for segment in snapshot["segments"]}
     trace = snapshot["device_traces"][device]
     assert all(not others for number, others in enumerate(snapshot["device_traces"]) if number != device)
@@ -261,7 +259,6 @@ def look(snapshot: dict) -> tuple[int, list[int]]:
 
 
 def overlaps(trace: list[dict]) -> int:
-    """Live blocks that share a byte."""
     import bisect
 
     live: list[tuple[int, int]] = []
@@ -298,7 +295,7 @@ def test_a_torch_snapshot_has_each_page_once_and_each_block_on_its_page(
     assert len(snapshot["segments"]) == len(drawn["pages"])
     assert sum(segment["total_size"] for segment in snapshot["segments"]) == drawn["held_bytes"]
     assert {segment["segment_pool_id"] for segment in snapshot["segments"]} == {(0, drawn["arena"])}
-    # What memory_viz plots at its highest is the floor, and beside it what is left to the end; a byte that is shared counts once.
+    # The plotted peak is the floor plus retained memory; shared bytes count once.
     floor = json.loads((maps / f"{name}.cost").read_text())["floor_bytes"]
     own = sum(space["retained_bytes"] > 0 or bool(space["kept"]) for space in drawn["spaces"])
     if events == "all" or not name.endswith("retained"):
@@ -306,7 +303,7 @@ def test_a_torch_snapshot_has_each_page_once_and_each_block_on_its_page(
     if own == 0:
         assert not left
     elif events != "none":
-        # At its peak a shape may not have had its output yet.
+        # A shape's peak may precede its output.
         assert len(left) >= own
     assert overlaps(snapshot["device_traces"][0]) == 0
     labels = {entry["frames"][0]["filename"] for entry in snapshot["device_traces"][0]}
@@ -333,7 +330,7 @@ def test_blocks_over_two_pages_are_two_and_lie_where_the_page_is(tmp_path: Path)
     base = 1 << 44
     found = [(each["action"], each["addr"] - base, each["size"]) for each in snapshot["device_traces"][2]]
     assert found[:3] == [("alloc", 3 * 4096 + 0x800, 2048), ("alloc", 0, 2048), ("alloc", 0x800, 1024)]
-    # Its page has other users, so it goes with its capture.
+    # Freed with its capture, because other users share its page.
     assert found[-1] == ("free_completed", 0x800, 1024) and lost == 512 and look(snapshot) == (5120, [])
     assert {len(each["frames"]) for each in snapshot["device_traces"][2]} == {1}
     for site, file, line in (("engine/run.py:12", "engine|run.py", 12), ("somewhere", "somewhere", 0), ("a:b", "a:b", 0)):
@@ -357,13 +354,14 @@ def test_perfetto_is_the_librarys(maps: Path, tmp_path: Path) -> None:
     assert output("export", "--perfetto", maps / "capture-trace-65.json", "-o", "-") == out.read_text()
 
 
-# --- a snapshot of torch's
+# --- torch snapshots
 
 
 def snapshot_of(
     name: str, pools: str = "own", labels: bool = False, warm_up: bool = False, gap_us: int = 10, completed: bool = True
 ) -> dict:
-    """What torch would have noted for a trace's captures. `completed`: frees are over at once, and else when their capture is."""
+    """Simulates torch's history. `completed`: frees complete at once, otherwise at the end of the
+    capture."""
     history: list[dict] = []
     segments: dict[tuple[int, int], list[int]] = {}
     free: dict[tuple, list[int]] = {}
@@ -451,7 +449,7 @@ def test_one_pool_without_a_sign_is_one_capture_and_pools_can_be_all(tmp_path: P
         segment["segment_pool_id"] = (0, 0)
     assert "--pools all" in refused("replay", save(path, snapshot)) if CORE else True
     assert len(_traces.read(path.read_bytes(), "s", pools="all").captures) == 1
-    # Newer torch notes the pool with each event: those of segments that are gone.
+    # Newer torch records pools, also of freed segments.
     snapshot["device_traces"][0][0]["segment_pool_id"] = (3, 0)
     assert _traces.from_snapshot(snapshot, "s").captures[0].steps == [(0, snapshot["device_traces"][0][0]["size"]), (0, -1)]
 
@@ -468,13 +466,12 @@ def test_frees_that_wait_for_a_stream_and_frees_after_the_capture() -> None:
         entry("alloc", 16384), entry("oom", 0), {"action": "snapshot"},
     ]  # fmt: skip
     trace = _traces.from_snapshot({"segments": segments, "device_traces": [events]}, "s")
-    # The first is busy to the end of its capture; the third outlives it, and goes in the next; the last took a place that was not freed.
+    # The third outlives its capture; the last reuses an address without a recorded free.
     assert [capture.steps for capture in trace.captures] == [
         [(0, 1024), (1, 1024), (2, 1024), (1, -1), (0, -1)],
         [(3, 1024), (2, -1), (3, -1), (4, 1024)],
     ]
     assert "1 frees" in trace.notes[0]
-    # One is left alive by each.
     assert _replay.floors(trace) == (3072 - 1024 + 2048, 0, 3072 + 1024, 2048)
 
 
@@ -482,7 +479,7 @@ def test_addresses_that_were_of_other_segments_before() -> None:
     def entry(action: str, address: int, size: int = 1024) -> dict:
         return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 0}
 
-    # Eager work's segment went when a capture emptied torch's cache, and the driver gave its addresses to the graphs' pool.
+    # The driver gave a freed eager segment's addresses to the graphs' pool.
     segments = [{"device": 0, "address": 0, "total_size": 1 << 20, "segment_pool_id": (0, 1)}]
     events = [
         entry("segment_alloc", 0, 2 << 20), entry("alloc", 0), entry("alloc", 4096), entry("free_completed", 0), entry("free_completed", 4096),
@@ -490,7 +487,7 @@ def test_addresses_that_were_of_other_segments_before() -> None:
     ]  # fmt: skip
     (capture,) = _traces.from_snapshot({"segments": segments, "device_traces": [events]}, "s").captures
     assert capture.steps == [(0, 1024), (0, -1)]
-    # Without its beginning in the history a segment was there all the time.
+    # Without a recorded allocation, a segment existed throughout.
     rest = [each for each in events if not each["action"].startswith("segment")]
     (capture,) = _traces.from_snapshot({"segments": segments, "device_traces": [rest]}, "s").captures
     assert len(capture.steps) == 6
@@ -508,7 +505,7 @@ def test_a_torch_pool_reuses_splits_and_merges() -> None:
     pool.free(0)
     pool.free(2)
     pool.free(1)
-    # 18 MiB in one piece and the 2 behind it.
+    # 18 MiB in one piece and the 2 MiB after it.
     pool.allocate(4, 20 * MIB)
     assert pool.reserved_bytes == 40 * MIB
     pool.allocate(5, 100)
@@ -516,12 +513,10 @@ def test_a_torch_pool_reuses_splits_and_merges() -> None:
     assert pool.reserved_bytes == (40 + 2 + 32) * MIB
 
 
-# --- files that are wrong
+# --- invalid files
 
 
 class Runs:
-    """What a hostile pickle does."""
-
     def __init__(self, command: str) -> None:
         self.command = command
 
@@ -533,7 +528,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path: Path) -
     mark = tmp_path / "ran"
     path = save(tmp_path / "evil.pickle", {"device_traces": [[Runs(f"touch {mark}")]], "segments": []})
     assert "posix.system" in refused("replay", path)
-    # The old way to name one, and persistent references.
+    # The old opcode for globals, and persistent references.
     path.write_bytes(b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00trueRtR.")
     assert "os.system" in refused("replay", path)
     path.write_bytes(b"\x80\x02(X\x04\x00\x00\x00trueios\nsystem\n.")
@@ -549,7 +544,7 @@ def test_a_pickle_that_wants_the_machines_memory_is_refused(tmp_path: Path) -> N
     assert "more memory" in refused("replay", path)
     path.write_bytes(b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.")
     done = vmmgraph("replay", path)
-    # Python 3.11 itself has a word to say about that one.
+    # Python 3.11 prints its own message.
     assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.endswith("does\n")
 
 
@@ -594,7 +589,6 @@ def test_broken_files_are_one_line_each(tmp_path: Path) -> None:
         assert "No such file" in refused_here(*command, tmp_path / "nothing")
     for command in (["report"], ["map"], ["diff", tmp_path], ["export", "--perfetto"], ["replay"]):
         assert "directory" in refused_here(*command, tmp_path)
-    # And in processes of their own.
     path.write_bytes(b"{")
     assert "no page map" in refused("report", path) and "No such file" in refused("diff", tmp_path / "nothing", path)
     assert "not two" in refused_here("diff", "-", "-")
@@ -643,13 +637,13 @@ def test_broken_traces_and_snapshots_are_one_line_each(tmp_path: Path) -> None:
     assert "--split" in refused_here("replay", DATA / "capture-trace-vision.txt", "--split", "pool")
 
 
-#: Numbers that a file can hold and that no address, size or time is.
+#: Not addresses, sizes or times.
 BEYOND = (10**400, -(10**400), 1 << 65, float("inf"), float("nan"))
 
 
 @pytest.mark.parametrize("number", BEYOND)
 def test_numbers_beyond_a_float_are_refused_wherever_they_stand(tmp_path: Path, number: float) -> None:
-    """The size of a segment was added up and divided at the end of `replay`: a traceback."""
+    """The sum raised a traceback."""
     good = snapshot_of("capture-trace-vision")
     entry, segment = good["device_traces"][0][0], good["segments"][0]
     changes: list[tuple[dict, object]] = [(segment, "total_size"), (segment, "address"), (entry, "size"), (entry, "addr")]
@@ -674,7 +668,7 @@ def test_numbers_beyond_a_float_are_refused_wherever_they_stand(tmp_path: Path, 
 
 
 def test_values_that_contain_themselves_are_read_once(tmp_path: Path) -> None:
-    """A pickle may: the check of its numbers ends all the same."""
+    """The check of numbers must end."""
     within: list = [1]
     within += [within, {"x": within}, (within,)]
     assert "no snapshot" in refused_here("replay", save(tmp_path / "s.pickle", within))
@@ -683,7 +677,7 @@ def test_values_that_contain_themselves_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_block_larger_than_the_library_takes_is_refused(tmp_path: Path) -> None:
-    """The C functions take 64 bits: 2^64 + 512 bytes became 512."""
+    """2^64 + 512 bytes became 512 in C."""
     trace = tmp_path / "trace"
     for size in ((1 << 64) + 512, (1 << 46) + 1):
         trace.write_text(f"shape d 1\na 0 {size}\n")
@@ -701,12 +695,11 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     assert refused_here("report", path).endswith("is no page map: byte 11 is no UTF-8 text\n")
 
 
-#: What a terminal obeys: an escape, a C1 control, a change of direction; and what ends a line.
+#: An escape, a C1 control, a change of direction, and line ends.
 OBEYED = "\x1b[2J\x9b31m\u202e\r\n\x07"
 
 
 def hostile_map(title: str = "x") -> dict:
-    """A page map whose every text is obeyed by terminals."""
     sums = dict.fromkeys(("peak_live_bytes", "live_bytes", "kept_bytes", "retained_bytes", "shown_bytes", "mapped_bytes"), 0)
     space = {
         "id": 1, "label": f"a{OBEYED}b{title}", "maps": [], "kept_pages": [], "phase": f"p{OBEYED}{title}", "allocations": 1,
@@ -794,7 +787,6 @@ def test_without_a_library_and_with_a_wrong_one(tmp_path: Path) -> None:
     assert "does not exist" in refused("replay", trace, env={**os.environ, "VMMGRAPH_CORE_LIBRARY": str(wrong)})
     wrong.write_text("no library")
     assert str(wrong) in refused("replay", trace, env={**os.environ, "VMMGRAPH_CORE_LIBRARY": str(wrong)})
-    # One that is a library, and another.
     libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
     assert "no libvmmgraph.so" in refused("replay", trace, env={**os.environ, "VMMGRAPH_CORE_LIBRARY": libc})
 

@@ -1,7 +1,9 @@
-"""`vmmgraph replay` on histories that torch writes itself, on a GPU: which captures it finds, and that its numbers are torch's own.
+"""`vmmgraph replay` on torch's own histories, on a GPU: detected captures, and numbers equal to
+torch's.
 
-Under pytest, or by itself: ``python3 tests/python/test_cli_gpu.py``. Needs a GPU, torch, and VMMGRAPH_CORE_LIBRARY or a package with
-libvmmgraph.so; says SKIPPED without. RESULT lines are measurements.
+Under pytest, or standalone: ``python3 tests/python/test_cli_gpu.py``. Needs a GPU, torch, and
+VMMGRAPH_CORE_LIBRARY or a package with libvmmgraph.so; prints SKIPPED otherwise. RESULT lines are
+measurements.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ def model(x, weights):
 
 
 def history(path: Path, one_pool: bool, warm_up: bool, labels: bool) -> list[int]:
-    """Captures by stock torch with its history on; the most bytes live in each, as torch counts them."""
+    """Stock torch with its history enabled. Returns the peak of live bytes per capture."""
     weights = [torch.randn(1024, 2048, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(4)]
     inputs = {size: torch.randn(size, 1024, device="cuda", dtype=torch.bfloat16) for size in SIZES}
-    # Workspaces and kernels, outside of all captures.
+    # Creates workspaces outside captures.
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for x in inputs.values():
@@ -96,11 +98,11 @@ def check(one_pool: bool, warm_up: bool, labels: bool) -> None:
         cost = replayed(path)
     print(f"RESULT replay of torch's history ({one_pool=}, {warm_up=}, {labels=}): {cost}, peaks by torch {peaks}", flush=True)
     assert cost["captures"] == len(SIZES), cost
-    # Both round blocks up to 512 bytes; torch's workspaces, if a capture takes some, are in both.
+    # Both round up to 512 bytes.
     assert abs(cost["floor_bytes"] - max(peaks)) <= MIB, (cost, peaks)
     assert abs(cost["peaks_bytes"] - sum(peaks)) <= len(SIZES) * MIB, (cost, peaks)
     if not one_pool:
-        # What torch holds is what its allocator's rules say.
+        # Torch's reserved bytes follow its allocator's rules.
         assert cost["recorded_bytes"] == cost["private_bytes"], cost
     if labels:
         assert cost["hungriest"] == f"decode {max(SIZES)}"

@@ -1,6 +1,8 @@
-"""One core in a process, whoever asks first: the memory saver, the door, the MemPool route, or a program that has loaded one.
+"""One core per process, for any first user: the memory saver, the session, the MemPool route, or a
+program with its own copy.
 
-The library for torch is a stand-in, linked here from the core's archive; torch is one too. SKIPPED where the archive is not built.
+Torch and its library are stand-ins, the library linked from the core's archive. SKIPPED if the
+archive is not built.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from test_memory_saver import LIBRARY, ROOT, child
 ARCHIVE = LIBRARY.parent / "cargo" / "release" / "libvmmgraph.a"
 pytestmark = pytest.mark.skipif(not (LIBRARY.exists() and ARCHIVE.exists()), reason=f"SKIPPED: {LIBRARY.parent} is not built")
 
-# Behind that of test_memory_saver: a torch that the choice of a library can read, and what the tests look at.
+# Extends test_memory_saver's prelude.
 MORE = """
 import logging
 logging.disable(logging.WARNING)
@@ -54,7 +56,7 @@ def held_by_regions():
 
 @pytest.fixture(scope="module")
 def for_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The core under the name of that for torch: the functions of torch_c.h answer that all is well."""
+    """The functions of torch_c.h return success."""
     folder = tmp_path_factory.mktemp("core")
     header = (ROOT / "include/vmmgraph/torch_c.h").read_text()
     names = sorted(set(re.findall(r"\b(vmmgraph_torch_\w+)\(", header)) - {"vmmgraph_torch_built_for"})
@@ -71,7 +73,7 @@ def for_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(body: str, for_torch: Path | None, mode: str = "torch") -> None:
-    # The path of a library that is not there keeps the package's own, if it has one, out of the test.
+    # A missing path hides the package's own library.
     child(MORE + body, mode, VMMGRAPH_LIBRARY=str(for_torch or "/nowhere/libvmmgraph_torch.so"), VMMGRAPH_CORE_LIBRARY="/nowhere")
 
 
@@ -109,7 +111,7 @@ assert held_by_regions() >= 2 * MIB
 
 
 def test_a_core_that_is_there_stays_the_only_one(for_torch: Path) -> None:
-    """An engine in C++ has loaded the plain one: no second one comes beside it, and the reason is said."""
+    """A C++ engine has loaded the plain core."""
     core = next(LIBRARY.parent.glob("libvmmgraph.so*"))
     run(
         f"""
@@ -126,10 +128,10 @@ assert len(cores()) == 1 and cores()[0].startswith("libvmmgraph.so"), cores()
 
 
 def test_one_for_another_torch_serves_without_its_part_for_torch(for_torch: Path, tmp_path: Path) -> None:
-    """It is loaded when it turns out not to fit, so nothing else may be."""
+    """The library was loaded before it proved incompatible."""
     old = tmp_path / for_torch.name
     data = for_torch.read_bytes()
-    # A function that an older release does not have.
+    # As in an older release.
     assert data.count(b"vmmgraph_torch_keep\0") == 1
     old.write_bytes(data.replace(b"vmmgraph_torch_keep\0", b"vmmgraph_torch_kapt\0"))
     run(

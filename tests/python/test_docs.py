@@ -1,4 +1,4 @@
-"""The examples of docs/python.md run, over stand-ins."""
+"""Runs the examples of docs/python.md over stand-ins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def test_the_examples_run(door) -> None:
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102, the page is ours
     called = [entry[0] for entry in door.log]
-    # Three pieces have one space.
     assert called.count("torch_shape_open") == 4
     assert called.count("torch_replay") == 4
     assert called.count("torch_eager_enter") == called.count("torch_eager_leave_of") == 1

@@ -1,4 +1,4 @@
-"""What the graph class does around torch's, over stand-ins of torch and of the library."""
+"""The graph class's calls around torch's, over stand-ins of torch and of the library."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ import stub
 import vmmgraph
 from vmmgraph import _below, _c, _door, _enable, _site
 
-#: Of releases that do more around a capture and a replay.
+#: Releases with hooks around captures and replays.
 later = pytest.mark.parametrize("door", ["LaterGraph"], indirect=True)
 
 
 def calls(door) -> list[str]:
-    """The names of calls, without limits that every arena sets, statistics, and the instantiation that follows every seal."""
     left_out = ("torch_set_executable_limits", "space_stats", "torch_shape_instantiate")
     names = [entry[0] for entry in door.log if entry[0] not in left_out]
     door.log.clear()
@@ -89,12 +88,12 @@ def test_a_capture_and_its_replays(door):
     assert calls(door)[:3] == ["torch_drop", "reset", "torch_shape_close"]
     calls(door)
     graph.replay()
-    # Torch's own, whose later releases make an executable first.
+    # Later releases create an executable first.
     assert calls(door)[-1] == "replay"
 
 
 def test_a_replay_passes_over_a_class_that_only_passes_on(monkeypatch, door):
-    # As torch's does up to 2.13.
+    # As in torch up to 2.13.
     graph = capture(door)
     graph.replay()
     passed = []
@@ -138,7 +137,7 @@ def test_the_engines_pool_reaches_torch_and_names_the_arena(door):
     assert [entry[1] for entry in door.log if entry[0] == "capture_begin"] == [pool, pool, (0, 51)]
     assert first.arena is second.arena is not other.arena
     assert first.pool() == pool
-    # TensorRT-LLM: the pool of the last graph.
+    # TensorRT-LLM passes the last graph's pool.
     last = capture(door)
     assert capture(door, last.pool()).arena is last.arena
     assert capture(door).arena is not last.arena
@@ -149,7 +148,6 @@ def test_without_a_pool_share_means_one_arena(door):
     graphs = [capture(door) for _ in range(3)]
     assert len({graph.arena for graph in graphs}) == 1
     assert {graph.pool() for graph in graphs} == {graphs[0].arena.pool}
-    # Nothing is kept of those that are gone.
     assert len(door.arenas) == 1
 
     def given() -> list[tuple[int, int]]:
@@ -158,7 +156,7 @@ def test_without_a_pool_share_means_one_arena(door):
     pool = graphs[0].arena.pool
     graphs.append(capture(door, graphs[1].pool()))
     assert given()[-1] == pool
-    # What torch had under that id may be gone with its graphs, whose number the others show.
+    # Torch may have freed this pool id, which other graphs still report.
     for at in (3, 0):
         graphs[at].reset()
     graphs.append(capture(door, graphs[1].pool()))
@@ -182,14 +180,14 @@ def test_a_graph_that_was_never_replayed_leaves_nothing_open(door):
     gc.disable()
     try:
         del graph
-        # By counting alone: an engine that measures does not wait for the collector.
+        # By reference counting alone, without a collection.
         assert calls(door)[-3:] == ["torch_shape_close", "arena_destroy", "device_trim"]
     finally:
         gc.enable()
 
 
 def adopted(door):
-    """A MemPool that was warmed up in and captured into, and the graph."""
+    """Returns a MemPool warmed up and captured into, and the graph."""
     pool = door.torch.cuda.MemPool()
     calls(door)
     with door.torch.cuda.use_mem_pool(pool):
@@ -202,7 +200,7 @@ def adopted(door):
 def test_a_mempool_that_is_captured_into_is_an_arena(door):
     pool, graph = adopted(door)
     assert calls(door)[:2] == ["torch_pool_empty", "device_open"]
-    # Torch captures into another pool, and nobody sees that.
+    # Internally another pool.
     assert graph._capture.pool != pool.id == graph.pool()
     assert capture(door, pool.id).arena is capture(door, graph.pool()).arena is graph.arena
     assert "torch_pool_empty" not in calls(door)
@@ -214,7 +212,6 @@ def test_a_mempool_that_is_captured_into_is_an_arena(door):
     with vmmgraph.disabled(), door.torch.cuda.use_mem_pool(pool):
         pass
     assert calls(door) == ["torch_eager_enter", "torch_eager_leave_of", "use_mem_pool", "mem_pool_used"]
-    # It has its arena for as long as it is there.
     del graph
     gc.collect()
     assert "arena_destroy" not in calls(door)
@@ -249,7 +246,7 @@ def test_captures_and_replays_step_out_of_eager_work(door):
             names = calls(door)
             assert names.count("torch_eager_leave_of") == names.count("torch_eager_enter") == 1, place
         stub.BaseGraph.fail = set()
-        # Refused: the rest is torch's.
+        # A refused scope falls back to torch's memory.
         door.library.answers["torch_eager_enter"] = _c.WRONG_STATE
         graph.replay()
         assert "torch_eager_enter" in calls(door)
@@ -266,7 +263,6 @@ def test_eager_work_of_several_arenas_is_left_from_within(door):
         graph.replay()
     enter, leave = "torch_eager_enter", "torch_eager_leave_of"
     assert calls(door) == [enter, enter, leave, leave, "torch_replay", enter, enter, leave, leave]
-    # Of another thread it is another one's.
     with door.torch.cuda.use_mem_pool(first):
         thread = threading.Thread(target=graph.replay)
         thread.start()
@@ -293,10 +289,9 @@ def test_eager_work_that_another_thread_ends_is_over(door):
     next(begun)
     elsewhere(begun.close)
     assert calls(door) == ["torch_eager_enter", "torch_eager_end"]
-    # It is not left a second time, nor begun again behind a replay.
+    # Neither left again nor re-entered.
     graph.replay()
     assert calls(door) == ["torch_replay"]
-    # The one around it is left at its own end.
     with vmmgraph.eager(graph.arena):
         inner = work(other)
         next(inner)
@@ -308,7 +303,7 @@ def test_eager_work_that_another_thread_ends_is_over(door):
 
 
 def test_eager_work_of_several_arenas_ends_in_any_order(door):
-    """As tasks of one thread end that wait for each other."""
+    """Like interleaved tasks of one thread."""
     arenas = [vmmgraph.Arena(0) for _ in range(3)]
     scopes = [contextlib.ExitStack() for _ in arenas]
     for scope, arena in zip(scopes, arenas, strict=True):
@@ -317,7 +312,7 @@ def test_eager_work_of_several_arenas_ends_in_any_order(door):
     assert door.library.turns == handles
     scopes[1].close()
     assert door.library.turns == [handles[0], handles[2]]
-    # Its own is left and entered again, and what is inside it.
+    # Its own and all inner scopes are left and re-entered.
     graph = door.torch.cuda.CUDAGraph()
     with vmmgraph.graph(graph, arena=arenas[0]):
         assert door.library.turns == []
@@ -383,12 +378,11 @@ def test_a_mempool_that_torch_lost_never_ends(door):
     count = sys.getrefcount(pool)
     graph = capture(door, pool.id)
     assert sys.getrefcount(pool) == count + 1
-    # Its captures are an arena's for all that.
     assert graph.arena is not None
 
 
 def test_a_capture_is_sealed_when_it_ends(door):
-    """What its program writes to it from then on meets no seal, on any thread."""
+    """Later writes meet no seal."""
     pool = (0, 50)
     first = capture(door, pool)
     assert calls(door)[-2:] == ["torch_capture_end", "torch_shape_seal_unwritten"]
@@ -399,7 +393,7 @@ def test_a_capture_is_sealed_when_it_ends(door):
         with vmmgraph.eager(graph.arena):
             pass
         assert calls(door) == ["torch_replay", "torch_eager_enter", "torch_eager_leave_of"]
-    # What is refused is tried again by the replay, which says so.
+    # A replay repeats a refused seal.
     door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
     third = capture(door, pool)
     with pytest.raises(_c.Error, match="a reason"):
@@ -408,7 +402,7 @@ def test_a_capture_is_sealed_when_it_ends(door):
     calls(door)
     third.replay()
     assert calls(door) == ["torch_shape_seal", "torch_replay"]
-    # A library that has no other seal.
+    # An older library.
     door.library.missing.add("torch_shape_seal_unwritten")
     fourth = capture(door, pool)
     assert calls(door)[-1] == "torch_shape_seal"
@@ -422,7 +416,7 @@ def test_pieces_are_sealed_when_none_will_follow_or_somebody_else_uses_the_arena
         assert not sealed(door)
     assert sealed(door) == ["torch_shape_seal"]
     assert pieces[0]._shape is pieces[1]._shape
-    # What is refused is tried again by a replay; where others may launch it, it is said at once.
+    # For a graph with exposed handle, the refusal raises at once.
     for keep in (False, True):
         with pytest.raises(_c.Error) if keep else contextlib.nullcontext(), vmmgraph.shape("prefill"):
             tried = capture(door, pool, keep=keep)
@@ -433,7 +427,7 @@ def test_pieces_are_sealed_when_none_will_follow_or_somebody_else_uses_the_arena
         assert not tried._shape.sealed
         tried.replay()
         assert tried._shape.sealed
-    # Of an engine's context nobody says when it ends: any replay of the arena seals it, and eager work, which would overwrite what was written there.
+    # The end of an engine's context is unknown: a replay or eager work of the arena seals.
     context, other = object(), capture(door, pool)
     door.namers.append(lambda: (context, "decode 8"))
     third = capture(door, pool)
@@ -452,12 +446,11 @@ def test_pieces_are_sealed_when_none_will_follow_or_somebody_else_uses_the_arena
     door.library.answers.clear()
     with vmmgraph.eager(other.arena):
         assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
-        # Also what is captured within.
         context = object()
         fifth = capture(door, pool)
         assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
     assert fourth._shape.sealed and fifth._shape.sealed
-    # And by a capture that is no piece of it, before its space is opened.
+    # Also by an unrelated capture, before its space opens.
     context = object()
     sixth = capture(door, pool)
     context = object()
@@ -487,7 +480,7 @@ def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
     assert not sealed(door)
     second.capture_end()
     assert sealed(door) == ["torch_shape_seal_unwritten"]
-    # Pieces of two shapes in turns: the next capture of the other one ends a shape, and what is captured stays.
+    # Interleaved pieces of two shapes: the other's capture ends a shape.
     with vmmgraph.shape("mine"):
         mine = [capture(door, pool)]
         third = door.torch.cuda.CUDAGraph()
@@ -501,7 +494,7 @@ def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
 
 
 def test_captures_into_an_arena_that_no_pool_names_have_an_id_each(door):
-    """Torch takes one capture at a time for each, and none for one whose graphs are all gone until its caches are emptied."""
+    """Torch allows one capture at a time per id, and none into an id whose graphs are destroyed."""
     arena = vmmgraph.Arena(0)
 
     def begun(**more):
@@ -517,21 +510,19 @@ def test_captures_into_an_arena_that_no_pool_names_have_an_id_each(door):
     assert ids[1] != arena.pool
     for graph in graphs:
         graph.capture_end()
-    # The program sees one, which names the arena to later captures.
+    # The program sees one id.
     assert [graph.pool() for graph in graphs] == [arena.pool] * 2
     assert capture(door, arena.pool).arena is arena
     for graph in graphs:
         graph.reset()
     other = begun(arena=arena)
     assert other._capture.pool not in (arena.pool, *ids)
-    # Also a piece of a shape that is open.
     with vmmgraph.shape("pieces"):
         pieces = [begun(arena=arena)]
         pieces[0].capture_end()
         pieces.append(begun(arena=arena))
     assert pieces[0]._shape is pieces[1]._shape
     assert len({other._capture.pool, pieces[0]._capture.pool, pieces[1]._capture.pool}) == 3
-    # What the program names is its own affair.
     door.log.clear()
     kept = [begun(pool=(0, 50)), begun(pool=(0, 50))]
     assert [entry[1] for entry in door.log if entry[0] == "capture_begin"] == [(0, 50)] * 2
@@ -539,12 +530,11 @@ def test_captures_into_an_arena_that_no_pool_names_have_an_id_each(door):
 
 
 def sealed(door) -> list[str]:
-    """The seals among what was called."""
     return [name for name in calls(door) if name.startswith("torch_shape_seal")]
 
 
 def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
-    """Its graphs may be gone, or were never captured; tensors of theirs may be alive, and the next replay would write to them."""
+    """Tensors may be alive, and other replays would overwrite these."""
     pool, context = (0, 50), object()
     door.namers.append(lambda: (context, "prefill"))
     pieces = [capture(door, pool) for _ in range(2)]
@@ -558,11 +548,11 @@ def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
     stub.BaseGraph.fail = {"capture_end"}
     with pytest.raises(RuntimeError) as failed:
         capture(door, pool)
-    # At once, and not when somebody forgets the exception.
+    # Although the traceback holds the graph.
     assert failed.value.__traceback__ is not None
     names = calls(door)
     assert names.index("torch_capture_abandon") < names.index("torch_shape_seal_unwritten")
-    # A piece that fails: those before it may have been written to.
+    # Earlier pieces may have been written.
     with vmmgraph.shape("prefill"):
         stub.BaseGraph.fail = set()
         first = capture(door, pool)
@@ -581,7 +571,6 @@ def test_pieces_of_one_shape_have_one_space(door):
     assert opened(door) == 1
     assert [piece._piece for piece in pieces] == [0, 1, 2]
     assert {piece.label for piece in pieces} == {"prefill 2048"}
-    # The same label again is another shape.
     with vmmgraph.shape("prefill 2048"):
         again = capture(door, pool)
     assert opened(door) == 2
@@ -655,7 +644,7 @@ def test_what_peers_use_is_marked_while_the_scope_lasts(door):
         raise KeyError
     enter, leave = "torch_remote_enter", "torch_remote_leave"
     assert calls(door) == [enter, leave, enter, leave]
-    # A library that is older than the package.
+    # An older library.
     door.library.missing.add(enter)
     with vmmgraph.remote():
         capture(door)
@@ -697,7 +686,6 @@ def test_a_begin_that_throws_is_withdrawn(door):
     names = calls(door)
     assert names.index("capture_begin") < names.index("torch_capture_abandon")
     stub.BaseGraph.fail.clear()
-    # And works then.
     graph.capture_begin()
     graph.capture_end()
     graph.replay()
@@ -731,7 +719,7 @@ def test_what_the_library_refuses_of_a_capture_is_torchs_own(door, caplog):
     with caplog.at_level(logging.WARNING):
         graph, again = capture(door, (0, 50)), capture(door, (0, 50))
     assert graph.arena is again.arena is None
-    # Said once, with the reason.
+    # Logged once.
     assert [record.message for record in caplog.records] == ["vmmgraph: a capture in torch's own memory: a reason"]
     door.library.answers["torch_capture_begin"] = 200
     with pytest.raises(_c.Error, match="a reason"):
@@ -743,13 +731,13 @@ def test_where_the_address_is_not_known_replays_go_through_torch_in_turn(door):
     graph = capture(door)
     door.log.clear()
     graph.replay()
-    # Later releases make the executable in Python.
+    # Later releases create the executable in Python.
     made = [] if door.base is stub.BaseGraph else ["instantiate"]
     assert calls(door) == [*made, "space_enter", "replay", "space_leave"]
     stub.BaseGraph.fail.add("replay")
     with pytest.raises(RuntimeError, match="replay failed"):
         graph.replay()
-    # A turn that is not given back would stop every replay of the arena.
+    # Otherwise replays would block.
     assert calls(door) == ["space_enter", "replay", "space_leave"]
 
 
@@ -763,7 +751,7 @@ def test_a_shape_says_where_it_was_captured(door, monkeypatch, tmp_path):
     assert [entry for entry in door.log if entry[0] == "space_set_site"] == [
         ("space_set_site", graph._shape.space.value, here.encode())
     ]
-    # Not torch's frames, nor those of this package or of context managers.
+    # Skips frames of torch, this package and context managers.
     program, engine = tmp_path / "torch/cuda/graphs.py", tmp_path / "engine/runner.py"
     monkeypatch.setattr(door.torch, "__file__", str(tmp_path / "torch/__init__.py"), raising=False)
     scope = {"contextlib": contextlib, "site": _site.call_site}
@@ -810,7 +798,6 @@ def test_what_torch_does_around_a_replay_is_done(door):
 def test_an_executable_is_torchs_own_only_where_somebody_is_told_of_it(door):
     graph = capture(door)
     assert "instantiate" not in calls(door)
-    # It need not be made for the replay either.
     graph.replay()
     assert calls(door) == ["torch_replay"]
     seen = []
@@ -839,7 +826,6 @@ def test_an_end_in_two_halves(door):
     graph.capture_begin((0, 50))
     graph.capture_end_pre()
     assert graph.raw_cuda_graph() == 0x1000
-    # It is over: another one may begin in its pool.
     with door.torch.cuda.graph(other, pool=(0, 50)):
         pass
     graph.instantiate()
@@ -886,12 +872,12 @@ def test_what_torch_does_as_a_graph_goes_is_done(door, monkeypatch):
     graph = capture(door)
     del graph
     gc.collect()
-    # Behind ours.
+    # After the package's cleanup.
     assert gone == [None]
 
 
 def test_a_graph_that_others_may_launch_keeps_its_pages(door):
-    """Nothing is unmapped where such a graph may run, whatever goes."""
+    """The graph may run at any time."""
     graph = capture(door, keep=True)
     assert calls(door)[-1] == "torch_shape_seal_unwritten"
     graph.raw_cuda_graph()
@@ -931,7 +917,7 @@ def test_a_graph_is_instantiated_when_its_shape_is_sealed(door):
     assert instantiated(door) == 1
     graph.replay()
     assert instantiated(door) == 1
-    # Out of memory then is no error: the first replay tries again.
+    # Not an error yet.
     door.library.answers["torch_shape_instantiate"] = 200
     capture(door, (0, 50)).replay()
     with pytest.raises(_c.Error):
@@ -985,7 +971,6 @@ def test_the_explicit_form(door):
         pass
     assert graph.arena is arena
     assert graph.label == "decode 64"
-    # Nothing of it stays.
     assert capture(door).arena is not arena
     with pytest.raises(ValueError, match="retain"):
         vmmgraph.Arena(0, retain="everything")

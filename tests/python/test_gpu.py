@@ -1,7 +1,9 @@
-"""Engines' capture loops under vmmgraph.enable(), on a GPU: bits against eager, memory against one shared pool and against the floor.
+"""Engines' capture loops under vmmgraph.enable(), on a GPU: bits compared with eager work, memory
+with one shared pool and the lower bound.
 
-Under pytest, or by itself where there is none: ``python3 tests/python/test_gpu.py [words of names]``. Needs a GPU, torch, and
-VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without. RESULT lines are measurements.
+Under pytest, or standalone: ``python3 tests/python/test_gpu.py [words of names]``. Needs a GPU,
+torch, and VMMGRAPH_LIBRARY or a package with libraries; prints SKIPPED otherwise. RESULT lines are
+measurements.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ if HAS_GPU:
     RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 MIB = 1 << 20
-# Seconds that no test may take; those that start processes which import an engine take longer.
+# Seconds; longer for tests that import an engine.
 LONGEST = 60
 LONGER = {"test_transformers_continuous_batching": 600, "test_compiled_with_trees": 180, "test_exit_with_live_graphs": 180}
-# Large enough that pages are small beside what the hungriest needs.
+# Pages are small relative to the peak shape.
 SIZES = [8192, 4096, 2048, 1024, 512, 256, 128, 64, 48, 32, 16, 8, 4, 1]
 
 
@@ -59,7 +61,8 @@ def mib(value: float) -> str:
 
 
 class Model:
-    """Gated layers that are wide enough for split-K kernels; `layer` is a piece of it, `attend` what runs between pieces."""
+    """Gated layers wide enough for split-K kernels. `layer` is one piece, `attend` runs between
+    pieces."""
 
     def __init__(self, depth: int = 4, width: int = 1024) -> None:
         torch.manual_seed(1)
@@ -111,7 +114,6 @@ def same(a, b) -> bool:
 
 @contextlib.contextmanager
 def raises(kind: type[BaseException]):
-    """As pytest's, which need not be there."""
     try:
         yield
     except kind:
@@ -120,17 +122,17 @@ def raises(kind: type[BaseException]):
 
 
 def passing_workspace() -> int:
-    """Bytes that a graph's products have in passing among its own: from 2.15 on torch keeps no workspace for them unless it is told to."""
+    """From 2.15 on, torch caches no cuBLAS workspace unless configured."""
     return 0 if RELEASE < (2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1" else 32 * MIB
 
 
 def where(tensor) -> tuple:
-    """What is left of a tensor that an engine lets go of: its address, shape and type."""
+    """Address, shape and type."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
 
 
 def at(place: tuple):
-    """A tensor there that owns nothing. Not during a capture."""
+    """A non-owning tensor. Not during a capture."""
     address, shape, dtype = place
     interface = {"shape": shape, "typestr": "<i2", "data": (address, False), "version": 3}
     return torch.as_tensor(types.SimpleNamespace(__cuda_array_interface__=interface), device="cuda").view(dtype)
@@ -141,7 +143,6 @@ def weak(tensor):
 
 
 def pool_bytes(pool) -> int:
-    """What torch has in a pool of its own."""
     return sum(
         segment["total_size"] for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == tuple(pool)
     )
@@ -159,7 +160,7 @@ class Captured:
 
 
 def full(model, pool, sizes, stream, keep: bool) -> list[Captured]:
-    """vLLM's full graphs, largest first: outputs weak (`keep` False); SGLang's: kept. Of sizes, or of inputs."""
+    """Largest first. vLLM: weak outputs (`keep` False); SGLang: kept outputs."""
     made = []
     for size in sizes:
         x = size if isinstance(size, torch.Tensor) else model.inputs(size)
@@ -171,7 +172,6 @@ def full(model, pool, sizes, stream, keep: bool) -> list[Captured]:
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             output = model(x)
             if not keep:
-                # Before the end of the capture: its memory is any graph's by then.
                 output = where(output)
         made.append(Captured(graph, x, output if keep else at(output), expected))
     return made
@@ -219,7 +219,7 @@ def test_vllm_full() -> None:
 
 
 def arena_pages_go(made) -> None:
-    """When the last graph goes, without waiting for a collector, its arena's memory is the device's again."""
+    """Without a garbage collection."""
     arena = made[0].graph.arena
     torch.cuda.synchronize()
     before = torch.cuda.mem_get_info()[0]
@@ -233,7 +233,7 @@ def arena_pages_go(made) -> None:
 
 
 def piecewise(model, pool, sizes, stream, named: bool = True) -> list[tuple]:
-    """vLLM's pieces: attention runs eagerly between them into a buffer of the piece before; outputs are weak but the last's."""
+    """vLLM's pieces, with eager attention between pieces. Outputs are weak except the last."""
     made = []
     depth = len(model.layers)
     for size in sizes:
@@ -257,10 +257,10 @@ def piecewise(model, pool, sizes, stream, named: bool = True) -> list[tuple]:
                     value = out
                 else:
                     result_tensor = weak(y)
-                # The engine lets go of the piece before when the next has been captured.
+                # The engine releases a piece's tensors now.
                 del y, out
             del value
-        # The input too: a graph reads it for as long as it is replayed.
+        # Keeps the graph's input alive.
         made.append((pieces, between, result_tensor, expected, x))
     return made
 
@@ -295,11 +295,10 @@ def test_vllm_piecewise() -> None:
     assert bad == 0
     assert made[0][0][0].arena.stats()["spaces"] == len(SIZES)
     assert held <= 1.1 * floor + 4 * MIB
-    # The same without names, which costs pages and nothing else.
     generic = piecewise(model, torch.cuda.graph_pool_handle(), SIZES[:4], stream, named=False)
     for one in generic:
         run_pieces(model, one, stream)
-        # Outputs of earlier pieces passed to later ones were let go of, so only order keeps them: as torch's own pool.
+        # Released outputs survive by order alone, as in torch's own pool.
     torch.cuda.synchronize()
 
 
@@ -309,12 +308,11 @@ def test_sglang_full_with_kept_outputs() -> None:
     made = full(model, torch.cuda.graph_pool_handle(), SIZES, stream, keep=True)
     for number in shuffled(len(made), 2):
         made[number].graph.replay()
-    # All of them at the end: what is kept is nobody else's.
+    # Kept outputs are not overwritten.
     bad = sum(not same(one.output, one.expected) for one in made)
     stats = made[0].graph.arena.stats()
     result("sglang full", arena=mib(stats["physical_bytes"]), retained=mib(stats["retained_bytes"]), wrong=bad)
     assert bad == 0
-    # And when graphs are gone, kept outputs stay.
     for one in made:
         one.graph = None
     gc.collect()
@@ -324,7 +322,6 @@ def test_sglang_full_with_kept_outputs() -> None:
 
 
 def test_sglang_breakable() -> None:
-    """Begin and end by hand, eager calls between, one output buffer for all shapes."""
     enabled()
     model, stream = Model(), torch.cuda.Stream()
     pool = torch.cuda.graph_pool_handle()
@@ -377,10 +374,9 @@ def test_tensorrt_llm_pool_of_the_last_graph() -> None:
             output = model(x)
         made.append(Captured(graph, x, weak(output), expected))
         memory_pool = graph.pool()
-        # It lets go just after the end of the capture.
         del output
     assert len({id(one.graph.arena) for one in made}) == 1
-    # The eager reference ran on another stream: another workspace of cuBLAS's, and the same bits on this machine.
+    # Another stream's workspace gives equal bits on this machine.
     assert wrong(made) == 0
     stats = made[0].graph.arena.stats()
     result(
@@ -423,7 +419,8 @@ def test_make_graphed_callables() -> None:
     torch.manual_seed(3)
     layer = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)).cuda()
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
-    # By another layer: what is alive of a backward on the default stream breaks the capture of one, with torch's own graphs as well.
+    # A separate layer: live state of a backward on the default stream breaks its capture, also in
+    # stock torch.
     eager = copy.deepcopy(layer)
     expected = eager(x)
     grads = torch.autograd.grad(expected.square().sum(), (x, *eager.parameters()))
@@ -437,8 +434,8 @@ def test_make_graphed_callables() -> None:
 
 
 def test_graphs_find_what_they_read_of_others() -> None:
-    """Graphs that are replayed one after another and read each other's tensors, of which the program lets go while it captures the next one: under
-    one name for what comes out of unnamed pieces, and by autograd for what forward passes saved."""
+    """The program releases the tensors meanwhile: outputs assigned to one variable, and tensors
+    saved by autograd."""
     enabled()
     model, pool, stream = Model(), torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     made = []
@@ -482,7 +479,7 @@ def test_graphs_find_what_they_read_of_others() -> None:
 
 
 def test_torchs_own_graphs_find_what_they_read_of_an_arenas() -> None:
-    """Of an output that is dropped behind their captures, with eager work in the arena between the replays: of pages of both sizes."""
+    """The output is dropped after the captures; eager work runs between replays."""
     enabled()
     x = torch.randn(MIB, device="cuda")
     for launched in (False, True):
@@ -530,7 +527,7 @@ def test_random_numbers_go_on_as_with_torch() -> None:
 
 
 def gpu_microseconds(graphs, rounds: int = 15) -> list[list[float]]:
-    """GPU time of a replay of each graph: medians for each of several ways, measured in turns."""
+    """Median GPU microseconds per graph, measured alternately."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def one(graph) -> float:
@@ -552,7 +549,7 @@ def gpu_microseconds(graphs, rounds: int = 15) -> list[list[float]]:
 
 
 def test_a_replay_takes_the_gpu_no_longer_than_stock() -> None:
-    """34 graphs of about 340 nodes, and one of about 700. Stock is captured twice, so that two ways of the same show the noise."""
+    """Graphs of about 340 and 700 nodes. Stock is captured twice to show the noise."""
     enabled()
     for name, model, sizes in (("34 graphs", Model(26), list(range(1, 35))), ("one long graph", Model(54), [64])):
         stream, ways = torch.cuda.Stream(), []
@@ -597,12 +594,10 @@ def test_graphs_are_instantiated_when_their_capture_ends_and_evicted_within_limi
         **{name: limited[name] for name in ("executables", "instantiations", "evictions", "hits", "misses")},
     )
     assert limited["evictions"] >= 100 and limited["instantiated"] == 8
-    # Nothing was measured where the driver had memory of earlier executables.
+    # Memory reused from earlier executables is not measured.
     assert (arena.map()["executables_bytes"] or 0) == limited["bytes"]
-    # The estimate for one of them.
     alone = [one.graph._shape.report["executable_bytes"] for one in made]
     assert all(0 < one <= 1 << 20 for one in alone), alone
-    # A program that asks for one gets torch's own.
     assert made[0].graph.raw_cuda_graph_exec() != 0
     assert wrong(made, rounds=2) == 0
 
@@ -637,7 +632,7 @@ def test_eager_work_spares_what_was_written_before_the_first_replay() -> None:
 
 
 def test_what_outlives_a_capture_that_is_never_replayed() -> None:
-    """Other graphs may not write to it: the capture's graph is gone, the capture failed, or a C program closed its shape."""
+    """The graph is destroyed, the capture failed, or a C program closed the shape."""
     enabled()
     library, c = vmmgraph._door.need().library, vmmgraph._c
     pool = torch.cuda.graph_pool_handle()
@@ -658,7 +653,6 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
 
     def failed():
         graph, kept = torch.cuda.CUDAGraph(), []
-        # Torch leaves its stream current where the end of a capture throws.
         with torch.cuda.stream(torch.cuda.current_stream()), raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
             kept.append(torch.empty_like(x))
             torch.cuda.synchronize()
@@ -691,7 +685,7 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
 
 
 def test_a_second_capture_into_a_pool_is_refused_and_the_first_goes_on() -> None:
-    """As in stock torch, whose random numbers begin anew in the first, though."""
+    """As in stock torch, except for random numbers."""
     enabled()
     pool = torch.cuda.graph_pool_handle()
     x = torch.ones(MIB, device="cuda")
@@ -710,7 +704,6 @@ def test_a_second_capture_into_a_pool_is_refused_and_the_first_goes_on() -> None
     torch.cuda.synchronize()
     assert bool((y == 3).all())
     assert not torch.equal(first, second)
-    # And the second one works behind it.
     with torch.cuda.stream(streams[1]):
         graphs[1].capture_begin(pool=pool, capture_error_mode="thread_local")
         z = x + 1
@@ -722,7 +715,8 @@ def test_a_second_capture_into_a_pool_is_refused_and_the_first_goes_on() -> None
 
 
 def test_a_capture_in_torchs_default_mode_lives_beside_another_threads_work() -> None:
-    """In the global mode most of what any thread of the process waits for, makes or frees breaks a capture. What captures here is torch's own class."""
+    """In global mode most waits, allocations and frees of any thread invalidate a capture, here one
+    of torch's own class."""
     enabled()
     model, stream = Model(depth=2, width=512), torch.cuda.Stream()
     pool = torch.cuda.graph_pool_handle()
@@ -767,7 +761,6 @@ def test_a_capture_in_torchs_default_mode_lives_beside_another_threads_work() ->
 
     looks = [arena.stats, arena.spaces, arena.map, arena.executables, vmmgraph.report]
     work = [replay, eager, capture, lose, throw, *looks, arena.mark, arena.trim, replay]
-    # Torch makes memory and loads kernels at the first of each.
     for call in work:
         call()
     torch.cuda.synchronize()
@@ -808,15 +801,14 @@ def test_a_capture_in_torchs_default_mode_lives_beside_another_threads_work() ->
 
 
 def test_what_goes_while_another_thread_seals() -> None:
-    """Its replay seals what this thread has captured and drops just now. What it saved of a tensor that goes meanwhile must not come to the pages of a graph
-    that runs."""
+    """A seal must not restore a dropped tensor's contents to pages of a running graph."""
     enabled()
     x = torch.zeros(2 * MIB, device="cuda")
     milliseconds = 2_000_000
     steps = 150
 
     def long():
-        # Where the tensor lies that goes; and every page that the other one shows.
+        # At the dropped tensor's address; `passing` spans every page of the other graph.
         value = torch.empty_like(x)
         total = torch.zeros_like(x)
         passing = torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
@@ -838,7 +830,7 @@ def test_what_goes_while_another_thread_seals() -> None:
         torch.cuda.synchronize()
         graphs[0].replay()
         fresh = torch.cuda.CUDAGraph()
-        # As torch.cuda.graph, which would wait for that replay.
+        # Like torch.cuda.graph, which would wait for the replay.
         with torch.cuda.stream(torch.cuda.Stream()), vmmgraph.shape("fresh"):
             fresh.capture_begin(pool=pool)
             goes = torch.empty_like(x)
@@ -847,7 +839,7 @@ def test_what_goes_while_another_thread_seals() -> None:
 
         def replays(graph=graphs[1]) -> None:
             with torch.cuda.stream(torch.cuda.Stream()):
-                # It seals behind this, so that there is time for what goes.
+                # Delays the replay, so the seal overlaps the drop.
                 torch.cuda._sleep(50 * milliseconds)
                 graph.replay()
                 torch.cuda.current_stream().synchronize()
@@ -864,13 +856,12 @@ def test_what_goes_while_another_thread_seals() -> None:
 
 
 def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
-    """On whatever stream: a seal changes the pages under it."""
     enabled()
     pool, many = torch.cuda.graph_pool_handle(), 128 * MIB
     x = torch.ones(MIB, device="cuda")
     theirs, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(theirs, pool=pool):
-        # It shows every page that the others do.
+        # Maps every page of the other graphs.
         passing = torch.empty(many, device="cuda")
         y = x + 1
         del passing
@@ -896,7 +887,7 @@ def test_what_is_written_while_a_replay_on_another_stream_seals_stays() -> None:
 
 
 def test_the_default_streams_second_handle_is_an_error_as_it_is_to_torch() -> None:
-    """Torch takes cudaStreamLegacy for no stream: its own graph says so, and ended the process where it was ours."""
+    """Torch reads cudaStreamLegacy as "no stream". The package's graph used to end the process."""
     enabled()
     legacy = torch.cuda.ExternalStream(1)
     refused = []
@@ -921,8 +912,8 @@ def test_the_default_streams_second_handle_is_an_error_as_it_is_to_torch() -> No
 
 
 def test_what_goes_before_the_first_replay_costs_nothing() -> None:
-    """Outputs that are dropped behind their capture, also while work on them is under way: their graph shows the arena's pages as if they had
-    gone before, and nothing is unmapped under that work."""
+    """Outputs dropped after their capture: their graph then uses shared pages, and nothing is
+    unmapped under running work."""
     enabled()
     pool, many = torch.cuda.graph_pool_handle(), 48 * MIB
     x = torch.ones(MIB, device="cuda")
@@ -938,7 +929,7 @@ def test_what_goes_before_the_first_replay_costs_nothing() -> None:
     for writes in (None, torch.cuda.default_stream(), stream) * 3:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream):
-            # Of a size that no page has, among others.
+            # A size matching no page, among others.
             first, static, last = (torch.empty(n, device="cuda") for n in (MIB + 512, many - 3 * MIB, 512))
             static.fill_(3)
             first.fill_(1)
@@ -951,14 +942,12 @@ def test_what_goes_before_the_first_replay_costs_nothing() -> None:
                 del first, static, last
         else:
             del first, static, last
-        # Writes to all pages that both show.
         with torch.cuda.stream(torch.cuda.Stream()):
             theirs.replay()
         made.append((graph, z))
     for graph, z in made:
         graph.replay()
         assert z.unique().tolist() == [7]
-        # Of it, 2 MiB are z's.
         assert graph._shape.retained() <= 2 * MIB
     theirs.replay()
     assert bool((y == 2).all())
@@ -1025,7 +1014,7 @@ def test_buffers_that_peers_use_can_be_marked() -> None:
             y = buffer + 1
             if not alive:
                 del buffer
-        # Before the seal, which gives what is not marked pages of its own and keeps what is there.
+        # Before the seal, which moves unmarked blocks to pages of their own.
         static.fill_(20 + alive)
         made.append((graph, static, y))
     for number in shuffled(2, 3):
@@ -1046,7 +1035,6 @@ def test_an_exception_in_the_body() -> None:
         raise ZeroDivisionError
     made = full(model, pool, [32, 8], torch.cuda.Stream(), keep=False)
     assert wrong(made) == 0
-    # In the words that programs look for.
     try:
         torch.cuda.CUDAGraph().capture_begin(pool)
     except RuntimeError as error:
@@ -1056,7 +1044,7 @@ def test_an_exception_in_the_body() -> None:
 
 
 def test_a_capture_that_cuda_breaks() -> None:
-    """A synchronisation within a capture: the graph is lost, everything else goes on, also random numbers."""
+    """A synchronization invalidates the graph only."""
     enabled()
     model, pool, stream = Model(), torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     x = model.inputs(32)
@@ -1071,7 +1059,7 @@ def test_a_capture_that_cuda_breaks() -> None:
         except RuntimeError:
             failed = True
         assert failed
-        # Torch leaves its stream behind when the end of a capture throws.
+        # Torch leaves its stream current.
         torch.cuda.set_stream(torch.cuda.default_stream())
         torch.cuda.synchronize()
         assert torch.rand(100, device="cuda").std() > 0
@@ -1086,7 +1074,7 @@ def test_a_capture_that_cuda_breaks() -> None:
 
 
 def test_a_pool_that_pauses_within_a_capture() -> None:
-    """vLLM's symmetric memory: ends the graph's pool, allocates from another one, begins it again."""
+    """vLLM's symmetric memory: ends the graph's pool, allocates from another pool, then resumes."""
     enabled()
     model, stream = Model(), torch.cuda.Stream()
     pool, other = torch.cuda.graph_pool_handle(), torch.cuda.MemPool()
@@ -1112,10 +1100,8 @@ def test_a_pool_that_pauses_within_a_capture() -> None:
     assert wrong(made) == 0
     stats = made[0].graph.arena.stats()
     assert stats["physical_bytes"] > 0
-    # All of the capture but that one tensor is the arena's.
     assert pool_bytes(pool) == 0
     assert pool_bytes(other.id) > 0
-    # The pool is released as often as it was begun: another capture takes the same id.
     made.clear()
     gc.collect()
     assert wrong(full(model, pool, [16], stream, keep=False)) == 0
@@ -1125,7 +1111,7 @@ def test_a_mempool_of_the_program_stays_its_own() -> None:
     enabled()
     model, mempool = Model(), torch.cuda.MemPool()
     x = model.inputs(64)
-    # A capture of torch's own needs it.
+    # Torch's own capture needs it.
     model(x)
     with torch.cuda.use_mem_pool(mempool):
         held = torch.empty(MIB, device="cuda")
@@ -1139,7 +1125,7 @@ def test_a_mempool_of_the_program_stays_its_own() -> None:
 
 
 def warmed(model: Model, mempool, sizes: list[int], stream) -> list[Captured]:
-    """transformers' continuous batching: each size once by eager work in the pool, then captured into it."""
+    """transformers' continuous batching: each size runs eagerly in the pool first."""
     made = []
     for size in sizes:
         x = model.inputs(size)
@@ -1173,12 +1159,11 @@ def test_a_mempool_that_is_captured_into_is_an_arena() -> None:
         assert arena is not None
         assert {id(one.graph.arena) for one in made} == {id(arena)}
         assert made[0].graph.pool() == mempool.id
-        # What the first eager run had there went back.
+        # The first eager run's memory was freed.
         assert pool_bytes(mempool.id) == 0
         stats = arena.stats()
         held[name] = f"{mib(stats['physical_bytes'])} of {mib(stats['high_water_bytes'])}, torch's pool {mib(stock_bytes)}"
         assert stats["physical_bytes"] < stock_bytes, held
-        # Eager work goes on there, and graphs replay right before and behind it.
         x = model.inputs(3000)
         expected = model(x)
         for number in shuffled(len(made), 2):
@@ -1189,7 +1174,6 @@ def test_a_mempool_that_is_captured_into_is_an_arena() -> None:
             del y
         assert wrong(made) == 0
         assert pool_bytes(mempool.id) == 0
-        # The pool goes before its graphs, and the graphs go on.
         del mempool
         gc.collect()
         assert wrong(made) == 0
@@ -1208,7 +1192,6 @@ def test_a_mempool_in_every_order() -> None:
     with torch.cuda.stream(stream), torch.cuda.use_mem_pool(mempool):
         before = model(x)
         with torch.cuda.stream(other):
-            # Nobody else's stream or device comes with it.
             made[1].graph.replay()
             assert torch.cuda.current_stream() == other
         assert torch.cuda.current_stream() == stream
@@ -1226,7 +1209,7 @@ def test_a_mempool_in_every_order() -> None:
             model(x)
             raise RuntimeError("in the body")
         after = model(x)
-        # As torch: not a second time.
+        # Like torch: no nesting.
         with raises(RuntimeError), torch.cuda.use_mem_pool(mempool), torch.cuda.use_mem_pool(mempool):
             pass
         kept.replay()
@@ -1240,7 +1223,6 @@ def test_a_mempool_in_every_order() -> None:
         assert same(tensor, expected)
     del before, behind, again, after
 
-    # Another thread's replays wait for the end of eager work, and nobody for ever.
     done = []
 
     def replays() -> None:
@@ -1261,7 +1243,6 @@ def test_a_mempool_in_every_order() -> None:
     assert len(done) == 2
     del y
 
-    # Graphs go, the pool stays, and is captured into again.
     arena = made[0].graph.arena
     made.clear()
     del graph, kept
@@ -1274,13 +1255,13 @@ def test_a_mempool_in_every_order() -> None:
         y = model(x)
     del again, mempool, arena
     gc.collect()
-    # What outlives all of them is as it was.
     assert same(y, expected)
     del y
 
 
 def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
-    """While another thread allocates to a pool torch empties none (before 2.13); the next capture finds it idle."""
+    """While another thread allocates to a pool, torch empties no pool (before 2.13). The next
+    capture finds it idle."""
     enabled()
     model, stream = Model(), torch.cuda.Stream()
     mempool, other = torch.cuda.MemPool(), torch.cuda.MemPool()
@@ -1302,7 +1283,6 @@ def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
     thread.join()
     if RELEASE >= (2, 13):
         return
-    # A graph of torch's is in it now.
     made += warmed(model, mempool, [64, 8], stream)
     assert [one.graph.arena for one in made] == [None] * 3
     assert wrong(made) == 0
@@ -1314,7 +1294,7 @@ def test_a_mempool_that_is_used_elsewhere_stays_torchs() -> None:
 
 
 def test_a_mempool_in_wrong_hands() -> None:
-    """Out of memory in eager work, graphs that go within it, several threads in it, a pool of another device."""
+    """Out of memory, graphs destroyed inside eager work, several threads, another device's pool."""
     enabled()
     model, stream = Model(), torch.cuda.Stream()
     mempool = torch.cuda.MemPool()
@@ -1373,7 +1353,7 @@ def test_a_mempool_in_wrong_hands() -> None:
 
 
 def test_eager_work_that_another_thread_closes() -> None:
-    """As a collector does that runs there: stock torch ends an allocation to a pool from any thread. Nobody's replays wait for ever."""
+    """For example, a garbage collector. Stock torch accepts this on any thread."""
     enabled()
     model, stream, mempool = Model(), torch.cuda.Stream(), torch.cuda.MemPool()
     x = model.inputs(100)
@@ -1459,7 +1439,7 @@ print(arena.stats()["spaces"], arena.stats()["physical_bytes"])
 
 
 def test_a_graph_that_goes_in_the_middle_of_its_capture() -> None:
-    """From torch 2.14 on its destructor gives the pool back, and the process ends if somebody has done so before."""
+    """From torch 2.14 on, its destructor releases the pool; a double release ends the process."""
     run = subprocess.run([sys.executable, "-c", IN_THE_MIDDLE], capture_output=True, text=True, timeout=300, check=False)
     assert run.stdout == "0 0\n", run.stdout + run.stderr[-3000:]
 
@@ -1478,7 +1458,6 @@ def test_reset_and_capture_again() -> None:
         del y
         graph.reset()
     arena = keep_arena[0].graph.arena
-    # What only the graphs that are gone needed is gone too.
     assert arena.stats()["spaces"] == 1
     assert arena.stats()["free_bytes"] == 0
 
@@ -1510,17 +1489,17 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
         try:
             while not stop.is_set():
                 while garbage:
-                    # In a cycle, so that only the collector ends it: a graph and its tensors.
+                    # A cycle: only the collector frees it.
                     one = garbage.pop()
                     one.append(one)
                     del one
                 gc.collect()
-                # A collection holds the interpreter's lock for a tenth of a second here: the capture is to come forward beside it.
+                # A collection holds the interpreter's lock for 0.1 s here.
                 time.sleep(0.02)
         except BaseException as error:  # noqa: BLE001, what a thread or a test throws is reported
             errors.append(error)
 
-    # One that stays: to capture into a pool whose graphs are all gone is an assertion of torch's own, with and without us.
+    # Torch asserts on captures into a pool whose graphs are all destroyed.
     anchor = full(model, pool, [32], stream, keep=True)
     garbage: list[list] = []
     for size in (16, 8, 4) * 4:
@@ -1534,7 +1513,7 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
     try:
         made = []
         for size in SIZES:
-            # Torch's own graphs are destroyed in the other thread as well, which a global capture forbids: as engines, thread_local.
+            # The other thread destroys torch's own graphs, which a global capture forbids.
             x = model.inputs(size)
             torch.cuda.synchronize()
             with torch.cuda.stream(stream):
@@ -1553,7 +1532,7 @@ def test_garbage_of_another_thread_during_a_capture() -> None:
 
 
 def test_kept_outputs_of_many_graphs_lie_packed() -> None:
-    """Programs keep each graph's output, and nobody says so beforehand."""
+    """Without a declaration."""
     enabled()
     model, stream = Model(depth=2, width=512), torch.cuda.Stream()
     sizes = list(range(120, 0, -1))
@@ -1573,14 +1552,13 @@ def test_kept_outputs_of_many_graphs_lie_packed() -> None:
         taken=mib(free - torch.cuda.mem_get_info()[0]),
         arena=mib(stats["physical_bytes"]),
     )
-    # Without knowing it, 2 MiB each.
+    # Without prediction, 2 MiB each.
     assert stats["physical_bytes"] < outputs + 24 * MIB + passing_workspace(), stats
     assert wrong(made, 2) == 0
     kept = [one.output.clone() for one in made[::2]]
     for one in made[1::2]:
         one.graph.replay()
     assert all(same(one.output, before) for one, before in zip(made[::2], kept, strict=True))
-    # Half of them go, graphs first and outputs first, and others come.
     for one in made[::4]:
         del one.graph
     for one in made[1::4]:
@@ -1597,7 +1575,7 @@ def test_kept_outputs_of_many_graphs_lie_packed() -> None:
 
 
 def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
-    """CuBLAS has its partial sums in a workspace of 32 MiB: one for all graphs that run on one stream, others for those that may run beside them."""
+    """One workspace of 32 MiB per stream's graphs, others for concurrent graphs."""
     enabled()
     model = Model()
     inputs = [model.inputs(16) for _ in range(48)]
@@ -1607,7 +1585,6 @@ def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
         return full(model, None, [x], stream, keep=True)[0]
 
     def beside(made: list[Captured], rounds: int, hop: bool = False) -> int:
-        """How many come out wrong of work on four streams at once, each graph on a stream of its own or anywhere."""
         count, pick = 0, random.Random(3)
         for _ in range(rounds):
             for one in made:
@@ -1634,7 +1611,6 @@ def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
         assert same(one.output, one.expected)
     on_four = free - torch.cuda.mem_get_info()[0]
 
-    # What is launched by hand may be launched anywhere.
     by_hand = capture(inputs[0])
     executable = by_hand.graph.raw_cuda_graph_exec()
     cudart = ctypes.CDLL("libcudart.so.13")
@@ -1653,7 +1629,6 @@ def test_graphs_that_name_no_pool_cost_one_workspace() -> None:
         count += sum(not torch.equal(one.output, one.expected) for one in made[:12])
     assert count == 0
 
-    # Some go under work of the others, and others come.
     for number in range(0, 48, 2):
         with torch.cuda.stream(streams[number % 4]):
             made[number].graph.replay()
@@ -1701,7 +1676,8 @@ torch.cuda.synchronize()
 
 
 def test_a_workspace_outlasts_a_replay_on_the_default_stream() -> None:
-    """A device's first arena has its workspace from torch, which would give it away while the graph is at work where the stream's handle is null."""
+    """The first arena's workspace is torch's, which would free it under a graph on a null stream
+    handle."""
     environment = os.environ | {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
     run = subprocess.run(
         [sys.executable, "-c", OUTLAST], env=environment, capture_output=True, text=True, timeout=300, check=False
@@ -1710,7 +1686,7 @@ def test_a_workspace_outlasts_a_replay_on_the_default_stream() -> None:
 
 
 def test_training_steps_without_a_pool_cost_no_workspace_each() -> None:
-    """Autograd works on a thread of its own, whose cuBLAS handle has workspaces of its own."""
+    """Autograd's thread has its own cuBLAS handle and workspaces."""
     enabled()
     torch.manual_seed(2)
     layers = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 16)).cuda()
@@ -1767,14 +1743,13 @@ def test_replays_of_four_threads() -> None:
             pick = random.Random(number)
             with torch.cuda.stream(own):
                 for step in range(2500):
-                    # Each its own output, so that only the arena's memory is common.
                     made[number].graph.replay()
                     if step % 50 == 0:
                         own.synchronize()
                         if not torch.equal(made[number].output, made[number].expected):
                             errors.append((number, step))
                     if pick.random() < 0.1:
-                        # Tensors that come and go take the interpreter's lock and the allocator's.
+                        # Contends for the interpreter's and the allocator's locks.
                         torch.empty(1000, device="cuda").fill_(1)
                 own.synchronize()
         except BaseException as error:  # noqa: BLE001, what a thread or a test throws is reported
@@ -1804,7 +1779,7 @@ def test_a_replay_costs_no_more_than_torchs() -> None:
         torch.cuda.synchronize()
         return graph
 
-    # The class that programs have without this package.
+    # The class without this package.
     torchs = torch.cuda.CUDAGraph.__mro__[1]
     with vmmgraph.disabled():
         stock = capture(torchs)
@@ -1821,7 +1796,8 @@ def test_a_replay_costs_no_more_than_torchs() -> None:
         torch.cuda.synchronize()
         return best * 1e6
 
-    # In turns: on some hosts the launch of one graph takes 2.8 us now and more than twice that a moment later, torch's own too.
+    # Alternating: on some hosts a graph launch takes 2.8 us and, moments later, over twice as long,
+    # torch's own too.
     theirs, own = (min(costs) for costs in zip(*((cost(stock), cost(ours)) for _ in range(40)), strict=True))
     result("replay, host us", torch=f"{theirs:.2f}", vmmgraph=f"{own:.2f}", base=torchs.__name__)
     assert own <= theirs + 1.0
@@ -1845,11 +1821,11 @@ print("alive")
 
 
 class Signal(BaseException):
-    """As ``KeyboardInterrupt``: what a signal's handler raises, wherever the program is."""
+    """Like ``KeyboardInterrupt``."""
 
 
 def interrupted(work: Callable[[], None], seconds: float) -> bool:
-    """Whether a signal after so many seconds ended it."""
+    """Returns whether the signal ended `work`."""
 
     def handler(*_: object) -> None:
         raise Signal
@@ -1868,7 +1844,7 @@ def interrupted(work: Callable[[], None], seconds: float) -> bool:
 
 
 def test_signals_at_any_time() -> None:
-    """An interactive program goes on behind one: nothing is left under way, and what was captured before is right."""
+    """As in an interactive program."""
     enabled()
     pool = torch.cuda.graph_pool_handle()
     x = torch.ones(MIB, device="cuda")
@@ -1906,14 +1882,12 @@ def test_signals_at_any_time() -> None:
         return time.monotonic() - begun
 
     lasts = min(seconds() for _ in range(10))
-    # A collection of all that torch has takes longer than a round.
     gc.freeze()
     rng, ended, rounds = random.Random(1), 0, 300
     for number in range(rounds):
         ended += interrupted(lambda: work(rng.choice(streams)), rng.uniform(1e-5, lasts))
         torch.cuda.set_stream(default)
         gc.collect()
-        # The turn is free for others.
         turn = threading.Thread(target=held.replay, daemon=True)
         turn.start()
         turn.join(10)
@@ -2003,7 +1977,8 @@ print("over", flush=True)
 
 
 def test_what_breaks_the_device_does_not_end_the_process() -> None:
-    """An assertion of a kernel: CUDA answers nothing else from then on, and everything goes. As far as torch's own go on, so do these."""
+    """After a kernel assertion every CUDA call fails. Processes must survive as far as with stock
+    torch."""
     seen = {}
     for kind in ("stock", "plain", "captured", "executables", "pieces", "unsealed", "mempool", "recorded"):
         run = subprocess.run(
@@ -2049,7 +2024,7 @@ print("fine", flush=True)
 
 
 def test_a_checkpoint_by_the_driver() -> None:
-    """As cuda-checkpoint makes them: the driver takes a process off the GPU, aliased pages and graphs too, and puts it back."""
+    """Like cuda-checkpoint."""
     driver = ctypes.CDLL("libcuda.so.1")
     if not hasattr(driver, "cuCheckpointProcessLock"):
         raise unittest.SkipTest("the driver makes no checkpoints")
@@ -2071,10 +2046,10 @@ def test_a_checkpoint_by_the_driver() -> None:
 
 
 def test_green_contexts_are_in_order() -> None:
-    """Threads with a green context of torch's each, and one that makes others current by turns, over the graphs of one pool."""
+    """One context per thread, and a thread that alternates contexts."""
     from torch.cuda import green_contexts
 
-    # Later releases have them by cuda-python, and say nothing of the kind.
+    # Later releases have green contexts through cuda-python, without this flag.
     if not getattr(green_contexts, "SUPPORTED", True):
         raise unittest.SkipTest("this torch has no green contexts")
     enabled()
@@ -2118,7 +2093,7 @@ def test_green_contexts_are_in_order() -> None:
         other.graph.replay()
         assert same(copy, one.expected)
         assert same(other.output, other.expected)
-        # Fewer multiprocessors may be served by other kernels.
+        # Other kernels may be selected.
         assert torch.allclose(eager.float(), made[3].expected.float(), atol=0.1)
         del eager
 
@@ -2215,7 +2190,7 @@ if on:
 
 
 def test_transformers_continuous_batching() -> None:
-    """A true engine, unchanged, with a random Qwen3: the same tokens with and without us."""
+    """A real, unchanged engine with a random Qwen3."""
     try:
         import transformers  # noqa: F401
     except ImportError:
@@ -2297,7 +2272,7 @@ print("fine")
 
 
 def test_the_mempool_route() -> None:
-    """Without a library for the torch at hand, by the same functions of the one that is there."""
+    """No library for this torch."""
     library = vmmgraph.library_path()
     environment = {**os.environ, "VMMGRAPH_LIBRARY": "/nowhere/at/all.so", "VMMGRAPH_CORE_LIBRARY": str(library)}
     run = subprocess.run(
@@ -2366,7 +2341,7 @@ print("fine")
 
 
 def test_captures_into_one_arena_after_all_its_graphs_have_gone() -> None:
-    """By hand: `torch.cuda.graph` empties torch's caches, without which it takes no capture into a pool whose graphs are gone."""
+    """Manual: `torch.cuda.graph` would first empty torch's caches."""
     run = subprocess.run([sys.executable, "-c", ONE_ARENA], capture_output=True, text=True, timeout=300, check=False)
     assert (run.returncode, run.stdout) == (0, "fine\n"), run.stderr
 
@@ -2380,7 +2355,6 @@ def main(words: list[str]) -> int:
     chosen = [(name, test) for name, test in tests if not words or any(word in name for word in words)]
     for name, test in chosen:
         start = time.perf_counter()
-        # Whatever hangs says where.
         faulthandler.dump_traceback_later(LONGER.get(name, LONGEST), exit=True)
         try:
             test()

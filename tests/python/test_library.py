@@ -1,4 +1,4 @@
-"""The choice of a library, over version strings as torch's builds have them."""
+"""Choice of a library by the version strings of torch builds."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ THERE = ["torch-2.6-cu12", "torch-2.10-cu13", "torch-2.11-cu12", "torch-2.11-cu1
         ("2.6.0+cu124", "12.4", "torch-2.6-cu12"),
         ("2.12.1+cu130", "13.0", "torch-2.12.1-cu13"),
         ("2.12.0+cu130", "13.0", "torch-2.12-cu13"),
-        # No library of that release, or of that CUDA.
+        # No library for this release or CUDA version.
         ("2.1.0+cu121", "12.1", None),
         ("2.10.0+cu128", "12.8", None),
         ("2.6.0+cu118", "11.8", None),
         ("2.13.0+cu130", "13.0", None),
         ("2.11.0+cu140", "14.0", None),
         ("3.0.0+cu130", "13.0", None),
-        # No CUDA.
+        # Without CUDA.
         ("2.11.0+cpu", None, None),
         ("2.11.0", None, None),
         ("2.11.0+rocm6.4", None, None),
         ("2.11.0+xpu", None, None),
-        # No releases.
+        # Not releases.
         ("2.11.0a0+git1a2b3c4", "13.0", None),
         ("2.11.0+git1a2b3c4", "13.0", None),
         ("2.12.0.dev20260101+cu130", "13.0", None),
@@ -45,7 +45,7 @@ THERE = ["torch-2.6-cu12", "torch-2.10-cu13", "torch-2.11-cu12", "torch-2.11-cu1
         ("2.11.0a0+145a3a7bda.nv26.03", "13.0", None),
         ("2.11.0+145a3a7bda.nv26.03", "13.0", None),
         ("2.11.0b2", "13.0", None),
-        # No versions.
+        # Not versions.
         ("", "13.0", None),
         ("unknown", "13.0", None),
         ("torch-2.11", "13.0", None),

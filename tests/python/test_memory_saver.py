@@ -1,4 +1,5 @@
-"""vmmgraph.memory_saver without a GPU: over the host driver, in a process of its own each. test_memory_saver_gpu.py has the others."""
+"""vmmgraph.memory_saver without a GPU: over the host driver, in separate processes.
+test_memory_saver_gpu.py covers the GPU."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ LIBRARY = Path(os.environ.get("VMMGRAPH_MEMORY_SAVER_LIBRARY", ROOT / "build/cma
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason=f"SKIPPED: {LIBRARY} is not built")
 
-# Memory of the host driver can be read and written. `torch` is the part that memory_saver asks for, over tms_torch_malloc itself: its pools
-# count uses, and cache what is freed, as torch's do.
+# Host driver memory is readable. `torch` has the part used by memory_saver, over tms_torch_malloc:
+# pools count uses and cache freed memory.
 PRELUDE = """
 import collections, contextlib, ctypes, gc, itertools, os, sys, threading, types
 from vmmgraph import memory_saver
@@ -130,7 +131,6 @@ def raises(error, *words):
 
 
 def child(body: str, mode: str = "torch", **environment: str) -> str:
-    """Runs Python under the host driver; what it prints."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("TMS_")}
     own |= {
         "PYTHONPATH": f"{os.environ.get('VMMGRAPH_TEST_PACKAGE', ROOT / 'python')}",
@@ -303,7 +303,7 @@ def test_what_is_not_offered_or_wrong_is_said() -> None:
 
 @both
 def test_ordinary_memory_within_a_region_ends_its_pool_there(mode: str) -> None:
-    """A MemPool that ends within a region aborts the process: torch asserts in its destructor that no thread allocates to a pool."""
+    """Torch asserts in the destructor of a MemPool used by a thread."""
     child(
         """
         with saver.region("weights", enable_cpu_backup=True):
@@ -320,7 +320,7 @@ def test_ordinary_memory_within_a_region_ends_its_pool_there(mode: str) -> None:
 
 @both
 def test_memory_asked_for_while_its_region_is_paused_is_there(mode: str) -> None:
-    """Torch's cache has memory that was freed in the region, before the pause or after it, and none of that may come back."""
+    """Torch's cache must not reuse memory freed in the region."""
     child(
         """
         def region():
@@ -354,7 +354,7 @@ def test_memory_asked_for_while_its_region_is_paused_is_there(mode: str) -> None
 
 
 def test_memory_that_cannot_be_sent_says_what_can() -> None:
-    """As torch's storages: the C++ method is in a base class, and CUDA's words are short."""
+    """Like torch's storages, with the C++ method in a base class."""
     child(
         """
         class Base:
@@ -385,7 +385,7 @@ def test_memory_that_cannot_be_sent_says_what_can() -> None:
 
 @both
 def test_what_a_region_leaves_cached_goes_back(mode: str) -> None:
-    """Weights that are quantized as they are loaded leave the memory of the originals."""
+    """Quantization during loading."""
     child(
         """
         def load(count):
@@ -487,7 +487,7 @@ def test_expandable_segments_are_off_within_regions(mode: str, setter: str) -> N
 
 @both
 def test_a_graph_of_an_arena_is_paused_by_its_tag(mode: str) -> None:
-    """Where `vmmgraph.enable` has put its class in the place of torch's graphs. Here both are stand-ins, and arenas are the host driver's."""
+    """With `vmmgraph.enable`'s graph class, over stand-ins."""
     child(
         """
         from vmmgraph import _arena, _c, _core, _door
@@ -532,7 +532,7 @@ def test_a_graph_of_an_arena_is_paused_by_its_tag(mode: str) -> None:
 
 
 def test_a_capture_refuses_a_pause_and_goes_on() -> None:
-    """Torch's streams are asked: here a runtime of the test's own answers for them."""
+    """A fake runtime answers for torch's streams."""
     runtime = next((ROOT / "build/cmake/tests/memory_saver").glob("libcudart.so.99*"), None) or os.environ.get(
         "VMMGRAPH_FAKE_CUDART"
     )
@@ -637,7 +637,7 @@ def test_subprocesses_get_the_library_first(before: str | None, monkeypatch: pyt
 
 
 def test_the_core_that_is_loaded_is_used() -> None:
-    """A core that the process has opened for itself serves the memory saver too: there is one page pool."""
+    """A process has one page pool."""
     core = next(LIBRARY.parent.glob("libvmmgraph.so*"))
     child(
         f"""

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""vmmgraph.memory_saver under a real torch on a GPU: what torch_memory_saver's own examples assert, and what they leave out.
+"""vmmgraph.memory_saver under a real torch on a GPU: the assertions of torch_memory_saver's
+examples, and more.
 
-Each case runs in a process of its own, in both hook modes where both can. Under pytest, or by itself: prints a line for each and at last
-"passed" or "failed". VMMGRAPH_MEMORY_SAVER_LIBRARY names the library where the package has none.
+Each case runs in a separate process, in both hook modes where supported. Under pytest, or
+standalone: prints a line for each case and finally "passed" or "failed".
+VMMGRAPH_MEMORY_SAVER_LIBRARY names the library if the package has none.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def cpu_backup(saver):
         assert torch.equal(saver.get_cpu_backup(kept[5:4000], zero_copy=True), expected[5:4000])
         refused(lambda lost=lost: saver.get_cpu_backup(lost), "without a backup")
         saver.resume("kept")
-        # On another stream, without a wait: the contents are there when resume returns.
+        # `resume` returns after the contents are restored.
         with torch.cuda.stream(torch.cuda.Stream()):
             assert torch.equal(kept.cpu(), expected)
         assert saver.get_cpu_backup(kept) is None
@@ -197,7 +199,7 @@ def training_engine(saver):
 
 @case()
 def disable_inside_a_region(saver):
-    """Memory of disable() is ordinary memory, and its pool ends while the region's is in use."""
+    """Its pool ends while the region's is in use."""
     with saver.region("weights", enable_cpu_backup=True):
         weights = new(64 * MIB, 1)
         with saver.disable():
@@ -227,7 +229,7 @@ def expandable_segments(saver):
 
 @case()
 def quantized_as_loaded(saver):
-    """Originals of 128 MiB become weights of 64 MiB, one after the other: only the weights stay, also on the host."""
+    """Only the quantized weights stay, also on the host."""
     import torch
 
     before, weights = free(), []
@@ -245,7 +247,7 @@ def quantized_as_loaded(saver):
 
 @case()
 def allocation_while_paused(saver):
-    """Freed parts of paused memory are in torch's cache, and what is new lies elsewhere."""
+    """Torch caches freed parts of paused memory."""
     import gc
 
     def fresh(size, value):
@@ -294,7 +296,7 @@ def two_devices(saver):
 
 @case()
 def pausing_in_a_capture_harms_nothing(saver):
-    """Not among torch_memory_saver's: refused, and torch's capture ends well, also one of another thread."""
+    """Not in torch_memory_saver's tests."""
     import torch
 
     with saver.region("captured", enable_cpu_backup=True):
@@ -354,7 +356,7 @@ def margin(saver):
 
 @case()
 def work_in_flight(saver):
-    """A pause waits for what was submitted before it, on any stream."""
+    """A pause waits for any stream."""
     import torch
 
     with saver.region(enable_cpu_backup=True):
@@ -374,8 +376,6 @@ def work_in_flight(saver):
 
 @case()
 def threads(saver):
-    """Pauses and resumes from two threads at once, of tags of their own."""
-
     def cycles(tag, value):
         with saver.region(tag, enable_cpu_backup=True):
             x = new(128 * MIB, value)
@@ -415,7 +415,7 @@ def calls_of_vllm(saver):
 
 @case()
 def beside_arenas(saver):
-    """A region first, arenas then: one core, whose pool has both, and a graph over memory that stepped aside in between."""
+    """One core with one pool, and a graph over memory paused in between."""
     import torch
     import vmmgraph
 
@@ -442,7 +442,7 @@ def beside_arenas(saver):
 
 
 def no_gpu(count=1):
-    """Why cases cannot run; None: they can."""
+    """Returns the reason to skip, or None."""
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.count("GPU ")
     except (OSError, subprocess.CalledProcessError):
@@ -459,7 +459,6 @@ def library():
 
 
 def run(name, mode):
-    """Runs a case in a process of its own: its exit status and what it printed."""
     own = os.environ | CASES[name][1]
     package = os.environ.get("VMMGRAPH_TEST_PACKAGE", str(HERE.parents[2] / "python") if len(HERE.parents) > 2 else "")
     own["PYTHONPATH"] = os.pathsep.join(each for each in (package, os.environ.get("PYTHONPATH")) if each)
@@ -471,7 +470,7 @@ def run(name, mode):
 
 
 def test_cases():
-    """A test for each, made where pytest is."""
+    """Parametrized under pytest."""
 
 
 try:

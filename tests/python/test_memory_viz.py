@@ -1,6 +1,7 @@
-"""Torch's own tools for memory snapshots (torch/cuda/_memory_viz.py, which needs neither CUDA nor the rest of torch) over exported maps.
+"""Torch's own memory snapshot tools (torch/cuda/_memory_viz.py, which needs neither CUDA nor the
+rest of torch) over exported maps.
 
-And what draws in the browser, MemoryViz.js, which is not in torch's wheel: scripts/memory-viz.sh fetches it.
+Also MemoryViz.js, the browser part, which torch's wheel lacks: scripts/memory-viz.sh fetches it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vmmgraph import _maps, _snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "tests" / "data" / "capture-trace-65-retained.txt"
-#: Names that mean something to a tool: a path, frames of a flame graph, a count behind one, a frame of torch's that is left out.
+#: A path, flame graph frames, a trailing count, an omitted frame of torch.
 LABELS = ["a/b/prefill 8192", "one;two", "decode 64 1000", "x/Register", "\N{GREEK SMALL LETTER ALPHA}"]
 
 
@@ -44,7 +45,7 @@ def viz() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """A map of captures that leave something alive, with every event; the first shapes have names that are hard to show."""
+    """With retained blocks and every event."""
     if not os.environ.get("VMMGRAPH_CORE_LIBRARY"):
         pytest.skip("SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
     out = tmp_path_factory.mktemp("map") / "map.json"
@@ -58,12 +59,11 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.fixture
 def snapshot(drawn: dict) -> dict:
-    """As it is after a way through a file."""
     return pickle.loads(_snapshot.dumps(_snapshot.snapshot(copy.deepcopy(drawn))[0]))
 
 
 def flames(lines: str) -> list[tuple[list[str], int]]:
-    """The stacks of a flame graph and their bytes, as flamegraph.pl reads them."""
+    """Returns a flame graph's stacks and bytes, parsed like flamegraph.pl."""
     found = []
     for line in lines.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -121,7 +121,6 @@ def test_plots_carry_the_snapshot(viz: ModuleType, snapshot: dict, plot: str) ->
     data = base64.b64decode(inside)
     carried = pickle.loads(data)
     if plot == "filtered":
-        # What is alive to the end, and nothing else.
         left = carried["device_traces"][0]
         alive = sum(segment["active_size"] for segment in snapshot["segments"])
         assert {event["action"] for event in left} == {"alloc"} and sum(event["size"] for event in left) == alive
@@ -129,12 +128,12 @@ def test_plots_carry_the_snapshot(viz: ModuleType, snapshot: dict, plot: str) ->
         assert carried == snapshot
     written = data[: pickle.dumps(carried).__len__()]
     if sys.version_info < (3, 14):
-        # Torch writes it with Python's own protocol, which is 5 from then on.
+        # Torch uses Python's default protocol, which is 5 from 3.14 on.
         assert {opcode.name for opcode, *_ in pickletools.genops(written)} <= VIEWER
 
 
 def test_torchs_viewer_draws_it(drawn: dict, snapshot: dict, tmp_path: Path) -> None:
-    """MemoryViz.js itself, in headless Chromium without a network: every view, without an error, with what the map has."""
+    """In headless Chromium without a network."""
     viewer, chromium = ROOT / "build/memory-viz", shutil.which("chromium")
     if not (viewer / "complete").exists() or chromium is None:
         pytest.skip("SKIPPED: no MemoryViz.js (scripts/memory-viz.sh fetches it) or no Chromium")
@@ -162,7 +161,7 @@ def test_torchs_viewer_draws_it(drawn: dict, snapshot: dict, tmp_path: Path) -> 
     events = snapshot["device_traces"][0]
     came = sum(event["action"] == "alloc" for event in events)
     views = found["views"]
-    # The 15,000 largest, one more for the rest, and one for the little map below.
+    # The 15,000 largest, one for the rest, and one for the small map below.
     assert came > 1000 and views["Active Memory Timeline"]["polygons"] == min(came, 15000) + 2
     assert views["Allocator State History"]["segments"] == len(drawn["pages"])
     assert views["Allocator State History"]["events"] >= len(events) // 2, "a line for each, where two of a free are one"

@@ -16,7 +16,7 @@ from vmmgraph import _door, _mempool
 
 @pytest.fixture(params=[stub.BaseGraph, stub.LaterGraph])
 def torch(monkeypatch, request):
-    # What an earlier test left would write into this one's log.
+    # Objects of an earlier test would write to this test's log.
     gc.collect()
     torch = stub.use_torch(monkeypatch, request.param)
     log: list[object] = []
@@ -47,7 +47,7 @@ def torch(monkeypatch, request):
     library = stub.Library(log)
     library.with_torch = False
     torch.log, torch.library = log, library
-    # Its own executables, which only the later one makes in Python.
+    # Created in Python by the later release only.
     torch.passed_over = {"instantiate"} if request.param is stub.LaterGraph else set()
     torch.cuda.CUDAGraph = _mempool.graph_class(library, request.param)
     return torch
@@ -61,7 +61,6 @@ def capture(torch, pool=None):
 
 
 def names(torch) -> list[str]:
-    """What was called since."""
     found = [entry[0] for entry in torch.log if entry[0] not in torch.passed_over]
     torch.log.clear()
     return found
@@ -102,7 +101,7 @@ def test_a_pool_ends_behind_its_graph_and_not_during_a_capture(torch) -> None:
 
 
 def test_a_second_capture_at_once_is_torchs_own(torch, caplog) -> None:
-    """The library allocates from one arena a device: it would get the first one's memory, or the first one its."""
+    """The library allocates from one arena per device, so the captures would mix their memory."""
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     first.capture_begin((0, 50))
     torch.log.clear()
@@ -111,7 +110,7 @@ def test_a_second_capture_at_once_is_torchs_own(torch, caplog) -> None:
     assert [record.message.split(":")[1] for record in caplog.records] == [" a capture in torch's own memory"]
     torch.log.clear()
     second.capture_end()
-    # It is no capture of ours that ended.
+    # Its end does not end the arena's capture.
     third = torch.cuda.CUDAGraph()
     third.capture_begin((0, 50))
     third.capture_end()
@@ -123,7 +122,7 @@ def test_a_second_capture_at_once_is_torchs_own(torch, caplog) -> None:
         graph.replay()
         graph.reset()
         assert names(torch) == ["replay", "reset"]
-    # Those that fail to begin, or to end, or are dropped before, are over as well.
+    # Failed and dropped captures end, too.
     for fails in ("capture_begin", "capture_end", None):
         stub.BaseGraph.fail = {fails}
         fourth = torch.cuda.CUDAGraph()
@@ -158,7 +157,6 @@ def test_disabled_captures_are_torchs(torch, monkeypatch) -> None:
 
 
 def test_a_signal_leaves_the_route_as_it_is(torch) -> None:
-    """Behind any call of the library or of torch."""
     for number in itertools.count(1):
         interrupt = Interrupt(number)
         torch.library.interrupt = stub.BaseGraph.interrupt = interrupt

@@ -1,8 +1,11 @@
-"""Every operator and module of torch's own test databases, captured in arenas and replayed, against eager work, on a GPU.
+"""Every operator and module of torch's own test databases, captured in arenas and replayed,
+compared with eager work, on a GPU.
 
-Under pytest, or by itself: ``python3 tests/python/test_ops_gpu.py [DTYPE...]``, twelve processes for each type of numbers (float32 unless some are
-named). Of each entry up to three samples, forward, in place and with gradients, a graph for each; what eager work does not repeat is replayed and not
-compared; what torch refuses to capture is counted, and must leave the rest as it is. Needs a GPU, torch with its testing package, and VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without.
+Under pytest, or standalone: ``python3 tests/python/test_ops_gpu.py [DTYPE...]``, twelve processes
+per dtype (default float32). Up to three samples per entry, forward, in place and with gradients, a
+graph for each. Results that eager work does not reproduce are replayed but not compared. Captures
+refused by torch are counted and must have no side effects. Needs a GPU, torch with its testing
+package, and VMMGRAPH_LIBRARY or a package with libraries; prints SKIPPED otherwise.
 """
 
 from __future__ import annotations
@@ -32,15 +35,12 @@ with contextlib.suppress(ImportError):
     pytestmark = pytest.mark.skipif(not HAS_GPU, reason="SKIPPED: needs a GPU")
 
 PROCESSES = 12
-#: Graphs that are kept of one process, random ones of which are replayed after each entry.
 KEPT = 60
-#: In the names of what cannot be compared: its contents are whatever was there.
+#: With undefined contents.
 UNDEFINED = "empty"
 
 
 class Sweep:
-    """The entries of one process."""
-
     def __init__(self, number: int, dtype: str) -> None:
         import vmmgraph
 
@@ -49,16 +49,16 @@ class Sweep:
         self.random = random.Random(number)
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
-        #: Of each graph: its name, itself, what it reads, its outputs, what they are, and whether they cannot be compared: eager work does not repeat them.
+        #: Name, graph, inputs, outputs, expected, and whether eager work does not reproduce them.
         self.kept: list[tuple] = []
         self.done = {"captured": 0, "not compared": 0, "elsewhere": 0, "refused": 0, "not run": 0, "replays": 0, "wrong": []}
-        # A pool whose graphs are gone takes no capture of torch's.
+        # Torch refuses a pool whose graphs are destroyed.
         self.first, self.ones = torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
         with torch.cuda.graph(self.first, pool=self.pool):
             self.twos = self.ones + 1
 
     def samples(self, entry, gradients: bool):
-        """Calls, with what they differentiate by."""
+        """Yields calls and differentiable inputs."""
         if hasattr(entry, "sample_inputs"):
             found = list(itertools.islice(entry.sample_inputs("cuda", self.dtype, requires_grad=gradients), 12))
             for one in found[:1] + found[5:6] + found[11:12] if len(found) > 5 else found[:2]:
@@ -71,7 +71,7 @@ class Sweep:
             made, given = one.constructor_input, one.forward_input
             if given is not None:
                 module = entry.module_cls(*made.args, **made.kwargs).to("cuda", self.dtype)
-                # What is lazy gets its parameters.
+                # Initializes lazy parameters.
                 module(*given.args, **given.kwargs)
                 leaves = [t for t in tensors((given.args, given.kwargs)) if t.requires_grad] + list(module.parameters())
                 yield (lambda module=module, given=given: module(*given.args, **given.kwargs)), leaves
@@ -140,7 +140,7 @@ class Sweep:
             self.done["wrong"].append(f"{name}: a later replay")
 
     def differ(self, some: list, others: list) -> bool:
-        """By more than sums by atomic operations do, which differ in their last bits."""
+        """Tolerates the rounding of atomic sums."""
         exact = not (self.dtype.is_floating_point or self.dtype.is_complex)
         return differ(some, others, 1e-3 if exact else max(1e-3, 4 * torch.finfo(self.dtype).eps))
 
@@ -158,14 +158,12 @@ def tensors(tree) -> list:
 
 
 def values(tree) -> list:
-    """On the host."""
-
     def dense(tensor):
         if tensor.layout != torch.strided:
             tensor = tensor.values() if tensor.is_nested else tensor.to_dense()
         return tensor.detach().resolve_conj().resolve_neg().cpu().clone()
 
-    # 64 bits without a sign are an attention's seeds, which say nothing where it draws no random numbers.
+    # uint64 tensors are attention seeds, meaningless without random numbers.
     return [dense(tensor) for tensor in tensors(tree) if tensor.dtype != torch.uint64]
 
 
@@ -182,7 +180,7 @@ def differ(some: list, others: list, most: float) -> bool:
 
 
 def entries() -> list:
-    # Of what its database needs for tests of torch's own.
+    # The database imports this for torch's own tests.
     with contextlib.suppress(ImportError):
         import expecttest  # noqa: F401
     if "expecttest" not in sys.modules:
@@ -202,7 +200,7 @@ def entries() -> list:
 
 def swept(dtype: str) -> dict:
     command = [sys.executable, __file__, "--one", dtype]
-    # Some samples are in a set's order.
+    # Some samples depend on set order.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     children = [subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, env=env) for n in range(PROCESSES)]
     total: dict = {}
@@ -233,7 +231,7 @@ if __name__ == "__main__":
         for at, one in list(enumerate(entries()))[number::PROCESSES]:
             sweep.entry(at, one)
         print(json.dumps(sweep.done))
-        # Whatever an operator has left behind is not what is tested.
+        # Skips teardown of operators' leftovers.
         sys.stdout.flush()
         os._exit(0)
     for name in sys.argv[1:] or ["float32"]:

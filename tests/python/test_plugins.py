@@ -1,4 +1,5 @@
-"""Entry points by real importlib.metadata in a child process, and what the plugins name and switch off."""
+"""Entry points through real importlib.metadata in a child process, and the names set and features
+disabled by plugins."""
 
 from __future__ import annotations
 
@@ -35,7 +36,6 @@ print("torch" in sys.modules, len(sys.meta_path) - META, vmmgraph.status())
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with the package's metadata, as an installation has it."""
     metadata = tmp_path / "vmmgraph-0.1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vmmgraph\nVersion: 0.1.0\n")
@@ -61,7 +61,6 @@ def child(site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_without_the_variable_nothing_happens(site: Path, value: str | None) -> None:
     run = child(site, **({} if value is None else {"VMMGRAPH": value}))
     assert run.returncode == 0, run.stderr
-    # No torch is imported, nothing is hooked, nothing is said.
     assert run.stdout.split() == ["False", "0", "None"]
     assert run.stderr == ""
 
@@ -176,7 +175,7 @@ def test_what_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pyt
     import some_module_of_an_engine
 
     assert seen == [1]
-    # There already: now.
+    # Already imported.
     _trees.when_imported("some_module_of_an_engine", lambda module: seen.append(module.__name__))
     assert seen == [1, "some_module_of_an_engine"]
     off()

@@ -1,4 +1,5 @@
-"""The report programs without a GPU: each has its name, and the runner judges results. `reports/run_all.py` runs them on a GPU."""
+"""The report programs without a GPU: names, and the runner's verdicts. `reports/run_all.py` runs
+the programs on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pages for other processes, from Python: two processes over the host driver, whose pages alias for real. SKIPPED without VMMGRAPH_CORE_LIBRARY."""
+"""Page sharing from Python: two processes over the host driver with real aliasing. SKIPPED without
+VMMGRAPH_CORE_LIBRARY."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class HostArena:
-    """What `sharing` asks of an arena: its device, library and handle."""
+    """The interface used by `sharing`."""
 
     def __init__(self, how: str = "fd") -> None:
         self._library = _c.Library(Path(os.environ["VMMGRAPH_CORE_LIBRARY"]), with_torch=False)

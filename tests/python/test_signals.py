@@ -1,5 +1,5 @@
-"""An exception of a signal's (``KeyboardInterrupt``, a timeout's) comes between any two lines and as any call returns: it leaves nothing under way. Nor
-does a call that the library refuses."""
+"""An exception from a signal (``KeyboardInterrupt``, a timeout) between any two lines or after any
+call, or a refused call, leaves nothing under way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Signal(BaseException):
 
 
 def between(door, work: Callable[[], None], number: int, ending: bool = False) -> object:
-    """Works until the package's n-th line, which a signal comes before; where that is, or ``None`` if there are fewer."""
+    """Signals before the package's n-th line. Returns the line, or ``None`` at the end."""
     passed, where = 0, None
 
     def lines(frame, event, argument):
@@ -53,7 +53,7 @@ def between(door, work: Callable[[], None], number: int, ending: bool = False) -
 
 
 def as_it_ends(door, work: Callable[[], None], number: int) -> object:
-    """As `between`, within what objects do as they end, whose exceptions are written down and dropped."""
+    """Like `between`, in finalizers, whose exceptions are dropped."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         where = between(door, lambda: (work(), gc.collect()), number, ending=True)
@@ -63,7 +63,7 @@ def as_it_ends(door, work: Callable[[], None], number: int) -> object:
 
 
 def behind(door, work: Callable[[], None], number: int) -> object:
-    """As `between`, behind the n-th call of the library and of torch."""
+    """Like `between`, after the n-th call."""
     door.library.interrupt = stub.BaseGraph.interrupt = interrupt = Interrupt(number)
     try:
         work()
@@ -75,7 +75,7 @@ def behind(door, work: Callable[[], None], number: int) -> object:
 
 
 def refused(door, work: Callable[[], None], number: int) -> object:
-    """The library refuses its n-th call, of those that undo nothing."""
+    """Refuses the n-th call, except cleanup calls."""
     library, passed, where = door.library, 0, None
     call = library.call
 
@@ -84,7 +84,7 @@ def refused(door, work: Callable[[], None], number: int) -> object:
         passed += name not in ("torch_drop", "torch_eager_leave_of", "space_leave", "torch_remote_leave")
         if passed == number and where is None:
             where = name
-            # One that asks for torch's own memory, and an error of the driver's, in turn.
+            # A fallback to torch's memory, or a driver error.
             return _c.WRONG_STATE if number % 2 else 200
         return call(name, *arguments)
 
@@ -100,8 +100,8 @@ def refused(door, work: Callable[[], None], number: int) -> object:
 
 @functools.cache
 def spared(name: str) -> set[int]:
-    """Lines of a file where CPython looks for no signal, though it traces them: `try` and, as it ends, `with`. And those of a `finally`: what
-    comes within a clean-up nothing could mend."""
+    """Lines CPython traces without checking signals (`try`, and the end of `with`), and `finally`
+    blocks, because no interrupted cleanup can be repaired."""
     lines = set()
     for node in ast.walk(ast.parse(Path(name).read_text())):
         if isinstance(node, (ast.Try, ast.With)):
@@ -112,7 +112,7 @@ def spared(name: str) -> set[int]:
 
 
 def collected(frame: types.FrameType | None) -> bool:
-    """Whether it is below an object's end, whose exceptions are written down and dropped."""
+    """Inside a finalizer, whose exceptions are dropped."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
@@ -156,7 +156,7 @@ def named(door) -> None:
 
 
 def eager(door) -> None:
-    """Captures and replays step out of it."""
+    """Captures and replays leave the scope."""
     with vmmgraph.eager(next(iter(door.all_arenas))):
         named(door)
 
@@ -175,7 +175,7 @@ def remote(door) -> None:
 
 
 def in_turn(door) -> None:
-    """Where torch replays."""
+    """Replays through torch."""
     door.library.replayable = False
     try:
         named(door)
@@ -191,28 +191,27 @@ def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work
     for graph, pool_id in zip(held, ((0, 50), door.mempool.id), strict=True):
         with door.torch.cuda.graph(graph, pool=pool_id):
             pass
-    # So that a collection looks at what is made here only.
+    # Limits collections to new objects.
     gc.freeze()
     request.addfinalizer(gc.unfreeze)
-    # Those of `held`.
     shapes = set(door.library.shapes)
     for number in itertools.count(1):
         door.log.clear()
         where = way(door, lambda: work(door), number)
         gc.collect()
         assert door.library.under_way == set(), (number, where)
-        # One that the library itself would not take back is still there.
+        # The library refused its close.
         left = door.library.shapes - shapes
         assert len(left) == (way is refused and where == "torch_shape_close"), (number, where)
         door.library.shapes -= left
-        # The shape may ask its graphs as long as it has them.
+        # Its shape may query the graph.
         names = [entry[0] for entry in door.log]
         assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
         assert door.library.turns == [] and door.library.remote == 0, (number, where)
         assert door.eager.scopes.all == [], (number, where)
         assert door.local.units == door.local.disabled == [], (number, where)
         assert [shape for arena in door.all_arenas for shape in arena._open] == [], (number, where)
-        # And all of it works again, in an arena.
+        # The same work succeeds afterwards.
         door.log.clear()
         work(door)
         gc.collect()

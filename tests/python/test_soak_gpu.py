@@ -1,8 +1,10 @@
-"""Random use of the door by one program, against eager work, on a GPU: captures on streams of three kinds, replays on five, eager work, tensors and
-graphs that go in any order, exceptions, collections, beside two threads that replay.
+"""Random single-program use of the session compared with eager work, on a GPU: captures on streams
+of three kinds, replays on five, eager work, tensors and graphs dropped in any order, exceptions,
+collections, and two concurrent replaying threads.
 
-Under pytest, or by itself: ``python3 tests/python/test_soak_gpu.py [SECONDS] [SEED...]``, a process for each seed. Needs a GPU, torch with
-green contexts, and VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without.
+Under pytest, or standalone: ``python3 tests/python/test_soak_gpu.py [SECONDS] [SEED...]``, one
+process per seed. Needs a GPU, torch with green contexts, and VMMGRAPH_LIBRARY or a package with
+libraries; prints SKIPPED otherwise.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ if HAS_GPU:
 
 WIDTH = 512
 SIZES = (2048, 1024, 256, 64, 8, 1)
-#: What is done, and how often beside the others.
+#: Operations and their relative frequency.
 WORK = {"capture": 3, "replay": 12, "drop": 1, "drop_graph": 1, "drop_tensors": 1, "reset": 1, "eager": 3, "clean": 1, "look": 1}
 
 
 def same(tensors, expected) -> bool:
-    """Fewer multiprocessors may be served by other kernels, so not bit for bit."""
+    """Not bit for bit: fewer multiprocessors may select other kernels."""
     return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in zip(tensors, expected, strict=False))
 
 
@@ -55,7 +57,7 @@ class Captured:
 
 
 class Soak:
-    """One program's state. `wrong` says what differed."""
+    """`wrong` lists differences."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -93,7 +95,7 @@ class Soak:
             self.wrong.append(f"{what}, turn {sum(self.done.values())}")
 
     def captured(self, sizes) -> Captured | None:
-        """One in ten bodies throws."""
+        """One body in ten throws."""
         depth, more = self.random.randrange(1, 6), self.random.random() < 0.4
         x = torch.randn(self.random.choice(sizes), WIDTH, device="cuda")
         one = Captured(x, depth, more, [tensor.clone() for tensor in self.body(x, depth, more)])
@@ -111,7 +113,8 @@ class Soak:
 
     @contextlib.contextmanager
     def somewhere(self, *more: str):
-        """A current stream: torch's, the default one, a green context's or its default one; "going": one that goes."""
+        """Makes a random stream current: torch's, the default, a green context's or its default;
+        "going": a destroyed one."""
         kind = self.random.choice(("torch's", "default", "context's", "in context", *more))
         if kind == "default":
             yield kind
@@ -154,7 +157,6 @@ class Soak:
             self.made.remove(one)
 
     def drop_graph(self) -> None:
-        """What it made last stays."""
         if one := self.any():
             self.made.remove(one)
             one.graph.replay()
@@ -191,7 +193,7 @@ class Soak:
             self.check(tensors, expected, "what was kept")
 
     def differs(self, one: Captured, copies) -> str:
-        """Where, and whether the outputs themselves do, now and after another replay."""
+        """Whether the outputs themselves differ now and after another replay."""
         torch.cuda.current_stream().synchronize()
         wrong = [(a - b).abs() > 1e-4 for a, b in zip(copies, one.expected, strict=True)]
         where = [f"{int(w.sum())} of {w.numel()} from {int(w.flatten().int().argmax())}" for w in wrong]
@@ -201,7 +203,7 @@ class Soak:
 
     def beside(self, mine: list[Captured], stop: threading.Event) -> None:
         stream = torch.cuda.Stream()
-        # All of it on that stream: torch's allocator takes two contexts' default streams for one.
+        # All on this stream: torch's allocator confuses two contexts' default streams.
         with torch.cuda.stream(stream):
             while not stop.wait(0.001):
                 for one in mine:
@@ -251,7 +253,6 @@ class Soak:
 
 
 def soaked(seconds: float, seeds: list[int]) -> None:
-    """At the same time, each in a process of its own."""
     command = [sys.executable, __file__, "--one", str(seconds)]
     children = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True, env=os.environ) for seed in seeds]
     for child in children:

@@ -1,9 +1,11 @@
-"""Random use of the door by threads that know nothing of each other but that they share some graphs, against eager work, on a GPU: each captures,
-replays, drops and writes to what is captured, works eagerly in its arena, and replays the others' graphs.
+"""Random use of the session by independent threads compared with eager work, on a GPU: each thread
+captures, replays, drops and writes captured memory, works eagerly in its arena, and replays shared
+graphs of other threads.
 
-Under pytest, or by itself: ``python3 tests/python/test_threads_gpu.py [SECONDS] [SEED...]``, two processes for each seed: every thread with a pool of its
-own, and all in the device's arena. With ``--stock`` the same program without VmmGraph, which is not right there (see `Threads`). Needs a GPU, torch, and
-VMMGRAPH_LIBRARY or a package with libraries; says SKIPPED without.
+Under pytest, or standalone: ``python3 tests/python/test_threads_gpu.py [SECONDS] [SEED...]``, two
+processes per seed: one pool per thread, and all in the device's arena. ``--stock`` runs without
+VmmGraph, with wrong results (see `Threads`). Needs a GPU, torch, and VMMGRAPH_LIBRARY or a package
+with libraries; prints SKIPPED otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if HAS_GPU:
 WIDTH = 512
 SIZES = (2048, 512, 64, 8, 1)
 DEPTHS = (1, 2, 4)
-#: What is done, and how often beside the others.
+#: Operations and their relative frequency.
 WORK = {
     "capture": 3,
     "throw": 1,
@@ -53,12 +55,12 @@ WORK = {
 
 
 class Captured:
-    """A graph of one thread's, which others may replay when it is shared; one at a time, as they read its outputs."""
+    """If shared, other threads replay it, one at a time."""
 
     def __init__(self, key: tuple, x) -> None:
         self.key, self.x = key, x
         self.graph = torch.cuda.CUDAGraph()
-        # What else is replayed behind it, as another piece of the same shape.
+        # Another piece of the same shape.
         self.second: torch.cuda.CUDAGraph | None = None
         self.turn = threading.Lock()
         self.shared = False
@@ -67,15 +69,16 @@ class Captured:
 
 
 class Threads:
-    """One program. In stock torch each graph has a pool of its own then, and graphs that were captured on one stream share a workspace of cuBLAS's: replayed by
-    two threads at once they are wrong (on an H200, 26 to 292 times in 10 to 15 s; never where the workspaces are cleared before each capture)."""
+    """One program. In stock torch each graph has its own pool, but graphs captured on one stream
+    share a cuBLAS workspace: concurrent replays by two threads are wrong (on an H200, 26 to 292
+    times in 10 to 15 s; never if workspaces are cleared before each capture)."""
 
     def __init__(self, mode: str, seed: int, count: int = 3) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         self.ours, self.seed = mode != "stock", seed
         if self.ours:
             vmmgraph.enable(strict=True, share=mode == "share", executables=random.Random(seed).choice((1, 2, 4, 16)))
-        # Random numbers are one generator's, which captures of other threads have.
+        # Other threads' captures use the default generator.
         generator = torch.Generator(device="cuda")
         generator.manual_seed(seed)
         scale = WIDTH**-0.5
@@ -102,7 +105,7 @@ class Threads:
         return (x, *others)
 
     def begin(self, graph, number: int) -> None:
-        # Not torch.cuda.graph, which waits for the device first, and other threads capture.
+        # torch.cuda.graph would wait for the device, while other threads capture.
         pool = {"pool": self.pools[number]} if self.pools[number] else {}
         graph.capture_begin(**pool, capture_error_mode="thread_local")
 
@@ -124,14 +127,11 @@ class Threads:
 
 
 class Worker:
-    """One thread."""
-
     def __init__(self, program: Threads, number: int) -> None:
         self.program, self.number = program, number
         self.random = random.Random(program.seed * 100 + number)
         self.made: list[Captured] = []
         self.kept: list[tuple] = []
-        # Whose outputs are gone.
         self.bare: list[Captured] = []
         self.done: Counter[str] = Counter()
 
@@ -146,7 +146,7 @@ class Worker:
                     for depth in DEPTHS
                     for more in (False, True)
                 }
-                # A pool whose graphs are all gone cannot be captured into again.
+                # Torch refuses a pool whose graphs are destroyed.
                 anchor = torch.cuda.CUDAGraph()
                 program.begin(anchor, self.number)
                 anchored = program.inputs[8] * 2
@@ -201,12 +201,11 @@ class Worker:
                     self.program.shared.append(one)
 
     def throw(self) -> None:
-        """Its tensors and its graph go at once, while others seal and replay."""
+        """Tensors and graph are destroyed at once."""
         self.captured()
 
     def let_go(self) -> None:
-        """As engines that look at outputs through weak references: they are dropped behind the capture, with work on them under way. What the graph
-        writes from then on is to be nobody else's."""
+        """Like engines with weak outputs. The graph's later writes must not hit other tensors."""
         if len(self.bare) < 6:
             one = self.captured()
             one.static.fill_(7)
@@ -259,7 +258,7 @@ class Worker:
             self.made.remove(one)
 
     def keep(self) -> None:
-        """What its graph made last outlives it."""
+        """Outputs outlive their graph."""
         if one := self.any():
             self.made.remove(one)
             if not one.shared:
@@ -286,7 +285,6 @@ class Worker:
 
 
 def used(seconds: float, seeds: list[int], modes: tuple[str, ...] = ("pools", "share")) -> None:
-    """At the same time, each in a process of its own."""
     command = [sys.executable, __file__, "--one", str(seconds)]
     children = [
         subprocess.Popen([*command, mode, str(seed)], stdout=subprocess.PIPE, text=True, env=os.environ)
@@ -309,7 +307,7 @@ if __name__ == "__main__":
         sys.exit(77)
     if sys.argv[1:2] == ["--one"]:
         Threads(sys.argv[3], int(sys.argv[4])).run(float(sys.argv[2]))
-        # Daemons that hang must not keep the process.
+        # Hung daemons must not block the exit.
         sys.stdout.flush()
         os._exit(0)
     given = [one for one in sys.argv[1:] if one != "--stock"]

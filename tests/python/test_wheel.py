@@ -1,4 +1,5 @@
-"""The wheel, opened and installed. Needs one in build/wheels (`make wheel`), or VMMGRAPH_WHEEL; skipped without."""
+"""The wheel, inspected and installed. Needs a wheel in build/wheels (`make wheel`) or
+VMMGRAPH_WHEEL; skipped otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ WHEELS = [Path(os.environ["VMMGRAPH_WHEEL"])] if "VMMGRAPH_WHEEL" in os.environ 
 
 pytestmark = pytest.mark.skipif(not WHEELS, reason="SKIPPED: no wheel in build/wheels; make wheel builds one")
 
-# The newest versions of manylinux_2_28, of PEP 600 as auditwheel has it.
+# Maximum versions of manylinux_2_28 (PEP 600), as in auditwheel.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 SYSTEM = {
     "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libutil.so.1", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6",
@@ -32,7 +33,7 @@ VARIANT = re.compile(r"vmmgraph/_lib/torch-(\d+\.\d+)-cu(\d+)/libvmmgraph_torch\
 
 
 def output(*command: object, **more: object) -> str:
-    # What is installed, and not the package beside these tests.
+    # Hides the package next to these tests.
     more.setdefault("env", {key: value for key, value in os.environ.items() if key != "PYTHONPATH"})
     done = subprocess.run([str(each) for each in command], capture_output=True, text=True, timeout=300, check=False, **more)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +54,6 @@ def unpacked(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh environment with the wheel in it, and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     output(sys.executable, "-m", "venv", folder)
     python = folder / "bin/python"
@@ -66,7 +66,7 @@ def libraries(folder: Path) -> list[Path]:
 
 
 def stripped(library: Path) -> bool:
-    """Neither a table of symbols but the dynamic one, nor anything for a debugger."""
+    """Neither a static symbol table nor debug sections."""
     sections = re.findall(r"^ *\[ *\d+\] (\S+)", output("readelf", "-SW", library), re.MULTILINE)
     assert ".text" in sections and ".dynsym" in sections, sections
     return not [name for name in sections if name == ".symtab" or name.startswith(".debug_")]
@@ -118,7 +118,6 @@ def test_its_libraries_and_nothing_of_the_machine(wheel: zipfile.ZipFile, unpack
     }
     assert set(variants) <= known
     assert not [name for name in names if name.endswith((".a", ".o", ".pyc"))]
-    # 8 for the core that `python -m vmmgraph build` takes.
     assert WHEELS[-1].stat().st_size < (2 + 8 + 2 * len(variants)) << 20
     for name in names:
         assert str(ROOT).encode() not in wheel.read(name) or name.endswith(".so"), name
@@ -153,7 +152,7 @@ def test_the_platform_tag_is_true(unpacked: Path) -> None:
         assert ("GLIBC", "2.2.5") in asked
         late = [(name, version) for name, version in asked if tuple(map(int, version.split("."))) > NEWEST.get(name, ())]
         assert not late, f"{library} asks for {late}"
-        # A strong symbol without a version is found nowhere but in torch and in CUDA's runtime.
+        # Only torch and CUDA define unversioned symbols.
         strong = re.findall(r"^ +U ([^@\s]+)$", output("nm", "-D", "--undefined-only", library), re.MULTILINE)
         foreign = [name for name in strong if not re.match(r"_Z\w*(2at|3c10|5torch|6caffe2)", name)]
         assert not foreign, f"{library} asks for {foreign}"
@@ -209,7 +208,7 @@ def test_cmake_finds_it(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_sources_are_whole(unpacked: Path) -> None:
-    """What the package's own C++ includes is in the package, and what CMake is told to compile."""
+    """All files included or compiled."""
     sources = unpacked / "vmmgraph/_src"
     include = unpacked / "vmmgraph/include"
     bridge = sources / "core/cxxbridge"
@@ -226,14 +225,14 @@ def test_the_sources_are_whole(unpacked: Path) -> None:
     compiled = re.findall(r"cpp/(?:torch|engine)/\w+\.cpp", (sources / "cmake/VmmGraphTorch.cmake").read_text())
     assert len(compiled) > 20
     assert {sources / each for each in compiled} == set(sources.glob("cpp/**/*.cpp"))
-    # Whoever has the package for another torch has its headers for all of the component; of torch_npu's no wheel has a library.
+    # For builds with another torch. Wheels have no torch_npu library.
     ours = {path.name for path in (ROOT / "include/vmmgraph").iterdir()} - {"torch_npu.hpp"}
     assert {path.name for path in (include / "vmmgraph").iterdir()} == ours
 
 
 @pytest.fixture(scope="module")
 def beside_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that imports the pip torch of .venv, whose CUDA libraries are stand-ins."""
+    """Imports .venv's pip torch with stand-in CUDA libraries."""
     site = next(iter((ROOT / ".venv/lib").glob("python3*/site-packages")), None)
     if site is None or not (site / "torch").exists() or not (site / "sympy").exists():
         pytest.skip("SKIPPED: no torch in .venv that can be imported (scripts/setup.sh test)")
@@ -244,8 +243,7 @@ def beside_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_a_library_is_built_from_the_package(installed: Path, beside_torch: dict[str, str], tmp_path: Path) -> None:
-    """All of it but the compiler's work, which build/torch has done: unpacking, CMake over the package's files, the link with its core, loading
-    beside torch. No Rust is on the path."""
+    """Compilation reuses build/torch. No Rust on the path."""
     objects = ROOT / "build/torch"
     if not (objects / "CMakeFiles/vmmgraph_torch.dir/cpp/torch/shape.cpp.o").exists():
         pytest.skip("SKIPPED: no build/torch (scripts/test.sh)")
@@ -269,7 +267,7 @@ def test_a_library_is_built_from_the_package(installed: Path, beside_torch: dict
 
 
 def test_beside_a_torch_without_a_gpu(installed: Path, beside_torch: dict[str, str]) -> None:
-    """The library for it loads with every symbol, and says what it is for."""
+    """Every symbol resolves."""
     body = """
 import ctypes, pathlib, torch
 from vmmgraph import memory_saver

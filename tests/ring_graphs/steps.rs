@@ -1,4 +1,4 @@
-//! Captured steps as the library makes and launches them: `Ring::capture_begin` to `RingGraph::leave`.
+//! Captured steps made and launched by the library: `Ring::capture_begin` to `RingGraph::leave`.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -8,19 +8,18 @@ use vmmgraph::{Error, RingCaptureOptions, RingGraph};
 
 use super::*;
 
-/// Units of `WORDS` words, which a step copies to where the host can look.
+/// A ring with units of `WORDS` words; each step copies the units to readable memory.
 struct Steps {
     ring: Arc<Ring>,
     found: ElasticBuffer,
-    /// One host buffer for all units, and what is in it.
+    /// One host buffer for all units, and its contents.
     host: Arc<HostBuffer>,
     bytes: Vec<u8>,
-    /// By unit: what its memory is to hold where a run goes, and anything elsewhere.
+    /// Runs of each unit; bytes outside runs are undefined.
     runs: Vec<Vec<(u64, u64, u64)>>,
     next: u8,
 }
 
-/// A captured step, ready to be launched.
 struct Ready {
     step: Option<RingGraph>,
     graph: CUgraph,
@@ -47,7 +46,7 @@ impl Drop for Ready {
 }
 
 fn main_stream(gpu: &Gpu) -> Stream {
-    // SAFETY: a stream of the test, which stays until the ring is gone.
+    // SAFETY: a stream of the test that outlives the ring.
     unsafe { Stream::from_raw(gpu.main as u64) }
 }
 
@@ -89,7 +88,6 @@ impl Steps {
         steps
     }
 
-    /// Other bytes in all of the host memory.
     fn change(&mut self) {
         self.next = self.next.wrapping_add(1);
         let next = self.next;
@@ -97,7 +95,6 @@ impl Steps {
         self.host.write(0, &self.bytes).unwrap();
     }
 
-    /// Runs of a unit: from, to, bytes.
     fn source(&mut self, unit: usize, runs: &[(u64, u64, u64)]) {
         let source = runs.iter().map(|(from, to, bytes)| HostRun {
             source: Arc::clone(&self.host),
@@ -115,7 +112,6 @@ impl Steps {
         assert_eq!(code!(cuMemcpyDtoDAsync_v2(to, from, UNIT as usize, gpu.main)), 0);
     }
 
-    /// The model's step: every unit in turn.
     fn body(&self, gpu: &Gpu) -> Result<(), Error> {
         for unit in 0..self.ring.schedule().units() {
             self.ring.acquire(unit, main_stream(gpu))?;
@@ -143,7 +139,7 @@ impl Steps {
         };
         let graph = end(gpu).unwrap();
         let mut exec: CUgraphExec = ptr::null_mut();
-        // Once more if that was made to fail, which is the test's own call.
+        // Retry: the injected failure may hit this call.
         if code!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)) != 0 {
             assert_eq!(code!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)), 0);
         }
@@ -159,16 +155,15 @@ impl Steps {
             0 => Ok(()),
             code => Err(code),
         };
-        // SAFETY: an executable of the graph that the step was captured into.
+        // SAFETY: an executable of the captured graph.
         let launched = unsafe { ready.step().launch(ready.executable(), main_stream(gpu), give) }?;
         assert_eq!(launched, Ok(()));
         Ok(())
     }
 
-    /// How many units found other bytes than their runs say.
     fn wrong(&self, gpu: &Gpu) -> usize {
         let mut found = vec![0; self.bytes.len()];
-        // SAFETY: committed, and the stand-in's streams do their work at once.
+        // SAFETY: committed, and streams of the stand-in work at once.
         unsafe { gpu.device.driver().read(self.found.base(), &mut found) }.unwrap();
         let units = found.chunks(UNIT as usize).zip(&self.runs);
         let right = |(found, runs): &(&[u8], &Vec<(u64, u64, u64)>)| {
@@ -202,7 +197,8 @@ fn a_captured_step_reads_what_its_sources_are_then() {
                 assert_eq!(after.copied_bytes - before.copied_bytes, planned);
                 assert_eq!(after.launches - before.launches, 1);
             }
-            // What changes in between: nothing, contents, one unit's runs, or eager work that leaves other units in the slots.
+            // Between launches: no change, new contents, new runs of one unit, or eager work that
+            // leaves other units in the slots.
             let unit = (seed / 4) as usize % count;
             match seed % 4 {
                 1 => steps.change(),
@@ -219,7 +215,6 @@ fn a_captured_step_reads_what_its_sources_are_then() {
     }
 }
 
-/// What the captured stream's next node is behind.
 fn behind(gpu: &Gpu) -> Vec<usize> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph, mut nodes, mut edges, mut count) =
@@ -237,7 +232,7 @@ fn behind(gpu: &Gpu) -> Vec<usize> {
         )),
         0
     );
-    // SAFETY: the stand-in's array, good until the thread asks again.
+    // SAFETY: the stand-in's array, valid until the thread's next query.
     (0..count).map(|place| unsafe { *nodes.add(place) } as usize).collect()
 }
 
@@ -252,7 +247,7 @@ fn a_units_copy_comes_first_among_what_its_reader_is_behind() {
     for unit in 0..6 {
         steps.ring.acquire(unit, main).unwrap();
         let now = behind(&gpu);
-        // The first one is there from the step before.
+        // The first unit is resident from the previous step.
         assert_eq!(now.len(), if unit == 0 { 0 } else { 2 });
         assert!(unit == 0 || now[1..] == last[..], "{unit}: {now:?} after {last:?}");
         steps.use_unit(&gpu, unit);
@@ -291,7 +286,7 @@ fn a_captured_step_is_whole_or_none() {
     assert!(wrong_state(steps.ring.capture_begin(main, &options)), "nothing is captured");
     assert!(wrong_state(steps.ring.capture_end(main).map(drop)), "nothing was begun");
 
-    // Each ends the capture of the ring, and leaves that of the stream as it is.
+    // Ends the capture of the ring in each case; the stream's capture continues.
     let attempt = |body: &dyn Fn() -> Result<(), Error>| {
         begin(&gpu);
         steps.ring.capture_begin(main, &options).unwrap();
@@ -312,7 +307,6 @@ fn a_captured_step_is_whole_or_none() {
     assert!(wrong_state(attempt(&|| acquire(0).and_then(|()| acquire(1)).and_then(|()| release(1)))));
     assert!(wrong_state(attempt(&|| acquire(0).and_then(|()| release(0)).and_then(|()| release(0)))));
     assert!(wrong_state(attempt(&|| steps.ring.capture_begin(main, &options))), "two at once");
-    // A number from outside asks for no memory.
     begin(&gpu);
     for most_runs in [4097, usize::MAX] {
         let refused = steps.ring.capture_begin(main, &RingCaptureOptions { tail: usize::MAX, most_runs });
@@ -320,12 +314,10 @@ fn a_captured_step_is_whole_or_none() {
     }
     assert!(end(&gpu).is_ok_and(|graph| code!(cuGraphDestroy(graph)) == 0));
     assert!(attempt(&|| acquire(6)).is_err());
-    // What failed once is no step, whatever comes behind it.
     assert!(wrong_state(attempt(&|| {
         assert!(release(3).is_err());
         steps.body(&gpu)
     })));
-    // Eager work beside a capture is none of it.
     let gpu_copies = gpu.copies as u64;
     // SAFETY: a stream of the test.
     let other = unsafe { Stream::from_raw(gpu_copies) };
@@ -335,7 +327,6 @@ fn a_captured_step_is_whole_or_none() {
         steps.body(&gpu)
     });
     assert_eq!(beside, Ok(()));
-    // Without a capture of the ring, the stream's is refused.
     begin(&gpu);
     let refused = acquire(0);
     assert!(matches!(refused, Err(Error::StreamCapturing { .. })), "{refused:?}");
@@ -357,13 +348,12 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     );
     let main = main_stream(&gpu);
     let wrong_state = |result: Result<(), Error>| matches!(result, Err(Error::WrongState { .. }));
-    // SAFETY: executables of this test's graphs, used by this thread.
+    // SAFETY: executables of this test's graphs, used by this thread only.
     let enter = |ready: &Ready| unsafe { ready.step().enter(ready.executable(), main) };
     enter(&ready).unwrap();
     assert!(wrong_state(enter(&ready)) && wrong_state(enter(&other)));
     assert!(wrong_state(steps.ring.acquire(0, main)) && wrong_state(steps.ring.prime().map(drop)));
     assert!(wrong_state(steps.host.write(0, &[1])) && wrong_state(steps.host.wait()));
-    // From the next launch on.
     let old = steps.runs[2].clone();
     steps.source(2, &[(0, 0, UNIT)]);
     assert_eq!(code!(cuGraphLaunch(ready.exec, gpu.main)), 0);
@@ -375,14 +365,14 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     for ready in [&ready, &other, &ready] {
         assert_eq!((steps.launch(&gpu, ready), steps.wrong(&gpu)), (Ok(()), 0));
     }
-    // What was not launched left nothing that counts.
     enter(&ready).unwrap();
     ready.step().leave(main, false).unwrap();
     assert!(wrong_state(ready.step().leave(main, true)));
     steps.body(&gpu).unwrap();
     assert_eq!(steps.wrong(&gpu), 0);
 
-    // Nothing is launched while a unit is read, with more runs than nodes, from memory that is not registered, or into a capture.
+    // Refused: a launch while a unit is acquired, with more runs than nodes, from unregistered
+    // memory, or into a capture.
     steps.ring.acquire(1, main).unwrap();
     assert!(wrong_state(enter(&ready)));
     steps.ring.release(1, main).unwrap();
@@ -396,7 +386,7 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     assert!(end(&gpu).is_ok_and(|graph| code!(cuGraphDestroy(graph)) == 0));
     assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
 
-    // A ring stays as long as its graphs, and so does the memory that they read.
+    // Graphs keep their ring and its host memory alive.
     let (ring, host) = (Arc::downgrade(&steps.ring), Arc::downgrade(&steps.host));
     drop(steps);
     assert!(ring.upgrade().is_some() && host.upgrade().is_some());
@@ -404,11 +394,12 @@ fn a_launch_has_the_ring_and_its_host_memory_for_itself() {
     assert!(ring.upgrade().is_none() && host.upgrade().is_none());
 }
 
-/// Each call costs the host, and a sequence that crosses a granule changes every unit at once.
+/// Each call costs host time, and a crossed granule would change every unit at once.
 #[test]
 fn an_executable_is_told_what_has_changed_and_no_more() {
     let gpu = Gpu::open();
-    // SAFETY: the driver is open, so the library is there; the signature is that of tests/standin/src/control.rs.
+    // SAFETY: the driver is open, so the library is loaded; the signature is in
+    // tests/standin/src/control.rs.
     let count =
         unsafe { *culib().get::<unsafe extern "C" fn(*const c_char) -> u64>(b"standin_count\0").unwrap() };
     let calls = || {
@@ -436,18 +427,17 @@ fn an_executable_is_told_what_has_changed_and_no_more() {
     let mut tells = |bytes, runs, each: [u64; 2]| {
         assert_eq!(told(&mut steps, bytes, runs), each.map(|calls| calls * streamed));
     };
-    // Everything at first; then as much more of the same memory, and nothing new.
+    // First everything; then a longer copy; then no change.
     tells(64, 1, [1, 2]);
     tells(96, 1, [1, 0]);
     tells(96, 1, [0, 0]);
-    // With nothing to copy no memory is read, and what is read then counts as another one.
+    // Without copies, no source is read; the next source counts as new.
     tells(96, 0, [0, 2]);
     tells(96, 2, [2, 2]);
-    // One of two runs.
     tells(128, 2, [1, 0]);
 }
 
-/// Its handle may be that of another one, or another graph's copies may be in it: who launches it says so.
+/// Its handle may be reused, or a different graph's copies may be in it; the caller reports this.
 #[test]
 fn an_executable_that_was_updated_otherwise_is_told_everything() {
     let gpu = Gpu::open();
@@ -457,7 +447,6 @@ fn an_executable_that_was_updated_otherwise_is_told_everything() {
     };
     from(&mut steps, 0);
     let ready = steps.capture(&gpu, &RingCaptureOptions { tail: 1, most_runs: 1 });
-    // Not what was captured.
     from(&mut steps, 100);
     assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
     let update = || {
@@ -471,7 +460,7 @@ fn an_executable_that_was_updated_otherwise_is_told_everything() {
     update();
     steps.launch(&gpu, &ready).unwrap();
     assert!(steps.wrong(&gpu) > 0, "nobody said so");
-    // Slots hold what that left.
+    // Slots hold results of the wrong launch.
     steps.ring.abort();
     update();
     ready.step().forget_executable();
@@ -482,7 +471,8 @@ fn an_executable_that_was_updated_otherwise_is_told_everything() {
 fn each_call_of_a_capture_and_a_launch_may_fail() {
     let gpu = Gpu::open();
     let control = |name: &'static [u8]| {
-        // SAFETY: the driver is open, so the library is there; signatures are those of tests/standin/src/control.rs.
+        // SAFETY: the driver is open, so the library is loaded; signatures are in
+        // tests/standin/src/control.rs.
         unsafe { *culib().get::<unsafe extern "C" fn(u64, c_int)>(name).expect("not the stand-in") }
     };
     let fail = control(b"standin_fail\0");
@@ -494,7 +484,7 @@ fn each_call_of_a_capture_and_a_launch_may_fail() {
     loop {
         nth += 1;
         let mut steps = Steps::new(&gpu, &units(9), 3);
-        // SAFETY: the stand-in's.
+        // SAFETY: functions of the stand-in.
         unsafe {
             reset();
             fail(nth, 999);
@@ -506,21 +496,20 @@ fn each_call_of_a_capture_and_a_launch_may_fail() {
                 let result = steps.launch(&gpu, ready);
                 if result.is_err() {
                     launches += 1;
-                    // Again, as it says.
+                    // The retry succeeds, as documented.
                     steps.launch(&gpu, ready).unwrap();
                 }
                 assert_eq!(steps.wrong(&gpu), 0, "call {nth}, round {round}");
                 steps.source(round + 1, &[(round as u64 * 9, 3, 60), (40, 100, 90)]);
             }
-            // SAFETY: the stand-in's.
+            // SAFETY: a function of the stand-in.
             over = unsafe { calls() } < nth;
         } else {
             captures += 1;
         }
-        // SAFETY: the stand-in's.
+        // SAFETY: a function of the stand-in.
         unsafe { fail(0, 0) };
         drop(captured);
-        // Everything works afterwards.
         let ready = steps.capture(&gpu, &RingCaptureOptions::default());
         steps.source(1, &[(5, 5, 50)]);
         steps.source(2, &[(6, 5, 50)]);
@@ -565,7 +554,7 @@ fn what_is_stored_between_two_launches_is_what_the_next_one_reads() {
             steps.launch(&gpu, &ready).unwrap();
             assert_eq!(steps.wrong(&gpu), 0, "{count} units over {slots} with {tail}, seed {seed}");
         }
-        // Not while a launch that reads it is being given.
+        // Refused while a launch that reads the source is being submitted.
         let give = || {
             let refused = store(&steps, 0);
             assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
@@ -574,7 +563,7 @@ fn what_is_stored_between_two_launches_is_what_the_next_one_reads() {
                 code => Err(code),
             }
         };
-        // SAFETY: an executable of the graph that the step was captured into.
+        // SAFETY: an executable of the captured graph.
         let launched = unsafe { ready.step().launch(ready.executable(), main_stream(&gpu), give) };
         assert_eq!(launched, Ok(Ok(())));
         assert_eq!(steps.wrong(&gpu), 0);

@@ -1,4 +1,4 @@
-//! The name that a loaded library is found by.
+//! Sets the vendor's soname.
 
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libascendcl.so");

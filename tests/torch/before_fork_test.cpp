@@ -1,5 +1,5 @@
-// Installing asks CUDA nothing: a process that has asked cannot fork workers that use it, as vLLM's main process does after it called the plugin.
-// named_libcuda.c is on the library path.
+// Installation makes no CUDA call, because CUDA in the parent breaks forked workers (vLLM).
+// named_libcuda.c replaces the driver.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// After an assertion of a kernel CUDA answers nothing any more: everything still goes, and the process ends as it wants to.
+// Teardown after a kernel assertion, when every CUDA call fails.
 #include "fixture.hpp"
 
 #include <vmmgraph/torch_eager.hpp>
@@ -8,13 +8,13 @@ namespace {
 
 class BrokenDevice : public Torch {
 protected:
-    // The threads of CUDA's libraries do not outlive a fork.
+    // Threads of CUDA's libraries do not survive a fork.
     void SetUp() override {
         GTEST_FLAG_SET(death_test_style, "threadsafe");
         Torch::SetUp();
     }
 
-    // A graph whose next replay asserts, if `index` says so.
+    // Captures a graph whose next replay asserts if `index` is out of range.
     Shape indexed(SharedVmmAllocator& arena, const Model& model, const at::Tensor& index, const CaptureOptions& options) const {
         const auto input = at::randn({64, 512}, half());
         cudaDeviceSynchronize();
@@ -23,7 +23,7 @@ protected:
         return {input, {}, output, std::move(graph)};
     }
 
-    // Ends with status 0 if all that is there goes behind an assertion.
+    // Exits with status 0 if all objects are destroyed.
     [[noreturn]] void everything_goes(const CaptureOptions& options) const {
         {
             SharedVmmAllocator arena;
@@ -47,7 +47,7 @@ protected:
             }
             kept.record_stream(other);
             if (options.route == Route::blocks) {
-                // By the other route it is torch's memory, which throws as it goes.
+                // On the mempool route torch throws when the memory is freed.
                 shapes[1].output.record_stream(other);
             }
             cudaDeviceSynchronize();

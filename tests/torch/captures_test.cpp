@@ -14,8 +14,7 @@ TEST_F(Torch, BlocksRouteReplaysAsEagerWithoutWarmUp) {
 
 TEST_F(Torch, BlocksRouteHoldsNearTheHungriestShape) {
     const Model model;
-    // With small pages only, what is left is the stitching itself. Large ones round up: the last page, and what fills the page of the
-    // kept output around it.
+    // Large pages add rounding: the last page, and the rest of the retained output's page.
     for (const std::size_t large : {2 * MiB, 32 * MiB}) {
         vmmgraph::Options options;
         options.large_page_bytes = large;
@@ -53,7 +52,7 @@ TEST_F(Torch, AKeptOutputOutlivesEveryOtherReplay) {
 TEST_F(Torch, WithTheSharePolicyOutputsAreOverwrittenByOthers) {
     SharedVmmAllocator arena;
     const Model model;
-    // Alike, so that they use the same pages in the same way.
+    // Equal sizes, so both use the same pages in the same way.
     auto all = shapes(arena, model, {512, 512}, {Route::blocks, Retain::shared_pages});
     EXPECT_EQ(wrong(all), 0) << "right behind its own replay an output is whole";
     all[0].graph.replay(raw());
@@ -149,7 +148,6 @@ TEST_F(Torch, ATensorMayOutliveItsGraph) {
     EXPECT_EQ(arena.mapped_size(), 0u);
 }
 
-// Not the gigabyte that passed in its capture.
 TEST_F(Torch, ATensorThatOutlivesItsGraphKeepsItsOwnPagesOnly) {
     auto device = vmmgraph::Device::open();
     device.trim();
@@ -170,7 +168,7 @@ TEST_F(Torch, ATensorThatOutlivesItsGraphKeepsItsOwnPagesOnly) {
         EXPECT_GT(arena.mapped_size(), 1024 * MiB);
         graph.replay(raw());
     }
-    // The graph went while its replay ran, which did not wait. Trim waits.
+    // The graph was destroyed during its replay without a wait. `trim` waits.
     arena.trim();
     EXPECT_EQ(arena.stats().spaces, 0u);
     EXPECT_EQ(arena.stats().blocks, 1u);
@@ -242,7 +240,6 @@ TEST_F(Torch, KeptOutputsOfManyGraphsShareTheirPages) {
         graphs[i].replay(raw());
     }
     EXPECT_EQ(right(), count);
-    // They outlive their graphs, at the same price.
     graphs.clear();
     arena.trim();
     EXPECT_LE(arena.mapped_size(), 2 * MiB);
@@ -259,7 +256,7 @@ TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
         const CaptureOptions options{route, Retain::inherit};
         auto all = shapes(arena, model, {256, 64, 512, 128}, options);
         EXPECT_EQ(wrong(all), 0);
-        // The last replays may still run, on another stream than the one that is captured.
+        // The last replays may still run on a second stream.
         const auto other = c10::cuda::getStreamFromPool();
         for (auto& shape : all) {
             shape.graph.replay(other.stream());
@@ -288,7 +285,7 @@ TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
             const auto gone = std::move(graph);
         }
         at::cuda::clearCublasWorkspaces();
-        // Torch's pools go with the next capture that ends, if they had to wait.
+        // Frees torch's pools whose release was postponed.
         static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, options));
         c10::cuda::CUDACachingAllocator::emptyCache();
         arena.trim();
@@ -306,7 +303,7 @@ TEST_F(Torch, AGraphThatReliesOnStaleMemoryIsFoundAndRightOnesAreNot) {
             const std::vector<vmmgraph::Output> outputs{{shape.output.data_ptr(), shape.output.nbytes()}};
             EXPECT_EQ(shape.graph.verify(raw(), outputs).found, 0u);
         }
-        // A stream of somebody else's may be destroyed behind it: what comes next does not name it.
+        // Later work does not name the stream, which may be destroyed.
         cudaStream_t theirs = nullptr;
         ASSERT_EQ(cudaStreamCreateWithFlags(&theirs, cudaStreamNonBlocking), cudaSuccess);
         EXPECT_EQ(all[0].graph.verify(theirs, {{all[0].output.data_ptr(), all[0].output.nbytes()}}).found, 0u);
@@ -314,7 +311,7 @@ TEST_F(Torch, AGraphThatReliesOnStaleMemoryIsFoundAndRightOnesAreNot) {
         EXPECT_EQ(wrong(all), 0);
         const auto output = at::zeros({1024}, half());
         cudaDeviceSynchronize();
-        // Whatever is in fresh memory becomes the output.
+        // The output is copied from uninitialized memory.
         auto graph =
             capture(arena, raw(), [&] { static_cast<void>(output.copy_(at::empty({1 << 20}, half()).slice(0, 0, 1024) * 1)); }, options);
         const auto difference = graph.verify(raw(), {{output.data_ptr(), output.nbytes()}});

@@ -1,5 +1,5 @@
-// All-reduces and all-gathers in captures on two GPUs, in one process and in two, with retained blocks beside their buffers. NCCL is the one that torch
-// loaded; it registers buffers of captures by itself, where it can, and a seal exchanges pages under retained blocks.
+// All-reduces and all-gathers in captures on two GPUs, next to retained blocks. NCCL registers
+// capture buffers where it can; a seal exchanges pages under retained blocks.
 #include "nccl.hpp"
 
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 using vmmgraph::torch::KeptScope;
 using vmmgraph::torch::RemoteScope;
 
-// What a capture says of its tensors: nothing; which ones stay; which ones NCCL may register; that these are all, while none of them is.
+// Scopes used by a capture: none; kept; remote; or `shared_remote` without any marked buffer.
 enum class Marks { none, kept, remote, forgotten };
 
 CaptureOptions options_for(Marks marks) {
@@ -26,8 +26,7 @@ CaptureOptions options_for(Marks marks) {
     return options;
 }
 
-// One rank's part of a capture: a buffer that is reduced in place and one into which both ranks' parts are gathered, between blocks that
-// are retained and blocks that pass.
+// One rank's part of a capture: NCCL buffers between retained and transient blocks.
 struct Part {
     c10::cuda::CUDAStream stream;
     std::int64_t elements;
@@ -77,7 +76,6 @@ struct Part {
             buffer = own = gathered = at::Tensor();
         }
     }
-    // With the input `mine` on this rank and `theirs` on the other.
     int wrong(int rank, float mine, float theirs, bool keep_buffers) const {
         const float first = (rank == 0 ? mine : theirs) + 5, second = (rank == 0 ? theirs : mine) + 5;
         const auto both = at::cat({at::full_like(input, first), at::full_like(input, second)});
@@ -90,7 +88,6 @@ struct Part {
     }
 };
 
-// From a slab to several pages.
 constexpr std::int64_t sizes[] = {1 << 10, 1 << 15, 3 << 18, 5 << 20, 9 << 20};
 
 using Collectives = TwoGpus;
@@ -139,7 +136,7 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
                     capture_both(one, marks);
                     all.push_back(std::move(one));
                 } catch (const vmmgraph::Error& error) {
-                    // Never for want of anything that a program could not say.
+                    // Only unmarked captures may be refused.
                     EXPECT_EQ(marks, Marks::none) << error.what();
                     EXPECT_NE(std::string(error.what()).find("NCCL_GRAPH_REGISTER"), std::string::npos) << error.what();
                     ++refused;
@@ -174,7 +171,7 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
     }
 }
 
-// One rank of the tests below; started by them.
+// Started by the tests below.
 TEST(CollectivesRank, Run) {
     if (rank_here() < 0) {
         GTEST_SKIP() << "a part of Collectives.InTwoProcesses";
@@ -230,7 +227,7 @@ TEST(CollectivesRank, Run) {
                     try {
                         all.push_back(capture_one(arena, count, keep, marks));
                     } catch (const vmmgraph::Error& error) {
-                        // On both ranks alike, since they lay out alike.
+                        // Equal layouts: both ranks refuse.
                         EXPECT_TRUE(shared && marks == Marks::none) << error.what();
                         EXPECT_NE(std::string(error.what()).find("RemoteScope"), std::string::npos) << error.what();
                         ++refused;
@@ -243,7 +240,8 @@ TEST(CollectivesRank, Run) {
     EXPECT_EQ(wrong, 0);
     int forgotten = 0;
     if (shared) {
-        // The control: that all were marked was not true, and the page under one is exchanged. Both buffers lie on one page beside a block that stays.
+        // Control: no buffer is marked. The seal exchanges a page with both buffers and a retained
+        // block.
         SharedVmmAllocator arena(device);
         std::vector<Captured> all;
         all.push_back(capture_one(arena, sizes[2], false, Marks::forgotten));
@@ -256,10 +254,9 @@ TEST(CollectivesRank, Run) {
 
 TEST_F(Collectives, InTwoProcesses) { run_ranks("CollectivesRank.Run"); }
 
-// NCCL registers the buffers of captures between processes too, then.
 TEST_F(Collectives, InTwoProcessesWithPagesForEachOther) {
     setenv("VMMGRAPH_TEST_SHARED", "1", 1);
-    // The one that it registers for.
+    // NCCL registers buffers for this protocol only.
     setenv("NCCL_PROTO", "Simple", 1);
     run_ranks("CollectivesRank.Run");
     unsetenv("VMMGRAPH_TEST_SHARED");

@@ -1,5 +1,5 @@
-// Eager work in the memory of an arena's graphs, on a GPU: the bytes are those of plain eager work, what is alive lasts, and the memory is
-// that of the hungrier of the two.
+// Eager work in an arena's memory, on a GPU: results equal plain eager work, and memory is the
+// larger of both peaks.
 #include "fixture.hpp"
 
 #include <cstdint>
@@ -36,7 +36,7 @@ protected:
         device_.emplace(Device::open());
     }
 
-    // The last token of a prompt, as what samples from it wants it.
+    // Returns the output for the last token, for a sampler.
     static at::Tensor prefill(const Model& model, const at::Tensor& prompt) {
         const auto out = model(prompt);
         return out.narrow(0, out.size(0) - 1, 1).clone();
@@ -46,7 +46,7 @@ protected:
         at::Tensor input, expected;
     };
 
-    // Prompts of these lengths, and what plain eager work makes of them on the tests' stream.
+    // Random prompts with results of plain eager work.
     std::vector<Prompt> prompts(const Model& model, const std::vector<std::int64_t>& lengths) {
         std::vector<Prompt> prompts;
         for (const auto length : lengths) {
@@ -61,7 +61,6 @@ protected:
         return prompts;
     }
 
-    // Calls that moved memory so far.
     std::uint64_t calls() const {
         const auto stats = device_->stats();
         return stats.maps + stats.unmaps + stats.pages_created;
@@ -76,7 +75,6 @@ TEST_F(Eager, PrefillsBetweenReplaysAreThoseOfPlainEagerWorkInTheGraphsMemory) {
     SharedVmmAllocator arena(0), eager_only(0);
     auto shapes = this->shapes(arena, model, {4096, 256, 64, 8, 1});
     const auto graphs = arena.mapped_size();
-    // The graphs' outputs, which are on no shared page.
     const auto outputs = arena.stats().retained_bytes;
     for (const auto& prompt : prompts) {
         const EagerScope scope(eager_only, raw());
@@ -126,8 +124,7 @@ TEST_F(Eager, PrefillsBetweenReplaysAreThoseOfPlainEagerWorkInTheGraphsMemory) {
         static_cast<double>(eager) / MiB, static_cast<double>(most) / static_cast<double>(hungrier));
 }
 
-// What engines do: results go to tensors of their own, so that what graphs and prefills hold is activations alone. Torch's own memory, where both are
-// warmed up, captured and run as ever, is beside it.
+// Results are copied outside, as in engines. Baseline: torch's own memory, warmed up.
 TEST_F(Eager, ActivationsOfBothTakeTheMostOfTheTwo) {
     const Model model;
     const std::vector<std::int64_t> lengths{8192, 333, 4096, 77, 6001, 1024}, batches{4096, 256, 64, 8, 1};
@@ -185,7 +182,6 @@ TEST_F(Eager, ActivationsOfBothTakeTheMostOfTheTwo) {
     EXPECT_EQ(wrong, 0);
     const auto ratio = static_cast<double>(most) / static_cast<double>(std::max(graphs, eager));
     EXPECT_LE(ratio, 1.03);
-    // The same with torch's own graphs and allocator: its reserved bytes.
     const auto before = caching::getDeviceStats(0).reserved_bytes[0].current;
     {
         const auto pool = at::cuda::graph_pool_handle();
@@ -289,7 +285,6 @@ TEST_F(Eager, BytesStayUntilTheStreamsThatReadThemHavePassed) {
             cudaStreamSynchronize(stream_->stream());
             {
                 const c10::cuda::CUDAStreamGuard guard(side);
-                // Not the arena's: another stream.
                 for (int i = 0; i < 30; ++i) {
                     static_cast<void>(at::mm(a, a));
                 }
@@ -306,7 +301,8 @@ TEST_F(Eager, BytesStayUntilTheStreamsThatReadThemHavePassed) {
     }
 }
 
-// Where a collector closes what was left open, for one. What its thread makes from then on is torch's; what it made is whole, and replays go on.
+// For example, a garbage collector ends the scope. Later tensors are torch's; earlier ones stay
+// valid.
 TEST_F(Eager, AnotherThreadEndsAScope) {
     const Model model(2, 1024);
     SharedVmmAllocator arena(0);
@@ -319,7 +315,6 @@ TEST_F(Eager, AnotherThreadEndsAScope) {
         cudaStreamSynchronize(stream_->stream());
         std::thread([&] {
             end();
-            // The turn is free.
             shapes[0].graph.replay(raw());
             cudaStreamSynchronize(stream_->stream());
         }).join();
@@ -332,7 +327,7 @@ TEST_F(Eager, AnotherThreadEndsAScope) {
     {
         EagerScope scope(arena, raw());
         ended([&] { scope.end(); });
-        // Another one of this arena, within what is left of the first, which does not end it.
+        // The end of the first scope must not end this one.
         const EagerScope inner(arena, raw());
         scope.end();
         EXPECT_TRUE(EagerScope::active());
@@ -344,7 +339,6 @@ TEST_F(Eager, AnotherThreadEndsAScope) {
     ended([&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
-    // By its arena, from outside another one's, as often as one likes.
     SharedVmmAllocator inner(0);
     ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_torch_eager_enter(inner.handle()), VMMGRAPH_OK);
@@ -368,7 +362,7 @@ TEST_F(Eager, AnotherThreadEndsAScope) {
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK);
     EXPECT_FALSE(EagerScope::active());
     EXPECT_EQ(c10::cuda::getCurrentCUDAStream(0).stream(), stream_->stream());
-    // At any moment: between the question whether a scope is there and its memory, too.
+    // The end may fall between the check for a scope and the allocation.
     for (int round = 0; round < 200; ++round) {
         ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
         std::thread ender([&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });

@@ -1,4 +1,4 @@
-// What the tests of KV caches as tensors have in common: an attention-like step over planes of blocks, and its inputs. Needs a GPU.
+// Fixture of the KV cache tensor tests: an attention-like step over planes of blocks. Needs a GPU.
 #pragma once
 
 #include "fixture.hpp"
@@ -31,7 +31,6 @@ inline at::TensorOptions numbers() { return at::TensorOptions().dtype(at::kLong)
 
 inline const char* name_of(KvLayout layout) { return layout == KvLayout::by_plane ? "by plane" : "by block"; }
 
-// Keys and values of so many layers.
 inline KvTensorOptions kv_options(std::size_t layers, std::int64_t heads, std::int64_t dimension, std::uint64_t blocks, KvLayout layout,
                                   std::uint64_t page_bytes) {
     KvTensorOptions options{{2 * layers, KvPlane{{tokens, heads, dimension}, at::kBFloat16}}, blocks, layout, {}};
@@ -40,7 +39,6 @@ inline KvTensorOptions kv_options(std::size_t layers, std::int64_t heads, std::i
     return options;
 }
 
-// What a step of so many sequences reads, at addresses that stay.
 struct StepInputs {
     StepInputs(std::int64_t batch, std::int64_t table, std::int64_t heads, std::int64_t dimension)
         : block(at::zeros({batch}, numbers())),
@@ -49,15 +47,15 @@ struct StepInputs {
           value(at::zeros({batch, heads, dimension}, half())),
           query(at::zeros({batch, heads, 1, dimension}, half())) {}
 
-    // Where each sequence writes its token.
+    // Slots written by the sequences.
     at::Tensor block, offset;
-    // The blocks that each sequence reads.
+    // Blocks read by each sequence.
     at::Tensor table;
     at::Tensor value, query;
 };
 
-// Writes a token of each sequence to every plane, gathers the blocks of its table and attends over them. The same kernels over whatever
-// planes: equal bits for equal contents.
+// Writes one token per sequence to every plane and attends over the blocks of its table. Equal
+// contents give equal bits in any layout.
 inline at::Tensor attend(const std::vector<at::Tensor>& planes, const StepInputs& in) {
     at::Tensor x = in.query;
     for (std::size_t plane = 0; plane + 1 < planes.size(); plane += 2) {
@@ -82,7 +80,6 @@ protected:
 
     PauseFence fence() const { return {{raw()}, {}}; }
 
-    // A tensor of numbers, by the stream that is current.
     static at::Tensor upload(const std::vector<std::int64_t>& values) {
         return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(at::kCUDA);
     }
@@ -90,7 +87,6 @@ protected:
     std::optional<Device> device_;
 };
 
-// For what takes much memory.
 class RoomyElastic : public Elastic {
 protected:
     void SetUp() override {

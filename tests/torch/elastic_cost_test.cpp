@@ -1,6 +1,7 @@
-// What elastic memory costs, on a GPU: commits by plane and by block, attention over both, and a cache that grows by 4 GiB while it decodes.
+// Costs of elastic memory on a GPU: commits by plane and by block, attention over both layouts, and
+// a cache that grows by 4 GiB while decoding.
 //
-// VMMGRAPH_ELASTIC_GIB says by how many GiB (4).
+// `VMMGRAPH_ELASTIC_GIB` sets the growth in GiB (default 4).
 #include "elastic.hpp"
 #include "median.hpp"
 
@@ -24,7 +25,6 @@ constexpr std::int64_t heads = 8, dimension = 128;
 
 double micros_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
 
-// The smallest that so many of a hundred are no larger than.
 double percentile(std::vector<double> values, double percent) {
     std::sort(values.begin(), values.end());
     const auto index = static_cast<std::size_t>(static_cast<double>(values.size() - 1) * percent / 100);
@@ -33,13 +33,12 @@ double percentile(std::vector<double> values, double percent) {
 
 using ElasticCosts = RoomyElastic;
 
-// The calling thread's time, the device being idle.
+// Time of the calling thread while the device is idle.
 TEST_F(ElasticCosts, CommitsOfOneRangeOfBlocks) {
     for (const auto layout : {KvLayout::by_plane, KvLayout::by_block}) {
         for (const std::uint64_t page : {2 * MiB, 16 * MiB, 64 * MiB}) {
             KvTensors kv(*device_, kv_options(layers, heads, dimension, 16'384, layout, page));
             auto& cache = kv.cache();
-            // In whole pages.
             const auto a_page = cache.stats().blocks_a_page;
             const auto blocks = (static_cast<std::uint64_t>(4 * GiB) / cache.stats().block_bytes + a_page - 1) / a_page * a_page;
             std::vector<double> created, recycled, released;
@@ -69,7 +68,7 @@ TEST_F(ElasticCosts, CommitsOfOneRangeOfBlocks) {
     }
 }
 
-// Gathers and attends over a context of 2,048 tokens, in both layouts and as ordinary tensors; the device's time.
+// Device time over a context of 2,048 tokens.
 TEST_F(ElasticCosts, AttentionOverBothLayouts) {
     const c10::cuda::CUDAStreamGuard guard(*stream_);
     constexpr std::int64_t batch = 8, table = 128;
@@ -132,13 +131,14 @@ TEST_F(ElasticCosts, AttentionOverBothLayouts) {
 enum class Growth { before, on_demand, ahead };
 
 struct Decoded {
-    // Of each step, microseconds: all of it, and what mapping held it up.
+    // Microseconds of each step: in total, and waiting for mappings.
     std::vector<double> steps, exposed;
     std::uint64_t grown = 0;
     std::uint64_t late = 0;
 };
 
-// A batch of 64 decodes until its cache has grown by so much: a block for each sequence every 16 steps, not all at once.
+// Decodes a batch of 64 until its cache has grown by the target. Sequences need new blocks at
+// different steps.
 class ElasticGrowth : public ElasticCosts {
 protected:
     Decoded decode(const Model& model, KvLayout layout, Growth growth) {
@@ -155,21 +155,20 @@ protected:
             pool.back(range);
         };
         const auto commit = [&](std::uint64_t count) {
-            // By name: a range of what a temporary holds would outlive it.
+            // Named, because a range-for over a temporary's contents would dangle.
             const auto missing = pool.shortfall(count).value();
             for (const auto range : missing) {
                 kv.commit(range);
                 back(range);
             }
         };
-        // What the sequences begin with, and what is ahead of them.
+        // Watermarks of blocks committed ahead.
         constexpr std::uint64_t low = 128, high = 256;
         commit(growth == Growth::before  ? target + batch * table + 2 * high
                : growth == Growth::ahead ? batch * table + high
                                          : batch * table);
         const auto first = pool.allocate(batch * table).value();
         StepInputs in(batch, table, heads, dimension);
-        // Read blocks hold numbers.
         for (auto plane : kv.planes()) {
             plane.index_put_({upload({first.begin(), first.end()})}, 0.25);
         }
@@ -204,7 +203,7 @@ protected:
                 if (!block) {
                     const auto held_up = Clock::now();
                     if (!coming.empty()) {
-                        // Too late, though on its way.
+                        // Submitted, but late.
                         coming.front().first.wait();
                         back(coming.front().second);
                         coming.pop_front();
@@ -222,7 +221,7 @@ protected:
             }
             C10_CUDA_CHECK(cudaMemcpyAsync(where.data_ptr(), next, pinned.nbytes(), cudaMemcpyHostToDevice, stream_->stream()));
             graph.replay(raw());
-            // Behind the launch: what is ahead is asked for while the device decodes.
+            // Commits blocks ahead while the device decodes.
             if (growth == Growth::ahead) {
                 while (!coming.empty() && coming.front().first.done()) {
                     coming.front().first.wait();

@@ -1,6 +1,7 @@
-// KV caches as tensors, on a GPU: graphs captured once over memory that grows and shrinks between their replays, against plain tensors.
+// KV caches as tensors, on a GPU: graphs captured once over memory that grows and shrinks between
+// replays, compared with plain tensors.
 //
-// VMMGRAPH_ELASTIC_STEPS says how many random steps (1,000).
+// `VMMGRAPH_ELASTIC_STEPS` sets the number of random steps (default 1,000).
 #include "elastic.hpp"
 
 #include <algorithm>
@@ -16,7 +17,6 @@ namespace {
 
 class Layouts : public Elastic, public testing::WithParamInterface<KvLayout> {};
 
-// Fills blocks of every plane of both, with the same numbers or with what they are not to be.
 void write_blocks(const std::vector<at::Tensor>& planes, const at::Tensor& blocks, const at::Tensor& contents) {
     for (auto plane : planes) {
         plane.index_put_({blocks}, contents);
@@ -32,7 +32,6 @@ bool equal_blocks(const std::vector<at::Tensor>& left, const std::vector<at::Ten
     return true;
 }
 
-// Ordinary tensors of the same shapes.
 std::vector<at::Tensor> twin_of(const KvTensors& kv) {
     std::vector<at::Tensor> twin;
     for (const auto& plane : kv.planes()) {
@@ -59,7 +58,7 @@ TEST_P(Layouts, ATensorIsAPlaneOverAddressesThatStay) {
     EXPECT_EQ(plane.data_ptr(), at);
     EXPECT_EQ(plane.narrow(0, 0, 1'000).sum(at::kDouble).item<double>(), (200 * 3 + 800 * 4) * tokens * 8 * 64.0);
     EXPECT_EQ(kv.cache().stats().backed_blocks, 1'000U);
-    // It owns nothing of torch's allocator.
+    // The tensor is not an allocation of torch's allocator.
     EXPECT_NO_THROW(plane.record_stream(c10::cuda::getStreamFromPool()));
 }
 
@@ -73,7 +72,6 @@ TEST_P(Layouts, GrowingBetweenReplaysInvalidatesNoGraph) {
     kv.grow_to(64);
     kv.before(raw());
     cudaDeviceSynchronize();
-    // Captured where hardly a block has memory.
     at::Tensor output;
     auto graph = capture(arena, raw(), [&] { output = attend(kv.planes(), in); });
     std::uint64_t blocks = 0;
@@ -81,7 +79,7 @@ TEST_P(Layouts, GrowingBetweenReplaysInvalidatesNoGraph) {
     for (const std::uint64_t grown : {64, 65, 500, 4'000, 4'001, 20'000}) {
         kv.grow_to(grown);
         kv.before(raw());
-        // What comes holds anything.
+        // New blocks have undefined contents.
         std::vector<std::int64_t> fresh(grown - blocks);
         std::iota(fresh.begin(), fresh.end(), static_cast<std::int64_t>(blocks));
         blocks = grown;
@@ -96,7 +94,7 @@ TEST_P(Layouts, GrowingBetweenReplaysInvalidatesNoGraph) {
             for (auto& block : chosen) {
                 block = static_cast<std::int64_t>(random() % blocks);
             }
-            // Nobody writes what another one does.
+            // Sequences write to distinct blocks.
             std::vector<std::int64_t> written(8);
             for (std::size_t i = 0; i < 8; ++i) {
                 written[i] = static_cast<std::int64_t>((random() % (blocks / 8)) * 8 + i);
@@ -141,11 +139,11 @@ TEST_P(Layouts, ShrinkingWhileAReplayRunsTakesNothingFromIt) {
         for (int i = 0; i < 5; ++i) {
             graph.replay(raw());
         }
-        // These replays read blocks everywhere, and are not over.
+        // The running replays still read these blocks.
         const std::vector<BlockRange> busy{{5'000, 5'003}, {8'000, 8'001}};
         EXPECT_EQ(kv.cache().shrink_to(1'024, busy, fence()), 4U);
         EXPECT_EQ(kv.cache().stats().blocks, 1'024U);
-        // Somebody else gets what is over, and fills it.
+        // Overwrites the freed memory.
         vmmgraph::RegionOptions options;
         options.page_bytes = 2 * MiB;
         vmmgraph::Region other(*device_, "other", options);
@@ -169,8 +167,8 @@ TEST_P(Layouts, ShrinkingWhileAReplayRunsTakesNothingFromIt) {
     }
 }
 
-// Sequences come, grow token by token and go. One graph serves them all, and a twin of ordinary tensors does the same eagerly. Memory follows
-// with its pool's advice: on demand, ahead on the library's thread, given back, limited.
+// Sequences join, grow and leave. One graph serves all; a twin of ordinary tensors does the same
+// eagerly. Memory follows the pool's advice: on demand, ahead, released, limited.
 TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
     constexpr std::int64_t batch = 32, table = 24;
     constexpr std::uint64_t most = 1'024;
@@ -203,7 +201,7 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
         coming.reset();
         ++ahead;
     };
-    // So many blocks with known contents, unless the limit leaves too few.
+    // Allocates blocks with defined contents unless the limit leaves too few.
     const auto take = [&](std::size_t count) -> std::optional<std::vector<std::uint64_t>> {
         auto blocks = pool.allocate(count);
         if (!blocks && coming) {
@@ -283,7 +281,6 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
                 if (const auto more = take(1)) {
                     sequence->blocks.push_back(more->front());
                 } else {
-                    // Preempted, as an engine does.
                     pool.free(sequence->blocks);
                     sequence.reset();
                 }
@@ -357,7 +354,6 @@ TEST_F(Elastic, ATensorKeepsTheCacheAndItsMemoryGoesBehindTheWorkThatReadsIt) {
         }
         sum = view.sum(at::kDouble);
     }
-    // Right behind it.
     view.reset();
     cudaDeviceSynchronize();
     EXPECT_EQ(sum.item<double>(), 2.0 * 2'000 * 8 * 64);
@@ -379,7 +375,6 @@ TEST_F(Elastic, GrowsIntoWhatTorchOnlyKeepsForLater) {
         EXPECT_NO_THROW(kv.grow_to(static_cast<std::uint64_t>(most >> 20)));
         EXPECT_THROW(kv.grow_to(static_cast<std::uint64_t>(most >> 20) + 1), vmmgraph::Error);
         kv.cache().shrink_to(0);
-        // And the other way round.
         EXPECT_NO_THROW(static_cast<void>(at::empty({most}, bytes)));
         c10::cuda::CUDACachingAllocator::emptyCache();
     }

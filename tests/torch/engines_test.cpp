@@ -1,10 +1,9 @@
-// Engines that keep their own MemPools and graphs.
+// Engines with MemPools and graphs of their own.
 #include "fixture.hpp"
 
 namespace torch_tests {
 namespace {
 
-// What an engine does that keeps its own pools and graphs.
 struct OwnCapture {
     at::Tensor input;
     at::Tensor expected;

@@ -1,5 +1,5 @@
-// Exclusive blocks as buffers that NCCL knows: registered with a communicator, and as a window of symmetric memory, used by captured graphs of two
-// processes on two GPUs and compared with unregistered memory.
+// Exclusive blocks as NCCL buffers: registered, and as a symmetric-memory window. Compared with
+// unregistered memory, in captured graphs of two processes on two GPUs.
 #include "nccl.hpp"
 
 #include <cstdint>
@@ -17,7 +17,7 @@ enum class As { nothing, buffer, window };
 
 constexpr const char* name(As as) { return as == As::nothing ? "unregistered" : as == As::buffer ? "registered" : "a window"; }
 
-// How many of the rounds differ from a reduction of torch's own memory; -1 where this NCCL cannot.
+// Returns the rounds that differ from torch's own memory, or -1 if NCCL lacks the function.
 int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDAStream& stream, As as) {
     const auto& nccl = here.nccl;
     if (as == As::buffer ? nccl.register_buffer == nullptr : as == As::window && nccl.register_window == nullptr) {
@@ -30,7 +30,7 @@ int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDA
         EXPECT_EQ(nccl.register_buffer(here.comm, block, bytes, &handle), 0);
         EXPECT_NE(handle, nullptr);
     } else if (as == As::window) {
-        // Waits for the other rank, whose block is as long.
+        // Waits for the other rank's block of equal length.
         EXPECT_EQ(nccl.register_window(here.comm, block, bytes, &handle, nccl_symmetric), 0);
         EXPECT_NE(handle, nullptr);
     }
@@ -46,7 +46,7 @@ int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDA
             EXPECT_EQ(nccl.all_reduce(given.data_ptr(), sum.data_ptr(), elements, nccl_float, nccl_sum, here.comm, stream.stream()), 0);
         });
         EXPECT_EQ(graph.report().retained_bytes, 0U);
-        // What the graph's own blocks lie on is another's between its replays.
+        // Uses the pages of the graph's own blocks between its replays.
         auto neighbour = capture(arena, stream.stream(), [&] { static_cast<void>(input * -5 + 7); });
         at::manual_seed(17 + here.rank);
         const c10::cuda::CUDAStreamGuard guard(stream);
@@ -70,7 +70,7 @@ int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDA
     return differ;
 }
 
-// One rank of the test below; started by it.
+// Started by the test below.
 TEST(ExclusiveRank, Run) {
     if (rank_here() < 0) {
         GTEST_SKIP() << "a part of Exclusive.BlocksThatNcclKnowsServeCapturedCollectives";
@@ -81,7 +81,7 @@ TEST(ExclusiveRank, Run) {
     options.device = here.rank;
     options.sharing = vmmgraph::Sharing::fd;
     const auto device = vmmgraph::Device::open(options);
-    // A window of pages without handles hangs all ranks.
+    // A window over pages without shareable handles would hang all ranks.
     ASSERT_EQ(device.info().sharing, VMMGRAPH_SHARING_FD);
     SharedVmmAllocator arena(device);
     const auto stream = c10::cuda::getStreamFromPool(true, static_cast<c10::DeviceIndex>(here.rank));

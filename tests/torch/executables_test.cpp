@@ -1,8 +1,8 @@
-// Executables within limits: device memory, host time, GPU time against torch's own graphs, and right results. Needs a GPU; each RESULT line
-// is one row of the performance document.
+// Executables within limits: device memory, host time, GPU time compared with torch's own graphs,
+// and results. Needs a GPU. Each RESULT line is a row of the performance document.
 //
-// VMMGRAPH_EXECUTABLE_STEPS says how many random steps are checked (100,000), VMMGRAPH_EXECUTABLE_CYCLES how many captures and evictions
-// (2,000).
+// `VMMGRAPH_EXECUTABLE_STEPS` (default 100,000) and `VMMGRAPH_EXECUTABLE_CYCLES` (default 2,000)
+// set the length.
 #include "median.hpp"
 #include "trust.hpp"
 
@@ -31,7 +31,7 @@ double microseconds(F&& work) {
     return 1e6 * since(start);
 }
 
-// Graphs of a model at many batch sizes, as engines capture them: largest first, for decoding.
+// Decode graphs of a model at many batch sizes, largest first, as in engines.
 struct Decoding {
     Model model{28, 512};
     std::vector<at::Tensor> inputs;
@@ -39,7 +39,7 @@ struct Decoding {
     std::vector<at::Tensor> outputs;
     std::vector<CapturedGraph> graphs;
 
-    // `pieces` of about as many layers each.
+    // Each graph has `pieces` with about equal numbers of layers.
     Decoding(SharedVmmAllocator& arena, Stream stream, int shapes, int pieces, const CaptureOptions& options) {
         for (int i = shapes; i > 0; --i) {
             inputs.push_back(at::randn({4 * i, 512}, half()));
@@ -72,7 +72,7 @@ struct Decoding {
 
     void replay(std::size_t i, Stream stream) { graphs[i].replay(stream.stream()); }
 
-    // How many outputs are not what eager work makes of the same input, bit for bit.
+    // Returns how many outputs differ from eager results.
     int wrong() const {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         int wrong = 0;
@@ -85,7 +85,7 @@ struct Decoding {
 
 class Executables : public Torch {
 protected:
-    // Captures `shapes` of `pieces`, replays all within a limit and then without, and compares the bytes.
+    // Compares the bytes within the limit and without one.
     void memory_of(int shapes, int pieces, std::size_t limit) {
         SharedVmmAllocator arena;
         CaptureOptions options;
@@ -106,7 +106,7 @@ protected:
         const auto stats = options.executables->stats();
         EXPECT_EQ(stats.instantiated, limit);
         EXPECT_EQ(stats.executables, limit * static_cast<std::uint64_t>(pieces));
-        // Of the first capture nothing was measured yet.
+        // The first capture has no measured size yet.
         for (const auto& graph : decoding.graphs) {
             EXPECT_GT(graph.report().executable_bytes, 0);
         }
@@ -133,7 +133,7 @@ protected:
         host_time_of_misses(decoding, options, limit);
     }
 
-    // Host time of a replay of an instantiated graph, and of one that evicts another graph and instantiates first.
+    // Host time of a replay without and with an eviction and instantiation.
     void host_time_of_misses(Decoding& decoding, const CaptureOptions& options, std::size_t limit) {
         const auto shapes = decoding.graphs.size();
         std::map<std::string, std::vector<double>> times;
@@ -165,13 +165,13 @@ protected:
 TEST_F(Executables, ALimitOfEightOf65ShapesSavesMostOfTheirMemory) { memory_of(65, 1, 8); }
 TEST_F(Executables, ALimitOfSixOf51PiecewiseShapesSavesMostOfTheirMemory) { memory_of(51, 29, 6); }
 
-// GPU time of replays against torch's own graphs of the same work, in turns: with a limit that evicts, no replay is slower on the GPU. An
-// executable that cudaGraphExecUpdate changed to another grid is 10 to 20 % slower from about 220 nodes on, for ever.
+// Alternates with torch's own graphs of the same work. From about 220 nodes on, an executable
+// changed to another grid by cudaGraphExecUpdate stays 10 to 20 % slower.
 TEST_F(Executables, AReplayBehindAnEvictionIsAsFastOnTheGpuAsTorchsOwn) {
     SharedVmmAllocator arena;
     CaptureOptions options;
     options.executables = std::make_shared<ExecutablePool>(arena, ExecutableLimits{2, 0});
-    // Each layer is a few kernels: about 80, 340 and 700 nodes.
+    // About 80, 340 and 700 nodes.
     for (const int layers : {6, 24, 54}) {
         const Model model(layers, 512);
         constexpr int shapes = 6;
@@ -194,7 +194,7 @@ TEST_F(Executables, AReplayBehindAnEvictionIsAsFastOnTheGpuAsTorchsOwn) {
         cudaEvent_t begin = nullptr, end = nullptr;
         C10_CUDA_CHECK(cudaEventCreate(&begin));
         C10_CUDA_CHECK(cudaEventCreate(&end));
-        // Two launches before the measured ones hide the host's part of the first.
+        // Two launches hide the host time of the first measured one.
         const auto gpu_time = [&](const std::function<void()>& launch) {
             launch();
             C10_CUDA_CHECK(cudaStreamSynchronize(stream_->stream()));
@@ -345,7 +345,7 @@ TEST_F(Executables, ThousandsOfCapturesStayAtTheBudget) {
     }
     std::mt19937 random(11);
     std::vector<CapturedGraph> graphs;
-    // Of this process, without what torch has cached and what the arena holds.
+    // Memory without torch's cache and the arena's pages.
     const auto others = [&] {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         const auto reserved = c10::cuda::CUDACachingAllocator::getDeviceStats(0)
@@ -417,7 +417,7 @@ TEST_F(Executables, OnesWhoseHandleTheCallerHasAreNeverEvicted) {
         EXPECT_EQ(outputs[i][0].item<float>(), 1 + i);
     }
     EXPECT_GT(graphs[1].executable_bytes(), 0u);
-    // Moved: the pool lives as long as a graph of it.
+    // A graph keeps its pool alive, also after a move.
     const auto pool = std::weak_ptr(std::exchange(options.executables, nullptr));
     auto last = std::move(graphs[1]);
     graphs.clear();

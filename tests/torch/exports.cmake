@@ -1,4 +1,5 @@
-# libvmmgraph_torch.so exports the functions of vmmgraph.h and torch_c.h, and of vmmgraph::torch only the documented ones; nothing of cxx or Rust.
+# libvmmgraph_torch.so exports vmmgraph.h, torch_c.h and the documented part of vmmgraph::torch;
+# nothing of cxx or Rust.
 include("${CMAKE_CURRENT_LIST_DIR}/../cpp/declared.cmake")
 set(declared_in_both "${declared}")
 set(HEADER "${TORCH_HEADER}")

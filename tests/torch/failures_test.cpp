@@ -1,4 +1,4 @@
-// Captures that fail, and what is refused: torch and the arena go on.
+// Failed captures and refused calls leave torch and the arena usable.
 #include "fixture.hpp"
 
 namespace torch_tests {
@@ -6,7 +6,6 @@ namespace {
 
 class Failures : public Torch {
 protected:
-    // After failed captures: torch draws random numbers, the arena takes captures, and nothing of the failed ones is kept.
     void expect_usable(SharedVmmAllocator& arena, const Model& model, const CaptureOptions& options) {
         static_cast<void>(at::rand({4}, half()));
         auto all = shapes(arena, model, {64, 32}, options);
@@ -58,7 +57,7 @@ TEST_F(Torch, OutOfMemoryInACaptureIsTorchsOwnErrorAndTheNextCaptureWorks) {
     }
 }
 
-// CUDA captures a memset over addresses without memory and refuses to instantiate it.
+// CUDA captures a memset of unbacked addresses but refuses to instantiate the graph.
 TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
     const auto driver = [](const char* name) {
         void* function = nullptr;
@@ -87,7 +86,8 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
                 }
                 ASSERT_EQ(cudaMemsetAsync(nothing, 0, 4096, static_cast<cudaStream_t>(raw())), cudaSuccess);
                 auto graph = scope.end();
-                // Up to torch 2.7 the capture ends with it; from then on it is made when it is first needed, and every time.
+                // Up to torch 2.7 the end of the capture instantiates and fails. Later releases
+                // fail at each instantiation.
                 EXPECT_THROW(static_cast<void>(graph.instantiate()), vmmgraph::Error);
                 EXPECT_THROW(static_cast<void>(graph.exec()), vmmgraph::Error);
                 EXPECT_FALSE(graph.is_instantiated());
@@ -140,14 +140,14 @@ TEST_F(Failures, ABrokenCaptureLeavesEverythingUsable) {
                              arena, raw(),
                              [&] {
                                  static_cast<void>(at::rand({4}, half()));
-                                 // Not permitted under capture, and breaks it.
+                                 // Illegal during capture; invalidates the capture.
                                  EXPECT_NE(cudaStreamSynchronize(stream_->stream()), cudaSuccess);
                                  static_cast<void>(cudaGetLastError());
                              },
                              options)),
                          c10::Error);
         }
-        // The generator is out of the capture too.
+        // The generator left the capture state.
         at::manual_seed(9);
         const auto first = at::rand({64}, half());
         at::manual_seed(9);
@@ -204,7 +204,6 @@ TEST_F(Torch, QuestionsAboutACapturesPoolAreAnswered) {
     SharedVmmAllocator arena;
     auto* const allocator = c10::cuda::CUDACachingAllocator::get();
     const auto last = at::cuda::graph_pool_handle();
-    // Torch numbers them.
     const c10::MempoolId_t pool{last.first, last.second + 1};
     std::optional<CapturedGraph> graph;
     at::Tensor output;

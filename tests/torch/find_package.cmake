@@ -1,14 +1,13 @@
-# With find_package(Torch), which needs a toolkit (toolkit.sh): VmmGraph is built and installed, and an engine that finds both packages,
-# in either order, links both and runs. So does an engine that builds VmmGraph as a part of itself.
-#
-# The core comes from the surrounding build. Needs no GPU: torch's libraries load with stand-ins for cuBLAS and the like.
+# Installs VmmGraph with find_package(Torch), which needs a toolkit (toolkit.sh). One engine finds
+# both packages in either order; another builds VmmGraph as a subproject. Needs no GPU: torch's
+# libraries load with stand-ins.
 cmake_minimum_required(VERSION 3.24)
 file(REMOVE_RECURSE "${WORK}")
 execute_process(COMMAND "${CMAKE_CURRENT_LIST_DIR}/toolkit.sh" "${TORCH_ROOT}"
   OUTPUT_VARIABLE toolkit OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 set(standins "${toolkit}/lib/standins:${toolkit}/lib")
 
-# A prebuilt archive has the bridge's headers beside it; cargo's are links.
+# A prebuilt archive has the bridge's headers next to it; cargo's are links.
 file(MAKE_DIRECTORY "${WORK}/core")
 file(COPY "${TORCH_ARCHIVE}" DESTINATION "${WORK}/core")
 file(GLOB_RECURSE headers RELATIVE "${BRIDGE}" FOLLOW_SYMLINKS "${BRIDGE}/*.h")
@@ -22,7 +21,7 @@ function(build source binary)
     if(step STREQUAL "configure")
       set(command -S "${source}" -B "${binary}" -G "${GENERATOR}" "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}"
         "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" -DCMAKE_BUILD_TYPE=Debug
-        # Torch's headers take longer than what is made of them.
+        # Parsing torch's headers dominates compilation.
         -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=14 -DVMMGRAPH_MEMORY_SAVER=OFF "-DCMAKE_PREFIX_PATH=${WORK}/prefix\;${TORCH_ROOT}"
         "-DCUDA_TOOLKIT_ROOT_DIR=${toolkit}" "-DCMAKE_CUDA_COMPILER=${toolkit}/bin/nvcc" "-DCMAKE_EXE_LINKER_FLAGS=-Wl,-rpath-link,${standins}"
         ${ARGN})

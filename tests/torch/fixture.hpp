@@ -1,4 +1,5 @@
-// What the tests of real captures have in common: a model, shapes of it captured, and replays checked against eager. Needs a GPU.
+// Fixture for real captures: a model, its captures, and replays checked against eager results.
+// Needs a GPU.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +44,6 @@ inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
 inline at::TensorOptions half() { return at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA); }
 
-// A number from the environment.
 inline long setting(const char* name, long otherwise) {
     const char* const text = std::getenv(name);
     return text == nullptr || *text == '\0' ? otherwise : std::strtol(text, nullptr, 10);
@@ -91,14 +91,14 @@ protected:
         ASSERT_EQ(cudaGetLastError(), cudaSuccess);
     }
 
-    // Captures y = model(x) for each batch; outputs are the tensors of the captures themselves.
+    // Captures y = model(x) for each batch; outputs are the capture's own tensors.
     std::vector<Shape> shapes(SharedVmmAllocator& arena, const Model& model, const std::vector<int>& batches,
                               const CaptureOptions& options = {}, bool warm = false) {
         std::vector<Shape> shapes;
         for (const int batch : batches) {
             auto input = at::randn({batch, model.layers[0][0].size(0)}, half());
             at::Tensor expected;
-            // The input comes from another stream.
+            // Another stream writes the input.
             cudaDeviceSynchronize();
             {
                 const c10::cuda::CUDAStreamGuard guard(warm ? *stream_ : c10::cuda::getStreamFromPool());

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Reads from an object file which function of BlockAllocator each virtual function of torch's allocators became.
-#   forwards.sh check OBJECT                 fails if one is torch's own, or if one that blocks depend on is only passed on
-#   forwards.sh self-test SOURCES COMPILER…  compiles spoilt copies of cpp/torch with the command, and fails if the check accepts one
-# Objects are compiled with -O0, where the vtable of Forwarding is kept beside that of BlockAllocator and names its slots.
+# Reads from an object file the function in each virtual slot of BlockAllocator.
+#   forwards.sh check OBJECT                 fails if a slot has torch's own function, or forwards a
+#                                            function in `ours`
+#   forwards.sh self-test SOURCES COMPILER…  compiles broken copies of cpp/torch with the command, and
+#                                            fails if the check accepts one
+# Compile objects with -O0, which keeps the vtable of Forwarding with the slots' names.
 set -euo pipefail
 
-# Final in torch: a copy by cudaMemcpyAsync on the current stream, as the native allocator's.
+# Final in torch: a cudaMemcpyAsync on the current stream, as in the native allocator.
 allowed='::copy_data\(void\*, void const\*, unsigned long\) const$'
-# What must know blocks and the pools of captures from torch's, in the releases that have it.
+# Must distinguish blocks and capture pools from torch's, if the release has the function.
 ours='allocate|allocateWithAddress|raw_alloc|raw_alloc_with_stream|raw_delete|raw_deleter|getBaseAllocation|shareIpcHandle'
 ours+='|beginAllocateToPool|endAllocateToPool|releasePool|ensureExistsAndIncrefPool|createOrIncrefPool|setUseOnOOM'
 ours+='|markCaptureBegin|markCaptureEnd|setNoSplit|checkPoolLiveAllocations|getCheckpointState|getContextForPointer|annotateMemory'
 
-# slots OBJECT VTABLE: "offset target" of each slot of the vtable whose mangled name begins so.
+# slots OBJECT VTABLE: "offset target" of each slot of the vtable with this mangled prefix.
 slots() {
   local index offset size section
   read -r offset size index < <(readelf -sW "$1" | awk -v name="$2" 'index($8, name) == 1 { print $2, $3, $7; exit }')
@@ -58,7 +60,7 @@ self_test() {
   work=$(mktemp -d)
   # shellcheck disable=SC2064
   trap "rm -rf '$work'" EXIT
-  # Each line: a file, what to spoil in it, and the complaint that must follow.
+  # Each line: a file, a sed command, and the expected complaint.
   while IFS='|' read -r file spoil complaint; do
     rm -rf "${work:?}"/*
     cp "$sources"/* "$work"

@@ -1,4 +1,4 @@
-// Random numbers of graphs that draw from other generators than torch's default one. Needs a GPU.
+// Graphs with generators other than torch's default. Needs a GPU.
 #include "fixture.hpp"
 
 namespace torch_tests {
@@ -10,7 +10,6 @@ at::Generator generator(std::uint64_t seed) {
     return made;
 }
 
-// Options that name generators.
 CaptureOptions drawing_from(const std::vector<at::Generator>& generators, Route route) {
     CaptureOptions options{route, Retain::inherit};
     for (const auto& one : generators) {
@@ -37,7 +36,6 @@ TEST_F(Torch, OtherGeneratorsAreNamedToACapture) {
         at::Tensor first, second;
         const auto options = drawing_from(generators, route);
         auto one = capture(arena, raw(), [&] { first = draw(generators); }, options);
-        // A capture of two graphs, both of which draw.
         vmmgraph::torch::CaptureScope scope(arena, raw(), options);
         second = draw(generators);
         scope.next_piece();
@@ -65,7 +63,6 @@ TEST_F(Torch, OtherGeneratorsAreNamedToACapture) {
             cudaDeviceSynchronize();
             EXPECT_TRUE(at::equal(second, eager[2 * turn + 1])) << turn;
         }
-        // And eager work goes on behind the graphs.
         at::manual_seed(7);
         const auto behind = draw(generators);
         at::manual_seed(7);
@@ -83,7 +80,7 @@ TEST_F(Torch, ANamedGeneratorIsUsableBehindACaptureThatFailed) {
                              arena, raw(),
                              [&] {
                                  static_cast<void>(draw(generators));
-                                 // Not permitted under capture, and breaks it.
+                                 // Illegal during capture; invalidates the capture.
                                  EXPECT_NE(cudaStreamSynchronize(stream_->stream()), cudaSuccess);
                                  static_cast<void>(cudaGetLastError());
                              },

@@ -1,1 +1,1 @@
-// Nothing: the program's part of the precompiled headers in CMakeLists.txt.
+// Empty: carries the precompiled headers of CMakeLists.txt.

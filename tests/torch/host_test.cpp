@@ -1,5 +1,5 @@
-// What needs no GPU of the libtorch component: the allocator that a MemPool is given, over the host driver, whose memory is memory; and
-// what is refused where there is no device. Torch's libraries load with stand-ins (standins.py).
+// The libtorch component without a GPU: the MemPool allocator over the host driver, and refused
+// calls. Torch's libraries load with stand-ins (standins.py).
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -31,7 +31,8 @@ using vmmgraph::torch::make_allocator;
 
 constexpr auto no_stream = cudaStream_t{};
 
-// The host driver has eight devices; a device is gone with its last arena, so that the next test may open it with other options.
+// A device closes with its last arena, so the next test may choose other options. The host driver
+// has eight.
 int next_device() {
     static int device = 0;
     return device++ % 8;
@@ -76,7 +77,7 @@ TEST(Allocator, GivesMemoryThatCanBeWritten) {
     EXPECT_EQ(space.live_blocks().size(), 0u);
 }
 
-// The way of torch's MemPool, which has no stream argument: torch's current stream is that of a device.
+// Torch's MemPool passes no stream. Torch's current stream exists only with a GPU.
 TEST(Allocator, WithoutAStreamAsksTorchForTheCurrentOne) {
     SharedVmmAllocator arena(next_device(), shared());
     const auto space = arena.open_space();
@@ -107,7 +108,7 @@ TEST(Allocator, SpacesOfAnArenaShareTheirPages) {
     EXPECT_EQ(arena.stats().physical_bytes, 8 * MiB);
 }
 
-// Torch calls raw_delete in destructors: nothing it is given may throw or end the process.
+// Torch calls raw_delete in destructors: bad input must neither throw nor abort.
 TEST(Allocator, BadFreesAreHarmless) {
     SharedVmmAllocator arena(next_device(), shared());
     const auto space = arena.open_space();
@@ -162,7 +163,7 @@ TEST(Allocator, OutlivesTheSpaceAndTheArenaHandles) {
     EXPECT_NO_THROW(allocator->raw_delete(segment));
 }
 
-// As a tensor that outlives its graph: what passed in the capture goes with the space.
+// Like a tensor that outlives its graph.
 TEST(Allocator, ASegmentThatOutlivesItsSpaceKeepsItsOwnPagesOnly) {
     const int number = next_device();
     for (const auto retain : {vmmgraph::Retain::own_pages, vmmgraph::Retain::shared_pages}) {
@@ -234,7 +235,7 @@ TEST(Allocator, FromSeveralThreads) {
     std::vector<int> wrong(8, 0);
     for (int id = 0; id < 8; ++id) {
         threads.emplace_back([&, id] {
-            // A stream of its own each, so that no page is passed between them.
+            // One stream each, so threads share no page.
             const auto stream = reinterpret_cast<cudaStream_t>(static_cast<std::uintptr_t>(64 + id));
             for (int round = 0; round < 200; ++round) {
                 const std::size_t bytes = (1 + (id + round) % 5) * (MiB / 4);
@@ -392,7 +393,7 @@ TEST(Collectives, AreSealedInPlaceUnlessTheirBuffersAreMarkedAndTheProgramSaysTh
     using vmmgraph::torch::with_collectives;
     for (const bool marked : {false, true}) {
         EXPECT_EQ(with_collectives(Retain::own_pages, marked), Retain::in_place);
-        // They exchange nothing.
+        // These modes exchange no pages.
         EXPECT_EQ(with_collectives(Retain::shared_pages, marked), Retain::shared_pages);
         EXPECT_EQ(with_collectives(Retain::in_place, marked), Retain::in_place);
     }
@@ -455,7 +456,6 @@ TEST(EagerScope, IsRefusedWhereTorchCannotUseTheArena) {
 
 TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }
 
-// Over the host driver they are on the CPU.
 TEST(KvTensors, ArePlanesThatGrowWhereTheyAreAndOwnTheirCache) {
     using vmmgraph::KvLayout;
     using vmmgraph::torch::KvPlane;
@@ -501,7 +501,6 @@ TEST(KvTensors, ArePlanesThatGrowWhereTheyAreAndOwnTheirCache) {
         }
         EXPECT_GT(device.stats().physical_bytes, before);
         EXPECT_EQ(view.sum().item<std::int64_t>(), 3 * 60);
-        // The last one, by another thread.
         std::thread([&] { view.reset(); }).join();
         EXPECT_EQ(device.stats().mappings, 0U);
     }
@@ -520,7 +519,7 @@ TEST(KvTensors, RefuseWhatIsNoPlane) {
     EXPECT_EQ(make({KvPlane{{-4}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(make({KvPlane{{std::int64_t{1} << 60, std::int64_t{1} << 60}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(make({KvPlane{{1 << 30, 1 << 10}, at::kByte}}, ~std::uint64_t{0}), VMMGRAPH_ERROR_INVALID_SIZE);
-    // Bytes before floats, in one block.
+    // Bytes misalign the floats of the same block.
     const std::vector<KvPlane> unaligned{{{3}, at::kByte}, {{4}, at::kFloat}};
     EXPECT_EQ(make(unaligned, 10, vmmgraph::KvLayout::by_block), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(make(unaligned, 10), VMMGRAPH_OK);

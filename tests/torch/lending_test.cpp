@@ -1,6 +1,6 @@
-// Lending on a GPU: what it costs, and random traffic over pages that graphs and a KV cache take turns with.
+// Leases on a GPU: their cost, and random traffic over pages shared by graphs and a KV cache.
 //
-// VMMGRAPH_LENDING_STEPS says how many random steps (10,000).
+// `VMMGRAPH_LENDING_STEPS` sets the number of random steps (default 10,000).
 #include "elastic.hpp"
 #include "median.hpp"
 
@@ -39,7 +39,7 @@ ArenaOptions pages_of(std::uint64_t bytes) {
 
 using Lending = RoomyElastic;
 
-// The calling thread's time; the borrower gives up at once what it is asked for, and the device is idle.
+// Time of the calling thread: the borrower returns pages at once, and the device is idle.
 TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
     const c10::cuda::CUDAStreamGuard guard(*stream_);
     constexpr std::uint64_t blocks = 4096;
@@ -56,7 +56,6 @@ TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
             space.free(block);
         }
         space.seal();
-        // A block of 2 MiB.
         KvTensors kv(*device_, kv_options(32, 8, 128, blocks, KvLayout::by_block, page));
         ASSERT_EQ(kv.cache().stats().block_bytes, 2 * MiB);
         Borrower engine([&](const Vacate& asked) -> std::optional<Vacated> { return Vacated{asked.blocks, fence()}; });
@@ -93,14 +92,14 @@ TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
     EXPECT_LE(recall, 15);
 }
 
-// A prefill that says what it needs runs beside leases, and neither touches the other's bytes.
+// The prefill announces its size.
 TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
     const c10::cuda::CUDAStreamGuard guard(*stream_);
     constexpr std::uint64_t page = 16 * MiB;
     SharedVmmAllocator arena(*device_, pages_of(page));
     const auto work = [](std::uint64_t bytes, double value) {
         const auto tensor = at::full({static_cast<std::int64_t>(bytes / sizeof(float))}, value, at::kCUDA);
-        // In place: nothing of its size beside it.
+        // In place: no temporary of equal size.
         return tensor.eq_(value).min().item<float>() == 1;
     };
     {
@@ -132,7 +131,7 @@ TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
         EXPECT_TRUE(plane.narrow(0, 0, blocks).eq(7).all().item<bool>());
     }
     EXPECT_TRUE(result.eq(3).all().item<bool>());
-    // One that may wait gets what it needs beyond, within the scope.
+    // With a recall timeout the scope may exceed its announcement.
     vmmgraph::set_recall(arena, 5s);
     {
         const EagerScope scope(arena, raw(), 3 * page);
@@ -141,7 +140,7 @@ TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
     EXPECT_EQ(lease.bytes(), 0U);
 }
 
-// Sequences of blocks that hold random numbers, in a cache on lent pages and in plain tensors.
+// Sequences with random contents, on leased pages and in plain tensors.
 class Traffic {
 public:
     static constexpr std::int64_t batch = 16, table = 8, heads = 8, dimension = 64;
@@ -155,7 +154,7 @@ public:
         });
     }
 
-    // Some leave, and as many join as there is room for.
+    // Removes some sequences and adds new ones.
     void churn(std::mt19937& random, std::size_t most) {
         leave([&](const auto&) { return random() % 16 == 0; });
         std::vector<std::int64_t> fresh;
@@ -180,12 +179,11 @@ public:
         }
     }
 
-    // The inputs of a step of sequences that are there.
     void next(std::mt19937& random, StepInputs& in) {
         std::shuffle(sequences_.begin(), sequences_.end(), random);
         std::vector<std::int64_t> tables, written;
         for (std::size_t i = 0; i < batch; ++i) {
-            // Fewer than a step has: the others are the same over again, and write nothing twice.
+            // Rows may repeat sequences, but no block is written twice.
             const auto& blocks = sequences_[i % sequences_.size()];
             tables.insert(tables.end(), blocks.begin(), blocks.end());
             written.push_back(static_cast<std::int64_t>(blocks[(i / sequences_.size()) % table]));
@@ -236,7 +234,6 @@ TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
     auto steps = shapes(arena, model, {64, 8});
     MemoryOptions options;
     options.kv_bytes = 8 * MiB;
-    // What every step needs.
     options.arena_keeps = arena.mapped_size();
     options.free_blocks = {16, 64};
     options.stream = raw();
@@ -267,7 +264,6 @@ TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
         prompt.output.zero_();
         ++prefills;
         if (!check) {
-            // What a program without the library would do: the graph alone.
             ASSERT_EQ(cudaGraphLaunch(static_cast<cudaGraphExec_t>(prompt.graph.exec()), stream_->stream()), cudaSuccess);
             return;
         }
@@ -280,7 +276,7 @@ TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
             if (random() % 2 == 0) {
                 memory.recall();
             } else {
-                // The replay recalls what is in its way, and no more.
+                // The replay recalls only the leases over its pages.
                 vmmgraph::set_recall(arena, 10s);
                 ++by_replay;
             }

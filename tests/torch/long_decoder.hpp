@@ -1,4 +1,5 @@
-// A decoder for prompts of up to 32,768 tokens, and its steps: graphs for decodes and short prompts, an EagerScope for long ones. Needs a GPU.
+// Decoder for prompts of up to 32,768 tokens: graphs for decodes and short prompts, an EagerScope
+// for long prompts. Needs a GPU.
 #pragma once
 
 #include "elastic.hpp"
@@ -15,12 +16,12 @@ using vmmgraph::torch::EagerScope;
 using xllm_example::Sequence;
 
 inline constexpr std::int64_t longest_prompt = 32'768;
-// Prompts up to so many tokens are padded to them, and prefilled by a graph.
+// Prompts up to this length are padded to it and prefilled by a graph.
 inline constexpr std::int64_t short_prompt = 256;
-// Most tokens of a sequence, and of one with a long prompt.
+// Maximum length with a short and with a long prompt.
 inline constexpr std::int64_t short_tokens = 640, long_tokens = longest_prompt + 256;
 
-// Grouped-query attention over paged keys and values, a gated layer behind it, and positions that are learned.
+// Grouped-query attention over paged keys and values, a gated layer, learned positions.
 class Decoder {
 public:
     static constexpr std::int64_t layers = 8, hidden = 1024, heads = 8, kv_heads = 4, dimension = 128, wide = 8192, vocabulary = 4096;
@@ -39,7 +40,7 @@ public:
         places_ = at::arange(long_tokens, numbers());
     }
 
-    // A prompt's keys and values into the cache, and the token behind the one in `last`.
+    // Fills the cache and returns the token after position `last`.
     [[nodiscard]] at::Tensor prefill(const std::vector<at::Tensor>& planes, const at::Tensor& tokens, const at::Tensor& block,
                                      const at::Tensor& offset, const at::Tensor& last) const {
         const auto n = tokens.size(0);
@@ -54,7 +55,7 @@ public:
         return forward(planes, tokens, places_.narrow(0, 0, n), block, offset, attend, last);
     }
 
-    // The next token of each sequence, over its table's blocks up to its position.
+    // Returns the next token of each sequence.
     [[nodiscard]] at::Tensor decode(const std::vector<at::Tensor>& planes, const at::Tensor& tokens, const at::Tensor& positions,
                                     const at::Tensor& block, const at::Tensor& offset, const at::Tensor& table) const {
         const auto batch = tokens.size(0), length = table.size(1) * torch_tests::tokens;
@@ -67,7 +68,7 @@ public:
                                                  .masked_fill(beyond.view({batch, 1, 1, length}), -std::numeric_limits<double>::infinity()),
                                              -1)
                                      .to(at::kBFloat16);
-            // Places without a token hold anything, also what is no number.
+            // Unused slots hold arbitrary values, NaN included.
             const auto values = gather(planes[2 * layer + 1]).masked_fill_(beyond.view({batch, length, 1, 1}), 0);
             return at::matmul(weights, values.permute({0, 2, 1, 3})).reshape({batch, heads * dimension});
         };
@@ -103,24 +104,22 @@ private:
     std::vector<Layer> layers_;
 };
 
-// A graph whose rows are the numbers of one array, copied there before each replay.
+// A graph whose input array is copied before each replay.
 struct Graph {
     std::int64_t rows = 0, columns = 0;
     at::Tensor inputs, output;
     std::optional<CapturedGraph> graph;
 };
 
-// Everything but the scheduler.
 class Engine {
 public:
-    // Rows of the decode graphs: one for most sequences, one for those with long prompts.
     static constexpr std::int64_t short_rows = 64, long_rows = 2;
 
     Engine(const Decoder& decoder, SharedVmmAllocator& arena, KvTensors& kv, c10::cuda::CUDAStream stream)
         : decoder_(decoder), arena_(arena), kv_(kv), stream_(stream) {
         decode_short_ = decode_graph(short_rows, short_tokens / tokens);
         decode_long_ = decode_graph(long_rows, long_tokens / tokens);
-        // Tokens, blocks, offsets, and which one is the last.
+        // Tokens, blocks, offsets, last index.
         prefill_.rows = 1;
         prefill_.columns = 3 * short_prompt + 1;
         prefill_.inputs = at::zeros({prefill_.columns}, numbers());
@@ -133,7 +132,8 @@ public:
 
     [[nodiscard]] std::uint64_t graph_bytes() const { return graph_bytes_; }
 
-    // What the arena needs for the longest prompts: their keys and values go to block 0.
+    // Grows the arena for the longest prompts. Their keys and values go to block 0, which has no
+    // owner.
     void warm_up() {
         for (const std::int64_t length : {longest_prompt, longest_prompt / 2, longest_prompt}) {
             Sequence sequence{0, std::vector<std::int32_t>(static_cast<std::size_t>(length), 1), 0, 0, {}};
@@ -148,7 +148,6 @@ public:
         const auto padded = by_graph ? short_prompt : n;
         auto* const next = stage(3 * padded + 1);
         for (std::int64_t i = 0; i < padded; ++i) {
-            // Padding writes to block 0, which is nobody's.
             next[i] = i < n ? sequence.tokens[static_cast<std::size_t>(i)] : 0;
             next[padded + i] = i < n ? sequence.blocks[static_cast<std::size_t>(i / tokens)] : 0;
             next[2 * padded + i] = i % tokens;
@@ -164,7 +163,7 @@ public:
         upload(inputs, next);
         const EagerScope scope(arena_, stream_.stream());
         const auto part = [&](std::int64_t i) { return inputs.narrow(0, i * n, n); };
-        // Nothing of it outlives the scope.
+        // No tensor outlives the scope.
         return decoder_.prefill(kv_.planes(), part(0), part(1), part(2), inputs.narrow(0, 3 * n, 1)).item<std::int64_t>();
     }
 
@@ -206,7 +205,7 @@ public:
 private:
     template <class Body>
     void capture_graph(Graph& graph, Body&& body) {
-        // What kernels set up at their first call is there then.
+        // One-time setup of the kernels.
         static_cast<void>(body());
         cudaDeviceSynchronize();
         graph.graph.emplace(capture(arena_, stream_.stream(), [&] { graph.output = body(); }));
@@ -246,7 +245,7 @@ private:
         graph.graph->replay(stream_.stream());
     }
 
-    // Host memory that nothing else uses before the step is over.
+    // Host memory reserved until the step ends.
     std::int64_t* stage(std::int64_t count) {
         if (used_ == stages_.size()) {
             stages_.emplace_back();

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Compiles cpp/torch and cpp/engine from their one source against the headers of every torch release that is supported, and of the newest one
-# on the index, and checks that no virtual function of any of them is left to torch (forwards.sh), and that Python's names on its graph class are nobody
-# else's (names.py). Nothing is linked or run.
+# Compiles cpp/torch and cpp/engine against the headers of every supported torch release and of the
+# newest one on the index. Checks virtual functions (forwards.sh) and Python names (names.py). Links
+# and runs nothing.
 #
-# The releases are those of scripts/torch-releases.txt; their headers stay in build/torch-headers. All files are one translation unit here,
-# since torch's headers take longer than what is made of them: a name in an unnamed namespace is one file's only.
+# Releases: scripts/torch-releases.txt; headers stay in build/torch-headers. All files form one
+# translation unit, because parsing torch's headers dominates, so unnamed namespaces must not repeat
+# a name.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -43,8 +44,8 @@ static_assert(vmmgraph::torch::compat::workspaces_have_mutex == TORCHS_WORKSPACE
 #endif
 END
 
-# workspaces HEADER: options that say what torch's tables of cuBLAS workspaces are, which compat.hpp declares anew, since their header would pull in
-# cuBLAS's. None before 2.8.
+# workspaces HEADER: options describing torch's tables of cuBLAS workspaces, which compat.hpp
+# redeclares to avoid cuBLAS's headers. Empty before 2.8.
 workspaces() {
   local map mutex=false
   map=$(sed -nE 's/^.*(std::map<std::tuple<void ?\*, void ?\*>, .*>)(&| map;).*$/\1/p' "$1" | head -1)
@@ -54,7 +55,7 @@ workspaces() {
 }
 export -f workspaces
 
-# build RELEASE: what it prints comes at its end, as others are built meanwhile.
+# build RELEASE: prints at the end, because builds run in parallel.
 build() {
   local include=build/torch-headers/$1/torch/include object=$objects/$1.o result=0 tables=()
   {

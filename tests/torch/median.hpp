@@ -1,10 +1,10 @@
-// Of measurements.
+// Median of measurements.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-// The upper one of the two in the middle where there are two.
+// Returns the upper of two middle values.
 inline double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     return values.at(values.size() / 2);

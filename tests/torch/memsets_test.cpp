@@ -1,4 +1,4 @@
-// Memset nodes that become kernels: the same bytes, whatever their size, value, place and neighbours.
+// Memset nodes replaced by kernels.
 #include <chrono>
 #include <cstdint>
 #include <utility>
@@ -11,7 +11,7 @@ namespace {
 
 using Region = std::pair<std::int64_t, std::int64_t>;
 
-// Of [offset, length) in `bytes`, a memset each; then everything is copied to `seen`.
+// Sets each [offset, length), then copies all bytes to `seen`.
 void memsets(const at::Tensor& bytes, const std::vector<Region>& regions, const at::Tensor& seen, cudaStream_t stream) {
     bytes.fill_(0x77);
     int value = 0x81;
@@ -26,12 +26,12 @@ at::Tensor bytes_of(std::int64_t size) { return at::zeros({size}, at::TensorOpti
 
 cudaStream_t current() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
-// By a memset, which torch's zero_() is not.
+// Uses a memset, unlike torch's zero_().
 void clear(const at::Tensor& bytes) { ASSERT_EQ(cudaMemsetAsync(bytes.mutable_data_ptr(), 0, bytes.nbytes(), current()), cudaSuccess); }
 
 TEST_F(Torch, MemsetsBecomeKernelsThatWriteTheSame) {
     SharedVmmAllocator arena;
-    // One byte, words, no multiple of a word, off a word's beginning, over each other, and more than a page.
+    // One byte, whole words, a partial word, an unaligned start, an overlap, and more than a page.
     const std::vector<Region> regions{{0, 1},      {4, 4},      {64, 62},   {130, 9},
                                       {259, 1000}, {512, 4096}, {1024, 64}, {8192, std::int64_t{5} << 20}};
     const auto bytes = bytes_of(std::int64_t{8} << 20);
@@ -55,7 +55,7 @@ TEST_F(Torch, MemsetsBecomeKernelsThatWriteTheSame) {
     }
 }
 
-// In a branch of its own, between two others, first and last: the order around a memset is kept.
+// In a separate branch, between two others, first and last.
 TEST_F(Torch, AMemsetKeepsItsPlaceInTheGraph) {
     SharedVmmAllocator arena;
     const auto bytes = bytes_of(1 << 22);
@@ -69,7 +69,8 @@ TEST_F(Torch, AMemsetKeepsItsPlaceInTheGraph) {
             ASSERT_EQ(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), cudaSuccess);
             ASSERT_EQ(cudaEventRecord(fork, current()), cudaSuccess);
             ASSERT_EQ(cudaStreamWaitEvent(other.stream(), fork, 0), cudaSuccess);
-            // The halves at once: a memset and a kernel behind it in one branch, a kernel and a memset behind it in the other.
+            // The halves run concurrently: memset then kernel in one branch, kernel then memset in
+            // the other.
             {
                 const c10::cuda::CUDAStreamGuard guard(other);
                 auto half = bytes.narrow(0, 0, 1 << 21);
@@ -102,7 +103,7 @@ TEST_F(Torch, AMemsetKeepsItsPlaceInTheGraph) {
     EXPECT_EQ(bytes.sum().item<std::int64_t>(), 0);
 }
 
-// Rows with a pitch stay a memset; the pieces of a capture are all looked at.
+// Pitched rows, in any piece.
 TEST_F(Torch, WhatIsNoRowOfBytesStaysAMemset) {
     SharedVmmAllocator arena;
     const auto bytes = bytes_of(64 * 256);
@@ -127,7 +128,7 @@ TEST_F(Torch, WhatIsNoRowOfBytesStaysAMemset) {
     EXPECT_EQ(bytes.narrow(0, 0, 11).to(at::kInt).sum().item<int>(), 3);
 }
 
-// The kernels run at the priority of the capture's stream, as its other kernels do.
+// As for the capture's other kernels.
 TEST_F(Torch, KernelsForMemsetsHaveThePriorityOfTheirStream) {
     const auto bytes = bytes_of(4096);
     for (const bool high : {true, false}) {

@@ -1,4 +1,4 @@
-// Stands where the driver would: whoever asks CUDA anything loads it.
+// Replaces the driver library: the first CUDA call loads it.
 #define _GNU_SOURCE
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
-"""Fails if a private name of ours on torch's graph class is one of torch's own, since each would take the other's place, or if one of torch's that
-ours looks at is gone.
+"""Fails if a private name added to torch's graph class collides with a name of torch, or if a name
+of torch that the package reads is missing.
 
-names.py GRAPHS_PY: torch/cuda/graphs.py of a release. Both are read, and nothing is run.
+names.py GRAPHS_PY: torch/cuda/graphs.py of a release. Parses both, runs neither.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python/vmmgraph"
-#: Of each route.
 OURS = [PACKAGE / name for name in ("_graph.py", "_mempool.py")]
-#: What stands in the place of torch's on purpose.
+#: Replaced on purpose.
 REPLACED = {"_has_graph_exec"}
-#: What says whether torch tells somebody of an executable, in releases that end a capture in two halves.
+#: Read to find executable hooks of torch, in releases that end a capture in two steps.
 READ = {"_post_instantiate_hooks", "_capture_graph_id"}
 GLOBAL = "_global_instantiate_hooks"
 
 
 def names(source: str, classes: set[str]) -> set[str]:
-    """What the classes of those names define, and set on what they make, as far as it is private."""
     found = set()
     for owner in ast.walk(ast.parse(source)):
         if not isinstance(owner, ast.ClassDef) or owner.name not in classes:
@@ -37,7 +35,6 @@ def names(source: str, classes: set[str]) -> set[str]:
 
 
 def targets(owner: ast.ClassDef) -> list[ast.expr]:
-    """What is assigned in the body of a class itself."""
     found: list[ast.expr] = []
     for node in owner.body:
         if isinstance(node, ast.Assign):

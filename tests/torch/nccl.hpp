@@ -1,4 +1,4 @@
-// NCCL, the one that torch loaded, and two processes of a GPU each that work together by it. Needs two GPUs.
+// Torch's copy of NCCL, and two cooperating processes with one GPU each. Needs two GPUs.
 #pragma once
 
 #include "fixture.hpp"
@@ -19,7 +19,7 @@ extern char** environ;
 
 namespace torch_tests {
 
-// nccl.h, whose numbers are fixed: ncclFloat32, ncclSum and NCCL_WIN_COLL_SYMMETRIC.
+// Constants of nccl.h: ncclFloat32, ncclSum, NCCL_WIN_COLL_SYMMETRIC.
 inline constexpr int nccl_float = 7;
 inline constexpr int nccl_sum = 0;
 inline constexpr int nccl_symmetric = 1;
@@ -28,10 +28,10 @@ struct UniqueId {
 };
 using Comm = void*;
 
-// NCCL's functions, from the library in this process.
+// Functions of the loaded NCCL.
 struct Nccl {
     void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
-    // Null for one that this release does not have.
+    // Null if this release lacks the function.
     template <class F>
     F* find(const char* name) const {
         return reinterpret_cast<F*>(library == nullptr ? nullptr : dlsym(library, name));
@@ -63,13 +63,13 @@ struct Nccl {
 
 inline at::TensorOptions floats(int device) { return at::TensorOptions().dtype(at::kFloat).device(c10::Device(c10::kCUDA, device)); }
 
-// Which rank this process is; -1 if run_ranks did not start it.
+// This process's rank; -1 outside run_ranks.
 inline int rank_here() {
     const char* const rank = std::getenv("VMMGRAPH_TEST_RANK");
     return rank == nullptr ? -1 : std::atoi(rank);
 }
 
-// One of two ranks, on the GPU of its number, with torch and NCCL set up.
+// A rank, on the GPU of the same number.
 struct Rank {
     int rank = rank_here();
     Nccl nccl;
@@ -86,13 +86,12 @@ struct Rank {
 private:
     static Nccl set_up(int rank) {
         c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
-        // The context, and torch's libraries.
         static_cast<void>(at::ones({1}, floats(rank)));
         vmmgraph::torch::install();
         return {};
     }
 
-    // By a file that the first one writes.
+    // Rank 0 publishes the id in a file.
     void join() {
         UniqueId id{};
         const std::string path = std::getenv("VMMGRAPH_TEST_ID");
@@ -115,7 +114,6 @@ private:
     }
 };
 
-// Runs a test of this program as two ranks, and waits for both.
 inline void run_ranks(const std::string& test) {
     char self[PATH_MAX] = {};
     ASSERT_GT(readlink("/proc/self/exe", self, sizeof self - 1), 0);
@@ -131,7 +129,7 @@ inline void run_ranks(const std::string& test) {
         ASSERT_EQ(posix_spawn(&ranks[rank], self, nullptr, nullptr, arguments, environ), 0);
     }
     unsetenv("VMMGRAPH_TEST_RANK");
-    // A rank that waits for one that is gone would wait for ever.
+    // A rank would wait forever for a dead peer.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(90);
     std::array<bool, 2> over{};
     while (!over[0] || !over[1]) {
@@ -158,14 +156,14 @@ inline void run_ranks(const std::string& test) {
     static_cast<void>(rmdir(folder));
 }
 
-// For tests that have two GPUs or are skipped.
+// Skips without two GPUs.
 class TwoGpus : public Torch {
 protected:
     void SetUp() override {
         if (c10::cuda::device_count() < 2) {
             GTEST_SKIP() << "SKIPPED: needs two GPUs";
         }
-        // Multicast is not for every machine.
+        // Some machines lack multicast.
         setenv("NCCL_NVLS_ENABLE", "0", 1);
         Torch::SetUp();
     }

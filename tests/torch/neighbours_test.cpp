@@ -1,4 +1,5 @@
-// Captures in programs that have a life beside them: eager tensors that come and go, workspaces that others keep and clear, other captures.
+// Captures next to other activity: eager tensors, workspaces kept and cleared by torch, and
+// concurrent captures.
 #include "fixture.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace {
 
 class Neighbours : public Torch {
 protected:
-    // Takes what is free in torch's cache, of every size, and writes over it.
+    // Allocates and overwrites torch's free cached memory.
     static void overwrite_what_is_free() {
         c10::cuda::CUDACachingAllocator::emptyCache();
         std::vector<at::Tensor> all;
@@ -34,12 +35,13 @@ protected:
     }
 };
 
-// Whether torch minds other threads' frees while a stream is captured, up to 2.12. Later it records the event that it asks for all the same, and dies
-// of it, with its own captures too.
+// Up to 2.12, torch tolerates other threads' frees during a capture. Later releases fail, also in
+// torch's own captures.
 template <class Allocator>
 constexpr bool minds_other_threads = !requires(Allocator& allocator) { allocator.markCaptureEnd(0); };
 
-// Torch must know that a capture is under way: else it records an event on the capturing stream and asks for it later.
+// Unless torch knows about the capture, it records an event on the capturing stream and queries it
+// later.
 TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
     for (const auto route : {Route::blocks, Route::mempool}) {
         SharedVmmAllocator arena;
@@ -54,7 +56,7 @@ TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
                                      const auto doubled = input * 2;
                                      const auto work = [&] {
                                          tensor = at::Tensor();
-                                         // Torch looks at what was freed when it allocates.
+                                         // Torch processes freed blocks at the next allocation.
                                          for (int turn = 0; turn < 4; ++turn) {
                                              static_cast<void>(at::empty({static_cast<std::int64_t>(30 * MiB)}, half()));
                                          }
@@ -75,10 +77,10 @@ TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
     }
 }
 
-// The storage has torch's allocator, and asks it.
+// The storage calls torch's allocator directly.
 TEST_F(Neighbours, AStorageOlderThanTheInstallationMayBeResizedInABody) {
     vmmgraph::torch::uninstall();
-    // Empty: what it held would be copied in the body, and be read by every replay.
+    // Empty: old contents would be copied in the body.
     auto old = at::empty({0}, half());
     vmmgraph::torch::install();
     SharedVmmAllocator arena;
@@ -121,10 +123,9 @@ TEST_F(Neighbours, WhatCublasKeepsDoesNotHoldTheArena) {
         const Model model(2, 1024);
         at::cuda::clearCublasWorkspaces();
         {
-            // On the capture stream, no product came before.
             auto all = shapes(arena, model, {1, 2, 4, 8, 16, 32, 64, 128, 256}, {route});
             EXPECT_EQ(wrong(all), 0);
-            // Also on a thread and a stream of its own.
+            // On another thread and stream.
             at::Tensor product;
             const auto side = c10::cuda::getStreamFromPool();
             auto graph = capture(arena, raw(),
@@ -162,7 +163,6 @@ TEST_F(Neighbours, ClearedWorkspacesAreNobodysWhileAGraphHasThem) {
         const auto wide = at::randn({64, 4096}, half());
         const auto weight = at::randn({4096, 4096}, half()) * (1.0 / 64);
         {
-            // The side stream has one before the capture.
             const c10::cuda::CUDAStreamGuard guard(side);
             static_cast<void>(at::mm(wide, weight));
         }
@@ -198,7 +198,7 @@ TEST_F(Neighbours, ClearedWorkspacesAreNobodysWhileAGraphHasThem) {
     }
 }
 
-// Its workspace is in torch's table, and stays there.
+// The workspace stays in torch's table.
 TEST_F(Neighbours, AGraphOfTorchsOwnKeepsItsWorkspace) {
     const Model model(2, 1024);
     const auto input = at::randn({64, 1024}, half());
@@ -238,7 +238,7 @@ TEST_F(Neighbours, TwoThreadsCaptureIntoOneArena) {
         std::array<std::vector<Shape>, 2> all;
         std::vector<std::thread> threads;
         for (auto& mine : all) {
-            // Torch has one generator, which no two captures may use.
+            // Torch has one generator, which two captures cannot share.
             std::vector<at::Tensor> inputs;
             for (const int batch : {8, 16, 32, 64, 24, 48}) {
                 inputs.push_back(at::randn({batch, 512}, half()));
@@ -266,7 +266,6 @@ TEST_F(Neighbours, TwoThreadsCaptureIntoOneArena) {
     }
 }
 
-// Eager work gets what arenas have idle before torch gives up.
 TEST_F(Neighbours, EagerWorkGetsWhatIdleArenasHold) {
     auto device = vmmgraph::Device::open();
     SharedVmmAllocator arena(device);
@@ -281,12 +280,11 @@ TEST_F(Neighbours, EagerWorkGetsWhatIdleArenasHold) {
     EXPECT_EQ(device.stats().free_bytes, 0u);
     most = at::Tensor();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    // What is really too much is torch's own error still.
     EXPECT_THROW(static_cast<void>(at::empty({static_cast<std::int64_t>(total)}, half())), c10::OutOfMemoryError);
     expect_a_usable_allocator();
 }
 
-// An engine's cache makes room for torch's tensors: what it let go of before without being asked, the rest if it is asked, and never for nothing.
+// Freed blocks come first, without a request. A hopeless allocation asks for no blocks.
 TEST_F(Neighbours, EagerWorkGetsWhatAnEnginesCacheGivesUp) {
     auto device = vmmgraph::Device::open();
     SharedVmmAllocator arena(device);
@@ -310,7 +308,7 @@ TEST_F(Neighbours, EagerWorkGetsWhatAnEnginesCacheGivesUp) {
         cudaDeviceSynchronize();
         c10::cuda::CUDACachingAllocator::emptyCache();
     };
-    // Shrunk behind a stream that is done by then: nobody has asked the cache since.
+    // The stream has finished since; the cache was not polled again.
     std::uint64_t blocks = most - 16;
     cudaEvent_t event = nullptr;
     ASSERT_EQ(cudaEventCreate(&event), cudaSuccess);
@@ -332,12 +330,12 @@ TEST_F(Neighbours, EagerWorkGetsWhatAnEnginesCacheGivesUp) {
     const auto room = (most - blocks) + 2;
     EXPECT_NO_THROW(static_cast<void>(tensor(room + 20)));
     ASSERT_EQ(asked.size(), 1U);
-    // For what is missing beside the sixteen and two to three that are free.
+    // The shortfall beyond the freed blocks.
     EXPECT_GE(asked[0], 18 * block);
     EXPECT_LE(asked[0], 22 * block);
     EXPECT_EQ(cache.stats().blocks, blocks);
     gone();
-    // A limit of torch's own, and more than there is: nothing that it gave up would help.
+    // More room would not help: torch's own limit, or more than the device has.
     c10::cuda::CUDACachingAllocator::setMemoryFraction(0.01, 0);
     EXPECT_THROW(static_cast<void>(tensor(room + 10)), c10::OutOfMemoryError);
     c10::cuda::CUDACachingAllocator::setMemoryFraction(1.0, 0);
@@ -348,7 +346,7 @@ TEST_F(Neighbours, EagerWorkGetsWhatAnEnginesCacheGivesUp) {
     expect_a_usable_allocator();
 }
 
-// As is right for torch's own memory, which stays mapped: the tensor goes as soon as the work that reads it was given to the stream.
+// As with torch's own memory, which stays mapped.
 TEST_F(Neighbours, AnOutputMayBeDroppedRightAfterWorkThatReadsIt) {
     SharedVmmAllocator arena;
     const auto input = at::randn({1 << 24}, half());
@@ -369,7 +367,7 @@ TEST_F(Neighbours, AnOutputMayBeDroppedRightAfterWorkThatReadsIt) {
                     if (!on_default) {
                         guard.reset_stream(*stream_);
                     }
-                    // The reader waits its turn.
+                    // Work before the reader delays it.
                     auto busy = weights;
                     for (int i = 0; i < 40; ++i) {
                         busy = at::mm(busy, weights);
@@ -381,7 +379,6 @@ TEST_F(Neighbours, AnOutputMayBeDroppedRightAfterWorkThatReadsIt) {
                     output = at::Tensor();
                 }
                 arena.mark();
-                // Somebody asks, so that what may go goes.
                 at::Tensor other;
                 auto next = capture(arena, raw(), [&] { other = at::full({1 << 24}, 9, half()); });
                 next.replay(raw());
@@ -394,7 +391,6 @@ TEST_F(Neighbours, AnOutputMayBeDroppedRightAfterWorkThatReadsIt) {
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
-// Tensors of captures that failed are the program's, each with memory of its own.
 TEST_F(Neighbours, TensorsOfFailedCapturesKeepWhatIsWrittenToThem) {
     SharedVmmAllocator arena;
     std::vector<at::Tensor> kept;
@@ -425,7 +421,7 @@ TEST_F(Neighbours, MoreThanThereCanBeIsOutOfMemory) {
     }
 }
 
-// A program that allocates to a pool of its own: torch would assert in the destructor of ours.
+// While the program allocates to its own pool, torch would assert in our pool's destructor.
 TEST_F(Neighbours, AGraphMayGoWhileTheProgramAllocatesToAPool) {
     SharedVmmAllocator arena;
     for (const auto route : {Route::blocks, Route::mempool}) {
@@ -436,7 +432,7 @@ TEST_F(Neighbours, AGraphMayGoWhileTheProgramAllocatesToAPool) {
         c10::cuda::CUDACachingAllocator::endAllocateToPool(0, pool);
         c10::cuda::CUDACachingAllocator::releasePool(0, pool);
     }
-    // Its pool goes with the next one.
+    // The postponed pool is freed with the next one.
     static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, {Route::mempool}));
     arena.trim();
     EXPECT_EQ(arena.mapped_size(), 0u);

@@ -1,4 +1,4 @@
-# A torch with the old C++ ABI is refused when VmmGraph is configured, not when a program is loaded.
+# Configuration refuses a torch with the old C++ ABI, before any program is loaded.
 cmake_minimum_required(VERSION 3.24)
 file(REMOVE_RECURSE "${WORK}")
 file(WRITE "${WORK}/torch/include/c10/cuda/CUDACachingAllocator.h" "")

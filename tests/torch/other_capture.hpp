@@ -1,4 +1,4 @@
-// Somebody else's capture, which nothing of this library may break.
+// A capture outside the library, which no library call may invalidate.
 #pragma once
 
 #include <future>
@@ -9,8 +9,9 @@
 
 namespace other {
 
-// A capture of another thread's in the mode that torch's captures have unless they are told otherwise: any thread of the process that waits for an
-// event or makes memory breaks it, if it has not said that it may (CUDA runtime API, cudaThreadExchangeStreamCaptureMode).
+// Captures on another thread in global mode, torch's default: waiting for an event or allocating on
+// any thread invalidates it, unless that thread exchanged its mode
+// (cudaThreadExchangeStreamCaptureMode).
 class Capture {
 public:
     explicit Capture(cudaStream_t stream) : thread_([this, stream] { run(stream); }) { begun_.get_future().wait(); }
@@ -22,7 +23,7 @@ public:
         }
     }
 
-    // Ends it; whether it was whole, with the two nodes that were given to it.
+    // Returns whether the capture succeeded with both nodes.
     bool end() {
         over_.set_value();
         thread_.join();
@@ -56,7 +57,6 @@ private:
     std::thread thread_;
 };
 
-// A stream of the current device, while it lives.
 class Stream {
 public:
     explicit Stream(unsigned flags = cudaStreamNonBlocking) { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, flags), cudaSuccess); }
@@ -69,8 +69,8 @@ private:
     cudaStream_t stream_ = nullptr;
 };
 
-// Expects that such a capture is whole behind a call, on a stream that the legacy default stream waits for, and on one that it does not; before each
-// one `ready` is called.
+// Expects the capture to survive `call`, on a blocking and on a non-blocking stream. Each begins
+// with `ready`.
 template <class Ready, class F>
 void expect_untouched(const char* what, Ready&& ready, F&& call) {
     for (const unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {

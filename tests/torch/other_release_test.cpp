@@ -1,4 +1,4 @@
-// A library built for another torch release refuses to start: this program answers in torch's place which release it is.
+// Reports another torch release in torch's place; the library must refuse to start.
 #include <cstdio>
 #include <map>
 #include <string>
@@ -6,7 +6,7 @@
 #include <vmmgraph/torch.hpp>
 
 namespace caffe2 {
-// Found before torch's own, since the program's symbols come first.
+// Found before torch's own symbol: the program is searched first.
 __attribute__((visibility("default"))) const std::map<std::string, std::string>& GetBuildOptions() {
     static const std::map<std::string, std::string> settings{{"TORCH_VERSION", "1.2.3"}, {"USE_CUDA", "ON"}};
     return settings;

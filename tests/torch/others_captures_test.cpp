@@ -1,4 +1,4 @@
-// Captures of other threads, in the mode where nearly any call may break them, beside everything that the component does.
+// Captures of other threads in global mode, next to every operation of the component.
 #include "fixture.hpp"
 #include "other_capture.hpp"
 
@@ -52,7 +52,7 @@ TEST_F(OthersCaptures, GoOnBesideOurs) {
             take();
             replay(raw());
         };
-        // Torch loads kernels and makes handles at the first.
+        // Torch loads kernels first.
         replayed();
         graphs.clear();
         cudaDeviceSynchronize();

@@ -1,4 +1,5 @@
-# The installed component is found, links a program that knows nothing of torch, and is refused beside the plain library.
+# The installed component links a program independent of torch, and is refused next to the plain
+# library.
 cmake_minimum_required(VERSION 3.24)
 file(REMOVE_RECURSE "${WORK}")
 execute_process(COMMAND "${CMAKE_COMMAND}" --install "${BUILD_DIR}" --config "${CONFIG}" --prefix "${WORK}/prefix"
@@ -14,7 +15,7 @@ project(Consumer LANGUAGES CXX)
 find_package(VmmGraph REQUIRED COMPONENTS torch)
 add_executable(consumer main.cpp)
 target_link_libraries(consumer PRIVATE VmmGraph::torch)
-# What torch itself needs is found when a program runs.
+# Torch's own dependencies are resolved at run time.
 target_link_options(consumer PRIVATE -Wl,--unresolved-symbols=ignore-in-shared-libs)
 set_target_properties(consumer PROPERTIES CXX_STANDARD 17)
 if(BOTH)

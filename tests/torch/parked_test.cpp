@@ -1,4 +1,4 @@
-// When blocks that several streams of a capture used can be used again, over a graph of numbers.
+// Reuse of blocks used by several streams of a capture, over a simulated graph.
 #include <map>
 #include <optional>
 #include <vector>
@@ -17,15 +17,14 @@ cudaStream_t stream(std::uintptr_t number) { return reinterpret_cast<cudaStream_
 cudaGraphNode_t node(std::uintptr_t number) { return reinterpret_cast<cudaGraphNode_t>(number << 12); }
 void* block(std::uintptr_t number) { return reinterpret_cast<void*>(number << 20); }
 
-// A graph under capture.
 struct Graph {
     std::map<cudaStream_t, CaptureFront> fronts;
-    // Nothing: an edge to the node has data.
+    // Empty: an edge to the node has data.
     std::map<cudaGraphNode_t, std::optional<Nodes>> dependencies;
     std::uintptr_t nodes = 0;
     unsigned long long capture = 1;
     std::size_t looks = 0;
-    // How often for a stream's capture.
+    // Queries of a stream's capture.
     std::size_t asked = 0;
 
     void work(cudaStream_t on) {
@@ -34,7 +33,7 @@ struct Graph {
         dependencies[next] = front.nodes;
         front = {capture, {next}};
     }
-    // The stream waits for what another one was given.
+    // Makes `waits` wait for `other`.
     void wait(cudaStream_t waits, cudaStream_t other) {
         auto& front = fronts[waits];
         front.capture = capture;
@@ -59,7 +58,6 @@ class Parked : public testing::Test {
 protected:
     void SetUp() override { graph = &graph_; }
 
-    // A block of the main stream that the side stream reads.
     void use(void* of) {
         graph_.work(main);
         graph_.wait(side, main);
@@ -129,7 +127,6 @@ TEST_F(Parked, TheEndOfTheCaptureJoinsAllAndTheNextOneKnowsNothingOfItsNodes) {
     EXPECT_EQ(blocks.end(), Blocks{block(1)});
     use(block(2));
     blocks.freed(block(2));
-    // The handles of another graph.
     graph_.capture = 2;
     graph_.fronts.clear();
     graph_.work(main);
@@ -142,7 +139,7 @@ TEST_F(Parked, TheEndOfTheCaptureJoinsAllAndTheNextOneKnowsNothingOfItsNodes) {
     EXPECT_EQ(blocks.end(), Blocks{});
 }
 
-// What outlives its capture may go after the streams that used it, of which nothing may be asked then.
+// The streams may be destroyed before the block.
 TEST_F(Parked, StreamsOfAnEndedCaptureAreNotAsked) {
     use(block(1));
     EXPECT_EQ(blocks.end(), Blocks{});

@@ -1,4 +1,4 @@
-// What a second GPU may do with the pages of the first one. Needs two GPUs.
+// Access of a second GPU to pages of the first. Needs two GPUs.
 #include "fixture.hpp"
 
 #include <cuda.h>
@@ -14,7 +14,7 @@ extern char** environ;
 namespace torch_tests {
 namespace {
 
-// Whether a device may read and write what is mapped at an address, as the driver has it.
+// Asks the driver.
 bool has_access(int device, const void* at) {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     auto* const ask = reinterpret_cast<decltype(&cuMemGetAccess)>(library == nullptr ? nullptr : dlsym(library, "cuMemGetAccess"));
@@ -27,7 +27,7 @@ bool has_access(int device, const void* at) {
     return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 }
 
-// The same memory as a tensor of the second device: its kernels go there.
+// The same memory as a tensor of the second device.
 at::Tensor seen_from_the_second(const at::Tensor& tensor) {
     const c10::Device second(c10::kCUDA, 1);
     return at::for_blob(tensor.mutable_data_ptr(), tensor.sizes())
@@ -100,7 +100,7 @@ TEST_F(Torch, PeersOfRemoteBlocksHaveNothingElse) {
     EXPECT_FALSE(has_access(1, plain.const_data_ptr()));
 }
 
-// The control of the others, in a process of its own, whose context is lost.
+// A separate process, because the failure destroys its context.
 TEST_F(Torch, WhoIsNoPeerReadsNothing) {
     if (!two_that_reach_each_other()) {
         GTEST_SKIP() << "SKIPPED: needs two GPUs that reach each other's memory";
@@ -133,7 +133,7 @@ TEST_F(Torch, WhoIsNoPeerReadsNothing) {
     EXPECT_EQ(status, 0);
 }
 
-// As torch does before it copies between two devices for the first time.
+// Like torch before its first copy between two devices.
 TEST_F(Torch, APeerThatTorchAdmitsUsesEveryArena) {
     if (!two_that_reach_each_other()) {
         GTEST_SKIP() << "SKIPPED: needs two GPUs that reach each other's memory";

@@ -1,4 +1,4 @@
-// A library that uses the plain core and says so to nobody.
+// A library that uses the plain core.
 #include <vmmgraph/vmmgraph.h>
 
 const char* plain_user_version(void);

@@ -1,4 +1,4 @@
-// One rank of a tensor-parallel decoder, and the ways to sum over both ranks within its graphs: NCCL's all-reduce, and the one of examples/all_reduce.
+// One rank of a tensor-parallel decoder, with NCCL's all-reduce and the one of examples/all_reduce.
 #pragma once
 
 #include "nccl.hpp"
@@ -14,17 +14,18 @@
 
 namespace torch_tests {
 
-// What both ranks sum of, where it lies, and where the sum goes.
+// A rank's addend.
 struct Sum {
     void* input = nullptr;
     void* part = nullptr;
     std::int64_t elements = 0;
 };
 
-// A sum over both ranks of what `make` makes, on the current stream.
+// Sums the result of `make` over both ranks on the current stream.
 using AllReduce = std::function<at::Tensor(const std::function<at::Tensor()>& make)>;
 
-// Half the heads and half the middle of each layer; the other half is the other rank's. In float32, of which a sum of two is the same in either order.
+// Has half of the heads and of the middle dimension. In float32 a sum of two does not depend on the
+// order.
 class RankDecoder {
 public:
     static constexpr std::int64_t layers = 8, hidden = 1024, heads = 8, dimension = 64, middle = 2048, context = 64;
@@ -42,7 +43,7 @@ public:
         }
     }
 
-    // One token each for the first sequences, at the last place of their contexts.
+    // Decodes one token for each of the first sequences.
     at::Tensor operator()(at::Tensor x, const AllReduce& all_reduce) const {
         const auto batch = x.size(0);
         const auto normed = [](const at::Tensor& of) { return of * (of.pow(2).mean(-1, true) + 1e-6).rsqrt(); };

@@ -1,5 +1,6 @@
-// A tensor-parallel decoder of 8 layers on two GPUs, one process each: graphs of 11 batches over one arena whose pages the ranks have of each other, with NCCL,
-// which registers what its captured collectives use, and with the all-reduce of examples/all_reduce. Against eager runs, and against private pools.
+// Tensor-parallel decoder of 8 layers on two GPUs, one process each: graphs of 11 batches over one
+// arena with peer pages. Runs with NCCL and with the all-reduce of examples/all_reduce; compared
+// with eager runs and private pools.
 #include "ranks_decoder.hpp"
 
 #include <sys/socket.h>
@@ -23,12 +24,11 @@ constexpr std::int64_t batches[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128};
 constexpr int inputs = 4;
 constexpr auto calls_of_a_graph = static_cast<std::size_t>(2 * RankDecoder::layers);
 
-// A batch captured once, in either memory.
+// One captured batch, in either kind of memory.
 struct Captured {
     at::Tensor x, output;
     std::vector<Sum> sums;
     std::optional<CapturedGraph> graph;
-    // With a pool of its own.
     std::unique_ptr<at::cuda::CUDAGraph> alone;
 
     void replay(cudaStream_t stream) {
@@ -40,7 +40,7 @@ struct Captured {
     }
 };
 
-// Torch's own memory for the other rank, by the handles that cudaMalloc's memory has.
+// Torch's own memory, opened through IPC handles.
 class Opened {
 public:
     explicit Opened(int socket) : socket_(socket) {}
@@ -52,7 +52,7 @@ public:
         }
     }
 
-    // Where the other rank's memory is here that has the place of this rank's.
+    // Returns the other rank's counterpart of `mine`.
     void* of(void* mine) {
         struct Message {
             cudaIpcMemHandle_t handle;
@@ -81,7 +81,6 @@ private:
     std::map<std::vector<char>, void*> bases_;
 };
 
-// One rank, all that it captures, and the other one at the end of a socket.
 class Part {
 public:
     Part(const Rank& here, int socket, const std::string& kernel = all_reduce_example::source)
@@ -97,14 +96,14 @@ public:
           pad_(static_cast<unsigned*>(arena_.allocate_exclusive(all_reduce_example::pad_bytes))) {
         for (std::size_t i = 0; i < std::size(batches); ++i) {
             at::manual_seed(i);
-            // The same on both ranks.
+            // Equal inputs on both ranks.
             given_.push_back((at::randn({inputs, batches[i], RankDecoder::hidden}, at::kFloat)).to(floats(here.rank).device()));
         }
         neighbour_.offer(vmmgraph::export_range(arena_, pad_, all_reduce_example::pad_bytes));
         eager();
     }
 
-    // In the arena's memory, with NCCL or the example's all-reduce; in private pools; then who waits for whom is told to the kernels.
+    // Captures both all-reduces, in the arena and in private pools.
     void capture_all() {
         for (const bool nccl : {true, false}) {
             for (const bool shared : {true, false}) {
@@ -119,7 +118,7 @@ public:
             }
         }
         introduce();
-        // What marks cost: the same captures without any, which nobody replays.
+        // Cost of marks: the same captures unmarked, never replayed.
         std::vector<Captured> plain;
         for (std::size_t i = 0; i < std::size(batches); ++i) {
             Captured one{at::zeros({batches[i], RankDecoder::hidden}, floats(here_.rank)), {}, {}, {}, {}};
@@ -137,7 +136,8 @@ public:
         unmarked_mib_ = static_cast<double>(unmarked_.stats().shared_bytes) / MiB;
     }
 
-    // Replays of the arena's graphs at random, on two streams, both ranks in one order and each with delays of its own; how many elements are not eager's.
+    // Replays at random on two streams, in the same order on both ranks but with different delays.
+    // Returns how many elements differ from eager results.
     std::int64_t wrong_of(int replays, bool nccl) {
         std::mt19937 common(nccl ? 1 : 2), own(100 + here_.rank);
         auto& all = captured_[way(nccl, true)];
@@ -163,7 +163,7 @@ public:
         return wrong[0].item<std::int64_t>() + wrong[1].item<std::int64_t>();
     }
 
-    // Microseconds of a replay, by batch: medians of blocks of each memory in turn.
+    // Microseconds of a replay by batch, alternating between both memories.
     std::array<std::vector<double>, 2> times(bool nccl) {
         constexpr int rounds = 15, replays = 20;
         std::array<std::vector<double>, 2> medians;
@@ -174,7 +174,7 @@ public:
         for (std::size_t i = 0; i < std::size(batches); ++i) {
             std::array<std::vector<double>, 2> seen;
             for (int round = 0; round < 2 * rounds + 2; ++round) {
-                // 0, 1, 1, 0: neither is always the one that comes first. The first two warm up.
+                // 0, 1, 1, 0: neither is always first. The first two warm up.
                 const int memory = (round + round / 2) % 2;
                 auto& one = captured_[way(nccl, memory == 0)][i];
                 one.replay(streams_[0].stream());
@@ -200,7 +200,7 @@ public:
         return medians;
     }
 
-    // Of all batches: the arena's to private pools'.
+    // Arena to private pools.
     static double ratio(const std::array<std::vector<double>, 2>& times) {
         const auto sum = [](const auto& of) { return std::accumulate(of.begin(), of.end(), 0.0); };
         return sum(times[0]) / sum(times[1]);
@@ -223,7 +223,6 @@ public:
         std::printf("RESULT ranks, memory of 22 graphs with marks %.1f MiB, of 11 without %.1f MiB\n", marked_mib_, unmarked_mib_);
     }
 
-    // Nobody takes memory away that the other one still reads.
     void end() {
         cudaDeviceSynchronize();
         neighbour_.meet();
@@ -296,11 +295,11 @@ private:
         return one;
     }
 
-    // Tells the kernels of the example's all-reduce where both ranks' buffers are.
+    // Gives the kernels both ranks' buffer addresses.
     void introduce() {
         std::map<std::pair<void*, std::int64_t>, std::size_t> ranges;
         const auto offer = [&](const Captured& of, void* at, std::int64_t elements) {
-            // Many calls of a graph have the same buffers: named once.
+            // Exports shared buffers once.
             if (ranges.try_emplace({at, elements}, ranges.size() + 1).second) {
                 neighbour_.offer(vmmgraph::export_range(of.graph->space(), at, static_cast<std::size_t>(elements) * sizeof(float)));
             }
@@ -352,7 +351,7 @@ private:
     RankDecoder decoder_;
     all_reduce_example::TwoShot two_shot_;
     std::array<c10::cuda::CUDAStream, 2> streams_;
-    // Counts what has arrived, from replay to replay, and the peer writes to it whenever it comes.
+    // Arrival counts across replays; the peer may write at any time.
     unsigned* pad_;
     std::vector<at::Tensor> given_, expected_;
     std::array<std::vector<Captured>, 4> captured_;
@@ -362,7 +361,7 @@ private:
 
 int socket_of(int rank) { return static_cast<int>(setting(rank == 0 ? "VMMGRAPH_TEST_SOCKET_0" : "VMMGRAPH_TEST_SOCKET_1", -1)); }
 
-// The example's kernel, whose second rank is late where it takes the other's part; without the last meeting nobody waits for that.
+// Rank 1 reads late. Without the last barrier no rank waits for this read.
 std::string late(bool meets) {
     std::string code = all_reduce_example::source;
     const auto swap = [&](std::string_view what, std::string_view by) {
@@ -378,7 +377,7 @@ std::string late(bool meets) {
     return code;
 }
 
-// One rank of the tests below; started by them.
+// Started by the tests below.
 TEST(RanksDecoderRank, Run) {
     if (rank_here() < 0) {
         GTEST_SKIP() << "a part of RanksDecoder.*";
@@ -393,7 +392,7 @@ TEST(RanksDecoderRank, Run) {
         std::printf("RESULT ranks, a peer that reads late, %s, rank %d: %lld elements wrong in 500 replays\n",
                     meets ? "and is waited for" : "and nobody waits for it", here.rank, static_cast<long long>(wrong));
         part.end();
-        // Rank 1 reads late: what it reads is the wrong part.
+        // Rank 1 reads too late and gets wrong data.
         EXPECT_EQ(wrong != 0, !meets && here.rank == 1) << "the control, or the rule";
     } else {
         Part part(here, socket_of(here.rank));
@@ -403,7 +402,8 @@ TEST(RanksDecoderRank, Run) {
             EXPECT_EQ(wrong, 0);
             const auto times = part.times(nccl);
             part.print(nccl ? "NCCL" : "the example's all-reduce", replays, wrong, times);
-            // NCCL registers graph memory that it can export, and not torch's: by that protocol it compares two ways of its own.
+            // NCCL registers the arena's memory but not torch's: the ratio would compare two NCCL
+            // algorithms.
             if (std::getenv("NCCL_PROTO") == nullptr) {
                 EXPECT_LT(Part::ratio(times), 1.03);
             }
@@ -438,14 +438,14 @@ private:
 
 TEST_F(RanksDecoder, IsEagersBitForBitAndNoSlowerThanPrivatePools) { run_ranks("RanksDecoderRank.Run"); }
 
-// By the protocol that NCCL registers captured buffers for; by itself it takes another one for sums as short as these.
+// NCCL registers captured buffers for this protocol only, and prefers another one for short sums.
 TEST_F(RanksDecoder, IsEagersBitForBitWhereNcclHasRegisteredItsBuffers) {
     setenv("NCCL_PROTO", "Simple", 1);
     run_ranks("RanksDecoderRank.Run");
     unsetenv("NCCL_PROTO");
 }
 
-// What the owner of a page waits for before another graph has it.
+// The page's owner waits before another graph uses the page.
 TEST_F(RanksDecoder, PeersThatReadLateAreRightIfTheyAreWaitedFor) {
     setenv("VMMGRAPH_RANKS_LATE", "meets", 1);
     run_ranks("RanksDecoderRank.Run");

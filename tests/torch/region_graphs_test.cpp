@@ -1,6 +1,7 @@
-// Captures inside a scope, and graphs over memory that steps aside between their replays, or during them, on a GPU.
+// Captures inside a region scope, and graphs over memory paused between or during replays, on a
+// GPU.
 //
-// VMMGRAPH_REGION_CYCLES says how many times it does (200; with fewer, memory is measured but not judged).
+// `VMMGRAPH_REGION_CYCLES` sets the cycles (default 200; with fewer, memory is not checked).
 #include "regions.hpp"
 
 #include <malloc.h>
@@ -16,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// MiB of the device and of this process.
+// MiB in use on the device and in this process.
 struct Held {
     double device = 0;
     double host = 0;
@@ -31,7 +32,7 @@ struct Held {
     }
 };
 
-// Also random numbers, whose seed torch keeps on the device, and products, whose workspace it keeps.
+// Torch keeps the random seed and the product's workspace on the device.
 TEST_F(Regions, CapturesInsideAScopeAreTheArenas) {
     Region region(*device_, "scratch");
     SharedVmmAllocator arena(0);
@@ -43,7 +44,7 @@ TEST_F(Regions, CapturesInsideAScopeAreTheArenas) {
     {
         const RegionScope scope(region);
         inside = at::ones({1000}, whole());
-        // A workspace that is the region's for now, and must not be the graph's.
+        // Its workspace, in the region, must not become the graph's.
         static_cast<void>(at::mm(a, a));
         graph.emplace(capture(arena, raw(), [&] {
             product = at::mm(at::mm(a, a), a);
@@ -61,14 +62,14 @@ TEST_F(Regions, CapturesInsideAScopeAreTheArenas) {
         EXPECT_TRUE(at::equal(product, expected));
         graph->replay(raw());
         EXPECT_FALSE(at::equal(random, first));
-        // The workspace of eager products did not step aside.
+        // The workspace of eager products is not paused.
         EXPECT_TRUE(at::equal(at::mm(at::mm(a, a), a), expected));
     }
     cudaDeviceSynchronize();
     region.resume();
 }
 
-// A graph reads weights and a cache, of which the one comes back as it was and the other is made again; what graphs share steps aside too.
+// Weights are restored, the cache is rebuilt, and the arena is paused, too.
 TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
     const long cycles = setting("VMMGRAPH_REGION_CYCLES", 200);
     Region weights(*device_, "weights", {Policy::backup});
@@ -128,7 +129,7 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
                 EXPECT_EQ(arena.mapped_size(), 0U);
                 EXPECT_THROW(shapes[0].graph.replay(raw()), vmmgraph::Error);
             }
-            // Somebody else's for now: the same pages, with other contents.
+            // Overwrites the same pages.
             Region other(*device_, "other");
             void* const block = other.allocate(128 * MiB, raw());
             ASSERT_EQ(cudaMemsetAsync(block, 0xff, 128 * MiB, stream_->stream()), cudaSuccess);
@@ -140,7 +141,7 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
         for (const auto& tag : tags) {
             vmmgraph::resume(*device_, {tag}, 1s);
         }
-        // The outputs, which outlive their captures, are as the last replays left them.
+        // Outputs keep the last replays' results.
         for (auto& shape : shapes) {
             kept &= same(shape);
         }
@@ -167,14 +168,14 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
     }
 }
 
-// What is left of everything that stepped aside: executables, which no page holds, and the workspace of the arena's cuBLAS, which is torch's memory.
+// Executables use no page; the arena's cuBLAS workspace is torch's memory.
 TEST_F(Regions, WhatStaysOfEverythingThatIsPausedIsExecutables) {
     std::vector<at::Tensor> inputs;
     for (const int batch : {1, 7, 16, 64}) {
         inputs.push_back(at::randn({batch, 2048}, half()));
     }
     {
-        // What the driver, cuBLAS and torch keep once they were used; the driver's own memory of executables among it.
+        // First use: the driver, cuBLAS and torch keep memory.
         Model model(1);
         SharedVmmAllocator warm(*device_);
         auto shapes = this->shapes(warm, model, {1, 64}, {}, true);
@@ -224,7 +225,7 @@ TEST_F(Regions, WhatStaysOfEverythingThatIsPausedIsExecutables) {
     }
 }
 
-// Of three arenas, since the replays of one wait for each other.
+// Replays of one arena would wait for each other.
 TEST_F(Regions, APauseWaitsForReplaysOnThreeStreams) {
     Region weights(*device_, "weights", {Policy::backup});
     std::optional<Model> model;

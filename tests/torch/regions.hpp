@@ -1,4 +1,4 @@
-// What the tests of tensors in regions have in common. Needs a GPU.
+// Fixture of the tests of tensors in regions. Needs a GPU.
 #pragma once
 
 #include "fixture.hpp"
@@ -25,7 +25,6 @@ protected:
         device_.emplace(Device::open());
     }
 
-    // Of the stream that most tensors are used on.
     PauseFence fence() const { return {{raw()}, {}}; }
 
     std::optional<Device> device_;

@@ -1,4 +1,4 @@
-// Tensors in regions, on a GPU: what is a block of a region and what is not, who frees it, and what is refused.
+// Tensors in regions, on a GPU.
 #include "regions.hpp"
 
 #include <chrono>
@@ -32,7 +32,6 @@ TEST_F(Regions, StoragesOfEverySizeAreBlocks) {
         }
         EXPECT_EQ(at::empty({0}, bytes()).numel(), 0);
         EXPECT_EQ(region.stats().blocks, tensors.size());
-        // No storages of their own.
         const auto view = tensors.back().narrow(0, 5, 1000).view({10, 100}).t();
         EXPECT_EQ(view.sum().item<std::int64_t>(), 9000);
     }
@@ -47,7 +46,7 @@ TEST_F(Regions, StoragesOfEverySizeAreBlocks) {
     tensors.clear();
     EXPECT_EQ(region.stats().blocks, 0U);
     cudaDeviceSynchronize();
-    // What is over is given up when somebody asks.
+    // A pause reclaims freed memory.
     region.pause();
     EXPECT_EQ(region.stats().pages, 0U);
 }
@@ -114,7 +113,7 @@ TEST_F(Regions, BytesStayUntilTheStreamsThatReadThemHavePassed) {
         }
         source.record_stream(side);
         source.reset();
-        // On a stream that waits for nobody.
+        // On a stream without dependencies.
         const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(true));
         const auto other = at::full({count}, -1, whole());
         cudaDeviceSynchronize();
@@ -140,7 +139,7 @@ TEST_F(Regions, ATensorKeepsItsRegionAndIsFreedByAnyThreadAtAnyTime) {
     EXPECT_EQ(vmmgraph::resume(*device_, {"orphan"}, 1s).regions, 1U);
     EXPECT_TRUE(at::equal(kept, at::arange(5 << 20, whole())));
     EXPECT_EQ(vmmgraph::pause(*device_, {"orphan"}).regions, 1U);
-    // The last one: the region goes, paused as it is.
+    // Dropping the last tensor destroys the paused region.
     std::thread([&] { kept.reset(); }).join();
     EXPECT_EQ(vmmgraph::resume(*device_, {"orphan"}).regions, 0U);
     cudaDeviceSynchronize();
@@ -232,7 +231,6 @@ TEST_F(Regions, TakeWhatTorchOnlyKeepsForLater) {
         const RegionScope scope(region);
         EXPECT_NO_THROW(static_cast<void>(at::empty({most}, bytes())));
     }
-    // And the other way round, with what the region only had.
     EXPECT_NO_THROW(static_cast<void>(at::empty({most}, bytes())));
     caching::emptyCache();
 }

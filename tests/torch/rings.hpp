@@ -1,4 +1,5 @@
-// What the tests of rings in captures have in common: units in host memory, a ring that streams them and one that has them all. Needs a GPU.
+// Fixture of the tests of rings in captures: a streaming and a resident ring over host memory.
+// Needs a GPU.
 #pragma once
 
 #include "fixture.hpp"
@@ -20,7 +21,7 @@ using vmmgraph::RingOptions;
 using vmmgraph::RingUnit;
 using vmmgraph::UnitScope;
 
-// Numbers of a unit, at its addresses.
+// A tensor over a unit's memory.
 inline at::Tensor numbers_at(void* address, std::uint64_t skip, at::IntArrayRef sizes) {
     return at::from_blob(static_cast<char*>(address) + skip, sizes, half());
 }
@@ -42,7 +43,6 @@ protected:
         device_.emplace(Device::open());
     }
 
-    // Host memory with small random numbers in it.
     HostBuffer host_numbers(std::uint64_t bytes, double scale) {
         HostBuffer buffer(*device_, bytes);
         fill(buffer, bytes, scale);

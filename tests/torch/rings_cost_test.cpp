@@ -1,7 +1,9 @@
-// What a step costs whose keys and values or weights stream from the host, on a GPU, beside the link alone, the work alone, and other ways to do it.
+// Cost of a step with keys and values or weights streamed from the host, on a GPU, compared with
+// the link, the work alone, and other methods.
 //
-// Shapes are those of Qwen3-8B: 36 layers, 4 KiB of keys and values a token and layer, 368 MiB of weights a layer. All layers of a step over streamed keys
-// and values read the same weights, which no cache of the device holds.
+// Sizes are those of Qwen3-8B: 36 layers, 4 KiB of keys and values per token and layer, 368 MiB of
+// weights per layer. With streamed keys and values all layers read the same weights, which exceed
+// the device's caches.
 #include "median.hpp"
 #include "rings.hpp"
 
@@ -66,7 +68,7 @@ protected:
         }
     }
 
-    // Pieces of host memory; a unit's source is some of them, one behind the other.
+    // Allocates host memory in pieces, which form the units' sources.
     void host(std::size_t pieces) {
         const auto numbers = (at::randn({static_cast<std::int64_t>(piece / 2)}, half()) * (1.0 / 64)).cpu();
         while (host_.size() < pieces) {
@@ -92,7 +94,7 @@ protected:
         }
     }
 
-    // Milliseconds of a step of so many in a row.
+    // Milliseconds per step.
     double time(const std::function<void()>& step, int steps = 6) {
         std::vector<double> times;
         step();
@@ -108,7 +110,6 @@ protected:
         return median(times);
     }
 
-    // The same bytes by copies alone, one behind the other.
     double link(void* to, std::size_t units, std::uint64_t bytes) {
         return time([&] {
             for (std::size_t unit = 0; unit < units; ++unit) {
@@ -121,7 +122,7 @@ protected:
         });
     }
 
-    // The calling thread's microseconds for calls that take turns, the device being idle.
+    // Host microseconds of alternating calls on an idle device.
     std::vector<double> host_times(const std::vector<std::function<void()>>& calls) {
         std::vector<std::vector<double>> times(calls.size());
         for (int i = 0; i < 60; ++i) {
@@ -142,7 +143,7 @@ protected:
     std::deque<HostBuffer> host_;
 };
 
-// A captured step whose copies from the host CUDA's own calls change: what they and the launch behind them take without a ring.
+// A captured step updated by plain CUDA calls, for comparison.
 class Bare {
 public:
     template <class Body>
@@ -196,17 +197,17 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
     const at::Tensor packed = at::randn({static_cast<std::int64_t>(weight_bytes / 2)}, half()) * (1.0 / 64);
     const auto weights = Weights::at(packed.data_ptr());
     const auto input = to_unit_scale(at::randn({1, hidden}, half()));
-    // Tokens, and layers a unit: where a unit is short, what each costs for itself shows.
+    // Tokens and layers per unit. Short units expose the fixed cost per unit.
     for (const auto& [tokens, group_of] : std::vector<std::pair<std::int64_t, std::size_t>>{
              {1024, 1}, {1024, 4}, {1024, 6}, {4096, 1}, {4096, 2}, {8192, 1}, {16'384, 1}, {32'768, 1}}) {
         const auto layer_bytes = static_cast<std::uint64_t>(tokens) * token_bytes, bytes = layer_bytes * group_of;
         const std::size_t units = layers / group_of;
         const c10::cuda::CUDAStreamGuard guard(*stream_);
-        // Two slots do where a unit is long beside the step, and hold as much.
+        // Two slots suffice for long units and hold as much memory.
         const std::size_t in = group_of >= 6 ? 2 : 3;
         Ring ring(*device_, ring_units(units, bytes, false), slots(in)), serial(*device_, ring_units(units, bytes, false), slots(1)),
             resident(*device_, ring_units(units, bytes, true));
-        // What the default was before pages were as long as a unit.
+        // The former default page size, before pages became as long as a unit.
         RingOptions in_eighths = slots(in);
         in_eighths.page_bytes = 2 * MiB;
         while (in_eighths.page_bytes < 16 * MiB && in_eighths.page_bytes * 16 <= bytes) {
@@ -243,7 +244,7 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
             return graph;
         };
         auto graph = captured(ring), in_line = captured(serial), at_home = captured(resident), by_eighths = captured(eighths);
-        // A graph a layer, and a wait of the host after each.
+        // One graph per layer, and a host wait after each.
         std::vector<CapturedGraph> each;
         std::vector<at::Tensor> between{input};
         for (std::size_t layer = 0; layer < layers; ++layer) {
@@ -273,7 +274,6 @@ TEST_F(RingCosts, KeysAndValuesStreamed) {
         const bool same = at::equal(outputs[0], outputs[2]) && at::equal(outputs[3], outputs[2]);
         const auto held = ring.stats().device_bytes;
         auto* const exec = static_cast<cudaGraphExec_t>(graph.exec());
-        // All units have a granule less, and then again one more.
         int crossings = 0;
         const auto crossing = [&](Ring& of, CapturedGraph& with) {
             set_sources(of, units, crossings++ / 2 % 2 == 0 ? bytes - 128 * token_bytes : bytes);

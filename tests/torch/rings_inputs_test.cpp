@@ -1,4 +1,5 @@
-// What a step's inputs wait for while units stream, on a GPU: a copy for all that the ring copies before it, a kernel for nothing.
+// Latency of a step's inputs while units stream, on a GPU: a copy waits for the ring's earlier
+// copies, a kernel does not.
 #include "median.hpp"
 #include "rings.hpp"
 
@@ -23,9 +24,9 @@ namespace names = vmmgraph::engine::names;
 
 constexpr std::size_t units = 9;
 constexpr std::uint64_t unit_bytes = 64 * MiB;
-// 64 KiB of them.
+// 64 KiB.
 constexpr std::int64_t input_tokens = 8192;
-// Copies take 11 ms in all: so long, and they have begun.
+// Copies take 11 ms in total; by now some run.
 constexpr auto under_way = std::chrono::milliseconds(2);
 
 TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
@@ -57,8 +58,8 @@ TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
     for (auto* const event : {&start, &arrived, &begun, &over}) {
         ASSERT_EQ(cudaEventCreate(event), cudaSuccess);
     }
-    // Milliseconds of the device from the commit of a step's inputs to the first kernel that reads them, on a stream that has nothing else to do: beside a
-    // replay on another stream, and beside what an eager step copied ahead. The same from the commit on, as the host sees the first.
+    // Device milliseconds from the commit of a step's inputs to their first reader on an otherwise
+    // idle stream: next to a replay on another stream, and after an eager step's copies ahead.
     struct Times {
         std::vector<double> beside_replay, behind_eager, alone;
         double replay = 0;
@@ -102,7 +103,7 @@ TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
             EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begun, over), cudaSuccess);
             replays.push_back(milliseconds);
             once(times.behind_eager, [&] {
-                // Nothing of it is there, so that the step copies everything, and the next one's first units ahead.
+                // Empties the ring, so the step copies every unit, and then ahead.
                 ring.abort();
                 const c10::cuda::CUDAStreamGuard guard(*stream_);
                 static_cast<void>(body());
@@ -129,7 +130,7 @@ TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
         EXPECT_LT(median(times->beside_replay), 1.0);
         EXPECT_LT(median(times->behind_eager), 1.0);
     }
-    // The control: were it not so, the kernel would be for nothing.
+    // Control: a copy does wait.
     EXPECT_GT(median(copy.beside_replay), 2.0);
     for (auto* const event : {start, arrived, begun, over}) {
         cudaEventDestroy(event);

@@ -1,4 +1,4 @@
-// Rings in captured graphs, on a GPU: what streams reads as what is resident, bit for bit, whatever changes between steps.
+// Rings in captured graphs, on a GPU: streamed and resident units give equal bits.
 #include "rings.hpp"
 
 #include <cstdio>
@@ -21,7 +21,6 @@ vmmgraph_status_t status_of(const std::function<void()>& call) {
 constexpr std::int64_t width = 1024;
 constexpr std::uint64_t matrix = width * 3 * width * 2;
 
-// A stack of layers whose weights are a ring's units.
 at::Tensor layers(Ring& ring, std::size_t count, at::Tensor x, void* stream) {
     for (std::size_t layer = 0; layer < count; ++layer) {
         const UnitScope unit(ring, layer, stream);
@@ -49,7 +48,7 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
     SharedVmmAllocator arena;
     std::vector<at::Tensor> inputs, outputs;
     std::vector<CapturedGraph> graphs;
-    // Buckets of one ring, with and without what is copied for the next step.
+    // With and without copies ahead for the next step.
     for (const auto& [batch, tail] : std::vector<std::pair<int, std::size_t>>{{16, 0}, {4, 1}, {1, 3}}) {
         CaptureOptions options;
         options.ring = &streamed;
@@ -58,7 +57,7 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
         at::Tensor output;
         cudaDeviceSynchronize();
         {
-            // Libraries set themselves up by stream.
+            // Libraries initialize per stream.
             const c10::cuda::CUDAStreamGuard guard(*stream_);
             static_cast<void>(layers(streamed, count, inputs.back(), raw()));
         }
@@ -108,14 +107,13 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(after.launches - before.launches, static_cast<std::uint64_t>(replays));
     EXPECT_EQ(streamed.stats().device_bytes, 3 * ((2 * matrix + after.page_bytes - 1) / after.page_bytes * after.page_bytes));
-    // One on another stream, behind the last.
     const auto other = c10::cuda::getStreamFromPool(false);
     graphs[0].replay(other.stream());
     cudaDeviceSynchronize();
     EXPECT_TRUE(at::equal(outputs[0], layers(resident, count, inputs[0], raw())));
 }
 
-// Sequences' keys and values in granules of 128 tokens: [place][granule][K|V][token][head][dimension].
+// Granules of 128 tokens: [place][granule][K|V][token][head][dimension].
 constexpr std::int64_t places = 4, granules = 8, tokens = 128, heads = 8, dimension = 128;
 constexpr std::uint64_t granule = 2 * tokens * heads * dimension * 2;
 constexpr std::uint64_t cache_bytes = places * granules * granule;
@@ -136,7 +134,6 @@ at::Tensor attend(Ring& ring, std::size_t count, at::Tensor x, const at::Tensor&
 
 TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
     constexpr std::size_t count = 8;
-    // By layer and place.
     std::vector<std::deque<HostBuffer>> host(count);
     for (auto& layer : host) {
         for (std::int64_t place = 0; place < places; ++place) {
@@ -165,7 +162,7 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
     const auto mask = [&] {
         auto on_host = at::ones({places, 1, 1, granules * tokens}, at::kBool);
         for (std::int64_t place = 0; place < places; ++place) {
-            // A sequence without tokens looks at itself alone.
+            // An empty sequence attends to one token.
             on_host[place].narrow(-1, 0, std::max<std::int64_t>(1, lengths[place] * tokens)).fill_(false);
         }
         masked.copy_(on_host);
@@ -192,17 +189,17 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
         const bool changed = random() % 4 == 0;
         if (changed) {
             auto& length = lengths[random() % places];
-            // One that is full or tired leaves, an empty place is taken, others cross a granule.
+            // A sequence leaves, joins, or grows by a granule.
             length = length == 0 ? 1 + static_cast<std::int64_t>(random() % 3) : length == granules || random() % 8 == 0 ? 0 : length + 1;
             mask();
             set_sources();
             ++changes;
         }
-        // An empty place reads what its slot holds, which is another layer's: its output counts for nothing.
+        // An empty place reads stale data; its output is ignored.
         const auto before = streamed.stats().copied_bytes;
         graph.replay(raw());
         moved += streamed.stats().copied_bytes - before;
-        // The step before has copied the first layer ahead: again, where that has changed since.
+        // The first layer, copied ahead, is copied again after a change.
         expected_moved += planned + (changed ? planned / count : 0);
         const auto right = attend(resident, count, query, masked, raw());
         for (std::int64_t place = 0; place < places; ++place) {
@@ -235,7 +232,7 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
         const c10::cuda::CUDAStreamGuard guard(*stream_);
         body(count);
     }
-    // A body that throws, one that leaves a unit out, and one that takes them in another order: no graph, and nothing of it is left.
+    // A body that throws, skips a unit, or reorders units leaves no state.
     EXPECT_THROW(static_cast<void>(capture(
                      arena, raw(),
                      [&] {
@@ -252,7 +249,7 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
                   scope.next_piece();
               }),
               VMMGRAPH_ERROR_WRONG_STATE);
-    // One of another thread beside this one is refused, and this one goes on.
+    // Another thread's capture of the ring is refused.
     output.reset();
     auto graph = std::make_optional(capture(
         arena, raw(),
@@ -273,22 +270,18 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
     };
     EXPECT_TRUE(right());
     {
-        // A step that ends in its middle.
         const UnitScope unit(ring, 0, raw());
         EXPECT_EQ(status_of([&] { graph->replay(raw()); }), VMMGRAPH_ERROR_WRONG_STATE);
     }
     ring.abort();
     EXPECT_TRUE(right());
-    // A source that is written while the replay that reads it runs: the write waits for that.
     graph->replay(raw());
     fill(host[5], 2 * matrix, 1.0 / 64);
     EXPECT_TRUE(right());
-    // The graph goes, and the ring serves another.
     graph.reset();
     output.reset();
     graph.emplace(capture(arena, raw(), [&] { body(count); }, options));
     EXPECT_TRUE(right());
-    // The ring goes before its graph.
     cudaDeviceSynchronize();
     const auto before = device_->stats().physical_bytes;
     ring = Ring(*device_, ring_units(1, 4096, false), slots(1));
@@ -300,7 +293,7 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
     EXPECT_LT(device_->stats().physical_bytes, before);
 }
 
-// What a step makes goes to the host beside the next one's work, which reads it from there.
+// The store overlaps the next step, which reads the host copy.
 TEST_F(Rings, WhatIsMadeOnTheDeviceIsASourceFromTheNextStepOn) {
     constexpr std::size_t count = 6;
     constexpr std::uint64_t bytes = 32 * MiB;
@@ -348,14 +341,13 @@ TEST_F(Rings, WhatIsMadeOnTheDeviceIsASourceFromTheNextStepOn) {
             const auto unit = random() % count;
             make(unit);
             host[unit].store(0, made.const_data_ptr(), bytes, raw());
-            // It is made in the same place again.
             host[unit].before(raw());
             ++stores;
         }
         graph.replay(raw());
         wrong += wrong_now();
     }
-    // The control: a copy that the library does not know of.
+    // Control: a copy unknown to the library.
     int control = 0;
     const auto other = c10::cuda::getStreamFromPool();
     for (int step = 0; step < 10; ++step) {

@@ -1,5 +1,6 @@
 #!/bin/sh
-# run.sh PROGRAM TORCH_FOLDER [ARGUMENTS]: runs a libtorch program with the libraries of the pip torch, or says SKIPPED where there is no GPU.
+# run.sh PROGRAM TORCH_FOLDER [ARGUMENTS]: runs a libtorch program with the pip torch's libraries,
+# or prints SKIPPED without a GPU.
 program=$1
 torch=$2
 shift 2

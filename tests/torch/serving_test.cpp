@@ -1,7 +1,8 @@
-// One budget for a decoder's activations and its KV cache, on a GPU: how many sequences are decoded at once when the cache has the pages of long
-// prompts between those, against splits of the same budget that are made once. The scheduler is the example's in both.
+// One memory budget for a decoder's activations and KV cache, on a GPU: concurrent sequences when
+// the cache borrows pages between long prompts, compared with fixed splits. Both use the example's
+// scheduler.
 //
-// VMMGRAPH_SERVING_REQUESTS says how many requests (1,200).
+// `VMMGRAPH_SERVING_REQUESTS` sets the requests (default 1,200).
 #include "long_decoder.hpp"
 
 #include <chrono>
@@ -39,7 +40,7 @@ struct Served {
 
 class Serving : public RoomyElastic {
 protected:
-    // Short prompts with long answers; every so often a long prompt.
+    // Short prompts with long answers, and occasional long prompts.
     static std::vector<Request> requests(std::uint64_t count) {
         std::vector<Request> made;
         for (std::uint64_t id = 0; id < count; ++id) {
@@ -58,7 +59,7 @@ protected:
         return made;
     }
 
-    // `spare`: what a split leaves the activations beyond what they come to; below 0: they are lent.
+    // `spare`: the fraction a split adds to the activations' size. Negative: pages are lent.
     Served serve(const Decoder& decoder, const std::vector<Request>& requests, std::uint64_t budget, double spare) {
         const c10::cuda::CUDAStreamGuard guard(*stream_);
         device_->trim();
@@ -77,7 +78,7 @@ protected:
         kv.commit({0, a_page});
         kv.before(raw());
         for (auto plane : kv.planes()) {
-            // What is nobody's is read all the same, for rows of padding.
+            // Read by padding rows.
             plane.narrow(0, 0, 1).zero_();
         }
         Engine engine(decoder, arena, kv, *stream_);
@@ -86,7 +87,7 @@ protected:
         Served served;
         served.graphs = engine.graph_bytes();
         served.activations = arena.mapped_size();
-        // Prompts of other lengths may need a little more than those of the warm-up.
+        // Other prompt lengths may need slightly more.
         const auto set_aside =
             lending ? static_cast<double>(served.activations) * 1.02 : static_cast<double>(served.activations) * (1 + spare);
         if (set_aside + 1.1 * GiB > static_cast<double>(budget)) {

@@ -1,5 +1,5 @@
-// What captured graphs leave, read and written by another process, on a GPU: that of the graphs, and another one where there are two. The other process
-// is this program again.
+// Outputs of captured graphs, read and written by another process on the same GPU and on a second
+// one if present.
 #include "fixture.hpp"
 
 #include <sys/socket.h>
@@ -39,7 +39,7 @@ struct Part {
     std::uint64_t offset, bytes, page_bytes;
 };
 
-// Each message is a number that all of the range is to be; the answer is how many were not, and the range is the negative of it afterwards.
+// Each message is the range's expected value. Replies with the mismatches, then negates the range.
 int peer(int socket, int device) {
     try {
         if (cudaSetDevice(device) != cudaSuccess) {
@@ -80,12 +80,10 @@ int peer(int socket, int device) {
     }
 }
 
-// What a process does with the other one at the other end of a socket.
 class Other {
 public:
     Other(const Device& device, int socket) : device_(device), socket_(socket) {}
 
-    // Exports a range and sends it.
     void give(const std::vector<vmmgraph::PageExtent>& range) {
         std::vector<Part> parts;
         std::vector<int> descriptors;
@@ -96,7 +94,7 @@ public:
         }
         vmmgraph::send_descriptors(socket_, descriptors, parts.data(), parts.size() * sizeof(Part));
     }
-    // How many elements of it are something else there; they are the negative of what they were afterwards.
+    // Returns the other process's mismatches. Negates the range.
     std::int64_t wrong(float expected) const {
         vmmgraph::send_descriptors(socket_, {}, &expected, sizeof expected);
         std::int64_t there = count;
@@ -123,7 +121,7 @@ protected:
         const pid_t child = fork();
         ASSERT_GE(child, 0);
         if (child == 0) {
-            // This program again: a child must not use what its parent opened.
+            // A child must not use its parent's devices.
             static_cast<void>(close(sockets[0]));
             static_cast<void>(setenv(CHILD, std::to_string(sockets[1]).c_str(), 1));
             execl("/proc/self/exe", "share_test", (std::string("--gtest_filter=") + test).c_str(), nullptr);
@@ -153,7 +151,6 @@ protected:
         cudaDeviceSynchronize();
         at::Tensor output, unseen;
         std::optional<CapturedGraph> graph(capture(arena, raw, [&] { output = (input * 3 - input) + 1; }, how));
-        // It uses the same pages for what passes.
         auto neighbour = capture(arena, raw, [&] { unseen = (other * 5 - other) - 1; }, how);
 
         std::optional<Other> there(std::in_place, device, socket);
@@ -171,12 +168,11 @@ protected:
             }
             cudaDeviceSynchronize();
             wrong += there->wrong(static_cast<float>(2 * round + 1));
-            // The other process has written since.
             wrong_here += at::ne(output, -(2 * round + 1)).sum().item<std::int64_t>();
             wrong_here += at::ne(unseen, -4 * round - 1).sum().item<std::int64_t>();
         }
         EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error) << "a page that another process has does not step aside";
-        // The graph goes, and its memory stays the other process's: nobody else gets the pages.
+        // The other process keeps the destroyed graph's pages from new owners.
         graph.reset();
         output.reset();
         arena.trim();
@@ -192,7 +188,7 @@ protected:
         EXPECT_EQ(device.stats().exported_bytes, 0U);
     }
 
-    // A buffer that other graphs share, which nobody is to get while the other process has its page.
+    // A buffer on shared pages. The other process keeps its page from new owners.
     static void held(int socket) {
         constexpr std::uint64_t page = 16 << 20;
         auto device = Device::open(shared(0));
@@ -217,7 +213,7 @@ protected:
             },
             how));
         EXPECT_EQ(graph->report().remote_blocks, 0U);
-        // Not replayed: its pages are for whoever may have them.
+        // Not replayed: its pages may be lent.
         std::optional<CapturedGraph> idle(capture(arena, raw, [&] { static_cast<void>((longer * 5 - longer) - 1); }, how));
 
         std::optional<Other> there(std::in_place, device, socket);
@@ -240,7 +236,7 @@ protected:
         const vmmgraph::ElasticBuffer elastic(device, 16 * page, {"borrowed", page, 0, 0});
         vmmgraph::Borrower borrower([](const vmmgraph::Vacate&) { return std::optional(vmmgraph::Vacated{}); });
         std::optional<vmmgraph::Lease> lease;
-        // As much as there is: what the arena could lend includes small pages, which do not fit.
+        // The lendable bytes include small pages, which do not fit.
         std::uint64_t lent = vmmgraph::lendable(arena).first / page * page;
         while (lent > 0 && !lease) {
             try {

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""standins.py OUT TORCH_LIB FOLDER...: lets the libraries of a CUDA torch load, also in Python, where cuBLAS, cuDNN, NCCL, ... (2.5 GB) are not installed.
+"""standins.py OUT TORCH_LIB FOLDER...: stand-ins to load the libraries of a CUDA torch, also in
+Python, without cuBLAS, cuDNN, NCCL, ... (2.5 GB).
 
-For every library that torch's libraries need and that is neither in TORCH_LIB, in a FOLDER nor in the system, OUT gets a small one
-with the same SONAME and symbol versions. Each of its functions names itself on stderr and aborts: what runs here must not depend on
-one. Needs readelf, nm and a C compiler. An OUT that is newer than its inputs is kept.
+For each library that torch's libraries need and that is neither in TORCH_LIB, in a FOLDER nor in
+the system, OUT gets a small one with the same SONAME and symbol versions. Its functions print their
+name on stderr and abort. Needs readelf, nm and a C compiler. An OUT newer than its inputs is kept.
 """
 
 import os
@@ -31,7 +32,7 @@ def needed(library):
 
 
 def version_owners(library):
-    """The library that each symbol version is asked from."""
+    """Library of each symbol version."""
     owners, owner = {}, None
     for line in output("readelf", "-VW", library).splitlines():
         if found := re.search(r"Version: \d+ +File: (\S+)", line):
@@ -42,7 +43,6 @@ def version_owners(library):
 
 
 def symbols(library, which):
-    """(name, version) of strong dynamic symbols; the version may be empty."""
     for line in output("nm", "-D", which, library).splitlines():
         kind, name = line.split()[-2:]
         if kind not in "wv":
@@ -51,7 +51,7 @@ def symbols(library, which):
 
 
 def system(name):
-    """Whether the dynamic linker finds it by itself."""
+    """Found by the dynamic linker."""
     return any((pathlib.Path(folder) / name).exists() for folder in system.folders)
 
 
@@ -59,7 +59,6 @@ system.folders = {os.path.dirname(path) for path in re.findall(r"=> (/\S+)", out
 
 
 def closure(roots, folders):
-    """(libraries that are there, names that are not)"""
     there, missing, waiting = {}, set(), list(roots)
     while waiting:
         name = waiting.pop()
@@ -92,14 +91,13 @@ def main(out, torch_lib, *folders):
         owners = version_owners(path)
         for name, version in symbols(path, "--undefined-only"):
             if not version:
-                # An interpreter has its own names.
                 if not name.startswith(("Py", "_Py")):
                     unversioned.add(name)
             elif owners.get(version) in missing:
                 wanted[owners[version]].setdefault(version, set()).add(name)
     for path in there.values():
         unversioned.difference_update(name for name, _ in symbols(path, "--defined-only"))
-    # The dynamic linker looks for an unversioned symbol everywhere, so any library will do.
+    # Any library will do: the dynamic linker searches all for an unversioned symbol.
     wanted[min(missing)].setdefault("", set()).update(unversioned)
     for soname, versions in wanted.items():
         source, script = out / (soname + ".c"), out / (soname + ".map")

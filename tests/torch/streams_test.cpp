@@ -1,4 +1,4 @@
-// Captures over several streams, and graphs and their tensors on streams other than that of the capture.
+// Captures over several streams, and replays and tensors on other streams.
 #include <chrono>
 #include <thread>
 
@@ -77,7 +77,6 @@ TEST_F(Torch, ForkedStreamsShareNothing) {
     EXPECT_EQ(wrong, 0);
 }
 
-// Tensors that a second stream reads, noted with record_stream, are used again in the same capture once the streams are joined.
 TEST_F(Torch, RecordedTensorsAreUsedAgainOnceTheirStreamsAreJoined) {
     SharedVmmAllocator arena;
     constexpr int steps = 24;
@@ -119,8 +118,9 @@ TEST_F(Torch, RecordedTensorsAreUsedAgainOnceTheirStreamsAreJoined) {
     }
 }
 
-// A reader on another stream, noted with record_stream after the capture, is not overtaken by the next capture that could use the memory.
-// VMMGRAPH_READER_PRODUCTS says how long it reads (80 products; with fewer, it is not judged whether that was long enough).
+// A reader recorded after the capture delays the next capture's use of the memory.
+// `VMMGRAPH_READER_PRODUCTS` sets its length (default 80 products; with fewer, the overlap is not
+// checked).
 TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {
     const auto elements = static_cast<std::int64_t>(32 * MiB);
     const long products = setting("VMMGRAPH_READER_PRODUCTS", 80);
@@ -132,7 +132,7 @@ TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {
     auto busy = at::randn({8192, 8192}, half()), other = at::empty_like(busy);
     const auto read_slowly = [&](const at::Tensor& output) {
         const c10::cuda::CUDAStreamGuard guard(side);
-        // A hundred milliseconds or more.
+        // At least 100 ms.
         for (long i = 0; i < products; ++i) {
             at::mm_out(other, busy, weights);
             std::swap(busy, other);
@@ -165,7 +165,7 @@ TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {
                 }
                 output = at::Tensor();
                 graph.reset();
-                // As large, and filled with something else.
+                // Equally large.
                 graph.emplace(capture(arena, raw(), [&] { next = make([&] { return at::full({elements}, 9, half()); }); }));
                 graph->replay(raw());
                 stream_->synchronize();
@@ -203,7 +203,7 @@ TEST_F(Torch, PiecesStayOnTheirStreamWhateverRunsBetweenThem) {
     for (const int n : {1, 2}) {
         input.fill_(n);
         cudaDeviceSynchronize();
-        // The first piece cannot run yet, so what is launched elsewhere would come before it.
+        // Delays the first piece: work on another stream would overtake it.
         const auto late = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
         ASSERT_EQ(cudaLaunchHostFunc(stream_->stream(), late, nullptr), cudaSuccess);
         graph.replay(raw(), [&](std::size_t) {
@@ -216,7 +216,7 @@ TEST_F(Torch, PiecesStayOnTheirStreamWhateverRunsBetweenThem) {
     }
 }
 
-// Torch has no name for the second handle of the legacy default stream.
+// Torch cannot represent the second handle of the legacy default stream.
 TEST_F(Torch, TheDefaultStreamHasTwoHandles) {
     for (const auto route : {Route::blocks, Route::mempool}) {
         SharedVmmAllocator arena;

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# toolkit.sh TORCH: prints the folder of a CUDA 13.0 toolkit that is enough for find_package(Torch), made once in .venv-toolkit out of
-# pip packages (300 MB, half a minute). Where nvcc is installed, that toolkit is printed.
+# toolkit.sh TORCH: prints the folder of a CUDA 13.0 toolkit sufficient for find_package(Torch),
+# created once in .venv-toolkit from pip packages (300 MB, half a minute). An installed nvcc takes
+# precedence.
 #
-# nvcc, its headers, the CUDA runtime and its compiler parts are real. Libraries that find_package(Torch) or a program that links
-# torch asks for and that would be 2.5 GB (cuBLAS, cuDNN, NVRTC, …) are stand-ins that abort when called: programs link and load, no more.
+# nvcc, its headers, the CUDA runtime and its compiler parts are real. The other libraries (cuBLAS,
+# cuDNN, NVRTC, …; 2.5 GB) are stand-ins that abort when called: programs only link and load.
 set -euo pipefail
 torch=${1:?the folder of a pip torch}
 if nvcc=$(command -v nvcc); then
@@ -16,7 +17,7 @@ wheels=(nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 
 stamp=$venv/$(IFS=_; echo "${wheels[*]}")
 mkdir -p "$venv"
 venv=$(cd "$venv" && pwd)
-# Two tests at once must not install twice.
+# Prevents concurrent installations.
 exec 9>"$venv/lock"
 flock 9
 if [ ! -e "$stamp" ]; then
@@ -26,12 +27,12 @@ if [ ! -e "$stamp" ]; then
   touch "$stamp"
 fi
 root=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
-# Where CMake looks, and the names that linkers look for.
+# Folders and names expected by CMake and linkers.
 ln -sfn lib "$root/lib64"
 ln -sf libcudart.so.13 "$root/lib/libcudart.so"
 python3 "$here/standins.py" "$root/lib/standins" "$torch/lib" "$root/lib" >&2
 if [ ! -e "$root/lib/libnvrtc.so" ]; then
-  # torch::nvrtc is in TORCH_LIBRARIES, and nothing links a function of it.
+  # torch::nvrtc is in TORCH_LIBRARIES, but none of its functions is linked.
   echo 'int nvrtc_standin;' | cc -shared -fPIC -x c -Wl,-soname,libnvrtc.so.13 -o "$root/lib/libnvrtc.so.13" -
   ln -s libnvrtc.so.13 "$root/lib/libnvrtc.so"
 fi

@@ -1,4 +1,4 @@
-// What needs no GPU of torch_c.h: what is refused, and how it is said.
+// Refusals and messages of torch_c.h, without a GPU.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -32,7 +32,7 @@ std::string last_message() {
 TEST(TorchC, NamesItsRelease) { EXPECT_STREQ(vmmgraph_torch_built_for(), TORCH_VERSION); }
 
 TEST(TorchC, NoHandleIsTrusted) {
-    // Null, small, of no shape, and a pointer to something.
+    // Null, a small value, an unknown handle, and a pointer.
     int something = 0;
     for (const auto raw :
          {std::uintptr_t{0}, std::uintptr_t{1}, std::uintptr_t{0x76000010}, reinterpret_cast<std::uintptr_t>(&something)}) {
@@ -86,7 +86,6 @@ TEST(TorchC, AnArenaOfTheHostDriverHasNoShapes) {
     EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     stats.struct_size = 8;
     EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), &stats), VMMGRAPH_ERROR_STRUCT_SIZE);
-    // It was only borrowed.
     EXPECT_TRUE(arena.is_initialized());
 }
 
@@ -100,7 +99,7 @@ TEST(TorchC, ScopesOfRemoteBlocksAreOfTheirThreadAndEndOnce) {
     std::thread([] {
         EXPECT_FALSE(RemoteScope::active());
         EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_ERROR_WRONG_STATE);
-        // One that is left over goes with its thread.
+        // A scope left open ends with its thread.
         EXPECT_EQ(vmmgraph_torch_remote_enter(), VMMGRAPH_OK);
     }).join();
     EXPECT_EQ(vmmgraph_torch_remote_leave(), VMMGRAPH_OK);
@@ -117,7 +116,6 @@ TEST(TorchC, EagerScopesOfTheHostDriverAndThoseOfNobodyAreRefused) {
     EXPECT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_NE(last_message().find("host driver"), std::string::npos) << last_message();
     EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena.handle(), 1 << 20), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    // Nothing was entered.
     EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_NE(last_message().find("no eager scope"), std::string::npos) << last_message();

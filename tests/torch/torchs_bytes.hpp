@@ -1,9 +1,9 @@
-// What torch's own allocator has given out.
+// Memory handed out by torch's own allocator.
 #pragma once
 
 #include <cstdint>
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
-// Bytes of the first device that tensors have.
+// Allocated bytes on the first device.
 inline std::int64_t torchs_bytes() { return c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current; }

@@ -1,4 +1,4 @@
-// Graphs that check themselves on the GPU, so that nothing waits for the host between two replays.
+// Graphs that check their results on the GPU, so replays follow each other without host waits.
 #pragma once
 
 #include "fixture.hpp"
@@ -20,8 +20,7 @@ inline at::Tensor random_numbers(std::int64_t count) {
     return at::randint(-1000000, 1000000, {count}, at::TensorOptions().dtype(at::kInt).device(at::kCUDA));
 }
 
-// `steps` kernels, each reading what the two before it wrote; three scratch tensors are live at once. Whole numbers, so that a result
-// is right or wrong and never near.
+// `steps` kernels, each over the results of the previous two. Integers, so results are exact.
 inline at::Tensor chain(const at::Tensor& input, int steps, int salt) {
     at::Tensor a = input * (2 * salt + 3);
     at::Tensor b = input + salt;
@@ -31,17 +30,16 @@ inline at::Tensor chain(const at::Tensor& input, int steps, int salt) {
     return a;
 }
 
-// What a graph reads and adds to; none of it is memory of the arena.
+// Inputs and counters of a graph, outside the arena.
 struct Job {
     at::Tensor input;
     at::Tensor expected;
-    // One int64.
     at::Tensor wrong;
     int steps;
     int salt;
 
     void expect() const { expected.copy_(chain(input, steps, salt)); }
-    // The body of the graph: the number of elements that differ is added to the counter on the GPU.
+    // Adds the mismatches to the counter on the GPU.
     at::Tensor check() const {
         auto result = chain(input, steps, salt);
         wrong.add_(at::ne(result, expected).sum());
@@ -49,12 +47,12 @@ struct Job {
     }
 };
 
-// Graphs of tens of microseconds over the same pages, every thirteenth several times as long.
+// Graphs of tens of microseconds over the same pages; every thirteenth is longer.
 struct Fleet {
     at::Tensor wrong;
     std::vector<Job> jobs;
     std::vector<CapturedGraph> graphs;
-    // Of every eighth graph; retained.
+    // Retained outputs of every eighth graph.
     std::vector<at::Tensor> outputs;
 
     Fleet(SharedVmmAllocator& arena, Stream stream, int count) : outputs(count) {
@@ -63,7 +61,7 @@ struct Fleet {
         std::mt19937 random(65);
         for (int i = 0; i < count; ++i) {
             const bool is_long = i % 13 == 0;
-            // 256 KiB to 1 MiB, else to 4 MiB.
+            // Long graphs: 256 KiB to 1 MiB; others up to 4 MiB.
             const auto elements = static_cast<std::int64_t>((is_long ? 1 + random() % 4 : 1 + random() % 16) * 65536);
             const int steps = is_long ? 96 : 4 + static_cast<int>(random() % 5);
             jobs.push_back({random_numbers(elements), at::empty({elements}, wrong.options().dtype(at::kInt)), wrong[i], steps, i});
@@ -83,7 +81,7 @@ struct Fleet {
         cudaDeviceSynchronize();
         return wrong.sum().item<std::int64_t>();
     }
-    // A counter that was itself computed in spoilt memory may be anything.
+    // Counts graphs: a counter in corrupted memory may have any value.
     std::int64_t wrong_graphs() const {
         cudaDeviceSynchronize();
         return wrong.count_nonzero().item<std::int64_t>();

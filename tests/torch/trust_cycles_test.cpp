@@ -1,6 +1,7 @@
-// Thousands of captures and evictions: nothing wrong, nothing left behind. Needs a GPU.
+// Thousands of captures and evictions give correct results and leak nothing. Needs a GPU.
 //
-// VMMGRAPH_TRUST_CYCLES says how many (2,000; with fewer, bytes are measured but not judged).
+// `VMMGRAPH_TRUST_CYCLES` sets the number of cycles (default 2,000; with fewer, bytes are measured
+// but not checked).
 #include "trust.hpp"
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -15,7 +16,7 @@
 namespace torch_tests {
 namespace {
 
-// What must not grow.
+// Resources that must not grow.
 struct Held {
     double device_mib;
     double host_mib;
@@ -33,7 +34,7 @@ struct Held {
     }
 };
 
-// Buffers that one graph at a time uses, allocated once, so that torch's own cache stays out of the measurements.
+// Allocated once, to keep torch's cache out of the measurements.
 struct Slot {
     at::Tensor input;
     at::Tensor expected;
@@ -46,20 +47,19 @@ struct Living {
     CapturedGraph graph;
 };
 
-// An output whose graph is gone.
 struct Orphan {
     std::size_t slot;
     at::Tensor output;
     at::Tensor expected;
 };
 
-// MiB of this process that torch and CUDA keep for as many captures and destroyed graphs without VmmGraph, each in a private pool.
+// MiB that torch and CUDA retain after as many captures in private pools, without VmmGraph.
 double kept_without_us(const c10::cuda::CUDAStream& stream, const Slot& slot, const at::Tensor& wrong, long cycles) {
     std::mt19937 random(2001);
     std::deque<at::cuda::CUDAGraph> living;
     double before = 0;
     for (long cycle = 0; cycle < cycles; ++cycle) {
-        // The first tenth is for what is kept once.
+        // The first tenth absorbs one-time allocations.
         if (cycle == cycles / 10) {
             living.clear();
             before = Held::now().host_mib;
@@ -115,7 +115,7 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
     };
     const auto bury_orphans = [&](std::size_t left) {
         while (orphans.size() > left) {
-            // The last replay of its graph may still be rewriting it.
+            // The last replay may still rewrite the output.
             C10_CUDA_CHECK(cudaStreamSynchronize(other.stream()));
             spoilt += !at::equal(orphans.front().output, orphans.front().expected);
             free_slots.push_back(orphans.front().slot);
@@ -127,7 +127,7 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
     for (long cycle = 1; cycle <= cycles; ++cycle) {
         const auto slot = free_slots.back();
         free_slots.pop_back();
-        // From one element up, as many tiny ones as large ones.
+        // Log-uniform from one element up.
         const auto elements = static_cast<std::int64_t>(std::exp2(static_cast<double>(random() % 2200) / 100));
         Job job{slots[slot].input.narrow(0, 0, elements), slots[slot].expected.narrow(0, 0, elements), wrong[0],
                 1 + static_cast<int>(random() % 8), static_cast<int>(cycle % 1000)};
@@ -149,7 +149,7 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
         });
         graph.replay(raw());
         living.push_back({slot, std::move(job), std::move(output), std::move(graph)});
-        // So that what is evicted next may still run.
+        // The next evicted graph may still run.
         for (int n = 0; n < 3; ++n) {
             living[random() % living.size()].graph.replay(other.stream());
         }
@@ -163,7 +163,8 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
             const auto stats = arena.stats();
             const auto held = living.size() + orphans.size();
             EXPECT_EQ(stats.spaces, living.size()) << cycle;
-            // Three tensors of 16 MiB are the most that is live in a capture; the first ranges take 1 GiB and 64 MiB of addresses.
+            // At most three tensors of 16 MiB are live in a capture. The first ranges take 1 GiB
+            // and 64 MiB of addresses.
             EXPECT_LE(stats.shared_bytes, 128 * MiB) << cycle;
             EXPECT_LE(stats.retained_bytes, held * 18 * MiB) << cycle;
             EXPECT_LE(stats.reserved_bytes, held * 1088 * MiB) << cycle;
@@ -197,10 +198,10 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
         return;
     }
     ASSERT_EQ(held.size(), 3u);
-    // The driver keeps 1.25 to 2 KiB for each kernel node of a destroyed graph, to use it again: no more than so many living graphs need.
+    // The driver keeps and reuses 1.25 to 2 KiB for each kernel node of destroyed graphs.
     EXPECT_LE(held[1].device_mib, held[0].device_mib + 16);
     EXPECT_LE(held[2].device_mib, held[1].device_mib + 4);
-    // Torch and CUDA keep some of this process's memory for every graph that ever was. Ours must not add to that.
+    // Torch and CUDA retain host memory for every graph ever captured.
     const long half = cycles / 2;
     const double kept = kept_without_us(*stream_, slots[0], wrong, half * 10 / 9);
     const double ours = held[2].host_mib - held[1].host_mib;

@@ -1,6 +1,7 @@
-// Whether replays can be trusted in great numbers, from many threads and beside captures and evictions. Needs a GPU.
+// Very many replays, from several threads and during captures and evictions. Needs a GPU.
 //
-// VMMGRAPH_TRUST_REPLAYS says how many guarded replays (1,000,000), VMMGRAPH_TRUST_SECONDS how long captures race replays (5).
+// `VMMGRAPH_TRUST_REPLAYS` (default 1,000,000) and `VMMGRAPH_TRUST_SECONDS` (captures racing
+// replays, default 5) set the length.
 #include "trust.hpp"
 
 #include <atomic>
@@ -13,8 +14,8 @@ namespace {
 
 constexpr int kThreads = 4;
 
-// Calls launch(thread, random number, stream) `launches` times, spread over the threads, each with a stream of its own; waits for
-// the streams.
+// Calls launch(thread, random number, stream) `launches` times from several threads and waits for
+// their streams.
 template <class Launch>
 void from_threads(long launches, Launch launch) {
     std::vector<std::future<void>> threads;
@@ -53,13 +54,13 @@ TEST_F(Trust, ReplaysOfFourThreadsAreRight) {
     EXPECT_EQ(fleet.spoilt_outputs(), 0);
 }
 
-// The test above can fail: the same graphs, launched behind the arena's back.
+// Control for the test above: the same graphs launched without the arena's guard.
 TEST_F(Trust, LaunchesAroundTheGuardAreWrongAndGuardedReplaysRightAgain) {
     SharedVmmAllocator arena;
     Fleet fleet(arena, *stream_, 65);
     ASSERT_EQ(fleet.wrong_elements(), 0);
     constexpr long launches = 40000;
-    // A thread has graphs of its own, since CUDA's graph objects are for one thread at a time.
+    // One thread per graph: CUDA graph objects are not thread-safe.
     from_threads(launches, [&](int thread, std::size_t random, cudaStream_t stream) {
         const auto first = static_cast<std::size_t>(thread);
         const auto own = (fleet.graphs.size() - first + kThreads - 1) / kThreads;
@@ -107,8 +108,8 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
             }
             (guest ? guest->graph : fleet.graphs[random() % fleet.graphs.size()]).replay(stream.stream());
             ++replays;
-            // An eviction waits for what was launched before it: not for a thousand graphs each time. Waiting for a stream is legal
-            // beside a capture in another thread's own mode; waiting for the device would not be.
+            // An eviction waits for earlier launches. A device wait would break captures of other
+            // threads.
             if (n % 32 == 0) {
                 C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
             }
@@ -119,7 +120,7 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
     for (unsigned seed : {1u, 2u}) {
         threads.push_back(std::async(std::launch::async, replayer, seed));
     }
-    // Before the threads are joined, also when something throws.
+    // Also after an exception.
     struct Stopping {
         std::atomic<bool>& stop;
         ~Stopping() { stop = true; }
@@ -128,7 +129,7 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
     long captures = 0, evictions = 0;
     {
         const Stopping stopping{stop};
-        // Graphs are destroyed on this thread only: torch's generator keeps a list of its graphs without a lock.
+        // Only this thread destroys graphs: torch's generator lists its graphs without a lock.
         const auto evict = [&] {
             std::shared_ptr<Guest> gone;
             {
@@ -157,7 +158,7 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
                 }
                 static_cast<void>(job.check());
             });
-            // Behind this first replay all others are in order, and so behind the work above.
+            // The first replay orders all others after the work above.
             graph.replay(raw());
             {
                 const std::lock_guard lock(mutex);

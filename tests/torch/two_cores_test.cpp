@@ -1,4 +1,4 @@
-// With two copies of the core in a process the libtorch component refuses, and names both.
+// With two copies of the core in a process, the libtorch component refuses to start and names both.
 #include <cstdio>
 #include <string>
 #include <vmmgraph/torch.hpp>

@@ -1,6 +1,6 @@
-// torch_npu's own allocator, streams and graphs, out of its wheel, over the stand-in of CANN's runtime: tensors of a capture lie in its space, and nothing
-// else does. No operator of CANN's is there, so the captured work is the runtime's own fills and torch_npu's own copies, which go
-// by its host queue.
+// torch_npu's own allocator, streams and graphs over the stand-in of CANN's runtime: only tensors
+// of a capture lie in its space. Without CANN's operators, captured work is fills and copies, which
+// pass torch_npu's host queue.
 
 #include <algorithm>
 #include <cstdint>
@@ -39,7 +39,7 @@ void fill(const at::Tensor& tensor, int byte, aclrtStream stream) {
 class TorchNpu : public ::testing::Test {
 protected:
     static void SetUpTestSuite() {
-        // What starts torch_npu: its own call of aclInit finds that it was called, as in any program that uses ACL itself.
+        // torch_npu's own aclInit call reports a repeated call, as in programs with ACL.
         ASSERT_EQ(aclInit(nullptr), 0);
         ASSERT_EQ(c10_npu::SetDevice(0), 0);
         c10_npu::NPUCachingAllocator::get()->init(1);
@@ -154,7 +154,7 @@ TEST_F(TorchNpu, ALostCaptureIsAnErrorAndTheNextOneWorks) {
             npu::CaptureScope scope(arena);
             const auto tensor = bytes(mib);
             EXPECT_TRUE(allocator->hasCapturesUnderway(0));
-            // Which CANN forbids while anything is captured.
+            // CANN forbids this during any capture.
             EXPECT_NE(aclrtSynchronizeDevice(), 0);
             if (end) {
                 EXPECT_THROW(static_cast<void>(scope.end()), c10::Error);
@@ -177,7 +177,7 @@ TEST_F(TorchNpu, ACaptureThatCannotBeginLeavesNothingOpen) {
     aclmdlRI others = nullptr;
     ASSERT_EQ(aclmdlRICaptureEnd(stream, &others), 0) << "the other capture goes on";
     ASSERT_EQ(aclmdlRIDestroy(others), 0);
-    // A stream that torch_npu did not make: it says so when it has begun with the allocator, or before.
+    // Refused after the allocator has begun, or before.
     aclrtStream foreign = nullptr;
     ASSERT_EQ(aclrtCreateStream(&foreign), 0);
     c10_npu::setCurrentNPUStream(c10_npu::getStreamFromExternal(foreign, 0));

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# links.sh LIBRARY WHEELS OBJECT...: what the component needs is there in torch_npu's own libraries, and no virtual function of torch_npu's allocator is left to
-# its base.
+# links.sh LIBRARY WHEELS OBJECT...: torch_npu's own libraries define all symbols the component
+# needs, and the component overrides all virtual functions of torch_npu's allocator.
 set -euo pipefail
 library=$1 wheels=$2
 shift 2
@@ -8,20 +8,19 @@ shift 2
 defined() { nm -D --defined-only "$@" | awk 'NF > 1 { sub(/@.*/, "", $NF); print $NF }' | sort -u; }
 undefined() { nm -D --undefined-only "$1" | awk '$(NF - 1) == "U" { sub(/@.*/, "", $NF); print $NF }' | sort -u; }
 
-# Torch's and torch_npu's symbols, by the names of their namespaces.
 missing=$(comm -23 <(undefined "$library" | grep -E 'c10|3c10|2at|5torch|at_npu|Ascend|op_plugin|formatErrorCode' | grep -v '^_ZTI') \
   <(defined "$wheels/torch/lib/libc10.so" "$wheels/torch/lib/libtorch_cpu.so" "$wheels/torch_npu/lib/libtorch_npu.so"))
 if [ -n "$missing" ]; then
   echo "not in the wheels' libraries:" && c++filt <<<"$missing"
   exit 1
 fi
-# What it defines in torch_npu's name must not be another's.
+# Must not be exported.
 if defined "$library" | c++filt | grep -vE '^(typeinfo|vtable|vmmgraph::torch_npu::|VMMGRAPH|_)' | grep -E 'c10_npu|formatErrorCode'; then
   echo "the lines above are exported"
   exit 1
 fi
 
-# The slots of the vtable: ours are in no other object and so are local, while a function of the base has a name.
+# Overrides are local symbols; functions of the base have names.
 object=$(printf '%s\n' "$@" | grep 'allocator\.cpp')
 read -r offset size index < <(readelf -sW "$object" | awk '/_ZTVN8vmmgraph9torch_npu12_GLOBAL__N_114BlockAllocator/ { print $2, $3, $7 }')
 section=$(readelf -SW "$object" | sed -nE "s/^ *\[ *$index\] ([^ ]+) .*/\1/p")

@@ -1,6 +1,7 @@
-"""run.py TEST-LIBRARY...: runs a test of the torch_npu component in a Python process, since libtorch_npu.so needs an interpreter's own functions.
+"""run.py TEST-LIBRARY...: runs a test of the torch_npu component in a Python process, because
+libtorch_npu.so needs an interpreter.
 
-torch_npu calls its Python package when it starts a device; here a package takes that call and does nothing more.
+torch_npu calls its Python package when it starts a device; a stub package accepts the call.
 """
 
 import ctypes
@@ -21,5 +22,5 @@ arguments = [argument.encode() for argument in sys.argv[1:]]
 library = ctypes.CDLL(sys.argv[1])
 code = library.run(len(arguments), (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None))
 sys.stdout.flush()
-# Not by way of destructors, whose order between torch_npu and an interpreter is torch_npu's own trouble.
+# Skips destructors: torch_npu and the interpreter depend on their order.
 os._exit(code)

@@ -1,9 +1,9 @@
-"""Graphs have allocation nodes of their own: a library allocates by cudaMallocAsync within a capture
+"""Graphs contain allocation nodes: a library calls cudaMallocAsync within a capture
 (NVIDIA/warp#1429 and #1157, NVIDIA/cccl#9394).
 
-Some of that memory is freed within the graph, some is not. Eighteen graphs, a third of tensors
+Some of this memory is freed within the graph, some is not. Eighteen graphs, a third with tensors
 only, are replayed 1,200 times in random order. Held memory must not grow, results must be right,
-and dropping the graphs must give the memory back.
+and dropping the graphs must free the memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def body() -> dict[str, Any]:
                 if frees:
                     fine(cu.cuMemFreeAsync(at.value, stream.cuda_stream))
             z = y.view(-1, 1 << 20).sum(-1) + number
-        # The graph reads its input for as long as it is replayed.
+        # Keeps the graph's input alive.
         return graph, x, z, (number + 1.0) * (1 << 20) + number
 
     start = kit.settle()

@@ -1,9 +1,9 @@
-"""As alloc_nodes, in a process that has used cuBLAS before.
+"""Repeats alloc_nodes in a process with initialized cuBLAS.
 
-vmmgraph makes cuBLAS's handle and workspace (32 MiB on an H200) before its first capture, so that
-no warm-up is needed. Stock torch makes them at the first product, which alloc_nodes never has. Here
-both ways have them before memory is measured, so this program shows how much of alloc_nodes'
-difference they are.
+vmmgraph creates cuBLAS's handle and workspace (32 MiB on an H200) before its first capture, so no
+warm-up is needed. Stock torch creates both at the first product, which alloc_nodes lacks. Here both
+ways create handle and workspace before the measurement, so this program shows their share of
+alloc_nodes' difference.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Compiled models with graphs of their own run beside graphs captured by hand (pytorch/pytorch#160281
-and #123177, huggingface/transformers#48199, OpenBMB/VoxCPM#269).
+"""Compiled models with graphs of their own run beside graphs captured by hand
+(pytorch/pytorch#160281 and #123177, huggingface/transformers#48199, OpenBMB/VoxCPM#269).
 
-Two models under torch.compile(mode="reduce-overhead") pass tensors on to each other, and a third
-one is compiled with graphs but without trees. Graphs captured by hand, whose products need cuBLAS's
-workspace, are captured and replayed between their runs. All results must be those of eager work,
-also after the compiled models were reset.
+Two models under torch.compile(mode="reduce-overhead") exchange tensors, and a third one is compiled
+with graphs but without trees. Graphs captured by hand, whose products need cuBLAS's workspace, are
+captured and replayed between their runs. All results must equal eager work, also after a reset of
+the compiled models.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def body() -> dict[str, Any]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             y = by_hand(x)
-        # The graph reads its input for as long as it is replayed.
+        # Keeps the graph's input alive.
         made.append((graph, x, y, want))
 
     def replay_all(when: str) -> None:
@@ -66,7 +66,6 @@ def body() -> dict[str, Any]:
 
     with torch.no_grad():
         capture(8)
-        # One compilation for each model.
         rounds = 0
         start = kit.settle()
         while rounds < 40 and kit.left(42) > 0:

@@ -1,10 +1,10 @@
-"""Captures that fail again and again in a process that goes on (pytorch/pytorch#190308 and #190348,
+"""Captures fail repeatedly in a process that continues (pytorch/pytorch#190308 and #190348,
 triton-lang/triton#10596, vllm-project/vllm#57785).
 
-Captures fail in six ways, in turn, into a pool that has a good graph and into none: an exception, a
-forbidden wait, a side stream that is never joined, a capture within the capture, no memory, and a
-failing backward pass. After each, the good graph must be right, and random numbers and eager work
-must go on. In the end at most 64 MiB may be held, and a new capture must be right.
+Captures fail in six ways in turn, with a pool that has a good graph and without a pool: an
+exception, a forbidden wait, an unjoined side stream, a nested capture, out of memory, and a failing
+backward pass. After each, the good graph, random numbers and eager work must be right. Finally at
+most 64 MiB may be held, and a new capture must be right.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decode graphs are captured and replayed on a device that is nearly full.
+"""Decode graphs are captured and replayed on a nearly full device.
 
-Thirteen graphs share one pool and four have none. Before the captures other memory fills the device
-but for 256 MiB. Captures and replays must work, and results must be those of eager work. `mib` is
-the memory that captures and replays took, and `gpu_ms` is a replay of the largest batch.
+Thirteen graphs share one pool and four have none. Before the captures, other memory fills the
+device except for 256 MiB. Captures and replays must work, and results must equal eager work. `mib`
+is the memory taken by captures and replays, and `gpu_ms` a replay of the largest batch.
 """
 
 from __future__ import annotations

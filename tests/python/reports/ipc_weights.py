@@ -1,11 +1,10 @@
 """Tensors are sent to another process by torch's own CUDA IPC (THUDM/slime#2188).
 
 A trainer sends four tensors: ordinary memory, memory of a memory saver's region, memory allocated
-inside disable() within the region, and the output of a graph. An engine in another process copies
-each into weights that its graph reads, replays the graph and answers with a sum. Ordinary memory
-and memory of disable() must arrive. Memory of the region and of the graph may be refused by an
-exception, which must say what to send instead. Neither process may end, and the trainer's tensors
-must be unchanged.
+inside disable() within the region, and a graph's output. An engine in another process copies each
+into weights read by its graph, replays the graph and answers with a sum. Ordinary memory and memory
+of disable() must arrive. Memory of the region and of the graph may be refused by an exception with
+an alternative. Neither process may end, and the trainer's tensors must be unchanged.
 """
 
 from __future__ import annotations

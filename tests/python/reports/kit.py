@@ -1,8 +1,8 @@
 """Common parts of the report programs: the result line, memory readings, GPU times and a watchdog.
 
 Importing this module enables vmmgraph if the environment has ``WAY=ours``; else torch stays stock.
-A program that sets ``PYTORCH_CUDA_ALLOC_CONF`` or another variable that torch reads does so before
-it imports this module.
+A program that sets ``PYTORCH_CUDA_ALLOC_CONF`` or another variable of torch does so before
+importing this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 WAY = os.environ.get("WAY", "stock")
 OURS = WAY == "ours"
 MIB, GIB = 1 << 20, 1 << 30
-#: Seconds after which the watchdog ends the process with a traceback.
+#: Seconds until the watchdog ends the process with a traceback.
 LIMIT = 80
 START = time.monotonic()
 
@@ -35,18 +35,17 @@ if OURS:
 
 
 def left(limit: float = 45.0) -> float:
-    """Seconds until a program should end its loops."""
     return limit - (time.monotonic() - START)
 
 
 def free() -> int:
-    """Free bytes of the device, after all its work."""
+    """Waits for the device and returns its free bytes."""
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]
 
 
 def settle() -> int:
-    """Free bytes after unused memory was given back, as an engine measures."""
+    """Frees unused memory first, as engines do."""
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
@@ -54,7 +53,6 @@ def settle() -> int:
 
 
 def rss() -> int:
-    """Resident bytes of this process."""
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -64,13 +62,12 @@ def mib(n: float) -> float:
 
 
 def rel(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative difference, by the norms."""
+    """Relative difference of norms."""
     a, b = a.detach().double(), b.detach().double()
     return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
 
 def gpu_ms(work: Callable[[], object], times: int = 21) -> float:
-    """Median GPU time of one call on the current stream, in milliseconds, by events around it."""
     spans = []
     for _ in range(times):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -83,18 +80,17 @@ def gpu_ms(work: Callable[[], object], times: int = 21) -> float:
 
 
 def back_to_default() -> None:
-    """Makes the default stream current again: torch.cuda.graph leaves its own stream current if its end raises."""
+    """torch.cuda.graph leaves its own stream current if its end raises."""
     torch.cuda.set_stream(torch.cuda.default_stream())
 
 
 def driver() -> Any:
-    """libcuda by ctypes, which torch has loaded."""
     torch.cuda.init()
     return ctypes.CDLL("libcuda.so.1")
 
 
 class Awake:
-    """The calls of the memory savers in the stock way: nothing is ever paused."""
+    """Pauses nothing: the memory savers' interface in the stock way."""
 
     @contextlib.contextmanager
     def region(self, tag: str = "default", enable_cpu_backup: bool = False) -> Iterator[None]:
@@ -121,7 +117,7 @@ class Awake:
 
 
 def saver() -> Any:
-    """torch_memory_saver's calls, by a pluggable allocator; in the stock way those of `Awake`."""
+    """Over a pluggable allocator."""
     if not OURS:
         return Awake()
     from vmmgraph import memory_saver
@@ -131,7 +127,7 @@ def saver() -> Any:
 
 
 def sleeper() -> Any:
-    """The calls of vLLM's CuMemAllocator; in the stock way those of `Awake`."""
+    """vLLM's CuMemAllocator."""
     if not OURS:
         return Awake()
     from vmmgraph import memory_saver
@@ -141,7 +137,7 @@ def sleeper() -> Any:
 
 
 class Hog:
-    """Device memory of neither torch nor vmmgraph, which fills the device."""
+    """Fills the device outside torch and vmmgraph."""
 
     def __init__(self) -> None:
         self.cu = driver()
@@ -157,7 +153,7 @@ class Hog:
         return True
 
     def leave(self, rest: int) -> int:
-        """Takes memory until about `rest` bytes are free; the bytes that are."""
+        """Returns the bytes left free."""
         for step in (8 * GIB, GIB, 128 * MIB, 16 * MIB, 2 * MIB):
             while torch.cuda.mem_get_info()[0] - step >= rest and self.take(step):
                 pass
@@ -169,7 +165,6 @@ class Hog:
 
 
 def graph_pages() -> int:
-    """Bytes of the pages that arenas hold."""
     import vmmgraph
 
     return sum(arena.stats()["physical_bytes"] for arena in vmmgraph.arenas())
@@ -178,7 +173,8 @@ def graph_pages() -> int:
 def run(name: str, body: Callable[[], dict[str, Any]]) -> None:
     """Runs a program and prints its line of JSON.
 
-    `body` returns `ok` and `detail`, and where the program measures them `mib` (device memory) and `gpu_ms` (GPU time of its replay).
+    `body` returns `ok` and `detail`, and, if measured, `mib` (device memory) and `gpu_ms` (GPU time
+    of its replay).
     """
     faulthandler.enable()
     faulthandler.dump_traceback_later(LIMIT, exit=True)

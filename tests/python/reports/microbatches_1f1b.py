@@ -1,9 +1,10 @@
-"""Micro-batches of a pipeline stage run forward and backward graphs in the 1F1B order, over one pool.
+"""Micro-batches of a pipeline stage run forward and backward graphs in the 1F1B order, over one
+pool.
 
-Each of eight micro-batches has a forward graph and a backward graph, captured in the order in which
-a pipeline of four stages runs them, so that at most four micro-batches keep activations. Gradients
-are accumulated within the backward graphs and must be those of eager work. `mib` is the memory that
-all graphs hold, and `gpu_ms` is one step of all micro-batches.
+Each of eight micro-batches has a forward and a backward graph, captured in the order of a
+four-stage pipeline, so at most four micro-batches keep activations. The backward graphs accumulate
+gradients, which must equal eager work. `mib` is the memory of all graphs, and `gpu_ms` one step of
+all micro-batches.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ COUNT, STAGES, ROWS, WIDTH = 8, 4, 4096, 1024
 
 
 def order() -> list[tuple[str, int]]:
-    """Forward of the first three, then one forward and one backward in turn, then the rest of the backwards."""
     steps = [("forward", number) for number in range(STAGES - 1)]
     for number in range(STAGES - 1, COUNT):
         steps += [("forward", number), ("backward", number - STAGES + 1)]
@@ -56,7 +56,7 @@ def body() -> dict[str, Any]:
             else:
                 backward(number, outs[number])
         if kind == "backward":
-            # The next stage reads the output by address: here it is not needed any more.
+            # The next stage has read the output by address.
             del outs[number]
         graphs.append(graph)
     held = start - kit.settle()

@@ -1,10 +1,10 @@
 """One model is trained by make_graphed_callables at several resolutions, over one pool
 (roboflow/rf-detr#1490).
 
-A pool for each resolution took 38 GiB there. Here one model is graphed for eight input sizes over
-one pool. Steps of random sizes run forward and backward by graphs and the optimizer eagerly. Losses
-and parameters must follow an eager twin. `mib` is the memory that all graphs hold, and `gpu_ms` is
-one forward and backward of the largest size.
+The issue reports 38 GiB with a pool per resolution. Here one model is graphed for eight input sizes
+over one pool. Steps of random sizes run forward and backward by graphs and the optimizer eagerly.
+Losses and parameters must follow an eager twin. `mib` is the memory of all graphs, and `gpu_ms` one
+forward and backward of the largest size.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ class Model(nn.Module):
 
 
 class Sized(nn.Module):
-    """The same parameters under a forward of its own, which is graphed."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model

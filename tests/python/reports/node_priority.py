@@ -1,10 +1,10 @@
-"""Work that was captured on a stream of high priority keeps its priority when it is replayed on
-another stream (pytorch/pytorch#167346).
+"""Work captured on a high-priority stream keeps its priority when replayed on another stream
+(pytorch/pytorch#167346).
 
-A short chain of kernels is captured on a stream of the highest priority and on one of the lowest.
-Each is replayed on an ordinary stream beside a row of large kernels. The chain of high priority
-must take less than 0.35 of the other's time. `gpu_ms` is that of the chain of high priority, beside
-the row.
+A short chain of kernels is captured on a stream of the highest priority and on a stream of the
+lowest. Each is replayed on an ordinary stream beside a row of large kernels. The high-priority
+chain must take less than 0.35 of the other's time. `gpu_ms` is the time of the high-priority chain
+beside the row.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Captured copies read pinned host memory that was allocated and freed within the capture
+"""Captured copies read pinned host memory allocated and freed within the capture
 (pytorch/pytorch#161583 and #166765, microsoft/onnxruntime#32121).
 
 Afterwards much pinned memory is allocated and freed, caches are emptied, and half of the graphs are
-dropped. Each replay must bring the values of its capture, and pinned memory must be given back when
-the graphs are gone.
+dropped. Each replay must copy the values of its capture, and pinned memory must be released with
+the graphs.
 """
 
 from __future__ import annotations

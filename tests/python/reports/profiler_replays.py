@@ -1,9 +1,9 @@
-"""A profiler looks at replays, and a dispatch mode looks at captures (pytorch/kineto#1165,
+"""A profiler observes replays, and a dispatch mode observes captures (pytorch/kineto#1165,
 pytorch/pytorch#143577, sgl-project/sglang#38439).
 
-For the replays of 24 graphs the profiler must show as many kernels, copies and fills as for the
-same work done eagerly, whichever graph had the executable before. A dispatch mode that is on during
-a capture must see the operators of the program and no others.
+For replays of 24 graphs the profiler must show as many kernels, copies and fills as for the same
+eager work, whichever graph had the executable before. A dispatch mode active during a capture must
+see the operators of the program and no others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Seen(TorchDispatchMode):
-    """Notes the names of operators."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
@@ -41,7 +39,7 @@ def body() -> dict[str, Any]:
     stream = torch.cuda.Stream()
 
     def work(x: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
-        # A fill; then a product that is split over K, which needs a fill or a second kernel.
+        # A fill; then a split-K product, which needs a fill or a second kernel.
         acc.zero_()
         y = (x @ narrow).float()
         acc.add_(y)

@@ -1,8 +1,9 @@
-"""Tensors that a second stream reads in a capture, noted by record_stream, are used again in that
-capture (pytorch/pytorch#155398).
+"""Tensors read by a second stream in a capture (record_stream) are reused in this capture
+(pytorch/pytorch#155398).
 
-Torch's setting graph_capture_record_stream_reuse asks for that, and is on in both ways. A capture
-of 48 steps over two streams must hold no more than a dozen tensors, and replays must be right.
+Torch's setting graph_capture_record_stream_reuse requests the reuse and is on in both ways. A
+capture of 48 steps over two streams must hold no more than a dozen tensors, and replays must be
+right.
 """
 
 from __future__ import annotations

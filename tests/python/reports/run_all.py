@@ -4,10 +4,10 @@
     OUT=out PYTHONPATH=python VMMGRAPH_LIBRARY=... python3 tests/python/reports/run_all.py
     ... run_all.py --jobs 3 --part 1/3 --ways stock,ours NAME...
 
-Each run is a process of its own, with a limit of 90 s. Each result is also a line of JSON in
-$OUT/reports.jsonl. Nobody else may use the device: most programs measure its free memory. Programs
-that do not may run beside each other (--jobs). Exit status 1: a program fails under vmmgraph and
-not under stock torch.
+Each run is a separate process with a limit of 90 s. Each result is also a line of JSON in
+$OUT/reports.jsonl. The device must be otherwise idle: most programs measure its free memory. The
+other programs may run in parallel (--jobs). Exit status 1: a program fails under vmmgraph but not
+under stock torch.
 
 | verdict | meaning |
 |---|---|
@@ -34,9 +34,9 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 90
-#: Programs that measure neither free memory of the device nor times.
+#: Programs that measure neither free device memory nor times.
 BESIDE = {"pinned_in_capture", "profiler_replays", "ipc_weights", "sleep_alloc_while_paused"}
-#: Seconds that both ways take together, where they are far from 25; so that parts take equally long.
+#: Seconds of both ways, if far from 25, to balance the parts.
 LONG = {
     "recapture_churn": 90,
     "failed_captures": 50,
@@ -53,7 +53,6 @@ def cases() -> list[str]:
 
 
 def one(name: str, way: str) -> dict[str, Any]:
-    """The result of one program in one way."""
     env = dict(os.environ, WAY=way, PYTHONFAULTHANDLER="1", PYTHONUNBUFFERED="1")
     env.pop("LD_PRELOAD", None)
     began = time.monotonic()

@@ -1,9 +1,9 @@
 """Memory of a paused region is freed, and more is allocated in the region (vllm-project/vllm#36651,
 fzyzcjy/torch_memory_saver#92).
 
-Torch caches what a program frees and hands it out again. A part of a paused region has no memory,
-so a new tensor of the region must not lie there. New tensors must be right while the region is
-paused and after two more cycles. In the stock way nothing is paused.
+Torch caches freed memory and reuses it. Parts of a paused region have no memory, so a new tensor of
+the region must not use these addresses. New tensors must be right while the region is paused and
+after two more cycles. In the stock way nothing is paused.
 """
 
 from __future__ import annotations

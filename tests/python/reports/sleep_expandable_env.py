@@ -1,9 +1,9 @@
 """A process with expandable_segments:True in its environment pauses weights and cache
 (vllm-project/vllm#40812, OpenRLHF/OpenRLHF#1274, huggingface/trl#5794).
 
-vLLM turns the setting off around its own pool. Here weights and cache are allocated in regions, a
-graph reads them, and they are paused and resumed five times: replays must be right, and each pause
-must give back at least 500 MiB. In the stock way nothing is paused.
+vLLM disables the setting around its own pool. Here weights and cache are allocated in regions, a
+graph reads both, and both are paused and resumed five times: replays must be right, and each pause
+must free at least 500 MiB. In the stock way nothing is paused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A graph is captured by the memory saver's cuda_graph(graph, tag=...), and the tag is paused.
 
-Three graphs of one pool hold intermediate tensors and outputs. Pausing their tag must give back at
-least 0.9 of the memory that their captures took, and the bytes of another tag must stay. A replay
-meanwhile must raise, and replays after the resume must be right. In the stock way nothing is
-paused. `mib` is the memory that the captures took.
+Three graphs of one pool hold intermediate tensors and outputs. Pausing their tag must free at least
+0.9 of their captures' memory and preserve another tag's bytes. A replay meanwhile must raise, and
+replays after the resume must be right. In the stock way nothing is paused. `mib` is the memory of
+the captures.
 """
 
 from __future__ import annotations

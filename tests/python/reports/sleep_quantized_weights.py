@@ -1,8 +1,8 @@
-"""Weights are quantized as they are loaded, in a pool that can be paused, as vLLM does online.
+"""Weights are quantized while loading, in a pausable pool, as in vLLM's online quantization.
 
-Each original of 128 MiB becomes a weight of 64 MiB and is freed. 32 weights are alive in the end,
-2,048 MiB. The pool must hold at most 2,304 MiB then (`mib`), a pause must give all of it back, and
-the host must hold no more than the weights. In the stock way nothing is paused.
+Each original of 128 MiB becomes a weight of 64 MiB and is freed. Finally 32 weights are alive,
+2,048 MiB. The pool must then hold at most 2,304 MiB (`mib`), a pause must free all of it, and the
+host must hold no more than the weights. In the stock way nothing is paused.
 """
 
 from __future__ import annotations

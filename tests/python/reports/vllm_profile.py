@@ -1,10 +1,10 @@
-"""The memory of all graphs is estimated from a trial of the two largest, as vLLM does
+"""The memory of all graphs is estimated from a trial of the two largest, as in vLLM
 (vllm-project/vllm#45178, #53013, #57475).
 
-The trial's graphs are dropped, all graphs are captured, and all are replayed. The trial must leave
-at most 16 MiB, the estimate must cover what is held in the end, and memory measured after the
-captures must still be true after each graph has run: at most 16 MiB, or a quarter, may come at the
-first replays. `gpu_ms` is a replay of the smallest size.
+The trial's graphs are dropped, all graphs are captured, and all are replayed. The trial may leave
+at most 16 MiB, the estimate must cover the memory finally held, and memory measured after the
+captures must remain true after each graph has run: first replays may add at most 16 MiB, or a
+quarter. `gpu_ms` is a replay of the smallest size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-//! ACL's numbers. They are integers and no enum, since a test may inject any.
+//! ACL's numbers, as integers: a test may inject any.
 
 use std::ffi::c_int;
 

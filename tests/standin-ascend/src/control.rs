@@ -1,4 +1,4 @@
-//! What the tests steer the stand-in by: `standin_*`, looked up in the loaded library.
+//! Controls for tests: `standin_*`, looked up in the loaded library.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -6,12 +6,11 @@ standin::controls!(crate::faults::FAULTS);
 
 static STREAMS_BUSY: AtomicBool = AtomicBool::new(false);
 
-/// Whether streams have work that is not done.
 pub(crate) fn streams_busy() -> bool {
     STREAMS_BUSY.load(Relaxed)
 }
 
-/// Says whether streams have work that is not done.
+/// Sets whether streams have pending work.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_streams_busy(busy: bool) {
     STREAMS_BUSY.store(busy, Relaxed);

@@ -1,4 +1,4 @@
-//! Bytes: copying, filling, and host memory that is pinned.
+//! Copies, fills and pinned host memory.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -17,7 +17,8 @@ const DEVICE_TO_DEVICE: c_uint = 3;
 /// `ACL_HOST_REG_PINNED`
 const PINNED: c_uint = 0x1000_0000;
 
-/// What works at once is refused, and the capture lost, unless the thread's mode is relaxed.
+/// Refuses synchronous work during a capture, and invalidates the capture, unless the thread's mode
+/// is relaxed.
 fn synchronous() -> Answer {
     let (device, _) = current()?;
     if capture_mode() != RELAXED && table().invalidate_device(device) {
@@ -27,7 +28,7 @@ fn synchronous() -> Answer {
     }
 }
 
-/// Copies, at once.
+/// Copies at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtMemcpy(
     to: *mut c_void,
@@ -51,7 +52,7 @@ pub unsafe extern "C" fn aclrtMemcpy(
     })
 }
 
-/// Copies, in the stream's order; memory of the host at once, and not into a capture.
+/// Copies in stream order; host copies at once, and not into a capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtMemcpyAsync(
     to: *mut c_void,
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn aclrtMemcpyAsync(
     })
 }
 
-/// Pageable memory makes a copy a synchronous one.
+/// Checks a host copy: pageable memory makes it synchronous.
 fn of_host(start: usize, len: usize, target: Target) -> Answer {
     host::check(start, len, target).map_err(|why| match why {
         Why::CaptureUnsupported => Why::Invalid,
@@ -93,7 +94,7 @@ fn of_host(start: usize, len: usize, target: Target) -> Answer {
     synchronous()
 }
 
-/// Repeats a byte, in the stream's order.
+/// Repeats a byte in stream order.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtMemsetAsync(
     at: *mut c_void,
@@ -113,7 +114,7 @@ pub extern "C" fn aclrtMemsetAsync(
     })
 }
 
-/// Repeats 32 bits, in the stream's order. CANN before 9.1 lacks it.
+/// Repeats 32 bits in stream order. CANN before 9.1 lacks this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtMemsetD32Async(
     at: *mut c_void,
@@ -133,7 +134,7 @@ pub extern "C" fn aclrtMemsetD32Async(
     })
 }
 
-/// Pins host memory. CANN before 8.5 lacks it.
+/// Pins host memory. CANN before 8.5 lacks this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtHostRegisterV2(at: *mut c_void, len: u64, flag: c_uint) -> Code {
     answer(|| {
@@ -147,7 +148,7 @@ pub extern "C" fn aclrtHostRegisterV2(at: *mut c_void, len: u64, flag: c_uint) -
     })
 }
 
-/// Ends that.
+/// Unpins host memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtHostUnregister(at: *mut c_void) -> Code {
     answer(|| {

@@ -1,4 +1,4 @@
-//! Start, words about failures, devices and contexts.
+//! Initialisation, error messages, devices and contexts.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use crate::{LAST, answer};
 /// `ACL_HBM_MEM`
 const HBM: c_uint = 1;
 
-/// Starts the runtime; with no configuration.
+/// Initialises the runtime; configurations are refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclInit(config: *const c_char) -> Code {
     answer(|| {
@@ -26,20 +26,20 @@ pub extern "C" fn aclInit(config: *const c_char) -> Code {
             return Err(Why::Injected(REPEAT_INITIALISE));
         }
         match initialise("STANDIN_ASCEND") {
-            // A machine without devices starts all the same.
+            // A machine without devices initialises, too.
             Ok(()) | Err(Why::NoDevice) => Ok(()),
             Err(why) => Err(why),
         }
     })
 }
 
-/// What the runtime has to say of the thread's last failure.
+/// Returns the message of the thread's last failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclGetRecentErrMsg() -> *const c_char {
     describe(LAST.get()).map_or(c"EE9999: injected\n\tby a test".as_ptr(), |(_, sentence)| sentence.as_ptr())
 }
 
-/// The device's name.
+/// Returns the device's name.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtGetSocName() -> *const c_char {
     static NAME: OnceLock<CString> = OnceLock::new();
@@ -47,7 +47,7 @@ pub extern "C" fn aclrtGetSocName() -> *const c_char {
     NAME.get_or_init(|| name().unwrap_or_else(|| c"Stand-in NPU".into())).as_ptr()
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetDeviceCount(count: *mut c_uint) -> Code {
     answer(|| {
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn aclrtGetDeviceCount(count: *mut c_uint) -> Code {
     })
 }
 
-/// Starts a device and makes its default context current.
+/// Sets a device and makes its default context current.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtSetDevice(ordinal: c_int) -> Code {
     answer(|| {
@@ -69,21 +69,21 @@ pub extern "C" fn aclrtSetDevice(ordinal: c_int) -> Code {
     })
 }
 
-/// The device of the current context.
+/// Returns the device of the current context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetDevice(ordinal: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(ordinal, current()?.0 as c_int) })
 }
 
-/// The thread's context. Without one it is an error, not null.
+/// Returns the thread's context; without one, an error instead of null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetCurrentContext(context: *mut *mut c_void) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(context, context_of(current()?.0)) })
 }
 
-/// Makes a context current. There is no way to have none again.
+/// Makes a context current; null is refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtSetCurrentContext(context: *mut c_void) -> Code {
     answer(|| {
@@ -96,7 +96,7 @@ pub extern "C" fn aclrtSetCurrentContext(context: *mut c_void) -> Code {
     })
 }
 
-/// Free and total bytes of the current context's device.
+/// Returns free and total bytes of the current context's device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtGetMemInfo(attribute: c_uint, free: *mut usize, total: *mut usize) -> Code {
     answer(|| {

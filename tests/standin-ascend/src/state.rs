@@ -1,4 +1,5 @@
-//! What ACL knows beside the model: the thread's context, how long reservations and maps are, and whose streams are whose.
+//! State of ACL besides the model: the thread's context, lengths of reservations and mappings,
+//! owners of streams and events.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use standin::capture::Target;
 use standin::state::{Device, devices};
 use standin::{Answer, Why};
 
-/// The value of the first device's default context, and the distance to the next one's.
+/// The first device's default context; later devices follow at a distance.
 const CONTEXT: usize = 0xA0_0000;
 
 thread_local! {
@@ -21,16 +22,13 @@ thread_local! {
 /// `aclInit` was called.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// What the runtime notes for itself.
 #[derive(Default)]
 pub(crate) struct Notes {
-    /// Base to bytes.
     pub(crate) reservations: BTreeMap<u64, u64>,
-    /// Head to bytes.
     pub(crate) maps: BTreeMap<u64, u64>,
-    /// Base of memory that was asked for without addresses of one's own, to bytes.
+    /// Memory of `aclrtMalloc`: base to bytes.
     pub(crate) plain: BTreeMap<u64, u64>,
-    /// Streams and events to their device.
+    /// Device of each stream and event.
     pub(crate) owners: BTreeMap<u64, usize>,
 }
 
@@ -45,7 +43,6 @@ pub(crate) fn notes() -> MutexGuard<'static, Notes> {
     NOTES.lock()
 }
 
-/// `aclInit`; whether it was the first.
 pub(crate) fn start() -> bool {
     !STARTED.swap(true, Relaxed)
 }
@@ -54,12 +51,11 @@ pub(crate) fn started() -> Answer {
     if STARTED.load(Relaxed) { Ok(()) } else { Err(Why::NotInitialised) }
 }
 
-/// The handle of a device's default context.
 pub(crate) fn context_of(index: usize) -> *mut c_void {
     (CONTEXT + index * 0x100) as *mut c_void
 }
 
-/// The device of a context, which exists once that was set.
+/// Returns the device of a context; the device must have been set.
 pub(crate) fn device_of(context: *mut c_void) -> Answer<usize> {
     let all = devices()?;
     let index = (0..all.len()).find(|i| context_of(*i) == context).ok_or(Why::NoContext)?;
@@ -70,14 +66,13 @@ pub(crate) fn make_current(index: usize) {
     CURRENT.set(Some(index));
 }
 
-/// The device of the current context.
 pub(crate) fn current() -> Answer<(usize, &'static Device)> {
     started()?;
     let index = CURRENT.get().ok_or(Why::NoContext)?;
     Ok((index, &devices()?[index]))
 }
 
-/// That something is of the device whose context is current.
+/// Checks that the object belongs to the current context's device.
 pub(crate) fn of_current(handle: *mut c_void) -> Answer<usize> {
     let (index, _) = current()?;
     match notes().owners.get(&(handle as u64)) {
@@ -87,7 +82,8 @@ pub(crate) fn of_current(handle: *mut c_void) -> Answer<usize> {
     }
 }
 
-/// What a stream's handle names: null the context's default stream. The thread has a context, that of the stream.
+/// Resolves a stream handle: null is the default stream of the current context. Any other stream
+/// must belong to the current context.
 pub(crate) fn target(stream: *mut c_void) -> Answer<Target> {
     if stream.is_null() {
         return Ok(Target::Legacy { device: current()?.0 });

@@ -1,4 +1,4 @@
-//! Streams, events, capture, and what a capture makes.
+//! Streams, events, captures and captured models.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -14,10 +14,11 @@ use crate::control::streams_busy;
 use crate::faults::{Call, counted};
 use crate::state::{current, notes, of_current, started, target};
 
-/// `ACL_EVENT_SYNC`, the only kind that is offered.
+/// `ACL_EVENT_SYNC`, the only supported kind.
 const EVENT_SYNC: c_uint = 1;
 
-/// What waits or asks is refused in any mode while anything of the device is captured, and that capture is lost.
+/// Refuses waits and queries during a capture on the device, in any mode, and invalidates the
+/// capture.
 fn nothing_is_captured(device: usize) -> Answer {
     if table().invalidate_device(device) { Err(Why::CaptureUnsupported) } else { Ok(()) }
 }
@@ -38,7 +39,7 @@ pub unsafe extern "C" fn aclrtCreateStream(out: *mut *mut c_void) -> Code {
     })
 }
 
-/// The same, with a priority and flags that make no difference here.
+/// As `aclrtCreateStream`; priority and flags are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtCreateStreamWithConfig(
     out: *mut *mut c_void,
@@ -61,7 +62,7 @@ pub extern "C" fn aclrtDestroyStream(stream: *mut c_void) -> Code {
     })
 }
 
-/// Waits for a stream, whose work is always done.
+/// Waits for a stream, which is always idle.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtSynchronizeStream(stream: *mut c_void) -> Code {
     answer(|| {
@@ -72,7 +73,7 @@ pub extern "C" fn aclrtSynchronizeStream(stream: *mut c_void) -> Code {
     })
 }
 
-/// Whether what a stream was given is done: 0, or 1 if it is still to come.
+/// Queries a stream: 0 if idle, 1 if work is pending.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtStreamQuery(stream: *mut c_void, status: *mut c_uint) -> Code {
     answer(|| {
@@ -85,13 +86,13 @@ pub unsafe extern "C" fn aclrtStreamQuery(stream: *mut c_void, status: *mut c_ui
     })
 }
 
-/// Waits for the device, which is never behind.
+/// Waits for the device, which is always idle.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtSynchronizeDevice() -> Code {
     answer(|| nothing_is_captured(current()?.0))
 }
 
-/// Creates an event that can be recorded again and again.
+/// Creates a reusable event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtCreateEventExWithFlag(out: *mut *mut c_void, flag: c_uint) -> Code {
     answer(|| {
@@ -130,7 +131,7 @@ pub extern "C" fn aclrtRecordEvent(event: *mut c_void, stream: *mut c_void) -> C
     })
 }
 
-/// Makes a stream wait for an event, which need not have been recorded.
+/// Makes a stream wait for an event, recorded or not.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtStreamWaitEvent(stream: *mut c_void, event: *mut c_void) -> Code {
     answer(|| {
@@ -141,7 +142,7 @@ pub extern "C" fn aclrtStreamWaitEvent(stream: *mut c_void, event: *mut c_void) 
     })
 }
 
-/// Whether an event has happened: 1, or 0 if it is still to come.
+/// Queries an event: 1 if happened, 0 if pending.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtQueryEventStatus(event: *mut c_void, status: *mut c_uint) -> Code {
     answer(|| {
@@ -163,8 +164,8 @@ pub extern "C" fn aclrtSynchronizeEvent(event: *mut c_void) -> Code {
     })
 }
 
-/// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost; and what it is captured into, null if it is not. With any context or
-/// none; the default stream is no answer.
+/// Returns the capture status of a stream (0 none, 1 active, 2 invalidated) and its model, null
+/// outside a capture. No context is needed; the default stream is refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
     stream: *mut c_void,
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
         let state = table.status(Target::Created(stream as u64))?;
         if !model.is_null() {
             let capture = table.capture_of(stream as u64).map_or(0, |(number, _)| number);
-            // SAFETY: not null, and then writable by the caller's contract.
+            // SAFETY: not null; writable by the caller's contract.
             unsafe { model.write(capture as *mut c_void) };
         }
         // SAFETY: the caller's contract.
@@ -189,7 +190,7 @@ pub unsafe extern "C" fn aclmdlRICaptureGetInfo(
     })
 }
 
-/// Exchanges the calling thread's capture mode with the one pointed to.
+/// Exchanges the calling thread's capture mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclmdlRICaptureThreadExchangeMode(mode: *mut c_int) -> Code {
     answer(|| {
@@ -197,14 +198,14 @@ pub unsafe extern "C" fn aclmdlRICaptureThreadExchangeMode(mode: *mut c_int) -> 
         if mode.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then readable by the caller's contract.
+        // SAFETY: not null; readable by the caller's contract.
         let before = exchange_capture_mode(unsafe { mode.read() })?;
         // SAFETY: the caller's contract.
         unsafe { give(mode, before) }
     })
 }
 
-/// Begins to capture a stream, not the default one.
+/// Begins a capture; the default stream is refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclmdlRICaptureBegin(stream: *mut c_void, mode: c_int) -> Code {
     answer(|| {
@@ -217,7 +218,7 @@ pub extern "C" fn aclmdlRICaptureBegin(stream: *mut c_void, mode: c_int) -> Code
     })
 }
 
-/// Ends a capture and returns what can be executed at once, or null and the reason why there is nothing.
+/// Ends a capture and writes its executable model, or null in case of an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclmdlRICaptureEnd(stream: *mut c_void, out: *mut *mut c_void) -> Code {
     answer(|| {
@@ -227,7 +228,7 @@ pub unsafe extern "C" fn aclmdlRICaptureEnd(stream: *mut c_void, out: *mut *mut 
         let model = graph::instantiate(graph);
         let mut table = table();
         table.graphs.remove(&graph);
-        // It has one handle from its beginning on: torch_npu tells a capture's streams by that.
+        // One handle from begin to end: torch_npu identifies a capture's streams by this handle.
         if let Some(made) = table.execs.remove(&model?) {
             table.execs.insert(graph, made);
         }
@@ -236,13 +237,13 @@ pub unsafe extern "C" fn aclmdlRICaptureEnd(stream: *mut c_void, out: *mut *mut 
     })
 }
 
-/// Executes what a capture made, in a stream's order.
+/// Executes a captured model in stream order.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclmdlRIExecuteAsync(model: *mut c_void, stream: *mut c_void) -> Code {
     answer(|| graph::launch(model as u64, target(stream)?))
 }
 
-/// Destroys what a capture made.
+/// Destroys a captured model.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclmdlRIDestroy(model: *mut c_void) -> Code {
     answer(|| table().execs.remove(&(model as u64)).map(drop).ok_or(Why::InvalidHandle))

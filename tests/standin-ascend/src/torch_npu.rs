@@ -1,5 +1,5 @@
-//! What torch_npu asks of the runtime besides the driver's calls, so that its own libraries run over this one (scripts/torch_npu.sh): memory without
-//! addresses of one's own, and settings, which are taken and make no difference.
+//! Functions that torch_npu calls besides the driver's, so that its own libraries run over this
+//! stand-in (scripts/torch_npu.sh): plain memory, and settings without effect.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -10,7 +10,7 @@ use crate::answer;
 use crate::code::Code;
 use crate::state::{current, notes};
 
-/// Memory of the current context's device.
+/// Allocates memory of the current context's device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtMalloc(out: *mut *mut c_void, size: usize, _policy: c_uint) -> Code {
     answer(|| {
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn aclrtMalloc(out: *mut *mut c_void, size: usize, _policy
             refused(why)
         })?;
         let shown = memory.map(base, whole, 0, page).and_then(|()| memory.set_access(base, whole));
-        // The memory stays while it is mapped.
+        // The mapping keeps the memory alive.
         memory.release(page).map_err(refused)?;
         shown.map_err(refused)?;
         notes().plain.insert(base, whole);
@@ -34,14 +34,14 @@ pub unsafe extern "C" fn aclrtMalloc(out: *mut *mut c_void, size: usize, _policy
     })
 }
 
-/// The same.
+/// As `aclrtMalloc`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtMallocAlign32(out: *mut *mut c_void, size: usize, policy: c_uint) -> Code {
     // SAFETY: the caller's contract.
     unsafe { aclrtMalloc(out, size, policy) }
 }
 
-/// Gives it back.
+/// Frees memory of `aclrtMalloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtFree(base: *mut c_void) -> Code {
     answer(|| {
@@ -53,7 +53,7 @@ pub extern "C" fn aclrtFree(base: *mut c_void) -> Code {
     })
 }
 
-/// Takes a line of the log, whatever follows its format.
+/// Ignores a log line and its variadic arguments.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclAppLog(
     _level: c_int,
@@ -64,13 +64,13 @@ pub extern "C" fn aclAppLog(
 ) {
 }
 
-/// How overflows saturate.
+/// Accepts and ignores the overflow mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtSetDeviceSatMode(_mode: c_int) -> Code {
     answer(|| current().map(drop))
 }
 
-/// How long an operator may take.
+/// Accepts and ignores the time limit of operators.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtSetOpExecuteTimeOut(_seconds: c_uint) -> Code {
     answer(|| current().map(drop))

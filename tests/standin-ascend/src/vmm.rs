@@ -1,4 +1,4 @@
-//! Virtual memory: reservations, pages, maps.
+//! Virtual memory: reservations, pages, mappings.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,7 +31,7 @@ pub struct PhysicalMemProp {
     pub allocation_type: c_uint,
     /// `aclrtMemAttr`; 4 is memory of the device in pages of 2 MiB.
     pub attribute: c_uint,
-    /// Where the memory is.
+    /// Location of the memory.
     pub location: Location,
     /// 0.
     pub reserve: u64,
@@ -40,10 +40,11 @@ pub struct PhysicalMemProp {
 const LOCATION_DEVICE: c_uint = 1;
 const HBM_HUGE: c_uint = 4;
 
-/// The device that plain device memory is asked of. It was set at some time, by whichever thread.
+/// Returns the device of a request for plain device memory. Any thread must have set the device
+/// before.
 ///
 /// # Safety
-/// `prop` is null or may be read.
+/// `prop` is null or readable.
 unsafe fn asked_device(prop: *const PhysicalMemProp) -> Answer<c_int> {
     started()?;
     // SAFETY: null or readable by the caller's contract.
@@ -60,7 +61,8 @@ unsafe fn asked_device(prop: *const PhysicalMemProp) -> Answer<c_int> {
     Ok(ordinal)
 }
 
-/// Reserves addresses, for pages of the current context's device. The runtime has none of that: there the first map decides.
+/// Reserves addresses for pages of the current context's device. In the real runtime, the first map
+/// decides the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtReserveMemAddress(
     out: *mut *mut c_void,
@@ -82,13 +84,13 @@ pub unsafe extern "C" fn aclrtReserveMemAddress(
     })
 }
 
-/// Gives a reservation back, in which nothing is mapped.
+/// Frees a reservation without mappings.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtReleaseMemAddress(base: *mut c_void) -> Code {
     answer(|| {
         counted(Call::aclrtReleaseMemAddress)?;
         let base = base as u64;
-        // Noted no more before the addresses go: another thread may be given the same ones at once.
+        // Forget the base before freeing: a concurrent thread may get the same addresses at once.
         let size = notes().reservations.remove(&base).ok_or(Why::Invalid)?;
         let freed = device_at(base).and_then(|(_, of)| of.memory.free_addresses(base, size).map_err(refused));
         if freed.is_err() {
@@ -119,7 +121,7 @@ pub unsafe extern "C" fn aclrtMallocPhysical(
     })
 }
 
-/// Gives a page back; its memory stays while it is mapped.
+/// Frees a page; mappings keep the memory alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtFreePhysical(handle: *mut c_void) -> Code {
     answer(|| {
@@ -129,7 +131,7 @@ pub extern "C" fn aclrtFreePhysical(handle: *mut c_void) -> Code {
     })
 }
 
-/// Maps a page, all of it, at reserved addresses; it can be read and written at once.
+/// Maps a whole page at reserved addresses, accessible at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtMapMem(
     at: *mut c_void,
@@ -155,7 +157,7 @@ pub extern "C" fn aclrtMapMem(
     })
 }
 
-/// Takes one map away, by its head.
+/// Removes one mapping, by its first address.
 #[unsafe(no_mangle)]
 pub extern "C" fn aclrtUnmapMem(head: *mut c_void) -> Code {
     answer(|| {
@@ -168,7 +170,7 @@ pub extern "C" fn aclrtUnmapMem(head: *mut c_void) -> Code {
     })
 }
 
-/// What mapped lengths and addresses are multiples of; the recommended value is the minimum.
+/// Returns the granularity; the recommended value is the minimum.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aclrtMemGetAllocationGranularity(
     prop: *mut PhysicalMemProp,

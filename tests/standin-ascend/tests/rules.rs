@@ -1,4 +1,4 @@
-//! The stand-in's rules, one by one: what ACL refuses, as its documentation and its open runtime have it.
+//! Tests of the stand-in's rules: refusals by ACL, from its documentation and open runtime.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -38,7 +38,7 @@ const PLAIN: PhysicalMemProp = PhysicalMemProp {
 
 type Pointer = *mut c_void;
 
-/// State is the process's, so the tests take turns; the context is that of `device`.
+/// Serializes tests, as state is process-wide. Sets the context of `device`.
 fn turn(device: i32) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ fn turn(device: i32) -> MutexGuard<'static, ()> {
     turn
 }
 
-/// What a function with an out parameter answers, or its code.
+/// Returns the out parameter of a function, or its code.
 fn given(call: impl FnOnce(*mut Pointer) -> i32) -> Result<Pointer, i32> {
     let mut out = ptr::null_mut();
     match call(&raw mut out) {
@@ -81,7 +81,7 @@ fn status(stream: Pointer) -> Result<i32, i32> {
     info(stream).map(|(status, _)| status)
 }
 
-/// A stream's status, and what it is captured into.
+/// Returns a stream's capture status and model.
 fn info(stream: Pointer) -> Result<(i32, Pointer), i32> {
     let (mut status, mut model) = (-1, stream);
     // SAFETY: the out pointers are good.
@@ -91,7 +91,6 @@ fn info(stream: Pointer) -> Result<(i32, Pointer), i32> {
     }
 }
 
-/// Free bytes of the current context's device.
 fn free() -> usize {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the out pointers are good.
@@ -174,7 +173,7 @@ fn a_page_is_mapped_whole_at_once_usable_and_taken_away_by_its_head() {
 #[test]
 fn a_location_is_the_number_first_and_then_the_kind() {
     let _turn = turn(0);
-    // What CUDA's order of the two would be taken for: device 1, kind 0.
+    // The location in CUDA's field order: device 1, kind 0.
     let swapped = PhysicalMemProp { location: Location { id: 1, kind: 0 }, ..PLAIN };
     assert_eq!(create(swapped, GRANULE), Err(107_000));
     for prop in [
@@ -197,7 +196,7 @@ fn a_location_is_the_number_first_and_then_the_kind() {
     }
     assert_eq!(granularity, GRANULE);
     let flagged = |align, flags| {
-        // SAFETY: the out pointer is good; the rest is what is refused.
+        // SAFETY: the out pointer is good; the other arguments are refused.
         given(|out| unsafe { aclrtReserveMemAddress(out, GRANULE, align, ptr::null_mut(), flags) })
     };
     assert_eq!((flagged(GRANULE, 0), flagged(0, 2)), (Err(107_000), Err(107_000)));
@@ -236,7 +235,7 @@ fn events_streams_and_copies_need_a_context_and_there_is_no_way_back_to_none() {
         assert_eq!(aclrtFreePhysical(page as Pointer), 0, "nor do pages");
         assert_eq!(aclrtSetCurrentContext(ptr::null_mut()), 107_000);
         assert_eq!(aclrtSetCurrentContext(8 as Pointer), 107_002);
-        // Of another device: not its stream, not its event.
+        // Stream and event of a different device.
         assert_eq!(aclrtSetDevice(1), 0);
         assert_eq!((aclrtRecordEvent(event, mine), aclrtSynchronizeStream(mine)), (107_003, 107_003));
         assert_eq!(aclrtDestroyStream(mine), 107_003);
@@ -368,7 +367,7 @@ fn memory_without_addresses_of_ones_own_can_be_used_and_goes_back_once() {
     let memory = given(|out| unsafe { aclrtMalloc(out, GRANULE + 1, 0) }).unwrap();
     assert_eq!(free(), before - 2 * GRANULE);
     let word = 7_u64;
-    // SAFETY: a word of this stack and memory that was asked for.
+    // SAFETY: a word of this stack and allocated memory.
     assert_eq!(unsafe { aclrtMemcpy(memory, 8, (&raw const word).cast(), 8, 1) }, 0);
     assert_eq!((aclrtFree(memory), aclrtFree(memory)), (0, 107_000));
     assert_eq!(free(), before);

@@ -1,3 +1,4 @@
-//! What the tests steer the stand-in by: `standin_*`, found with `cudarc::driver::sys::culib().get(b"standin_...\0")`.
+//! Controls for tests: `standin_*`, found with
+//! `cudarc::driver::sys::culib().get(b"standin_...\0")`.
 
 standin::controls!(crate::faults::FAULTS);

@@ -1,4 +1,4 @@
-//! Start, error texts, devices and contexts.
+//! Initialisation, error texts, devices and contexts.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,49 +11,49 @@ use crate::code::{Code, code_of, describe};
 use crate::faults::{Call, counted};
 use crate::state::{Context, context_of, context_with, contexts, current};
 
-/// The version that `cuDriverGetVersion` names: 13.0.
+/// Version 13.0.
 const VERSION: c_int = 13000;
 const NAME: &[u8] = b"Stand-in GPU\0";
 
-/// Starts the driver.
+/// Initialises the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> Code {
     answer(|| if flags == 0 { initialise("STANDIN_CUDA") } else { Err(Why::Invalid) })
 }
 
-/// The driver's version; as with CUDA, also before `cuInit`.
+/// Returns the version; as with CUDA, also before `cuInit`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(version, VERSION) })
 }
 
-/// The name of a result code.
+/// Returns the name of a result code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorName(error: Code, text: *mut *const c_char) -> Code {
     let known = describe(error);
-    // SAFETY: the caller's contract. An unknown code gets a null pointer and an error, as with CUDA.
+    // SAFETY: the caller's contract. As with CUDA, an unknown code gives null and an error.
     answer(|| unsafe { give(text, known.map_or(std::ptr::null(), |(name, _)| name.as_ptr())) })
         .max(if known.is_some() { 0 } else { code_of(Why::Invalid) })
 }
 
-/// A sentence about a result code.
+/// Returns a sentence about a result code.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetErrorString(error: Code, text: *mut *const c_char) -> Code {
     let known = describe(error);
-    // SAFETY: the caller's contract. An unknown code gets a null pointer and an error, as with CUDA.
+    // SAFETY: as above.
     answer(|| unsafe { give(text, known.map_or(std::ptr::null(), |(_, sentence)| sentence.as_ptr())) })
         .max(if known.is_some() { 0 } else { code_of(Why::Invalid) })
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(count, devices()?.len() as c_int) })
 }
 
-/// The device of an ordinal, which is the ordinal.
+/// Returns the device of an ordinal: the ordinal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(out: *mut c_int, ordinal: c_int) -> Code {
     answer(|| {
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn cuDeviceGet(out: *mut c_int, ordinal: c_int) -> Code {
     })
 }
 
-/// The device's name, cut to the buffer's length.
+/// Returns the device's name, cut to the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: c_int) -> Code {
     answer(|| {
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: c_i
             return Err(Why::Invalid);
         }
         let count = room.min(NAME.len()) - 1;
-        // SAFETY: by the caller's contract the buffer has `room` bytes, which are more than `count`.
+        // SAFETY: the buffer has `room` bytes by the caller's contract, more than `count`.
         unsafe {
             std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, count);
             name.add(count).write(0);
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: c_i
     })
 }
 
-/// One of the device's numbers; 0 for those that say nothing about a stand-in.
+/// Returns an attribute; 0 for attributes without meaning for a stand-in.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, dev: c_int) -> Code {
     answer(|| {
@@ -90,9 +90,11 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
         let number = match attribute {
             // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
             16 => 132,
-            // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+            // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, ..._VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
             41 | 102 | 103 => 1,
-            // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, ..._HANDLE_TYPE_FABRIC_SUPPORTED (which says nothing of leave to use it)
+            // CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+            // ..._HANDLE_TYPE_FABRIC_SUPPORTED (a process may still lack permission)
             110 | 128 => 1,
             // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
             75 => 9,
@@ -104,7 +106,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
     })
 }
 
-/// Whether a device can use another one's memory: all can.
+/// Returns true: all devices can access each other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, dev: c_int, peer: c_int) -> Code {
     answer(|| {
@@ -114,14 +116,14 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, dev: c_int, peer
     })
 }
 
-/// Bytes of the device.
+/// Returns the bytes of the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(bytes, device(dev)?.1.memory.total() as usize) })
 }
 
-/// Takes hold of the device's primary context.
+/// Retains the device's primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev: c_int) -> Code {
     answer(|| {
@@ -133,7 +135,8 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, dev
     })
 }
 
-/// Lets go of the device's primary context. The last time, its streams, events and captures are gone.
+/// Releases the device's primary context. The last release destroys its streams, events and
+/// captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
     answer(|| {
@@ -146,7 +149,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
     })
 }
 
-/// Puts a context on the thread's stack.
+/// Pushes a context on the thread's stack.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
     answer(|| {
@@ -158,7 +161,7 @@ pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Code {
     })
 }
 
-/// Takes the current context off the thread's stack.
+/// Pops the current context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
     answer(|| {
@@ -166,12 +169,12 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Code {
         if context.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller's contract. CUDA allows a null pointer here.
+        // SAFETY: the caller's contract. CUDA allows null.
         unsafe { give(context, context_of(popped)) }
     })
 }
 
-/// The thread's current context, or null.
+/// Returns the thread's current context, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     answer(|| {
@@ -181,7 +184,7 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Code {
     })
 }
 
-/// Replaces the thread's current context; null takes it off.
+/// Replaces the thread's current context; null removes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
     answer(|| {
@@ -194,14 +197,15 @@ pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Code {
     })
 }
 
-/// The device of the current context.
+/// Returns the device of the current context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetDevice(out: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(out, current()?.0 as c_int) })
 }
 
-/// Waits for the device, which is never behind. Refused while a stream of the context is captured, whose capture is then lost.
+/// Waits for the idle device. Refused during a capture on a stream of the context, which is then
+/// invalidated.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> Code {
     answer(|| {
@@ -209,7 +213,7 @@ pub extern "C" fn cuCtxSynchronize() -> Code {
     })
 }
 
-/// Free and total bytes of the current device.
+/// Returns free and total bytes of the current device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Code {
     answer(|| {

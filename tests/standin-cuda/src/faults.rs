@@ -1,4 +1,4 @@
-//! The calls that are counted and can be made to fail.
+//! Calls with counters and injected failures.
 
 standin::counted_calls! {
     cuMemAddressReserve, cuMemAddressFree, cuMemCreate, cuMemRelease, cuMemMap, cuMemUnmap, cuMemSetAccess, cuEventCreate,

@@ -1,4 +1,4 @@
-//! Graphs, and the work that a stream can be given: filling and copying.
+//! Graphs and stream work: fills and copies.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
@@ -15,7 +15,7 @@ use crate::code::{Code, code_of};
 use crate::faults::{Call, counted};
 use crate::state::{current, target};
 
-/// The legacy stream, on which calls without a stream work.
+/// The legacy stream, used by calls without a stream.
 const LEGACY: *mut c_void = std::ptr::null_mut();
 
 /// Calls under way which instantiate or destroy an executable.
@@ -49,7 +49,7 @@ pub extern "C" fn standin_overlapping_executable_calls() -> u64 {
     OVERLAPS.load(Ordering::SeqCst)
 }
 
-/// Makes a graph executable; its memsets must be over mapped addresses by then (measured).
+/// Instantiates a graph; its memsets must be over mapped addresses by now (measured).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     out: *mut *mut c_void,
@@ -70,13 +70,13 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     })
 }
 
-/// Runs a graph on what is mapped now, or adds its nodes to the stream's capture.
+/// Runs a graph on the current mappings, or adds its nodes to the stream's capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
     answer(|| graph::launch(exec as u64, target(stream)?))
 }
 
-/// Destroys a graph; executables made of it live on.
+/// Destroys a graph; its executables live on.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
     answer(|| {
@@ -85,7 +85,7 @@ pub extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Code {
     })
 }
 
-/// What `CU_GRAPH_NODE_TYPE_MEMCPY` and `..._MEMSET` are.
+/// `CU_GRAPH_NODE_TYPE_MEMCPY` and `..._MEMSET`.
 fn kind(node: &Node) -> c_int {
     match node {
         Node::Copy { .. } | Node::Load { .. } => 1,
@@ -93,25 +93,27 @@ fn kind(node: &Node) -> c_int {
     }
 }
 
-/// What a graph's node is called: a place in it, as nodes have no handles here. Nothing else takes them.
+/// Returns the handle of a graph's node: its place in the graph. No other function takes these
+/// handles.
 fn node_name(graph: *mut c_void, place: usize) -> *mut c_void {
     ((graph as usize) << NODE_BITS | (place + 1)) as *mut c_void
 }
 
 const NODE_BITS: u32 = 20;
 
-/// A graph, and a place in it.
+/// Returns the graph and the place of a node handle.
 fn node_named(node: *mut c_void) -> Answer<(u64, usize)> {
     let place = (node as usize) & ((1 << NODE_BITS) - 1);
     Ok(((node as u64) >> NODE_BITS, place.checked_sub(1).ok_or(Why::InvalidHandle)?))
 }
 
 thread_local! {
-    /// What was last said of the nodes that a stream's next work is behind.
+    /// Predecessors last returned by `cuStreamGetCaptureInfo_v3`.
     static BEHIND: RefCell<Vec<*mut c_void>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Writes what a stream is captured into, and the nodes that its next work is behind: good until the thread asks again.
+/// Writes the graph of a stream's capture and the predecessors of its next work, valid until the
+/// thread's next call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     stream: *mut c_void,
@@ -134,12 +136,11 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
             let captured = captured as *mut c_void;
             BEHIND.with_borrow_mut(|behind| {
                 *behind = places.iter().map(|place| node_name(captured, *place)).collect();
-                // SAFETY: not null, and then writable by the caller's contract.
+                // SAFETY: not null; writable by the caller's contract.
                 unsafe {
                     id.write(captured as u64);
                     graph.write(captured);
                     nodes.write(behind.as_ptr());
-                    // Edges are plain ones here.
                     edges.write(std::ptr::null());
                     count.write(behind.len());
                 }
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn cuStreamGetCaptureInfo_v3(
     })
 }
 
-/// Says which nodes a captured stream's next work is behind: those that it is behind, in this order (`CU_STREAM_SET_CAPTURE_DEPENDENCIES`).
+/// Orders the predecessors of a captured stream's next work (`CU_STREAM_SET_CAPTURE_DEPENDENCIES`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamUpdateCaptureDependencies_v2(
     stream: *mut c_void,
@@ -164,7 +165,7 @@ pub unsafe extern "C" fn cuStreamUpdateCaptureDependencies_v2(
         if flags != 1 || nodes.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then so many by the caller's contract.
+        // SAFETY: not null; `count` nodes by the caller's contract.
         let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
         let places: Answer<Vec<usize>> =
             nodes.iter().map(|node| node_named(*node).map(|(_, place)| place)).collect();
@@ -172,7 +173,7 @@ pub unsafe extern "C" fn cuStreamUpdateCaptureDependencies_v2(
     })
 }
 
-/// `CUDA_MEMCPY3D`, of which only what a copy in one dimension needs has a name.
+/// `CUDA_MEMCPY3D`; only fields of a copy in one dimension are named.
 #[repr(C)]
 pub struct Copy3d {
     from_x: [usize; 4],
@@ -192,7 +193,7 @@ pub struct Copy3d {
 /// `CU_MEMORYTYPE_HOST` and `..._DEVICE`
 const KINDS: (c_int, c_int) = (1, 2);
 
-/// Makes a copy of an executable another one, in one dimension, from the host to the device.
+/// Changes a copy of an executable: one dimension, host to device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
     exec: *mut c_void,
@@ -206,7 +207,7 @@ pub unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
         if params.is_null() || context.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then readable by the caller's contract.
+        // SAFETY: not null; readable by the caller's contract.
         let params = unsafe { &*params };
         if (params.from_kind, params.to_kind, params.height, params.depth) != (KINDS.0, KINDS.1, 1, 1)
             || params.from_x.iter().chain(&params.to_x).any(|offset| *offset != 0)
@@ -220,7 +221,7 @@ pub unsafe extern "C" fn cuGraphExecMemcpyNodeSetParams(
     })
 }
 
-/// Whether launches to come do a node's work; only copies from the host here.
+/// Enables or disables a node in later launches; host copies only.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphNodeSetEnabled(exec: *mut c_void, node: *mut c_void, enabled: c_uint) -> Code {
     answer(|| {
@@ -230,7 +231,7 @@ pub extern "C" fn cuGraphNodeSetEnabled(exec: *mut c_void, node: *mut c_void, en
     })
 }
 
-/// Writes as many nodes as there is room for; with no room, how many there are.
+/// Writes as many nodes as fit; without room, their number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphGetNodes(
     graph: *mut c_void,
@@ -243,19 +244,19 @@ pub unsafe extern "C" fn cuGraphGetNodes(
             return Err(Why::Invalid);
         }
         if !out.is_null() {
-            // SAFETY: not null, and then readable by the caller's contract.
+            // SAFETY: not null; readable by the caller's contract.
             let room = unsafe { *count };
             for place in 0..nodes.all.len().min(room) {
-                // SAFETY: room for so many by the caller's contract.
+                // SAFETY: `room` nodes by the caller's contract.
                 unsafe { out.add(place).write(node_name(graph, place)) };
             }
         }
-        // SAFETY: not null, and then writable by the caller's contract.
+        // SAFETY: not null; writable by the caller's contract.
         unsafe { give(count, nodes.all.len()) }
     })
 }
 
-/// Writes what a node does.
+/// Writes the type of a node.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) -> Code {
     answer(|| {
@@ -268,8 +269,7 @@ pub unsafe extern "C" fn cuGraphNodeGetType(node: *mut c_void, out: *mut c_int) 
     })
 }
 
-/// Makes an executable that of another graph, if its nodes are of the same kinds with the same edges and its copies as long, which stands for
-/// what CUDA finds different in graphs that look alike.
+/// Updates an executable, as [`graph::update`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGraphExecUpdate_v2(
     exec: *mut c_void,
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn cuGraphExecUpdate_v2(
     })
 }
 
-/// Refuses: no node is a kernel here.
+/// Refuses: graphs of this stand-in have no kernels.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphKernelNodeGetParams_v2(_node: *mut c_void, _params: *mut c_void) -> Code {
     code_of(Why::Invalid)
@@ -303,7 +303,7 @@ pub extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Code {
     })
 }
 
-/// Repeats a 32-bit value, in the stream's order. A capture takes it over any reserved addresses, mapped or not (measured).
+/// Repeats a 32-bit value in stream order, as [`graph::fill`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD32Async(at: u64, value: c_uint, count: usize, stream: *mut c_void) -> Code {
     answer(|| {
@@ -313,7 +313,7 @@ pub extern "C" fn cuMemsetD32Async(at: u64, value: c_uint, count: usize, stream:
     })
 }
 
-/// Copies within device memory, in the stream's order. A capture takes it over mapped addresses only (measured).
+/// Copies within device memory in stream order, as [`graph::copy`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: *mut c_void) -> Code {
     answer(|| {
@@ -322,7 +322,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: *
     })
 }
 
-/// Refuses what works on the legacy stream while that is not to be used.
+/// Refuses work on the legacy stream while the stream is blocked.
 fn legacy() -> Answer {
     let target = target(LEGACY)?;
     table().enter(target).map(drop)
@@ -362,22 +362,22 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, len: usize)
     })
 }
 
-/// What [`cuMemcpyHtoD_v2`] still has to bring to the device.
+/// Ranges with bytes of [`cuMemcpyHtoD_v2`] still in transfer.
 static STAGED: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
 
-/// The legacy stream has done everything.
 pub(crate) fn arrived() {
     STAGED.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Whether bytes are on their way to a range.
+/// Returns true if bytes are in transfer to the range.
 pub(crate) fn on_the_way(at: u64, len: u64) -> bool {
     let staged = STAGED.lock().unwrap_or_else(PoisonError::into_inner);
     staged.iter().any(|staged| staged.start < at.saturating_add(len) && at < staged.end)
 }
 
-/// Copies from host memory. It returns when it has read that; of memory that is not registered, the bytes may be on their way then (CUDA, "API
-/// synchronization behavior"; on an H200 unmapping the destination at once ended the context).
+/// Copies from host memory; returns once the source is read. Bytes of unregistered memory may still
+/// be in transfer (CUDA, "API synchronization behavior"; on an H200 unmapping the destination at
+/// once ended the context).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, len: usize) -> Code {
     answer(|| {

@@ -1,4 +1,5 @@
-//! Green contexts: contexts of a device over some of its multiprocessors, with streams of their own. What they share out is not played.
+//! Green contexts: contexts with own streams over a part of a device's multiprocessors. The
+//! partition itself is not modelled.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -18,7 +19,7 @@ const DEFAULT_STREAM: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: c_uint = 1;
 
-/// `CUdevResource`, as long as in CUDA 12.4 to 13.0.
+/// `CUdevResource`, with its length in CUDA 12.4 to 13.0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Resource {
@@ -26,7 +27,7 @@ pub struct Resource {
     rest: [c_int; 35],
 }
 
-/// The device's multiprocessors.
+/// Returns the device's multiprocessors.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetDevResource(dev: c_int, resource: *mut Resource, kind: c_int) -> Code {
     answer(|| {
@@ -39,7 +40,7 @@ pub unsafe extern "C" fn cuDeviceGetDevResource(dev: c_int, resource: *mut Resou
     })
 }
 
-/// As many parts as are asked for.
+/// Returns the requested number of parts.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevSmResourceSplitByCount(
     parts: *mut Resource,
@@ -53,12 +54,12 @@ pub unsafe extern "C" fn cuDevSmResourceSplitByCount(
         if count.is_null() || input.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then good by the caller's contract; there is room for so many parts.
+        // SAFETY: not null and valid by the caller's contract, with room for `count` parts.
         unsafe { (0..*count as usize).try_for_each(|part| give(parts.add(part), *input)) }
     })
 }
 
-/// What a context is made of.
+/// Creates the description of a context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevResourceGenerateDesc(
     out: *mut *mut c_void,
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn cuDevResourceGenerateDesc(
     })
 }
 
-/// A green context of a device whose primary one is there.
+/// Creates a green context of a device with a live primary context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGreenCtxCreate(
     out: *mut *mut c_void,
@@ -95,7 +96,7 @@ pub unsafe extern "C" fn cuGreenCtxCreate(
     })
 }
 
-/// Ends a green context, whose default stream goes with it.
+/// Destroys a green context and its default stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGreenCtxDestroy(green: *mut c_void) -> Code {
     answer(|| {
@@ -105,7 +106,7 @@ pub extern "C" fn cuGreenCtxDestroy(green: *mut c_void) -> Code {
     })
 }
 
-/// The context that a green context is, which has the same handle here.
+/// Returns the context of a green context; both have the same handle here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxFromGreenCtx(out: *mut *mut c_void, green: *mut c_void) -> Code {
     answer(|| {
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn cuCtxFromGreenCtx(out: *mut *mut c_void, green: *mut c_
     })
 }
 
-/// A stream of a green context.
+/// Creates a stream of a green context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGreenCtxStreamCreate(
     out: *mut *mut c_void,

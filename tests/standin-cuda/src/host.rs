@@ -1,4 +1,4 @@
-//! Host memory: registering it, and copies of it in a stream's order.
+//! Host memory: registration and copies in stream order.
 
 use std::ffi::{c_uint, c_void};
 
@@ -9,7 +9,7 @@ use crate::code::Code;
 use crate::faults::{Call, counted};
 use crate::state::{current, target};
 
-/// Registers host memory; any of the flags portable, device map, I/O and read only.
+/// Registers host memory; flags: portable, device map, I/O and read only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags: c_uint) -> Code {
     answer(|| {
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn cuMemHostUnregister(at: *mut c_void) -> Code {
     })
 }
 
-/// Copies to host memory, in the stream's order: at once. Not modelled for a stream under capture.
+/// Copies to host memory at once. Not modelled under capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     to: *mut c_void,
@@ -49,8 +49,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     })
 }
 
-/// Copies from host memory, in the stream's order: at once, or as a node of the stream's capture. A capture takes it from registered memory
-/// to mapped addresses only; what CUDA does with other host memory there was not measured.
+/// Copies from host memory at once, or captures the copy, as [`graph::load`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     to: u64,

@@ -9,43 +9,40 @@ use standin::capture::{self, Target};
 use standin::state::{Device, devices};
 use standin::{Answer, Why};
 
-/// The value of the first device's context handle, and the distance to the next one's.
+/// The first device's context handle and the distance between handles.
 const CONTEXT: usize = 0xC0_0000;
 const NEXT_DEVICE: usize = 0x10_0000;
 const NEXT_GREEN: usize = 0x10;
 
-/// A context of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Context {
     pub(crate) device: usize,
-    /// Which of all green contexts it is, from 1 on; 0: the device's primary one.
+    /// Index among all green contexts, from 1; 0: the primary context.
     pub(crate) green: usize,
 }
 
 impl Context {
-    /// A green context's device and default stream; `None` for a primary one.
+    /// Returns a green context's device and default stream; `None` for a primary context.
     pub(crate) fn green_of(self) -> Option<(usize, u64)> {
         self.green.checked_sub(1).and_then(|index| *greens().lock().get(index)?)
     }
 }
 
-/// Every green context there was: its device and default stream, until it is destroyed.
+/// Returns all green contexts ever created: device and default stream, `None` once destroyed.
 pub(crate) fn greens() -> &'static Mutex<Vec<Option<(usize, u64)>>> {
     static GREENS: Mutex<Vec<Option<(usize, u64)>>> = Mutex::new(Vec::new());
     &GREENS
 }
 
 thread_local! {
-    /// The contexts on the thread's stack.
     static CONTEXTS: RefCell<Vec<Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The handle of a context.
 pub(crate) fn context_of(context: Context) -> *mut c_void {
     (CONTEXT + context.device * NEXT_DEVICE + context.green * NEXT_GREEN) as *mut c_void
 }
 
-/// The context with a handle, which must be alive.
+/// Returns the live context with this handle.
 pub(crate) fn context_with(handle: *mut c_void) -> Answer<Context> {
     let offset = (handle as usize).checked_sub(CONTEXT).ok_or(Why::NoContext)?;
     let context = Context { device: offset / NEXT_DEVICE, green: offset % NEXT_DEVICE / NEXT_GREEN };
@@ -61,7 +58,7 @@ fn alive(context: Context) -> Answer<Context> {
     if retained && there { Ok(context) } else { Err(Why::ContextGone) }
 }
 
-/// Works on the thread's context stack. A thread that is ending has none.
+/// Runs `work` on the thread's context stack. An ending thread has none.
 pub(crate) fn contexts<T>(work: impl FnOnce(&mut Vec<Context>) -> Answer<T>) -> Answer<T> {
     devices()?;
     CONTEXTS
@@ -69,7 +66,6 @@ pub(crate) fn contexts<T>(work: impl FnOnce(&mut Vec<Context>) -> Answer<T>) -> 
         .unwrap_or(Err(Why::NoContext))
 }
 
-/// The device of the current context.
 pub(crate) fn current() -> Answer<(usize, &'static Device)> {
     let device = current_context()?.device;
     Ok((device, &devices()?[device]))
@@ -79,7 +75,8 @@ fn current_context() -> Answer<Context> {
     alive(contexts(|stack| stack.last().copied().ok_or(Why::NoContext))?)
 }
 
-/// What a stream handle names. A green context has a default stream of its own, and none for each thread (H200, driver 580).
+/// Resolves a stream handle. A green context has its own default stream, and none for each thread
+/// (H200, driver 580).
 pub(crate) fn target(stream: *mut c_void) -> Answer<Target> {
     let of_a_green = |handle: u64| {
         let (_, own) = current_context().ok()?.green_of()?;

@@ -41,7 +41,7 @@ pub extern "C" fn cuStreamDestroy_v2(stream: *mut c_void) -> Code {
     })
 }
 
-/// Waits for a stream, whose work is done but for what copies staged.
+/// Waits for a stream and the staged copies.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
     answer(|| {
@@ -56,7 +56,7 @@ pub extern "C" fn cuStreamSynchronize(stream: *mut c_void) -> Code {
     })
 }
 
-/// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost.
+/// Returns the capture status of a stream: 0 none, 1 active, 2 invalidated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> Code {
     answer(|| {
@@ -82,7 +82,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, fla
     })
 }
 
-/// Begins to capture a stream. The modes differ in what they forbid other calls; VMM calls none of them does (measured).
+/// Begins a capture. No mode forbids VMM calls (measured).
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_int) -> Code {
     answer(|| {
@@ -91,7 +91,7 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_int) -> C
     })
 }
 
-/// Ends a capture and returns its graph, or null and the reason why there is none.
+/// Ends a capture and writes its graph, or null in case of an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, out: *mut *mut c_void) -> Code {
     answer(|| {
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, out: *mut *mut 
     })
 }
 
-/// Exchanges the calling thread's capture mode with the one pointed to.
+/// Exchanges the calling thread's capture mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
     answer(|| {
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
         if mode.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then readable by the caller's contract.
+        // SAFETY: not null; readable by the caller's contract.
         let wanted = unsafe { mode.read() };
         let before = exchange_capture_mode(wanted)?;
         // SAFETY: the caller's contract.
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
     })
 }
 
-/// Creates an event in which nothing is recorded.
+/// Creates an event without a record.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(out: *mut *mut c_void, flags: c_uint) -> Code {
     answer(|| {
@@ -157,7 +157,7 @@ pub extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> Code
     })
 }
 
-/// Whether an event has happened, which it has unless it belongs to a graph or the tests keep the device busy.
+/// Queries an event: happened, unless captured or the tests keep the device busy.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: *mut c_void) -> Code {
     answer(|| {

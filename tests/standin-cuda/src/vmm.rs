@@ -1,4 +1,4 @@
-//! Virtual memory: reservations, pages, mappings. The rules themselves are those of the host driver's memory.rs.
+//! Virtual memory: reservations, pages, mappings. Rules of the host driver's memory.rs apply.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -33,7 +33,7 @@ pub struct AllocationProp {
     pub kind: c_uint,
     /// `CUmemAllocationHandleType`; 0 is none, 1 a file descriptor.
     pub requested_handle_types: c_uint,
-    /// Where the memory is.
+    /// Location of the memory.
     pub location: Location,
     /// Unused.
     pub win32_handle_meta_data: *mut c_void,
@@ -45,7 +45,7 @@ pub struct AllocationProp {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDesc {
-    /// Who gets access.
+    /// Device that gets access.
     pub location: Location,
     /// `CUmemAccess_flags`; 3 is read and write.
     pub flags: c_uint,
@@ -57,19 +57,20 @@ const ACCESS_READ_WRITE: c_uint = 3;
 const FILE_DESCRIPTOR: c_uint = 1;
 const FABRIC: c_uint = 8;
 
-/// Pages that were created to be exported, and by what.
+/// Handle types of exportable pages.
 static EXPORTABLE: Mutex<Option<HashMap<u64, c_uint>>> = Mutex::new(None);
 
-/// Whether the process may use the fabric. Where it may not, creating for it is what fails, as on an H200.
+/// True if the process may use the fabric. If not, creating a page for the fabric fails, as on an
+/// H200.
 static FABRIC_ALLOWED: AtomicBool = AtomicBool::new(false);
 
-/// Lets the process use the fabric, or no more.
+/// Allows or forbids the fabric.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_allow_fabric(allowed: bool) {
     FABRIC_ALLOWED.store(allowed, Ordering::SeqCst);
 }
 
-/// Refuses what the page was not created for.
+/// Refuses handle types that the page was not created for.
 fn exportable(handle: u64, kind: c_int) -> Answer<()> {
     let pages = EXPORTABLE.lock().unwrap_or_else(PoisonError::into_inner);
     let kinds = pages.as_ref().and_then(|pages| pages.get(&handle)).copied().unwrap_or(0);
@@ -81,17 +82,17 @@ fn at_device(location: Location) -> Answer<c_int> {
     if location.kind == LOCATION_DEVICE { Ok(location.id) } else { Err(Why::Invalid) }
 }
 
-/// The device that plain device memory is asked of.
+/// Returns the device of a request for plain device memory.
 ///
 /// # Safety
-/// `prop` is null or may be read.
+/// `prop` is null or readable.
 unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     // SAFETY: null or readable by the caller's contract.
     let prop = unsafe { prop.as_ref() }.ok_or(Why::Invalid)?;
     if prop.kind != TYPE_PINNED {
         return Err(Why::Invalid);
     }
-    // Of the flags the second is gpuDirectRDMACapable.
+    // The second flag is gpuDirectRDMACapable.
     let [compression, rdma, rest @ ..] = prop.alloc_flags;
     if prop.requested_handle_types & !(FILE_DESCRIPTOR | FABRIC) != 0
         || compression != 0
@@ -103,7 +104,8 @@ unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     at_device(prop.location)
 }
 
-/// Reserves addresses, for pages of the current context's device. The address hint is not followed, as CUDA need not either.
+/// Reserves addresses for pages of the current context's device. The address hint is ignored, which
+/// CUDA permits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressReserve(
     out: *mut u64,
@@ -127,7 +129,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
     })
 }
 
-/// Gives a whole reservation back.
+/// Frees a whole reservation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAddressFree(base: u64, size: usize) -> Code {
     answer(|| {
@@ -151,7 +153,7 @@ pub unsafe extern "C" fn cuMemCreate(
         if out.is_null() || flags != 0 {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then readable by the caller's contract, as it was above.
+        // SAFETY: not null and readable, as above.
         let kinds = unsafe { (*prop).requested_handle_types };
         if kinds & FABRIC != 0 && !FABRIC_ALLOWED.load(Ordering::SeqCst) {
             return Err(Why::NotPermitted);
@@ -169,7 +171,7 @@ pub unsafe extern "C" fn cuMemCreate(
     })
 }
 
-/// Gives a page's handle back; its memory stays while it is mapped.
+/// Releases a page's handle; mappings keep the memory alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemRelease(handle: u64) -> Code {
     answer(|| {
@@ -179,7 +181,7 @@ pub extern "C" fn cuMemRelease(handle: u64) -> Code {
     })
 }
 
-/// A descriptor, or a handle of the fabric, of a page that was created for that.
+/// Exports a page as a descriptor or fabric handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemExportToShareableHandle(
     out: *mut c_void,
@@ -194,19 +196,19 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
         exportable(handle, kind)?;
         let (_, device, page) = page(handle)?;
         if kind == FABRIC as c_int {
-            // Of this process only: the page's own handle says it all.
+            // Valid in this process only: the page's own handle suffices.
             let mut name = [0_u8; 64];
             name[..8].copy_from_slice(&handle.to_le_bytes());
-            // SAFETY: not null, and then room for such a handle by the caller's contract.
+            // SAFETY: not null; room for a fabric handle by the caller's contract.
             return unsafe { give(out.cast::<[u8; 64]>(), name) };
         }
         let fd = device.memory.export(page).map_err(refused)?;
-        // SAFETY: not null, and then room for a descriptor by the caller's contract.
+        // SAFETY: not null; room for a descriptor by the caller's contract.
         unsafe { give(out.cast::<c_int>(), fd.into_raw_fd()) }
     })
 }
 
-/// A handle of the current device for a page that was exported.
+/// Imports an exported page to the current device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     out: *mut u64,
@@ -219,7 +221,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
             return Err(Why::Invalid);
         }
         let page = if kind == FABRIC as c_int && !handle.is_null() {
-            // SAFETY: a handle of the fabric by the caller's contract.
+            // SAFETY: a fabric handle by the caller's contract.
             let name = unsafe { handle.cast::<[u8; 64]>().read_unaligned() };
             let mut of = [0; 8];
             of.copy_from_slice(&name[..8]);
@@ -233,7 +235,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
             if kind != FILE_DESCRIPTOR as c_int || fd < 0 {
                 return Err(Why::Invalid);
             }
-            // SAFETY: only asked about; one that is none is refused.
+            // SAFETY: only queried; an invalid descriptor is refused.
             device.memory.import(unsafe { BorrowedFd::borrow_raw(fd) }, None).map_err(refused)?
         };
         // SAFETY: the caller's contract.
@@ -266,8 +268,8 @@ pub extern "C" fn cuMemUnmap(at: u64, size: usize) -> Code {
     })
 }
 
-/// Makes whole mappings readable and writable by their own device, by others, or both. Kernels of others are not modelled; who has
-/// access is.
+/// Grants read and write access to whole mappings, for their own device, for peers, or for both.
+/// Access of peers is recorded; kernels of peers are not modelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const AccessDesc, count: usize) -> Code {
     answer(|| {
@@ -276,7 +278,7 @@ pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const Acces
         if desc.is_null() || count == 0 || count > 64 {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then `count` descriptions by the caller's contract.
+        // SAFETY: not null; `count` descriptions by the caller's contract.
         let descriptions = unsafe { std::slice::from_raw_parts(desc, count) };
         let (mut own, mut peers) = (false, 0);
         for AccessDesc { location, flags } in descriptions {
@@ -292,7 +294,7 @@ pub unsafe extern "C" fn cuMemSetAccess(at: u64, size: usize, desc: *const Acces
     })
 }
 
-/// The access that a device has to a mapped address.
+/// Returns the access of a device to a mapped address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const Location, at: u64) -> Code {
     answer(|| {
@@ -300,7 +302,7 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const Locati
         let location = unsafe { location.as_ref() }.ok_or(Why::Invalid)?;
         let asked = device(at_device(*location)?).map_err(|_| Why::InvalidDevice)?.0;
         let (index, owner) = device_at(at)?;
-        // Holding the page for a moment tells a mapping without access from no mapping.
+        // The retain distinguishes a mapping without access from no mapping.
         let page = owner.memory.retain_at(at).map_err(refused)?;
         let granted = owner.memory.granted(at) >> asked & 1 == 1;
         let accessible = if index == asked { owner.memory.accessible(at, 1) } else { granted };
@@ -310,7 +312,7 @@ pub unsafe extern "C" fn cuMemGetAccess(flags: *mut u64, location: *const Locati
     })
 }
 
-/// What mapped lengths and addresses are multiples of; the recommended value is the minimum, as on an H200.
+/// Returns the granularity; the recommended value is the minimum, as on an H200.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     granularity: *mut usize,
@@ -328,7 +330,7 @@ pub unsafe extern "C" fn cuMemGetAllocationGranularity(
     })
 }
 
-/// Another reference to the page mapped at an address, under the page's own handle.
+/// Returns a reference to the page mapped at an address, with the page's own handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) -> Code {
     answer(|| {

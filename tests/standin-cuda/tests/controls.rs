@@ -1,5 +1,5 @@
-//! The stand-in's own controls: counters, failures, leftovers, the environment. How it behaves as a driver is the matter of
-//! `tests/conformance.rs` in the root package.
+//! The stand-in's controls: counters, failures, leftovers, environment. `tests/conformance.rs` of
+//! the root package tests the driver.
 
 use std::ffi::{CStr, c_void};
 use std::process::Command;
@@ -29,7 +29,7 @@ use cuda::vmm::{
 
 const GRANULE: usize = 2 << 20;
 
-/// Counters and failures belong to the whole process, so the tests take turns. The context is that of `device`.
+/// Serializes tests, as counters and failures are process-wide. Sets the context of `device`.
 fn turn(device: i32) -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,6 @@ fn the_nth_call_fails_without_effect_and_once() {
     assert_eq!(cuMemRelease(page), 2);
     assert_eq!(leftovers()[0], before[0] + 1, "the page is still there");
     assert_eq!(cuMemRelease(page), 0);
-    // Zero disarms.
     standin_fail(1, 999);
     standin_fail(0, 0);
     assert_eq!(free_bytes(), 0);
@@ -174,7 +173,7 @@ fn every_thread_has_a_default_stream_of_its_own() {
     let elsewhere = std::thread::spawn(move || {
         assert_eq!(cuCtxSetCurrent(context as *mut c_void), 0);
         let before = state(2 as *mut c_void);
-        // Goes with the thread, which never ends it.
+        // The thread ends with this capture open.
         assert_eq!(cuStreamBeginCapture_v2(2 as *mut c_void, 2), 0);
         before
     });
@@ -226,7 +225,7 @@ fn branches_of_a_graph_run_in_any_order_that_edges_allow_and_copies_read_when_th
         assert_eq!(make(&raw mut made), 0);
         made
     };
-    // SAFETY: the out pointers are good.
+    // SAFETY: valid out pointers.
     let stream = || made(&|out| unsafe { cuStreamCreate(out, 1) });
     // SAFETY: as above.
     let event = || made(&|out| unsafe { cuEventCreate(out, 2) });
@@ -236,14 +235,15 @@ fn branches_of_a_graph_run_in_any_order_that_edges_allow_and_copies_read_when_th
     // SAFETY: one description.
     assert_eq!(unsafe { cuMemSetAccess(base, GRANULE, &raw const access, 1) }, 0);
     let host: *mut u8 = Box::into_raw(Box::new([0_u8; 2])).cast();
-    // SAFETY: two bytes of this test's, which stay until they are unregistered.
+    // SAFETY: two bytes of this test, alive until unregistered.
     assert_eq!(unsafe { cuMemHostRegister_v2(host.cast(), 2, 0) }, 0);
     let (main, side) = (stream(), stream());
     let copy = |from: usize, stream| {
-        // SAFETY: a byte of those.
+        // SAFETY: one of these bytes.
         unsafe { cuMemcpyHtoDAsync_v2(base, host.add(from).cast(), 1, stream) }
     };
-    // The first byte by the main stream and the second by another, to one place: behind the first or not, and then joined or not.
+    // Copies the first byte by the main stream and the second by the side stream, to one address:
+    // ordered or not, joined or not.
     let capture = |ordered: bool, joined: bool| {
         assert_eq!(cuStreamBeginCapture_v2(main, 2), 0);
         let [fork, join] = [event(), event()];
@@ -252,7 +252,7 @@ fn branches_of_a_graph_run_in_any_order_that_edges_allow_and_copies_read_when_th
         assert_eq!(copy(0, main), 0);
         ordered.then(forked);
         assert_eq!((copy(1, side), cuEventRecord(join, side), cuStreamWaitEvent(main, join, 0)), (0, 0, 0));
-        // What is given after its stream was joined is not joined.
+        // Work after the join of its stream is not joined.
         assert_eq!(if joined { 0 } else { copy(1, side) }, 0);
         let mut graph = ptr::null_mut();
         // SAFETY: the out pointer is good.
@@ -280,12 +280,12 @@ fn branches_of_a_graph_run_in_any_order_that_edges_allow_and_copies_read_when_th
     };
     let of = |ordered| (0..20).map(|seed| last(ordered, seed)).collect::<Vec<_>>();
     assert_eq!(of(true), [2; 20]);
-    // As captured without a seed; with one in both orders.
+    // Without a seed, capture order; with seeds, both orders.
     let either = of(false);
     assert!(either[0] == 2 && either.contains(&1) && either[1..].contains(&2), "{either:?}");
     standin_shuffle(0);
     assert_eq!((cuStreamDestroy_v2(main), cuStreamDestroy_v2(side)), (0, 0));
-    // SAFETY: as they were made.
+    // SAFETY: as created.
     unsafe {
         assert_eq!(cuMemHostUnregister(host.cast()), 0);
         drop(Box::from_raw(host.cast::<[u8; 2]>()));
@@ -296,7 +296,7 @@ fn branches_of_a_graph_run_in_any_order_that_edges_allow_and_copies_read_when_th
 #[test]
 fn null_pointers_and_unknown_codes_are_refused() {
     let _turn = turn(0);
-    // SAFETY: a null pointer is what the stand-in has to bear.
+    // SAFETY: the stand-in must refuse null pointers.
     unsafe {
         assert_eq!(cuMemGetInfo_v2(ptr::null_mut(), ptr::null_mut()), 1);
         assert_eq!(cuMemCreate(ptr::null_mut(), GRANULE, ptr::null(), 0), 1);
@@ -312,7 +312,8 @@ fn null_pointers_and_unknown_codes_are_refused() {
     assert_eq!(unsafe { cuGetErrorName(12345, &raw mut text) }, 1);
 }
 
-/// What this process sees of the stand-in, as text. In a child process, `cuInit` is the first call.
+/// Returns this process's view of the stand-in as text. In a child process, `cuInit` is the first
+/// call.
 fn look() -> String {
     let (mut count, mut bytes, mut context) = (-1, 0, ptr::null_mut());
     // SAFETY: the out pointer is good.
@@ -351,7 +352,7 @@ fn the_environment_says_how_many_devices_of_what_size() {
         let text = String::from_utf8(output.stdout).unwrap();
         text.split(['<', '>']).nth(1).unwrap_or_default().to_owned()
     };
-    // Not initialised; then everything; no context, set, there; and a context that is gone at the end.
+    // 201: no context; 709: a destroyed context.
     assert_eq!(see("3", "1073741824"), "3 0 [0, 0, 0] 3 1073741824 [201, 0, 0] 0 709");
     assert_eq!(see("", ""), "3 0 [0, 0, 0] 2 68719476736 [201, 0, 0] 0 709");
     assert_eq!(see("0", ""), "3 100 [3, 3, 3] -1 0 [3, 3, 3] 3 3");

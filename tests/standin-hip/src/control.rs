@@ -1,4 +1,4 @@
-//! What the tests steer the stand-in by: `standin_*`.
+//! Controls for tests: `standin_*`.
 
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
@@ -6,7 +6,6 @@ standin::controls!(crate::faults::FAULTS);
 
 static VERSION: AtomicI32 = AtomicI32::new(0);
 
-/// What `hipDriverGetVersion` says.
 pub(crate) fn version() -> i32 {
     match VERSION.load(Relaxed) {
         0 => standin::state::number("STANDIN_HIP_VERSION", 71_400_000) as i32,
@@ -14,7 +13,7 @@ pub(crate) fn version() -> i32 {
     }
 }
 
-/// Makes it another version's stand-in; 0: what the environment says again.
+/// Sets the version; 0: the version in the environment.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_set_version(version: i32) {
     VERSION.store(version, Relaxed);

@@ -1,4 +1,4 @@
-//! Start, error texts and devices.
+//! Initialisation, error texts and devices.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -11,26 +11,26 @@ use crate::{CURRENT, answer, current};
 
 const NAME: &[u8] = b"Stand-in AMD GPU\0";
 
-/// Starts the runtime.
+/// Initialises the runtime.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipInit(flags: c_uint) -> Code {
     answer(|| if flags == 0 { initialise("STANDIN_HIP") } else { Err(Why::Invalid) })
 }
 
-/// The runtime's version, also before `hipInit`.
+/// Returns the version, also before `hipInit`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDriverGetVersion(version: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(version, crate::control::version()) })
 }
 
-/// The name of a result code; of an unknown one too.
+/// Returns the name of a result code; unknown codes have one, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipGetErrorName(error: Code) -> *const c_char {
     describe(error).map_or(c"hipErrorUnknown", |(name, _)| name).as_ptr()
 }
 
-/// How many devices there are. Unlike CUDA's it starts the runtime.
+/// Returns the number of devices. Unlike CUDA's function, it initialises the runtime.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipGetDeviceCount(count: *mut c_int) -> Code {
     answer(|| {
@@ -50,7 +50,7 @@ pub extern "C" fn hipSetDevice(ordinal: c_int) -> Code {
     })
 }
 
-/// The thread's current device.
+/// Returns the thread's current device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipGetDevice(ordinal: *mut c_int) -> Code {
     answer(|| {
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn hipGetDevice(ordinal: *mut c_int) -> Code {
     })
 }
 
-/// The device's name, cut to the buffer's length.
+/// Returns the device's name, cut to the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, dev: c_int) -> Code {
     answer(|| {
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, dev: c_
             return Err(Why::Invalid);
         }
         let count = room.min(NAME.len()) - 1;
-        // SAFETY: by the caller's contract the buffer has `room` bytes, which are more than `count`.
+        // SAFETY: the buffer has `room` bytes by the caller's contract, more than `count`.
         unsafe {
             std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, count);
             name.add(count).write(0);
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, dev: c_
     })
 }
 
-/// One of the device's numbers: 89 is virtual memory management.
+/// Returns an attribute: 89 is virtual memory management.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_int, dev: c_int) -> Code {
     answer(|| {
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_i
     })
 }
 
-/// Whether a device can use another one's memory: all can.
+/// Returns true: all devices can access each other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceCanAccessPeer(can: *mut c_int, dev: c_int, peer: c_int) -> Code {
     answer(|| {
@@ -99,14 +99,14 @@ pub unsafe extern "C" fn hipDeviceCanAccessPeer(can: *mut c_int, dev: c_int, pee
     })
 }
 
-/// Bytes of the device.
+/// Returns the bytes of the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceTotalMem(bytes: *mut usize, dev: c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(bytes, device(dev)?.1.memory.total() as usize) })
 }
 
-/// Waits for the device, which is never behind. While there is a capture, all of the process are lost, whatever the mode.
+/// Waits for the idle device. Invalidates all captures of the process, in any mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipDeviceSynchronize() -> Code {
     answer(|| {
@@ -115,7 +115,7 @@ pub extern "C" fn hipDeviceSynchronize() -> Code {
     })
 }
 
-/// Free and total bytes of the current device.
+/// Returns free and total bytes of the current device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> Code {
     answer(|| {

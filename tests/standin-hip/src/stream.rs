@@ -11,7 +11,7 @@ use crate::code::Code;
 use crate::faults::{Call, counted};
 use crate::{answer, current, may_wait, target};
 
-/// What waits for the device finds it idle afterwards.
+/// Marks the device as idle, after a wait for the device.
 pub(crate) fn device_is_idle() {
     keep_busy(0);
 }
@@ -53,7 +53,7 @@ pub extern "C" fn hipStreamSynchronize(stream: *mut c_void) -> Code {
     })
 }
 
-/// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost. Allowed in every mode.
+/// Returns the capture status of a stream: 0 none, 1 active, 2 invalidated. Allowed in every mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> Code {
     answer(|| {
@@ -88,7 +88,7 @@ pub extern "C" fn hipStreamBeginCapture(stream: *mut c_void, mode: c_int) -> Cod
     })
 }
 
-/// Ends a capture and returns its graph, or null and the reason why there is none.
+/// Ends a capture and writes its graph, or null in case of an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipStreamEndCapture(stream: *mut c_void, out: *mut *mut c_void) -> Code {
     answer(|| {
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn hipStreamEndCapture(stream: *mut c_void, out: *mut *mut
     })
 }
 
-/// Exchanges the calling thread's capture mode with the one pointed to.
+/// Exchanges the calling thread's capture mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
     answer(|| {
@@ -109,14 +109,14 @@ pub unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) ->
         if mode.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then readable by the caller's contract.
+        // SAFETY: not null; readable by the caller's contract.
         let before = exchange_capture_mode(unsafe { mode.read() })?;
         // SAFETY: the caller's contract.
         unsafe { give(mode, before) }
     })
 }
 
-/// Creates an event in which nothing is recorded.
+/// Creates an event without a record.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipEventCreateWithFlags(out: *mut *mut c_void, flags: c_uint) -> Code {
     answer(|| {
@@ -152,7 +152,7 @@ pub extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void) -> Cod
     })
 }
 
-/// Whether an event has happened.
+/// Queries an event.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipEventQuery(event: *mut c_void) -> Code {
     answer(|| {

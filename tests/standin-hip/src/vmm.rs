@@ -1,4 +1,4 @@
-//! Virtual memory, by ROCm's rules.
+//! Virtual memory with ROCm's rules.
 
 use std::ffi::{c_int, c_void};
 
@@ -28,7 +28,7 @@ pub struct AllocationProp {
     pub kind: c_int,
     /// `hipMemAllocationHandleType`; 0 is none.
     pub requested_handle_type: c_int,
-    /// Where the memory is.
+    /// Location of the memory.
     pub location: Location,
     /// Unused.
     pub win32_handle_meta_data: *mut c_void,
@@ -40,7 +40,7 @@ pub struct AllocationProp {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDesc {
-    /// Who gets access.
+    /// Device that gets access.
     pub location: Location,
     /// `hipMemAccessFlags`; 3 is read and write.
     pub flags: c_int,
@@ -50,10 +50,10 @@ fn at_device(location: Location) -> Answer<c_int> {
     if location.kind == 1 { Ok(location.id) } else { Err(Why::Invalid) }
 }
 
-/// Checks what memory is asked for. It comes from the current device; a caller who says another one is mistaken.
+/// Checks a request for memory. Memory comes from the current device; any other device is refused.
 ///
 /// # Safety
-/// `prop` is null or may be read.
+/// `prop` is null or readable.
 unsafe fn check(prop: *const AllocationProp) -> Answer {
     // SAFETY: null or readable by the caller's contract.
     let prop = unsafe { prop.as_ref() }.ok_or(Why::Invalid)?;
@@ -63,7 +63,7 @@ unsafe fn check(prop: *const AllocationProp) -> Answer {
     if device(at_device(prop.location)?)?.0 == current()?.0 { Ok(()) } else { Err(Why::Invalid) }
 }
 
-/// Reserves addresses, for pages of the current device. The hint is not followed.
+/// Reserves addresses for pages of the current device. The hint is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemAddressReserve(
     out: *mut *mut c_void,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn hipMemAddressReserve(
     })
 }
 
-/// Gives a whole reservation back.
+/// Frees a whole reservation.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipMemAddressFree(base: *mut c_void, size: usize) -> Code {
     answer(|| {
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn hipMemCreate(
     })
 }
 
-/// Gives a page's handle back; its memory stays while it is mapped.
+/// Releases a page's handle; mappings keep the memory alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipMemRelease(handle: *mut c_void) -> Code {
     answer(|| {
@@ -144,7 +144,7 @@ pub extern "C" fn hipMemMap(
     })
 }
 
-/// Unmaps one mapping, behind everything that was given to the device.
+/// Unmaps one mapping after all submitted work of the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipMemUnmap(at: *mut c_void, size: usize) -> Code {
     answer(|| {
@@ -159,7 +159,8 @@ pub extern "C" fn hipMemUnmap(at: *mut c_void, size: usize) -> Code {
     })
 }
 
-/// Makes whole mappings readable and writable. The owner comes last among the devices, or the mapping is spoilt.
+/// Grants read and write access to whole mappings. The owner must come last among the devices: ROCm
+/// spoils the mapping otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemSetAccess(
     at: *mut c_void,
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn hipMemSetAccess(
         {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then `count` descriptions by the caller's contract.
+        // SAFETY: not null; `count` descriptions by the caller's contract.
         let descriptions = unsafe { std::slice::from_raw_parts(desc, count) };
         let mut peers = 0;
         for (place, AccessDesc { location, flags }) in descriptions.iter().enumerate() {
@@ -194,13 +195,14 @@ pub unsafe extern "C" fn hipMemSetAccess(
     })
 }
 
-/// Writes the peers that may use what is mapped at an address, a bit for each. (HIP has hipMemGetAccess, which asks for one.)
+/// Returns the peers with access to an address, a bit for each. (HIP has hipMemGetAccess, for one
+/// peer.)
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_granted(at: u64) -> u64 {
     device_at(at).map_or(0, |(_, device)| device.memory.granted(at))
 }
 
-/// What mapped lengths and addresses are multiples of.
+/// Returns the granularity of mappings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemGetAllocationGranularity(
     granularity: *mut usize,

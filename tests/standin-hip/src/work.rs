@@ -1,4 +1,4 @@
-//! Filling, copying, registered host memory and graphs.
+//! Fills, copies, registered host memory and graphs.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -14,7 +14,7 @@ const HOST_TO_DEVICE: c_int = 1;
 const DEVICE_TO_HOST: c_int = 2;
 const DEVICE_TO_DEVICE: c_int = 3;
 
-/// Repeats a 32-bit value, in the stream's order.
+/// Repeats a 32-bit value in stream order.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipMemsetD32Async(
     at: *mut c_void,
@@ -29,7 +29,7 @@ pub extern "C" fn hipMemsetD32Async(
     })
 }
 
-/// Copies, in the stream's order: at once. Only copies within device memory can be captured here.
+/// Copies at once. Only copies within device memory can be captured here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemcpyAsync(
     to: *mut c_void,
@@ -59,7 +59,8 @@ pub unsafe extern "C" fn hipMemcpyAsync(
     })
 }
 
-/// Copies and waits. While there is a capture it is refused, and all of the process are lost, whatever the mode.
+/// Copies and waits. Refused during a capture; invalidates all captures of the process, in any
+/// mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipMemcpy(to: *mut c_void, from: *const c_void, len: usize, kind: c_int) -> Code {
     answer(|| {
@@ -100,7 +101,7 @@ pub unsafe extern "C" fn hipHostUnregister(at: *mut c_void) -> Code {
     })
 }
 
-/// Makes a graph executable.
+/// Instantiates a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipGraphInstantiateWithFlags(
     out: *mut *mut c_void,
@@ -118,7 +119,7 @@ pub unsafe extern "C" fn hipGraphInstantiateWithFlags(
     })
 }
 
-/// Runs a graph on what is mapped now.
+/// Runs a graph on the current mappings.
 #[unsafe(no_mangle)]
 pub extern "C" fn hipGraphLaunch(exec: *mut c_void, stream: *mut c_void) -> Code {
     answer(|| graph::launch(exec as u64, target(stream)?))

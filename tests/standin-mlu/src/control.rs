@@ -1,3 +1,3 @@
-//! What the tests steer the stand-in by: `standin_*`, found with `cudarc::driver::sys::culib().get(b"standin_...\0")`.
+//! Controls for tests: `standin_*`, looked up in the loaded library.
 
 standin::controls!(crate::faults::FAULTS);

@@ -1,4 +1,4 @@
-//! Bytes: copying and filling.
+//! Copies and fills.
 
 use std::ffi::{c_uint, c_void};
 
@@ -13,7 +13,7 @@ fn bytes(len: u64) -> Answer<usize> {
     usize::try_from(len).map_err(|_| Why::Invalid)
 }
 
-/// Copies to host memory, at once.
+/// Copies to host memory at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemcpyDtoH(to: *mut c_void, from: u64, len: u64) -> Code {
     answer(|| {
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cnMemcpyDtoH(to: *mut c_void, from: u64, len: u64) -> C
     })
 }
 
-/// Copies from host memory, at once.
+/// Copies from host memory at once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemcpyHtoD(to: u64, from: *const c_void, len: u64) -> Code {
     answer(|| {
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn cnMemcpyHtoD(to: u64, from: *const c_void, len: u64) ->
     })
 }
 
-/// Copies to host memory, in the queue's order; not into a capture.
+/// Copies to host memory in queue order; not into a capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemcpyDtoHAsync_V2(
     to: *mut c_void,
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn cnMemcpyDtoHAsync_V2(
     })
 }
 
-/// Copies from host memory, in the queue's order; not into a capture.
+/// Copies from host memory in queue order; not into a capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemcpyHtoDAsync_V2(
     to: u64,
@@ -67,13 +67,13 @@ pub unsafe extern "C" fn cnMemcpyHtoDAsync_V2(
     })
 }
 
-/// Copies within device memory, in the queue's order.
+/// Copies within device memory in queue order.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnMemcpyDtoDAsync(to: u64, from: u64, len: u64, queue: *mut c_void) -> Code {
     answer(|| graph::copy(target(queue)?, to, from, len))
 }
 
-/// Repeats 32 bits, in the queue's order.
+/// Repeats 32 bits in queue order.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnMemsetD32Async(at: u64, value: c_uint, count: u64, queue: *mut c_void) -> Code {
     answer(|| {

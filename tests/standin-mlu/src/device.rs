@@ -1,4 +1,4 @@
-//! Start, names of results, devices and contexts.
+//! Initialisation, result names, devices and contexts.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,20 +15,20 @@ const NAME: &[u8] = b"Stand-in MLU\0";
 /// `CN_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED`
 const VIRTUAL_ADDRESSES: c_int = 0x30B;
 
-/// The device with this handle, which is its number and one.
+/// Returns the device with this handle: its number plus one.
 fn device_of(handle: u64) -> Result<usize, Why> {
     let index =
         handle.checked_sub(1).and_then(|index| c_int::try_from(index).ok()).ok_or(Why::InvalidDevice)?;
     Ok(device(index)?.0)
 }
 
-/// Starts the driver.
+/// Initialises the driver.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnInit(flags: c_uint) -> Code {
     answer(|| if flags == 0 { initialise("STANDIN_MLU") } else { Err(Why::Invalid) })
 }
 
-/// The library's version; also before `cnInit`.
+/// Returns the version; also before `cnInit`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnGetLibVersion(major: *mut c_int, minor: *mut c_int, patch: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn cnGetLibVersion(major: *mut c_int, minor: *mut c_int, p
     })
 }
 
-/// The name of a result code. One that is none has a sentence, and that is no error.
+/// Returns the name of a result code; an unknown code gets a sentence, without an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnGetErrorName(code: Code, text: *mut *const c_char) -> Code {
     const NONE: &std::ffi::CStr = c"This error code is not in the scope of the CNresult enumeration";
@@ -48,21 +48,21 @@ pub unsafe extern "C" fn cnGetErrorName(code: Code, text: *mut *const c_char) ->
     answer(|| unsafe { give(text, name.as_ptr()) })
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnDeviceGetCount(count: *mut c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(count, devices()?.len() as c_int) })
 }
 
-/// The handle of a device.
+/// Returns the handle of a device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnDeviceGet(out: *mut u64, ordinal: c_int) -> Code {
     // SAFETY: the caller's contract.
     answer(|| unsafe { give(out, device(ordinal)?.0 as u64 + 1) })
 }
 
-/// A device's name, which has to fit.
+/// Returns a device's name; the buffer must hold all of it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnDeviceGetName(out: *mut c_char, room: c_uint, handle: u64) -> Code {
     answer(|| {
@@ -70,13 +70,13 @@ pub unsafe extern "C" fn cnDeviceGetName(out: *mut c_char, room: c_uint, handle:
         if out.is_null() || (room as usize) < NAME.len() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then room for the name by the caller's contract.
+        // SAFETY: not null; room for the name by the caller's contract.
         unsafe { std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), out, NAME.len()) };
         Ok(())
     })
 }
 
-/// Bytes of a device.
+/// Returns the bytes of a device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnDeviceTotalMem(out: *mut u64, handle: u64) -> Code {
     answer(|| {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn cnDeviceTotalMem(out: *mut u64, handle: u64) -> Code {
     })
 }
 
-/// What a device can do; one attribute is known.
+/// Returns an attribute of a device; one attribute is known.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnDeviceGetAttribute(out: *mut c_int, attribute: c_int, handle: u64) -> Code {
     answer(|| {
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn cnDeviceGetAttribute(out: *mut c_int, attribute: c_int,
     })
 }
 
-/// Holds a device's shared context.
+/// Acquires a device's shared context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnSharedContextAcquire(out: *mut *mut c_void, handle: u64) -> Code {
     answer(|| {
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn cnSharedContextAcquire(out: *mut *mut c_void, handle: u
     })
 }
 
-/// Ends that.
+/// Releases a device's shared context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnSharedContextRelease(handle: u64) -> Code {
     answer(|| {
@@ -122,7 +122,7 @@ pub extern "C" fn cnSharedContextRelease(handle: u64) -> Code {
     })
 }
 
-/// The thread's context; null if it has none.
+/// Returns the thread's context, or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnCtxGetCurrent(out: *mut *mut c_void) -> Code {
     answer(|| {
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn cnCtxGetCurrent(out: *mut *mut c_void) -> Code {
     })
 }
 
-/// Makes a context current; null is none.
+/// Makes a context current; null removes the current one.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnCtxSetCurrent(context: *mut c_void) -> Code {
     answer(|| {
@@ -141,7 +141,7 @@ pub extern "C" fn cnCtxSetCurrent(context: *mut c_void) -> Code {
     })
 }
 
-/// Free and total bytes of the current context's device.
+/// Returns free and total bytes of the current context's device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemGetInfo(free: *mut u64, total: *mut u64) -> Code {
     answer(|| {

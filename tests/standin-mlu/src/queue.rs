@@ -1,4 +1,4 @@
-//! Queues, notifiers and capture.
+//! Queues, notifiers and captures.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -12,7 +12,7 @@ use crate::code::Code;
 use crate::faults::{Call, counted};
 use crate::state::{current, notes, of_current, target, unsafe_in_captures};
 
-/// `CN_NOTIFIER_DISABLE_TIMING_ALL`, the only kind that is offered.
+/// `CN_NOTIFIER_DISABLE_TIMING_ALL`, the only supported kind.
 const NO_TIMING: c_uint = 4;
 
 /// Creates a queue.
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn cnCreateQueue(out: *mut *mut c_void, flags: c_uint) -> 
     })
 }
 
-/// Destroys a queue of the current context; what it was given is still done.
+/// Destroys a queue of the current context; its work still completes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnDestroyQueue(queue: *mut c_void) -> Code {
     answer(|| {
@@ -43,7 +43,7 @@ pub extern "C" fn cnDestroyQueue(queue: *mut c_void) -> Code {
     })
 }
 
-/// Waits for a queue, whose work is always done.
+/// Waits for a queue, which is always idle.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnQueueSync(queue: *mut c_void) -> Code {
     answer(|| {
@@ -53,7 +53,7 @@ pub extern "C" fn cnQueueSync(queue: *mut c_void) -> Code {
     })
 }
 
-/// Waits for the context, which is never behind: refused in any mode while anything of it is captured, and that is lost.
+/// Waits for the idle context. Refused in any mode during a capture, which is invalidated.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnCtxSync() -> Code {
     answer(|| if table().invalidate_device(current()?.0) { Err(Why::CaptureUnsupported) } else { Ok(()) })
@@ -89,7 +89,7 @@ pub extern "C" fn cnDestroyNotifier(notifier: *mut c_void) -> Code {
     })
 }
 
-/// Places a notifier behind what a queue was given.
+/// Places a notifier after the work of a queue.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnPlaceNotifier(notifier: *mut c_void, queue: *mut c_void) -> Code {
     answer(|| {
@@ -102,7 +102,7 @@ pub extern "C" fn cnPlaceNotifier(notifier: *mut c_void, queue: *mut c_void) -> 
     })
 }
 
-/// A notifier of the current context that was placed.
+/// Returns a placed notifier of the current context.
 fn placed(notifier: *mut c_void) -> Answer<u64> {
     of_current(notifier)?;
     let notifier = notifier as u64;
@@ -119,7 +119,7 @@ pub extern "C" fn cnQueueWaitNotifier(queue: *mut c_void, notifier: *mut c_void)
     })
 }
 
-/// Whether a notifier has happened: success, or that it is not ready.
+/// Queries a notifier.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnQueryNotifier(notifier: *mut c_void) -> Code {
     answer(|| {
@@ -142,7 +142,8 @@ pub extern "C" fn cnWaitNotifier(notifier: *mut c_void) -> Code {
     })
 }
 
-/// Whether a queue is captured: 0 no, 1 yes, 2 yes but the capture is lost. The default queue is no answer.
+/// Returns the capture status of a queue: 0 none, 1 active, 2 invalidated. The default queue is
+/// refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnQueueIsCapturing(queue: *mut c_void, status: *mut c_int) -> Code {
     answer(|| {
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn cnQueueIsCapturing(queue: *mut c_void, status: *mut c_i
     })
 }
 
-/// Exchanges the calling thread's capture mode with the one pointed to.
+/// Exchanges the calling thread's capture mode.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnThreadExchangeQueueCaptureMode(mode: *mut c_int) -> Code {
     answer(|| {
@@ -161,14 +162,14 @@ pub unsafe extern "C" fn cnThreadExchangeQueueCaptureMode(mode: *mut c_int) -> C
         if mode.is_null() {
             return Err(Why::Invalid);
         }
-        // SAFETY: not null, and then readable by the caller's contract.
+        // SAFETY: not null; readable by the caller's contract.
         let before = exchange_capture_mode(unsafe { mode.read() })?;
         // SAFETY: the caller's contract.
         unsafe { give(mode, before) }
     })
 }
 
-/// Begins to capture a queue, not the default one; as all of captures, with any context or none.
+/// Begins a capture; the default queue is refused. Capture calls need no context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnQueueBeginCapture(queue: *mut c_void, mode: c_int) -> Code {
     answer(|| {
@@ -177,7 +178,7 @@ pub extern "C" fn cnQueueBeginCapture(queue: *mut c_void, mode: c_int) -> Code {
     })
 }
 
-/// Ends a capture and returns its graph, or null and the reason why there is none.
+/// Ends a capture and writes its graph, or null in case of an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnQueueEndCapture(queue: *mut c_void, out: *mut *mut c_void) -> Code {
     answer(|| {

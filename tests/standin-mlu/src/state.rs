@@ -1,4 +1,5 @@
-//! What CNDrv knows beside the model: the thread's context, how long maps are, and whose queues and notifiers are whose.
+//! State of CNDrv besides the model: the thread's context, lengths of mappings, owners of queues
+//! and notifiers.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use standin::capture::{Target, table};
 use standin::state::{Device, RELAXED, capture_mode, devices};
 use standin::{Answer, Why};
 
-/// The value of the first device's shared context, and the distance to the next one's.
+/// The first device's shared context; later devices follow at a distance.
 const CONTEXT: usize = 0xB0_0000;
 
 thread_local! {
@@ -18,14 +19,11 @@ thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// What the driver notes for itself.
 #[derive(Default)]
 pub(crate) struct Notes {
-    /// Head to bytes.
     pub(crate) maps: BTreeMap<u64, u64>,
-    /// Queues and notifiers to their device.
+    /// Device of each queue and notifier.
     pub(crate) owners: BTreeMap<u64, usize>,
-    /// Notifiers that were placed.
     pub(crate) placed: BTreeSet<u64>,
 }
 
@@ -36,30 +34,26 @@ pub(crate) fn notes() -> MutexGuard<'static, Notes> {
     NOTES.lock()
 }
 
-/// The handle of a device's shared context.
 pub(crate) fn context_of(index: usize) -> *mut c_void {
     (CONTEXT + index * 0x100) as *mut c_void
 }
 
-/// The device of a context that somebody holds.
+/// Returns the device of a context with references.
 fn device_of(context: *mut c_void) -> Answer<usize> {
     let all = devices()?;
     let index = (0..all.len()).find(|i| context_of(*i) == context).ok_or(Why::NoContext)?;
     if all[index].retained.load(Relaxed) > 0 { Ok(index) } else { Err(Why::NoContext) }
 }
 
-/// Makes a context current; null is none.
 pub(crate) fn make_current(context: *mut c_void) -> Answer {
     CURRENT.set(if context.is_null() { None } else { Some(device_of(context)?) });
     Ok(())
 }
 
-/// The thread's context, or null.
 pub(crate) fn current_context() -> *mut c_void {
     CURRENT.get().map_or(std::ptr::null_mut(), context_of)
 }
 
-/// The device of the current context.
 pub(crate) fn current() -> Answer<(usize, &'static Device)> {
     let all = devices()?;
     let index = CURRENT.get().ok_or(Why::NoContext)?;
@@ -67,7 +61,7 @@ pub(crate) fn current() -> Answer<(usize, &'static Device)> {
     Ok((index, &all[index]))
 }
 
-/// That something is of the device whose context is current.
+/// Checks that the object belongs to the current context's device.
 pub(crate) fn of_current(handle: *mut c_void) -> Answer<usize> {
     let (index, _) = current()?;
     match notes().owners.get(&(handle as u64)) {
@@ -77,11 +71,12 @@ pub(crate) fn of_current(handle: *mut c_void) -> Answer<usize> {
     }
 }
 
-/// What a queue's handle names: null the context's default queue, which nobody uses while something of the device is captured.
+/// Resolves a queue handle: null is the default queue of the context, which is refused during a
+/// capture on the device.
 pub(crate) fn target(queue: *mut c_void) -> Answer<Target> {
     if queue.is_null() {
         let (device, _) = current()?;
-        // All queues are such as it would wait for.
+        // All queues are blocking ones.
         if table().legacy_blocked(device) {
             return Err(Why::CaptureUnsupported);
         }
@@ -90,7 +85,8 @@ pub(crate) fn target(queue: *mut c_void) -> Answer<Target> {
     of_current(queue).map(|_| Target::Created(queue as u64))
 }
 
-/// What is refused while anything is captured, which is then lost, unless the thread's mode is relaxed.
+/// Refuses a call during a capture, and invalidates the capture, unless the thread's mode is
+/// relaxed.
 pub(crate) fn unsafe_in_captures() -> Answer {
     if capture_mode() != RELAXED && table().invalidate_all() { Err(Why::CaptureUnsupported) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Graphs, which are called TaskTopo, and their executables, which are called entities.
+//! Graphs, called TaskTopo, and their executables, called entities.
 
 use std::ffi::{c_char, c_void};
 
@@ -9,7 +9,7 @@ use crate::answer;
 use crate::code::Code;
 use crate::state::target;
 
-/// Makes a graph executable.
+/// Instantiates a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnTaskTopoInstantiate(
     entity: *mut *mut c_void,
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn cnTaskTopoInstantiate(
             return Err(Why::Invalid);
         }
         if !error_node.is_null() {
-            // SAFETY: not null, and then writable by the caller's contract.
+            // SAFETY: not null; writable by the caller's contract.
             unsafe { error_node.write(std::ptr::null_mut()) };
         }
         let made = graph::instantiate(topo as u64)?;
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn cnTaskTopoInstantiate(
     })
 }
 
-/// Runs an entity on what is mapped now; a queue knows its context.
+/// Runs an entity on the current mappings; a queue knows its context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnTaskTopoEntityInvoke(entity: *mut c_void, queue: *mut c_void) -> Code {
     answer(|| {
@@ -41,7 +41,7 @@ pub extern "C" fn cnTaskTopoEntityInvoke(entity: *mut c_void, queue: *mut c_void
     })
 }
 
-/// Destroys a graph; entities made of it live on.
+/// Destroys a graph; its entities live on.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnTaskTopoDestroy(topo: *mut c_void) -> Code {
     answer(|| table().graphs.remove(&(topo as u64)).map(drop).ok_or(Why::InvalidHandle))

@@ -1,4 +1,4 @@
-//! Virtual memory: reservations, pages, maps.
+//! Virtual memory: reservations, pages, mappings.
 
 use std::ffi::{c_int, c_uint};
 
@@ -28,7 +28,7 @@ pub struct AllocationProp {
     pub kind: c_uint,
     /// `CNmemAllocationHandleType`; 0 is none.
     pub handle_types: c_uint,
-    /// Where the memory is.
+    /// Location of the memory.
     pub location: Location,
     /// 0: not compressed.
     pub compression: u8,
@@ -40,9 +40,9 @@ pub struct AllocationProp {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDesc {
-    /// Who gets access.
+    /// Device that gets access.
     pub location: Location,
-    /// `CNMemoryAccessFlags`; 0 is reading and writing.
+    /// `CNMemoryAccessFlags`; 0 is read and write.
     pub access: c_uint,
     /// `CNMemoryCachingType`.
     pub cache: c_uint,
@@ -57,10 +57,10 @@ fn at_device(location: Location) -> Answer<c_int> {
     c_int::try_from(location.id).map_err(|_| Why::InvalidDevice)
 }
 
-/// The device that plain device memory is asked of.
+/// Returns the device of a request for plain device memory.
 ///
 /// # Safety
-/// `prop` is null or may be read.
+/// `prop` is null or readable.
 unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     // SAFETY: null or readable by the caller's contract.
     let prop = unsafe { prop.as_ref() }.ok_or(Why::Invalid)?;
@@ -70,7 +70,7 @@ unsafe fn asked_device(prop: *const AllocationProp) -> Answer<c_int> {
     at_device(prop.location)
 }
 
-/// Reserves addresses, for pages of the current context's device.
+/// Reserves addresses for pages of the current context's device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemAddressReserve(
     out: *mut u64,
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn cnMemAddressReserve(
     })
 }
 
-/// Gives a whole reservation back, in which nothing is mapped.
+/// Frees a whole reservation without mappings.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnMemAddressFree(base: u64, size: u64) -> Code {
     answer(|| {
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn cnMemCreate(
     })
 }
 
-/// Gives a page back; its memory stays while it is mapped.
+/// Releases a page; mappings keep the memory alive.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnMemRelease(handle: u64) -> Code {
     answer(|| {
@@ -135,7 +135,7 @@ pub extern "C" fn cnMemRelease(handle: u64) -> Code {
     })
 }
 
-/// Maps a page, all of it, at reserved addresses.
+/// Maps a whole page at reserved addresses.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnMemMap(at: u64, size: u64, offset: u64, handle: u64, flags: u64) -> Code {
     answer(|| {
@@ -151,12 +151,12 @@ pub extern "C" fn cnMemMap(at: u64, size: u64, offset: u64, handle: u64, flags: 
     })
 }
 
-/// That this is one map, as it was made.
+/// Checks that the range is one mapping, as created.
 fn one_map(at: u64, size: u64) -> Answer {
     if notes().maps.get(&at) == Some(&size) { Ok(()) } else { Err(Why::Invalid) }
 }
 
-/// Makes one map readable and writable by the device that has the page.
+/// Grants read and write access to one mapping, for the page's device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemSetAccess(at: u64, size: u64, desc: *mut AccessDesc, count: u64) -> Code {
     answer(|| {
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn cnMemSetAccess(at: u64, size: u64, desc: *mut AccessDes
     })
 }
 
-/// Takes one map away.
+/// Removes one mapping.
 #[unsafe(no_mangle)]
 pub extern "C" fn cnMemUnmap(at: u64, size: u64) -> Code {
     answer(|| {
@@ -187,7 +187,7 @@ pub extern "C" fn cnMemUnmap(at: u64, size: u64) -> Code {
     })
 }
 
-/// What mapped lengths and addresses are multiples of; the recommended value is the minimum.
+/// Returns the granularity; the recommended value is the minimum.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cnMemGetAllocationGranularity(
     granularity: *mut u64,

@@ -1,4 +1,4 @@
-//! The stand-in's rules, one by one: what CNDrv refuses, as its header and its guide have it.
+//! Tests of the stand-in's rules: refusals by CNDrv, from its header and guide.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -36,7 +36,7 @@ const ACCESS: AccessDesc = AccessDesc { location: PLAIN.location, access: 0, cac
 
 type Pointer = *mut c_void;
 
-/// What a function with an out parameter answers, or its code.
+/// Returns the out parameter of a function, or its code.
 fn given<T: Default>(call: impl FnOnce(*mut T) -> i32) -> Result<T, i32> {
     let mut out = T::default();
     match call(&raw mut out) {
@@ -53,7 +53,7 @@ fn pointed(call: impl FnOnce(*mut Pointer) -> i32) -> Result<Pointer, i32> {
     }
 }
 
-/// State is the process's, so the tests take turns; the first device's context is held and current.
+/// Serializes tests, as state is process-wide. The first device's context is current.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +63,7 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// A device's context, held until the process ends.
+/// Returns a device's context, acquired until the process ends.
 fn context(ordinal: i32) -> Pointer {
     // SAFETY: the out pointers are good.
     let device = given(|out| unsafe { cnDeviceGet(out, ordinal) }).unwrap();
@@ -164,7 +164,7 @@ fn a_page_is_mapped_whole_and_a_map_needs_access_of_its_own() {
     assert_eq!(access(base, 4 * GRANULE, ACCESS, 1), INVALID, "two maps");
     assert_eq!(access(base, GRANULE, ACCESS, 1), INVALID, "half a map");
     assert_eq!(access(base, 2 * GRANULE, ACCESS, 2), INVALID, "two descriptions");
-    // 3 is what CUDA calls reading and writing.
+    // CUDA's read and write is 3.
     assert_eq!(access(base, 2 * GRANULE, AccessDesc { access: 3, ..ACCESS }, 1), INVALID);
     let other = AccessDesc { location: Location { kind: 1, id: 1 }, ..ACCESS };
     assert_eq!(access(base, 2 * GRANULE, other, 1), INVALID, "another device");
@@ -294,7 +294,7 @@ fn what_is_unsafe_loses_every_capture_unless_the_thread_is_relaxed() {
         }
         assert_eq!(exchange(before), 2);
         assert_eq!(end(captured).map(|topo| cnTaskTopoDestroy(topo)), Ok(0));
-        // Waiting for everything is no call for anybody.
+        // Waiting for the context is refused in any mode.
         assert_eq!(cnQueueBeginCapture(captured, mode), 0);
         let before = exchange(2);
         assert_eq!(cnCtxSync(), 100_360);
@@ -328,7 +328,7 @@ fn a_capture_is_work_that_runs_when_its_entity_is_invoked() {
     assert_eq!(cnQueueBeginCapture(queue, 0), 0);
     assert_eq!(cnMemsetD32Async(base, 5, 2, queue), 0);
     let topo = end(queue).unwrap();
-    // SAFETY: the out pointer is good; nobody asks for words.
+    // SAFETY: the out pointer is good; node and log are optional.
     let entity =
         pointed(|out| unsafe { cnTaskTopoInstantiate(out, topo, ptr::null_mut(), ptr::null_mut(), 0) })
             .unwrap();

@@ -1,4 +1,4 @@
-//! Streams, events and graphs, and what is being captured.
+//! Streams, events, graphs and open captures.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,12 +11,12 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::state::{self, GLOBAL, RELAXED};
 use crate::{Answer, Why, refused};
 
-/// A node of a graph. Addresses are looked at when it runs, not when it is made.
+/// A node of a graph. Addresses are resolved when the node runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Node {
     /// Repeats a 32-bit value.
     Fill {
-        /// From here on.
+        /// First address.
         at: u64,
         /// Bytes.
         len: u64,
@@ -32,46 +32,47 @@ pub enum Node {
         /// Bytes.
         len: u64,
     },
-    /// From host memory, which is read when it runs. Only [`graph::load`](crate::graph::load) makes it.
+    /// Copies from host memory, which is read when the node runs. Created by
+    /// [`graph::load`](crate::graph::load) only.
     #[non_exhaustive]
     Load {
         /// The destination.
         to: u64,
-        /// The source, an address of the host.
+        /// The source, a host address.
         from: usize,
         /// Bytes.
         len: u64,
     },
 }
 
-/// The nodes of a graph, in the order in which they were captured.
+/// The nodes of a graph, in capture order.
 #[derive(Clone, Debug, Default)]
 pub struct Nodes {
     /// The nodes.
     pub all: Vec<Node>,
-    /// By node: those that it is behind, which are earlier ones.
+    /// Predecessors of each node, which are earlier nodes.
     pub after: Vec<Vec<usize>>,
-    /// Nodes of an executable that it leaves out.
+    /// Disabled nodes of an executable.
     pub off: BTreeSet<usize>,
 }
 
 /// An executable graph.
 #[derive(Clone, Debug)]
 pub struct Executable {
-    /// What it runs.
+    /// The nodes to run.
     pub nodes: Arc<Nodes>,
-    /// The graph it was made of: the one whose nodes name its own.
+    /// Handle of the source graph, which names the nodes.
     pub of: u64,
 }
 
 impl Nodes {
-    /// A node alone.
+    /// Returns a single node.
     #[must_use]
     pub fn one(node: Node) -> Self {
         Self { all: vec![node], after: vec![Vec::new()], off: BTreeSet::new() }
     }
 
-    /// Adds nodes behind some; those that nothing of them is behind.
+    /// Appends nodes after the nodes `behind`. Returns the appended nodes without successors.
     fn append(&mut self, more: &Self, behind: &[usize]) -> Vec<usize> {
         let first = self.all.len();
         self.all.extend_from_slice(&more.all);
@@ -83,21 +84,20 @@ impl Nodes {
         (first..self.all.len()).filter(|node| !inner.contains(node)).collect()
     }
 
-    /// Edges, by the node that is behind.
+    /// Returns the edges as (predecessor, node).
     #[must_use]
     pub fn edges(&self) -> Vec<(usize, usize)> {
         let behind = self.after.iter().enumerate();
         behind.flat_map(|(to, after)| after.iter().map(move |from| (*from, to))).collect()
     }
 
-    /// Whether everything is mapped now that they touch.
+    /// Returns true if all addresses of the enabled nodes are mapped.
     #[must_use]
     pub fn mapped(&self) -> bool {
         let on = self.all.iter().enumerate().filter(|(place, _)| !self.off.contains(place));
         on.map(|(_, node)| node).all(|node| node.mapped())
     }
 
-    /// Whether everything is among these or before them.
     fn all_before(&self, tips: &[usize]) -> bool {
         let mut seen: BTreeSet<usize> = tips.iter().copied().collect();
         let mut open: Vec<usize> = tips.to_vec();
@@ -107,17 +107,17 @@ impl Nodes {
         seen.len() == self.all.len()
     }
 
-    /// Runs all of it: as captured, or in any order that the edges allow.
+    /// Runs all nodes: in capture order, or in a random order that respects the edges.
     ///
     /// # Errors
-    /// [`Why::Invalid`] where nothing is mapped.
+    /// [`Why::Invalid`] for an unmapped address.
     pub fn run(&self, mut random: Option<impl FnMut() -> u64>) -> Answer {
         let mut open: Vec<usize> = self.after.iter().map(Vec::len).collect();
         let mut behind = vec![Vec::new(); self.all.len()];
         self.edges().into_iter().for_each(|(from, to)| behind[from].push(to));
         let mut ready: BTreeSet<usize> = (0..self.all.len()).filter(|node| open[*node] == 0).collect();
         while !ready.is_empty() {
-            // Without chance the first one: captured order is an order that the edges allow.
+            // Without random numbers, capture order, which respects the edges.
             let pick = random.as_mut().map_or(0, |random| (random() % ready.len() as u64) as usize);
             let Some(node) = ready.iter().nth(pick).copied() else { break };
             ready.remove(&node);
@@ -136,7 +136,7 @@ impl Nodes {
 }
 
 impl Node {
-    /// Whether everything it touches is mapped now.
+    /// Returns true if all addresses of the node are mapped.
     #[must_use]
     pub fn mapped(self) -> bool {
         let accessible =
@@ -148,10 +148,10 @@ impl Node {
         }
     }
 
-    /// Does the work on what is mapped now.
+    /// Runs the node on the current mappings.
     ///
     /// # Errors
-    /// [`Why::Invalid`] where nothing is.
+    /// [`Why::Invalid`] for an unmapped address.
     pub fn run(self) -> Answer {
         match self {
             Self::Fill { len: 0, .. } | Self::Copy { len: 0, .. } | Self::Load { len: 0, .. } => Ok(()),
@@ -160,7 +160,8 @@ impl Node {
             }
             Self::Copy { to, from, len } => state::copy(to, from, len).map_err(refused),
             Self::Load { to, from, len } => {
-                // SAFETY: host memory that stays as long as the graph may run, by the contract of the copy that was captured.
+                // SAFETY: by the contract of the captured copy, the host memory lives as long as
+                // the graph may run.
                 let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, len as usize) };
                 state::device_at(to)?.1.memory.write(to, bytes).map_err(refused)
             }
@@ -168,7 +169,7 @@ impl Node {
     }
 }
 
-/// A stream as a caller names it.
+/// A stream as named by the caller.
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
     /// The legacy stream of the current context.
@@ -176,7 +177,7 @@ pub enum Target {
         /// The context's device.
         device: usize,
     },
-    /// One that was created, or a thread's default stream, which is created when the thread first names it.
+    /// A created stream, or a thread's default stream, which is created at first use.
     Created(u64),
 }
 
@@ -187,9 +188,9 @@ struct Stream {
 
 #[derive(Clone)]
 enum Recorded {
-    /// Never, or in work that is done.
+    /// Never recorded, or after finished work.
     Happened,
-    /// In a capture, by this stream of it, behind these nodes.
+    /// Recorded in a capture by the stream `by`, after the nodes `behind`.
     Captured { capture: u64, by: u64, behind: Vec<usize> },
 }
 
@@ -198,30 +199,29 @@ struct Event {
     recorded: Recorded,
 }
 
-/// A capture that is open.
+/// An open capture.
 pub struct Capture {
     device: usize,
     origin: u64,
     thread: ThreadId,
     mode: c_int,
-    /// It was not lost.
+    /// False once the capture is invalidated.
     pub valid: bool,
     nodes: Nodes,
-    /// The streams in it, the origin and those that waited for an event of it: the nodes that a stream's next work is behind.
+    /// Streams of the capture and the predecessors of their next work.
     members: BTreeMap<u64, Vec<usize>>,
-    /// Members whose work nothing of the capture waits for yet.
+    /// Members with work that no other stream of the capture waits for.
     unjoined: BTreeSet<u64>,
     blocking: bool,
 }
 
 impl Capture {
-    /// Whether something was given to another stream that the origin is not behind.
+    /// Returns true if the origin does not follow all work of the capture.
     fn is_unjoined(&self) -> bool {
         let tips = self.members.get(&self.origin).map_or(&[][..], Vec::as_slice);
         !self.unjoined.is_empty() || !self.nodes.all_before(tips)
     }
 
-    /// A stream's next work is behind these too.
     fn wait(&mut self, stream: u64, behind: &[usize]) {
         let tips = self.members.entry(stream).or_default();
         for node in behind {
@@ -232,7 +232,7 @@ impl Capture {
     }
 }
 
-/// Everything with a handle, by handle. Handles are never used twice, so a stale one is always noticed.
+/// All objects by handle. Handles are never reused, so stale ones are detected.
 pub struct Table {
     last: u64,
     streams: BTreeMap<u64, Stream>,
@@ -240,7 +240,7 @@ pub struct Table {
     captures: BTreeMap<u64, Capture>,
     /// Graphs.
     pub graphs: BTreeMap<u64, Arc<Nodes>>,
-    /// Executable ones.
+    /// Executable graphs.
     pub execs: BTreeMap<u64, Executable>,
 }
 
@@ -253,12 +253,12 @@ static TABLE: Mutex<Table> = Mutex::new(Table {
     execs: BTreeMap::new(),
 });
 
-/// The table, locked.
+/// Locks the table.
 pub fn table() -> MutexGuard<'static, Table> {
     TABLE.lock()
 }
 
-/// A thread's default streams, by device. They go with the thread.
+/// Default streams of a thread, by device; destroyed with the thread.
 #[derive(Default)]
 struct Own(BTreeMap<usize, u64>);
 
@@ -266,7 +266,6 @@ impl Drop for Own {
     fn drop(&mut self) {
         let mut table = table();
         for id in self.0.values() {
-            // A capture that began on one of them can never be ended.
             table.captures.retain(|_, capture| capture.origin != *id);
             table.streams.remove(id);
         }
@@ -277,11 +276,11 @@ thread_local! {
     static OWN: RefCell<Own> = RefCell::default();
 }
 
-/// What a stream handle names on platforms that take CUDA's: null and 1 the legacy stream, 2 the thread's own, else a created one. `current` tells the
-/// device of the first two.
+/// Resolves a stream handle of CUDA's form: null and 1 are the legacy stream, 2 is the thread's
+/// stream. `current` returns their device.
 ///
 /// # Errors
-/// [`Why::NotInitialised`], or what `current` says.
+/// [`Why::NotInitialised`], or the error of `current`.
 pub fn target(stream: *mut c_void, current: impl FnOnce() -> Answer<usize>) -> Answer<Target> {
     state::devices()?;
     match stream as u64 {
@@ -291,7 +290,8 @@ pub fn target(stream: *mut c_void, current: impl FnOnce() -> Answer<usize>) -> A
     }
 }
 
-/// The calling thread's default stream on a device, which is a blocking one. A context that came back has new ones.
+/// Returns the calling thread's default stream on a device, a blocking stream. A context created
+/// again has new ones.
 fn own(device: usize) -> Answer<u64> {
     let found = OWN.try_with(|own| {
         let mut table = table();
@@ -302,37 +302,37 @@ fn own(device: usize) -> Answer<u64> {
             id
         })
     });
-    // A thread that is ending has none.
+    // A thread that is ending has no default stream.
     found.map_err(|_| Why::InvalidHandle)
 }
 
 impl Table {
-    /// A new handle, which looks like an aligned pointer.
+    /// Returns a new handle, which looks like an aligned pointer.
     pub fn next_handle(&mut self) -> u64 {
         self.last += 1;
         0xE000_0000 + self.last * 16
     }
 
-    /// How many events are alive.
+    /// Returns the number of live events.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events.len() as u64
     }
 
-    /// How many streams are alive, threads' default ones included.
+    /// Returns the number of live streams, default streams of threads included.
     #[must_use]
     pub fn streams(&self) -> u64 {
         self.streams.len() as u64
     }
 
-    /// Drops everything of a context that is gone.
+    /// Drops all objects of a destroyed context.
     pub fn forget(&mut self, device: usize) {
         self.captures.retain(|_, c| c.device != device);
         self.streams.retain(|_, s| s.device != device);
         self.events.retain(|_, e| e.device != device);
     }
 
-    /// A new stream, which waits for the legacy stream and that for it if it is a blocking one.
+    /// Creates a stream. A blocking stream and the legacy stream wait for each other.
     pub fn add_stream(&mut self, device: usize, blocking: bool) -> u64 {
         let id = self.next_handle();
         self.streams.insert(id, Stream { device, blocking });
@@ -342,7 +342,8 @@ impl Table {
     /// Destroys a stream.
     ///
     /// # Errors
-    /// [`Why::CaptureUnsupported`] for one that is captured, [`Why::InvalidHandle`] for none.
+    /// [`Why::CaptureUnsupported`] for a captured stream, [`Why::InvalidHandle`] for a stale
+    /// handle.
     pub fn remove_stream(&mut self, id: u64) -> Answer {
         if self.capture_of(id).is_some() {
             return Err(Why::CaptureUnsupported);
@@ -350,7 +351,7 @@ impl Table {
         self.streams.remove(&id).map(drop).ok_or(Why::InvalidHandle)
     }
 
-    /// A new event, in which nothing is recorded.
+    /// Creates an event without a record.
     pub fn add_event(&mut self, device: usize) -> u64 {
         let id = self.next_handle();
         self.events.insert(id, Event { device, recorded: Recorded::Happened });
@@ -365,7 +366,7 @@ impl Table {
         self.events.remove(&id).map(drop).ok_or(Why::InvalidHandle)
     }
 
-    /// The capture that a stream takes part in.
+    /// Returns the capture of a stream.
     #[must_use]
     pub fn capture_of(&self, stream: u64) -> Option<(u64, &Capture)> {
         self.captures.iter().find(|(_, c)| c.members.contains_key(&stream)).map(|(id, c)| (*id, c))
@@ -377,7 +378,7 @@ impl Table {
         }
     }
 
-    /// Spoils every capture of a device; whether there was one.
+    /// Invalidates every capture of a device; returns true if one existed.
     pub fn invalidate_device(&mut self, device: usize) -> bool {
         let mut any = false;
         for capture in self.captures.values_mut().filter(|c| c.device == device) {
@@ -387,19 +388,19 @@ impl Table {
         any
     }
 
-    /// Spoils every capture of the process; whether there was one.
+    /// Invalidates every capture of the process; returns true if one existed.
     pub fn invalidate_all(&mut self) -> bool {
         self.captures.values_mut().for_each(|capture| capture.valid = false);
         !self.captures.is_empty()
     }
 
-    /// How many captures are open.
+    /// Returns the number of open captures.
     #[must_use]
     pub fn captures(&self) -> u64 {
         self.captures.len() as u64
     }
 
-    /// Whether the legacy stream would have to wait for a stream under capture.
+    /// Returns true if the legacy stream would have to wait for a captured stream.
     #[must_use]
     pub fn legacy_blocked(&self, device: usize) -> bool {
         self.captures.values().any(|c| c.device == device && c.blocking)
@@ -412,10 +413,11 @@ impl Table {
         }
     }
 
-    /// What every piece of work for a stream begins with: the capture it goes to, if one is open on that stream.
+    /// Checks any work for a stream and returns the open capture of the stream.
     ///
     /// # Errors
-    /// [`Why::CaptureImplicit`], which spoils the captures in the way; [`Why::CaptureInvalidated`]; [`Why::InvalidHandle`].
+    /// [`Why::CaptureImplicit`], which invalidates the captures involved;
+    /// [`Why::CaptureInvalidated`]; [`Why::InvalidHandle`].
     pub fn enter(&mut self, target: Target) -> Answer<Option<u64>> {
         let device = self.stream_device(target)?;
         match target {
@@ -449,10 +451,12 @@ impl Table {
         }
     }
 
-    /// Begins to capture a stream. The modes differ in what they forbid other calls; VMM calls none of them does (measured on CUDA).
+    /// Begins a capture. Modes differ in the calls they forbid; none forbids VMM calls (measured on
+    /// CUDA).
     ///
     /// # Errors
-    /// [`Why::CaptureUnsupported`] for the legacy stream, [`Why::IllegalState`] for one that is captured, [`Why::Invalid`] for a mode that is none.
+    /// [`Why::CaptureUnsupported`] for the legacy stream, [`Why::IllegalState`] for a captured
+    /// stream, [`Why::Invalid`] for an unknown mode.
     pub fn begin(&mut self, target: Target, mode: c_int) -> Answer {
         if !(0..=RELAXED).contains(&mode) {
             return Err(Why::Invalid);
@@ -478,10 +482,10 @@ impl Table {
         Ok(())
     }
 
-    /// Ends a capture; the handle of its graph.
+    /// Ends a capture and returns the handle of its graph.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why no graph exists.
     pub fn end(&mut self, target: Target) -> Answer<u64> {
         let Target::Created(id) = target else { return Err(Why::IllegalState) };
         let (number, capture) = self.capture_of(id).ok_or(Why::IllegalState)?;
@@ -498,12 +502,12 @@ impl Table {
         if capture.is_unjoined() {
             return Err(Why::CaptureUnjoined);
         }
-        // The capture's own number, by which its nodes were known before it was over.
         self.graphs.insert(number, Arc::new(capture.nodes));
         Ok(number)
     }
 
-    /// The graph that a stream is captured into, and the nodes that its next work is behind; `None`: it is not captured.
+    /// Returns the graph of a stream's capture and the predecessors of its next work; `None`
+    /// outside a capture.
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
@@ -513,10 +517,11 @@ impl Table {
         Ok(Some((number, capture.members.get(&stream).cloned().unwrap_or_default())))
     }
 
-    /// Says in which order a captured stream's next work is behind the nodes that it is behind.
+    /// Sets the order of the predecessors of a captured stream's next work.
     ///
     /// # Errors
-    /// [`Why::Invalid`] for other nodes than those, and for a stream that is not captured; as [`enter`](Self::enter).
+    /// [`Why::Invalid`] for a different set of nodes and for a stream without capture; as
+    /// [`enter`](Self::enter).
     pub fn set_behind(&mut self, target: Target, nodes: Vec<usize>) -> Answer<()> {
         let (Some(number), Target::Created(stream)) = (self.enter(target)?, target) else {
             return Err(Why::Invalid);
@@ -531,10 +536,11 @@ impl Table {
         Ok(())
     }
 
-    /// Whether a stream is captured: 0 no, 1 yes, 2 yes but the capture is lost: the numbers of every vendor.
+    /// Returns the capture status of a stream: 0 none, 1 active, 2 invalidated: the numbers of
+    /// every vendor.
     ///
     /// # Errors
-    /// [`Why::CaptureImplicit`] for a legacy stream that must not be used now; [`Why::InvalidHandle`].
+    /// [`Why::CaptureImplicit`] for a blocked legacy stream; [`Why::InvalidHandle`].
     pub fn status(&self, target: Target) -> Answer<c_int> {
         match target {
             Target::Legacy { device } if self.legacy_blocked(device) => Err(Why::CaptureImplicit),
@@ -544,13 +550,14 @@ impl Table {
         }
     }
 
-    /// Whether there is such a stream.
+    /// Returns true if the stream exists.
     #[must_use]
     pub fn has_stream(&self, stream: u64) -> bool {
         self.streams.contains_key(&stream)
     }
 
-    /// Records an event: on a stream under capture it marks a place in the graph, otherwise work that is done already.
+    /// Records an event. On a captured stream, the event marks a place in the graph; otherwise,
+    /// finished work.
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
@@ -573,10 +580,11 @@ impl Table {
         Ok(())
     }
 
-    /// Makes a stream wait for an event: a stream that waits for an event of an open capture joins it; nothing else crosses the boundary.
+    /// Makes a stream wait for an event. A stream that waits for an event of an open capture joins
+    /// the capture; no other wait crosses its boundary.
     ///
     /// # Errors
-    /// What would cross it.
+    /// The boundary that the wait would cross.
     pub fn wait(&mut self, target: Target, event: u64, external: bool) -> Answer {
         let recorded = self.events.get(&event).ok_or(Why::InvalidHandle)?.recorded.clone();
         let waiting = self.enter(target)?;
@@ -616,7 +624,8 @@ impl Table {
         }
     }
 
-    /// Whether an event has happened, which it has unless it is in a graph: that is nothing that happens, and asking spoils the capture.
+    /// Succeeds if an event has happened: always, except for an event of a graph, whose query
+    /// invalidates the capture.
     ///
     /// # Errors
     /// [`Why::CapturedEvent`], [`Why::InvalidHandle`].
@@ -630,10 +639,12 @@ impl Table {
         }
     }
 
-    /// Refuses what may wait, or make what launches a graph, on a thread that captures under way forbid it, and spoils these: its own, and in the mode
-    /// GLOBAL, which every thread has that sets none, also others' that began in it. A thread in the mode RELAXED may. So CUDA says of
-    /// `cuThreadExchangeStreamCaptureMode`; of others' in the mode GLOBAL it was seen (H200, driver 580, 2026-11-28: `cudaEventQuery`,
-    /// `cudaEventSynchronize`, `cudaStreamSynchronize`, `cudaGraphInstantiate`; relaxed, none of these).
+    /// Refuses waits and instantiations forbidden by an open capture, and invalidates this capture.
+    /// A thread is bound by its own captures; in the mode GLOBAL, its default, also by GLOBAL
+    /// captures of all threads; in the mode RELAXED by none. CUDA documents this at
+    /// `cuThreadExchangeStreamCaptureMode`; other threads' GLOBAL captures: seen on H200, driver
+    /// 580, 2026-11-28, with `cudaEventQuery`, `cudaEventSynchronize`, `cudaStreamSynchronize`,
+    /// `cudaGraphInstantiate`; relaxed, none of these.
     ///
     /// # Errors
     /// [`Why::CaptureUnsupported`].
@@ -652,7 +663,7 @@ impl Table {
         Err(Why::CaptureUnsupported)
     }
 
-    /// Waits for a stream: refused on one under capture, which is then lost.
+    /// Waits for a stream. A captured stream refuses and its capture is invalidated.
     ///
     /// # Errors
     /// As [`enter`](Self::enter), and [`Why::CaptureUnsupported`].

@@ -1,10 +1,10 @@
-//! What the tests steer a stand-in by: `standin_*`, looked up in the loaded library.
+//! Controls of a stand-in for tests: functions `standin_*`, looked up in the loaded library.
 
 pub use std::ffi::CStr;
 
 use crate::{capture, host, state};
 
-/// Pages, reservations, mappings and events that are alive.
+/// Returns the numbers of live pages, reservations, mappings and events.
 #[doc(hidden)]
 #[must_use]
 pub fn leftovers() -> [u64; 4] {
@@ -19,63 +19,66 @@ pub fn leftovers() -> [u64; 4] {
     left
 }
 
-/// Streams, threads' default ones included, and registrations of host memory that are alive.
+/// Returns the numbers of live streams (default streams of threads included) and host
+/// registrations.
 #[doc(hidden)]
 #[must_use]
 pub fn host_leftovers() -> [u64; 2] {
     [capture::table().streams(), host::registrations()]
 }
 
-/// The control functions, over the counted calls in a static `FAULTS`. A real driver lacks these symbols, which is how a test knows which one it
-/// runs on. Counters and faults are process wide.
+/// Exports the control functions over the counted calls in a static `FAULTS`. A real driver lacks
+/// these symbols, so tests detect a stand-in. Counters and faults are process-wide.
 #[macro_export]
 macro_rules! controls {
     ($faults:path) => {
         use std::ffi::c_char;
 
-        /// Driver calls since the last reset, over the functions that can fail in real life (memory, events, synchronising).
+        /// Returns the counted calls since the last reset.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_calls() -> u64 {
             $faults.count(None)
         }
 
-        /// Calls of one of those functions since the last reset, by its exported name; 0 for any other name.
+        /// Returns the calls of one counted function since the last reset, by exported name; 0 for
+        /// any other name.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn standin_count(name: *const c_char) -> u64 {
             if name.is_null() {
                 return 0;
             }
-            // SAFETY: not null, and then a zero-terminated string by the caller's contract.
+            // SAFETY: not null; zero-terminated by the caller's contract.
             unsafe { $crate::CStr::from_ptr(name) }.to_str().map_or(0, |name| $faults.count(Some(name)))
         }
 
-        /// Makes the `nth` of those calls, counted from now, fail with `code` and without any effect. Zero disarms.
+        /// Makes the `nth` counted call from now fail with `code` and without effect. Zero disarms.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_fail(nth: u64, code: i32) {
             $faults.arm(0, nth, code);
         }
 
-        /// A second failure, independent of the first.
+        /// Arms a second, independent failure.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_fail_second(nth: u64, code: i32) {
             $faults.arm(1, nth, code);
         }
 
-        /// The next so many questions whether an event has happened are answered with no, as on a device that still works; waiting for
-        /// it returns at once all the same.
+        /// Answers the next `questions` event queries with "not ready", as a busy device does.
+        /// Waits still return at once.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_keep_busy(questions: u64) {
             $crate::faults::keep_busy(questions);
         }
 
-        /// From now on a graph's nodes run in random orders that its edges allow, beginning with one that `seed` decides; 0: as they were
-        /// captured. Copies read their source when they run.
+        /// Runs graph nodes in random orders that respect the edges, the first one decided by
+        /// `seed`; 0: capture order. Copies read their source when they run.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_shuffle(seed: u64) {
             $crate::faults::shuffle(seed);
         }
 
-        /// The name of the `index`-th counted function; null behind the last. Writes how often a call of it was made to fail, ever.
+        /// Returns the name of the `index`-th counted function, or null after the last. Writes the
+        /// number of its injected failures.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn standin_failed(index: usize, times: *mut u64) -> *const c_char {
             let Some((name, failed)) = $faults.failed(index) else { return std::ptr::null() };
@@ -86,33 +89,34 @@ macro_rules! controls {
             name.as_ptr().cast()
         }
 
-        /// Writes how many pages, reservations, mappings and events are alive, in this order.
+        /// Writes the numbers of live pages, reservations, mappings and events.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn standin_leftovers(out: *mut u64) {
             if out.is_null() {
                 return;
             }
-            // SAFETY: not null, and then room for four numbers by the caller's contract.
+            // SAFETY: not null; room for four numbers by the caller's contract.
             unsafe { out.cast::<[u64; 4]>().write_unaligned($crate::leftovers()) };
         }
 
-        /// How many executable graphs are alive.
+        /// Returns the number of live executable graphs.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_executables() -> u64 {
             $crate::capture::table().execs.len() as u64
         }
 
-        /// Writes how many streams, threads' default ones included, and registrations of host memory are alive, in this order.
+        /// Writes the numbers of live streams (default streams of threads included) and host
+        /// registrations.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn standin_host_leftovers(out: *mut u64) {
             if out.is_null() {
                 return;
             }
-            // SAFETY: not null, and then room for two numbers by the caller's contract.
+            // SAFETY: not null; room for two numbers by the caller's contract.
             unsafe { out.cast::<[u64; 2]>().write_unaligned($crate::host_leftovers()) };
         }
 
-        /// Starts counting anew. Armed failures stay armed.
+        /// Resets the counters. Armed failures stay armed.
         #[unsafe(no_mangle)]
         pub extern "C" fn standin_reset_counters() {
             $faults.reset();

@@ -1,4 +1,4 @@
-//! Counting the calls that can fail in real life, and making the n-th of them fail.
+//! Counts calls and injects failures.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,30 +6,27 @@ use parking_lot::Mutex;
 
 use crate::{Answer, Why};
 
-/// How many of the next questions whether an event has happened are answered with no.
 static BUSY: AtomicU64 = AtomicU64::new(0);
 
-/// Answers the next so many questions for an event with no.
+/// Answers the next `questions` event queries with "not ready".
 pub fn keep_busy(questions: u64) {
     BUSY.store(questions, Relaxed);
 }
 
-/// Whether this question for an event is one of those.
+/// Consumes one of these queries, if any.
 pub fn busy() -> bool {
     BUSY.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
-/// What graphs are shuffled by; 0: they run as they were captured.
 static SHUFFLE: AtomicU64 = AtomicU64::new(0);
 
-/// From now on graphs run in an order that `seed` decides; 0: as captured.
+/// Sets the seed of graph orders; 0: capture order.
 pub fn shuffle(seed: u64) {
     SHUFFLE.store(seed, Relaxed);
 }
 
-/// Random numbers for one launch, if graphs are shuffled.
+/// Returns random numbers for one launch, if graphs are shuffled.
 pub fn shuffled() -> Option<impl FnMut() -> u64> {
-    // Every launch is another one.
     let mut state = match SHUFFLE.load(Relaxed) {
         0 => return None,
         seed => SHUFFLE.fetch_add(2, Relaxed).wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
@@ -42,15 +39,14 @@ pub fn shuffled() -> Option<impl FnMut() -> u64> {
     })
 }
 
-/// A failure to come.
 struct Fault {
     calls_left: u64,
     code: i32,
 }
 
-/// The counted functions of a stand-in. `counted_calls!` makes it.
+/// The counted functions of a stand-in, created by `counted_calls!`.
 pub struct Faults<const N: usize> {
-    /// With a zero at the end, for C.
+    /// Zero-terminated, for C.
     names: [&'static str; N],
     counts: [AtomicU64; N],
     failed: [AtomicU64; N],
@@ -58,7 +54,7 @@ pub struct Faults<const N: usize> {
 }
 
 impl<const N: usize> Faults<N> {
-    /// Nothing counted, nothing armed. Names end in a zero.
+    /// Creates the counters without armed failures. Names end in a zero.
     #[must_use]
     pub const fn new(names: [&'static str; N]) -> Self {
         Self {
@@ -69,10 +65,10 @@ impl<const N: usize> Faults<N> {
         }
     }
 
-    /// Counts a call of the `index`-th function. Comes first in its function, so that it has no effect when it fails.
+    /// Counts a call of the `index`-th function, before any effect.
     ///
     /// # Errors
-    /// If it is the one that was to fail.
+    /// If this call is armed to fail.
     pub fn counted(&self, index: usize) -> Answer {
         self.counts[index].fetch_add(1, Relaxed);
         let mut result = Ok(());
@@ -88,12 +84,12 @@ impl<const N: usize> Faults<N> {
         result
     }
 
-    /// Makes the `nth` counted call from now fail, in one of two independent slots; zero disarms the slot.
+    /// Makes the `nth` counted call from now fail, in one of two independent slots; zero disarms.
     pub fn arm(&self, slot: usize, nth: u64, code: i32) {
         self.faults.lock()[slot] = (nth > 0).then_some(Fault { calls_left: nth, code });
     }
 
-    /// Counted calls of one name since the last reset, or of all.
+    /// Returns the calls of one name since the last reset, or all calls.
     pub fn count(&self, name: Option<&str>) -> u64 {
         self.names
             .iter()
@@ -103,23 +99,22 @@ impl<const N: usize> Faults<N> {
             .sum()
     }
 
-    /// The name of the `index`-th counted function and how often a call of it was made to fail, ever.
+    /// Returns the name of the `index`-th counted function and the number of its injected failures.
     pub fn failed(&self, index: usize) -> Option<(&'static str, u64)> {
         Some((*self.names.get(index)?, self.failed[index].load(Relaxed)))
     }
 
-    /// Starts counting anew.
+    /// Resets the counters.
     pub fn reset(&self) {
         self.counts.iter().for_each(|c| c.store(0, Relaxed));
     }
 }
 
-/// The functions that a library's memory layer calls and must survive the failure of: makes `Call` with a variant for each, the static
-/// `FAULTS` and `counted(Call)`.
+/// Declares the counted calls of a library: `Call` with a variant for each, the static `FAULTS` and
+/// `counted(Call)`.
 #[macro_export]
 macro_rules! counted_calls {
     ($($name:ident),* $(,)?) => {
-        /// The calls that are counted and can be made to fail.
         #[derive(Clone, Copy)]
         #[allow(clippy::enum_variant_names, reason = "the functions' own names")]
         #[allow(non_camel_case_types, reason = "the functions' own names")]
@@ -128,7 +123,7 @@ macro_rules! counted_calls {
         pub(crate) static FAULTS: $crate::faults::Faults<{ [$(stringify!($name)),*].len() }> =
             $crate::faults::Faults::new([$(concat!(stringify!($name), "\0")),*]);
 
-        /// Counts a call; an error if it is the one that was to fail.
+        /// Counts a call; returns the armed failure.
         pub(crate) fn counted(call: Call) -> $crate::Answer {
             FAULTS.counted(call as usize)
         }

@@ -1,4 +1,4 @@
-//! Graphs, and the work that a stream can be given.
+//! Graphs and stream work.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use crate::capture::{Executable, Node, Nodes, Target, table};
 use crate::state::device_at;
 use crate::{Answer, Why, faults, host, refused};
 
-/// Makes a graph executable; what a capture took over unmapped addresses must be mapped by now (measured on CUDA).
+/// Instantiates a graph. Work captured over unmapped addresses must be mapped by now (measured on
+/// CUDA).
 ///
 /// # Errors
 /// [`Why::InvalidHandle`], [`Why::Invalid`].
@@ -21,7 +22,7 @@ pub fn instantiate(graph: u64) -> Answer<u64> {
     Ok(exec)
 }
 
-/// Runs a graph on what is mapped now, or adds its nodes to the stream's capture.
+/// Runs a graph on the current mappings, or adds its nodes to the stream's capture.
 ///
 /// # Errors
 /// [`Why::IllegalAddress`] where a device would fault and lose the context; [`Why::InvalidHandle`].
@@ -36,8 +37,8 @@ pub fn launch(exec: u64, target: Target) -> Answer {
     nodes.run(faults::shuffled()).map_err(|_| Why::IllegalAddress)
 }
 
-/// Makes an executable that of another graph, if its nodes are of the same kinds with the same edges and its copies as long, which stands for
-/// what a driver finds different in graphs that look alike.
+/// Updates an executable from a graph with equal kinds of nodes, edges and lengths of copies: a
+/// stand-in for the driver's own criteria.
 ///
 /// # Errors
 /// [`Why::NotUpdatable`], [`Why::Invalid`], [`Why::InvalidHandle`].
@@ -61,7 +62,7 @@ pub fn update(exec: u64, graph: u64) -> Answer {
     Ok(())
 }
 
-/// Changes a copy from the host in an executable, which is of the graph that the node is in; launches that were made go on as they were.
+/// Changes a host copy of an executable of the node's graph. Submitted launches keep the old copy.
 fn change(exec: u64, (graph, place): (u64, usize), change: impl FnOnce(&mut Nodes) -> Answer) -> Answer {
     let mut table = table();
     if !table.graphs.contains_key(&graph) {
@@ -74,7 +75,7 @@ fn change(exec: u64, (graph, place): (u64, usize), change: impl FnOnce(&mut Node
     change(Arc::make_mut(&mut exec.nodes))
 }
 
-/// Makes a copy from the host in an executable another one: from registered memory to mapped addresses, and of something.
+/// Changes a host copy: from registered memory to mapped addresses, not empty.
 ///
 /// # Errors
 /// [`Why::Invalid`], [`Why::InvalidHandle`].
@@ -94,7 +95,7 @@ pub unsafe fn set_load(exec: u64, node: (u64, usize), to: u64, from: *const u8, 
     })
 }
 
-/// Whether launches to come do a copy of an executable.
+/// Enables or disables a copy in later launches.
 ///
 /// # Errors
 /// [`Why::Invalid`], [`Why::InvalidHandle`].
@@ -109,10 +110,10 @@ pub fn enable(exec: u64, node: (u64, usize), enabled: bool) -> Answer {
     })
 }
 
-/// Does work at once, or records it if the stream is captured and `recordable` allows that.
+/// Does work at once, or captures it if `recordable` allows.
 ///
 /// # Errors
-/// What the work, the capture or `recordable` say.
+/// The errors of the work, the capture or `recordable`.
 pub fn submit(target: Target, node: Node, recordable: impl FnOnce() -> Answer) -> Answer {
     let mut table = table();
     match table.enter(target)? {
@@ -128,7 +129,8 @@ pub fn submit(target: Target, node: Node, recordable: impl FnOnce() -> Answer) -
     }
 }
 
-/// Repeats a 32-bit value, in the stream's order. A capture takes it over any reserved addresses, mapped or not (measured on CUDA).
+/// Repeats a 32-bit value in stream order. A capture accepts any reserved addresses, mapped or not
+/// (measured on CUDA).
 ///
 /// # Errors
 /// As [`submit`].
@@ -140,7 +142,8 @@ pub fn fill(target: Target, at: u64, count: u64, value: u32) -> Answer {
     })
 }
 
-/// Copies within device memory, in the stream's order. A capture takes it over mapped addresses only (measured on CUDA).
+/// Copies within device memory in stream order. A capture accepts mapped addresses only (measured
+/// on CUDA).
 ///
 /// # Errors
 /// As [`submit`].
@@ -153,14 +156,14 @@ pub fn copy(target: Target, to: u64, from: u64, len: u64) -> Answer {
     })
 }
 
-/// Copies from host memory, in the stream's order. A capture takes it from registered memory to mapped addresses only; what a driver does with
-/// other host memory there was not measured.
+/// Copies from host memory in stream order. A capture accepts registered memory and mapped
+/// addresses only; other host memory was not measured.
 ///
 /// # Errors
 /// As [`submit`] and [`host::registered`].
 ///
 /// # Safety
-/// `from` is null or has `len` bytes, and keeps them as long as a graph that this was captured into may run.
+/// `from` is null or has `len` bytes, valid as long as a graph with this copy may run.
 pub unsafe fn load(target: Target, to: u64, from: *const u8, len: usize) -> Answer {
     let registered = host::registered(from as usize, len)?;
     let len = len as u64;
@@ -184,7 +187,7 @@ pub unsafe fn read(to: *mut u8, from: u64, len: usize) -> Answer {
     if to.is_null() || len > isize::MAX as usize {
         return Err(Why::Invalid);
     }
-    // SAFETY: not null, and then room for `len` bytes by the caller's contract.
+    // SAFETY: not null; room for `len` bytes by the caller's contract.
     let into = unsafe { std::slice::from_raw_parts_mut(to, len) };
     device_at(from)?.1.memory.read(from, into).map_err(refused)
 }
@@ -203,7 +206,7 @@ pub unsafe fn write(to: u64, from: *const u8, len: usize) -> Answer {
     if from.is_null() || len > isize::MAX as usize {
         return Err(Why::Invalid);
     }
-    // SAFETY: not null, and then `len` bytes by the caller's contract.
+    // SAFETY: not null; `len` bytes by the caller's contract.
     let bytes = unsafe { std::slice::from_raw_parts(from, len) };
     device_at(to)?.1.memory.write(to, bytes).map_err(refused)
 }

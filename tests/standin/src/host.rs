@@ -1,4 +1,4 @@
-//! Host memory: registering it, and what copies of it refuse.
+//! Registered host memory and the checks of its copies.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,9 @@ use parking_lot::Mutex;
 use crate::capture::{Target, table};
 use crate::{Answer, Why};
 
-/// Registered memory: beginning to length.
 static REGISTERED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
-/// How many registrations there are.
+/// Returns the number of registrations.
 #[must_use]
 pub fn registrations() -> u64 {
     REGISTERED.lock().len() as u64
@@ -41,10 +40,10 @@ pub fn unregister(start: usize) -> Answer {
     REGISTERED.lock().remove(&start).map(drop).ok_or(Why::NotRegistered)
 }
 
-/// What copies in a stream's order refuse that cannot be captured here: a stream under capture, and what [`registered`] refuses.
+/// Checks an asynchronous copy that this stand-in cannot capture.
 ///
 /// # Errors
-/// [`Why::CaptureUnsupported`], [`Why::Invalid`].
+/// [`Why::CaptureUnsupported`] on a captured stream; as [`registered`].
 pub fn check(start: usize, len: usize, target: Target) -> Answer {
     if table().enter(target)?.is_some() {
         return Err(Why::CaptureUnsupported);
@@ -52,10 +51,10 @@ pub fn check(start: usize, len: usize, target: Target) -> Answer {
     registered(start, len).map(drop)
 }
 
-/// Whether all of some host memory is registered.
+/// Returns true if the whole range is registered.
 ///
 /// # Errors
-/// [`Why::Invalid`] for null, and for what goes over the end of a registration.
+/// [`Why::Invalid`] for null, and for a range across the end of a registration.
 pub fn registered(start: usize, len: usize) -> Answer<bool> {
     let end = start.checked_add(len).filter(|_| start != 0).ok_or(Why::Invalid)?;
     let registered = REGISTERED.lock();

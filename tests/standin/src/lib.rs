@@ -1,11 +1,11 @@
-//! What the stand-ins for vendors' libraries share, for tests only: a device's memory, streams, events, capture, graphs, and calls that
-//! fail on purpose. It knows no platform. Each stand-in (`tests/standin-*`) puts its vendor's names, numbers and rules over it.
+//! Shared model of the stand-ins for vendors' libraries, for tests only. Each stand-in
+//! (`tests/standin-*`) adds its vendor's names, numbers and rules.
 //!
-//! Memory is the source of the host driver, so aliasing, contents and faults after unmap are real. Streams do their work at once
-//! and in order; while one is captured its work becomes graph nodes, which act on whatever is mapped when the graph is launched.
-//! What breaks a rule is refused with a [`Why`], which the stand-in turns into its vendor's number.
+//! Memory is the source of the host driver, so aliasing, contents and faults after unmap are real.
+//! Streams work at once and in order. Captured work becomes graph nodes, which use the mappings of
+//! the launch. Broken rules are refused with a [`Why`], mapped to the vendor's number.
 //!
-//! Its state is static: each stand-in is a library of its own that has all of it once.
+//! State is static: each stand-in is a library with its own copy.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,8 @@ pub mod state;
 pub use control::{CStr, host_leftovers, leftovers};
 pub use why::{Answer, Why, refused};
 
-/// Runs the body of an exported function and turns what it says, or its panic, into a result by the vendor's numbers; success is 0.
+/// Runs an exported function's body; converts its result or panic to the vendor's code (success:
+/// 0).
 pub fn answer(code_of: impl Fn(Why) -> c_int, body: impl FnOnce() -> Answer) -> c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
@@ -35,18 +36,18 @@ pub fn answer(code_of: impl Fn(Why) -> c_int, body: impl FnOnce() -> Answer) -> 
     }
 }
 
-/// Stores a result where the caller wants it.
+/// Stores a result for the caller.
 ///
 /// # Errors
-/// [`Why::Invalid`] if that is nowhere.
+/// [`Why::Invalid`] for a null pointer.
 ///
 /// # Safety
-/// `to` is null or may be written.
+/// `to` is null or writable.
 pub unsafe fn give<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(Why::Invalid);
     }
-    // SAFETY: not null, and then writable by the caller's contract.
+    // SAFETY: not null; writable by the caller's contract.
     unsafe { to.write(value) };
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The devices, whose pages and addresses are known by which of them they are of, and the thread's capture mode.
+//! The devices, with process-wide page handles, and the thread's capture mode.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -8,39 +8,39 @@ use std::sync::atomic::AtomicU32;
 use crate::memory::{Memory, Refusal};
 use crate::{Answer, Why};
 
-/// What pages and addresses are multiples of, as on an H200.
+/// Default granularity of pages and addresses, as on an H200.
 const GRANULARITY: u64 = 2 << 20;
 const DEFAULT_MEMORY: u64 = 64 << 30;
-/// A page's handle holds its device above this bit, which makes handles unique across devices.
+/// Bits above this one hold the device of a page handle: handles are unique across devices.
 const DEVICE_SHIFT: u32 = 48;
 /// `RELAXED` of every vendor; THREAD_LOCAL is 1.
 pub const RELAXED: c_int = 2;
 /// `GLOBAL` of every vendor.
 pub const GLOBAL: c_int = 0;
 
-/// A pretend device.
+/// A simulated device.
 pub struct Device {
-    /// Its memory.
+    /// Memory of the device.
     pub memory: Memory,
-    /// How often its primary context is held, on platforms that have one.
+    /// References to the primary context, on platforms with one.
     pub retained: AtomicU32,
 }
 
 static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 
 thread_local! {
-    /// GLOBAL at first.
     static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// A number of the environment's, or the default.
+/// Returns a number from the environment, or the default.
 #[must_use]
 pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
-/// Starts the library. The first time it asks the environment: `<name>_DEVICES` (default 2; 0 is a machine without a device),
-/// `<name>_MEMORY` (bytes of each, default 64 GiB) and `<name>_GRANULARITY` (default 2 MiB).
+/// Starts the library. The first call reads `<name>_DEVICES` (default 2; 0 is a machine without a
+/// device), `<name>_MEMORY` (bytes of each, default 64 GiB) and `<name>_GRANULARITY` (default 2
+/// MiB).
 ///
 /// # Errors
 /// [`Why::NoDevice`].
@@ -54,7 +54,7 @@ pub fn initialise(name: &str) -> Answer {
     if devices.is_empty() { Err(Why::NoDevice) } else { Ok(()) }
 }
 
-/// All devices, once the library was started.
+/// Returns all devices after the start of the library.
 ///
 /// # Errors
 /// [`Why::NotInitialised`].
@@ -65,7 +65,7 @@ pub fn devices() -> Answer<&'static [Device]> {
     }
 }
 
-/// The index of a device that exists, and the device.
+/// Returns an existing device and its index.
 ///
 /// # Errors
 /// [`Why::InvalidDevice`].
@@ -75,7 +75,7 @@ pub fn device(ordinal: c_int) -> Answer<(usize, &'static Device)> {
     Ok((index, devices.get(index).ok_or(Why::InvalidDevice)?))
 }
 
-/// The device that reserved an address.
+/// Returns the device that reserved an address.
 ///
 /// # Errors
 /// [`Why::Invalid`].
@@ -83,13 +83,13 @@ pub fn device_at(at: u64) -> Answer<(usize, &'static Device)> {
     devices()?.iter().enumerate().find(|(_, device)| device.memory.reserved(at, 1)).ok_or(Why::Invalid)
 }
 
-/// The process-wide handle for a page of a device.
+/// Returns the process-wide handle of a device's page.
 #[must_use]
 pub fn handle(device: usize, page: u64) -> u64 {
     (device as u64 + 1) << DEVICE_SHIFT | page
 }
 
-/// The device and its own number for a page.
+/// Returns the device and its own number of a page.
 ///
 /// # Errors
 /// [`Why::Invalid`].
@@ -99,21 +99,21 @@ pub fn page(handle: u64) -> Answer<(usize, &'static Device, u64)> {
     Ok((index, devices()?.get(index).ok_or(Why::Invalid)?, handle & ((1 << DEVICE_SHIFT) - 1)))
 }
 
-/// The calling thread's capture mode.
+/// Returns the calling thread's capture mode.
 #[must_use]
 pub fn capture_mode() -> c_int {
     CAPTURE_MODE.get()
 }
 
-/// Gives the calling thread another capture mode; the one it had.
+/// Sets the calling thread's capture mode and returns the previous one.
 ///
 /// # Errors
-/// [`Why::Invalid`] for a number that is none.
+/// [`Why::Invalid`] for an unknown mode.
 pub fn exchange_capture_mode(wanted: c_int) -> Answer<c_int> {
     if (0..=RELAXED).contains(&wanted) { Ok(CAPTURE_MODE.replace(wanted)) } else { Err(Why::Invalid) }
 }
 
-/// Copies between two ranges of device memory; nothing happens unless both are wholly accessible.
+/// Copies between two ranges of device memory; no bytes change unless both are wholly accessible.
 pub(crate) fn copy(to: u64, from: u64, len: u64) -> Result<(), Refusal> {
     const STEP: u64 = 1 << 20;
     let invalid = |_| Refusal::Invalid("not device memory");

@@ -1,33 +1,33 @@
-//! Why something is refused, in no vendor's numbers.
+//! Reasons of refusals, without a vendor's numbers.
 
 use crate::memory::Refusal;
 
-/// Why a call is refused.
+/// The reason why a call is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// An argument is wrong.
+    /// A wrong argument.
     Invalid,
     /// Memory, addresses or descriptors are used up.
     OutOfMemory,
-    /// The library was not started.
+    /// The library is not initialised.
     NotInitialised,
-    /// It was shut down.
+    /// The library was shut down.
     Deinitialised,
-    /// There is no device.
+    /// No device exists.
     NoDevice,
-    /// There is no such device.
+    /// No device has this ordinal.
     InvalidDevice,
-    /// The thread has no context, or this is none.
+    /// The thread has no context, or the handle is not a context.
     NoContext,
-    /// The context is gone.
+    /// The context is destroyed.
     ContextGone,
-    /// There is no such stream, event, graph or executable.
+    /// No stream, event, graph or executable has this handle.
     InvalidHandle,
-    /// It is not in the state for that.
+    /// The object is in the wrong state.
     IllegalState,
-    /// It has not happened yet.
+    /// The event has not happened.
     NotReady,
-    /// What ran touched what is not mapped.
+    /// The work used an unmapped address.
     IllegalAddress,
     /// Part of the memory is registered already.
     AlreadyRegistered,
@@ -35,40 +35,40 @@ pub enum Why {
     NotRegistered,
     /// The work failed.
     LaunchFailed,
-    /// It is not allowed.
+    /// Not permitted.
     NotPermitted,
-    /// The device cannot do it.
+    /// The device lacks the feature.
     NotSupported,
-    /// It is not allowed while a stream is captured.
+    /// Not allowed during a capture.
     CaptureUnsupported,
-    /// The capture was lost before.
+    /// The capture is invalidated.
     CaptureInvalidated,
-    /// Two captures would become one.
+    /// Two captures would merge.
     CaptureMerge,
     /// The capture began on another stream.
     CaptureUnmatched,
-    /// Work of the capture is not joined with the stream that it began on.
+    /// Work of the capture is not joined with its origin.
     CaptureUnjoined,
-    /// It would depend on work that is not captured.
+    /// The capture would depend on uncaptured work.
     CaptureIsolation,
     /// The legacy stream would depend on a captured one.
     CaptureImplicit,
     /// The event was recorded in a capture.
     CapturedEvent,
-    /// The capture was begun by another thread.
+    /// A different thread began the capture.
     CaptureWrongThread,
-    /// The executable cannot become that of this graph.
+    /// The executable cannot be updated from this graph.
     NotUpdatable,
-    /// Anything else.
+    /// Any other reason.
     Unknown,
-    /// A test wants this very number.
+    /// A failure with the code chosen by a test.
     Injected(i32),
 }
 
-/// What the body of an exported function comes to.
+/// The result of an exported function's body.
 pub type Answer<T = ()> = Result<T, Why>;
 
-/// Why the memory refused.
+/// Converts a refusal of the memory.
 #[must_use]
 pub fn refused(refusal: Refusal) -> Why {
     match refusal {
@@ -78,12 +78,11 @@ pub fn refused(refusal: Refusal) -> Why {
     }
 }
 
-/// A vendor's numbers: `Variant = number, c"NAME", c"a sentence";` makes `code_of(Why)` and `describe(number)`. What is not listed is the number of
-/// `Unknown`.
+/// Declares a vendor's numbers: `Variant = number, c"NAME", c"a sentence";` defines `code_of(Why)`
+/// and `describe(number)`. Missing variants use the number of `Unknown`.
 #[macro_export]
 macro_rules! codes {
     (SUCCESS = $success:literal, $success_text:literal, $success_sentence:literal; $($why:ident = $code:literal, $text:literal, $sentence:literal;)*) => {
-        /// The vendor's number for a refusal.
         pub(crate) fn code_of(why: $crate::Why) -> std::ffi::c_int {
             match why {
                 $crate::Why::Injected(code) => code,
@@ -93,7 +92,7 @@ macro_rules! codes {
             }
         }
 
-        /// The number's name and a sentence about it.
+        /// Returns the name and the sentence of a number.
         pub(crate) fn describe(code: std::ffi::c_int) -> Option<(&'static std::ffi::CStr, &'static std::ffi::CStr)> {
             match code {
                 $success => Some(($success_text, $success_sentence)),

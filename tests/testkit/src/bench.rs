@@ -1,4 +1,4 @@
-//! One arena on the host driver, which can be made to fail, and the books behind it.
+//! Fixture: one arena on the host driver, with its device and memory.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use vmmgraph::{Device, HostOptions, Options, SharedVmmAllocator, Stream};
 
 use crate::{FaultyDriver, Stamps};
 
-/// What a test of one arena needs.
+/// Fixture of a test of one arena.
 pub struct Bench {
-    /// The memory.
+    /// The host driver with its memory.
     pub host: Arc<HostDriver>,
-    /// What the device is opened over.
+    /// The device's driver, over `host`.
     pub faulty: Arc<FaultyDriver>,
     /// The device.
     pub device: Arc<Device>,
     /// The arena.
     pub arena: SharedVmmAllocator,
-    /// What is written to its blocks.
+    /// Contents of blocks.
     pub stamps: Stamps,
 }
 
 impl Bench {
-    /// With defaults; stamps are written on a stream.
+    /// Creates the fixture with default options; stamps are written on `stream`.
     ///
     /// # Panics
     /// If the host has no room.
@@ -31,10 +31,10 @@ impl Bench {
         Self::over(HostDriver::new(0, HostOptions::default()).unwrap(), stream, &Options::default())
     }
 
-    /// As [`new`](Self::new), over a driver of the caller's and with options of his own.
+    /// As [`new`](Self::new), over the given driver and with the given options.
     ///
     /// # Panics
-    /// If the arena cannot be had.
+    /// If the arena cannot be created.
     #[must_use]
     pub fn over(host: HostDriver, stream: Stream, options: &Options) -> Self {
         let host = Arc::new(host);
@@ -46,10 +46,10 @@ impl Bench {
         Self { host, faulty, device, arena, stamps }
     }
 
-    /// All who used it are gone.
+    /// Checks that no memory, address or event remains.
     ///
     /// # Panics
-    /// If something is left.
+    /// If something remains.
     pub fn end(self) {
         let Self { host, faulty, device, arena, stamps } = self;
         assert_eq!(arena.audit(), Ok(()));

@@ -1,9 +1,9 @@
-//! Whoever borrows pages and never needs them.
+//! Borrower without need for its pages.
 
 use vmmgraph::pages::Fence;
 use vmmgraph::{Borrower, Result, Vacate};
 
-/// Gives back whatever it is asked for, behind nothing.
+/// Returns any recalled page at once.
 #[derive(Debug)]
 pub struct IdleBorrower;
 

@@ -1,4 +1,4 @@
-//! A driver with graphs that are nothing but copies from the host, over one that has none: for what is told to executables between threads.
+//! Driver with graphs of host copies, for tests of threads changing an executable.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -11,28 +11,25 @@ use vmmgraph::driver::{
 };
 use vmmgraph::{Address, Error, Result, Stream};
 
-/// Addresses as numbers: to, from, bytes.
 type Copy = (Address, usize, usize);
 
 #[derive(Default)]
 struct State {
-    /// The streams of the one capture there may be.
     captured: BTreeSet<u64>,
-    /// Events that were recorded in it.
     inside: HashSet<Event>,
     nodes: Vec<Copy>,
-    /// What the one executable does, by node; `None`: left out.
+    /// Copies of the only executable, by node; `None`: disabled.
     told: BTreeMap<u64, Option<Copy>>,
 }
 
-/// Passes everything on to another driver but captures, of which there is one at a time, and its graph, of which there is one executable.
+/// Adds captures (one at a time) and graphs (one executable) to another driver.
 pub struct CopyingDriver {
     inner: SharedDriver,
     state: Mutex<State>,
 }
 
 impl CopyingDriver {
-    /// Over a driver without graphs.
+    /// Creates the driver over a driver without graphs.
     #[must_use]
     pub fn new(inner: SharedDriver) -> Arc<Self> {
         Arc::new(Self { inner, state: Mutex::default() })
@@ -43,43 +40,44 @@ impl CopyingDriver {
         self.state.lock().captured.insert(stream.raw());
     }
 
-    /// Ends the capture; its executable, which copies what was captured until it is told otherwise.
+    /// Ends the capture and returns its executable, with the copies as captured.
     #[must_use]
     pub fn end(&self) -> Executable {
         let mut state = self.state.lock();
         state.captured.clear();
         state.inside.clear();
         state.told = state.nodes.iter().enumerate().map(|(node, copy)| (node as u64, Some(*copy))).collect();
-        // SAFETY: this driver's only one.
+        // SAFETY: the only executable of this driver.
         unsafe { Executable::from_raw(1) }
     }
 
-    /// How many copies the graph has.
+    /// Returns the number of copies in the graph.
     #[must_use]
     pub fn copies(&self) -> u64 {
         self.state.lock().nodes.len() as u64
     }
 
-    /// What a launch that is given now copies: to, from and bytes of each node in the order of the capture; `None`: left out.
+    /// Returns the copies of a launch submitted now, in capture order: destination, source, bytes;
+    /// `None`: disabled.
     #[must_use]
     pub fn told(&self) -> Vec<Option<(Address, usize, usize)>> {
         self.state.lock().told.values().copied().collect()
     }
 
-    /// Does half of one of the executable's copies, as it was told by now: a copy takes time.
+    /// Does half of a copy with its current parameters: a real copy takes time.
     ///
     /// # Errors
-    /// What the driver below says.
+    /// The errors of the inner driver.
     ///
     /// # Safety
-    /// Between the beginning and the end of a launch, of which there is one at a time.
+    /// Only during a launch; one launch at a time.
     pub unsafe fn copy_half(&self, node: u64, second: bool) -> Result<()> {
         let copy = self.state.lock().told.get(&node).copied().flatten();
         let Some((to, from, bytes)) = copy else { return Ok(()) };
-        // SAFETY: whoever told it promised that the source is there.
+        // SAFETY: the source exists: contract of `executable_set_copy`.
         let from = unsafe { std::slice::from_raw_parts(from as *const u8, bytes) };
         let (first, rest) = from.split_at(bytes / 2);
-        // SAFETY: and that the destination is mapped.
+        // SAFETY: the destination is mapped: the same contract.
         unsafe {
             if second {
                 self.inner.write(to.plus(first.len() as u64), rest)
@@ -110,7 +108,7 @@ impl Driver for CopyingDriver {
 
 crate::passing::passes_memory_on!(CopyingDriver);
 
-// SAFETY: passed on with the callers' promises, but for streams of the capture, on which nothing is done.
+// SAFETY: the inner driver does the work under the callers' contracts; captured streams get none.
 unsafe impl Timeline for CopyingDriver {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let captured = self.state.lock().captured.contains(&stream.raw());
@@ -169,7 +167,7 @@ unsafe impl Timeline for CopyingDriver {
     }
 }
 
-// SAFETY: passed on as it is.
+// SAFETY: the inner driver does the work.
 unsafe impl Transfer for CopyingDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
         // SAFETY: as above.
@@ -205,7 +203,7 @@ fn refused() -> Error {
     Error::Driver { call: "a graph", code: 801, name: "NOT_SUPPORTED".into() }
 }
 
-// SAFETY: copies are numbers until `copy` does them.
+// SAFETY: copies are numbers until `copy_half` does one.
 unsafe impl Graphs for CopyingDriver {
     unsafe fn graph_nodes(&self, _: Graph) -> Result<GraphNodes> {
         Err(refused())
@@ -222,7 +220,7 @@ unsafe impl Graphs for CopyingDriver {
             return Err(refused());
         }
         state.nodes.push((copy.to, copy.from as usize, copy.bytes));
-        // SAFETY: this driver's own.
+        // SAFETY: a node of this driver.
         Ok(unsafe { CopyNode::from_raw(state.nodes.len() as u64 - 1) })
     }
     unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {

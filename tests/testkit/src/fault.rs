@@ -1,4 +1,4 @@
-//! A driver that counts its calls, fails the ones it is told to, lets others work in between, and plays a busy device.
+//! Driver with counted calls, chosen failures, hooks and a simulated busy device.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
@@ -18,43 +18,37 @@ use vmmgraph::{Address, Error, Peers, Result, Stream};
 struct Plan {
     calls: u64,
     by_name: BTreeMap<&'static str, u64>,
-    /// Functions of which a call was made to fail, and how often.
     failed: BTreeMap<&'static str, u64>,
-    /// Call numbers, counted from 1 since the last `arm`, that fail.
+    /// Numbers of the calls to fail, counted from 1 since the last `arm`.
     fail: Vec<u64>,
     /// Functions of which every call fails.
     refused: HashSet<&'static str>,
     log: Option<Vec<String>>,
-    /// Streams that are being captured.
     capturing: HashSet<Stream>,
-    /// Events that were recorded there.
     captured: HashSet<Event>,
-    /// What touched one of those, which breaks its capture.
+    /// Calls during a capture that broke the capture.
     broken: Vec<String>,
-    /// Nothing given to the device is done before this is off again.
     busy: bool,
-    /// The same for so many questions.
+    /// The same for this many queries.
     busy_for: u64,
-    /// Nobody may wait while something is captured.
+    /// Waits during a capture are refused.
     waits_forbidden: bool,
-    /// Captures that were told of.
     captures: u64,
 }
 
-/// Called before each call of the driver, with its name.
+/// Called before each driver call, with the function's name.
 type Hook = Arc<dyn Fn(&'static str) + Send + Sync>;
 
-/// Passes everything on to another driver, except the calls that are to fail.
+/// Passes every call to the inner driver, except the calls to fail.
 pub struct FaultyDriver {
     inner: SharedDriver,
     plan: Mutex<Plan>,
     hook: Mutex<Option<Hook>>,
     hook_behind: Mutex<Option<Hook>>,
-    /// Only this thread's calls count, if one is named.
     only: Mutex<Option<ThreadId>>,
 }
 
-/// A call that did not fail, until it is over.
+/// A call in progress; calls the second hook when dropped.
 struct End<'a> {
     driver: &'a FaultyDriver,
     name: &'static str,
@@ -79,9 +73,8 @@ fn announce(hook: &Mutex<Option<Hook>>, name: &'static str) {
 }
 
 thread_local! {
-    /// Whether this thread is inside a hook, whose own calls have none.
+    /// True inside a hook: driver calls of a hook have no hooks.
     static HOOKED: Cell<bool> = const { Cell::new(false) };
-    /// Waits that this thread is in the middle of.
     static WAITING: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -92,7 +85,7 @@ impl fmt::Debug for FaultyDriver {
 }
 
 impl FaultyDriver {
-    /// Fails nothing yet.
+    /// Creates a driver that fails no call.
     #[must_use]
     pub fn new(inner: SharedDriver) -> Arc<Self> {
         let hook_behind = Mutex::default();
@@ -105,14 +98,14 @@ impl FaultyDriver {
         })
     }
 
-    /// From now on the calls with these numbers fail, the next call being number 1; none: nothing fails.
+    /// Makes the calls with these numbers fail; the next call is number 1.
     pub fn arm(&self, fail: &[u64]) {
         let mut plan = self.plan.lock();
         plan.calls = 0;
         plan.fail = fail.to_vec();
     }
 
-    /// Says whether every call of a function fails from now on.
+    /// Makes every call of a function fail, or stops doing so.
     pub fn refuse(&self, name: &'static str, refused: bool) {
         let mut plan = self.plan.lock();
         if refused {
@@ -128,34 +121,34 @@ impl FaultyDriver {
         self.plan.lock().calls
     }
 
-    /// Calls of one function since the driver was made.
+    /// Calls of one function since creation.
     #[must_use]
     pub fn count(&self, name: &str) -> u64 {
         self.plan.lock().by_name.get(name).copied().unwrap_or(0)
     }
 
-    /// The functions of which a call was made to fail, and how often, since the driver was made.
+    /// Returns the failed calls since creation, by function.
     #[must_use]
     pub fn failed(&self) -> BTreeMap<&'static str, u64> {
         self.plan.lock().failed.clone()
     }
 
-    /// Starts to write down what is called with what.
+    /// Starts the log of calls and their arguments.
     pub fn start_log(&self) {
         self.plan.lock().log = Some(Vec::new());
     }
 
-    /// What was written down since the last look, without the questions for a stream's state, which every replay asks.
+    /// Takes the log, without the queries of a stream's state, which every replay makes.
     #[must_use]
     pub fn take_log(&self) -> Vec<String> {
         let log = self.plan.lock().log.as_mut().map(std::mem::take).unwrap_or_default();
         log.into_iter().filter(|line| !line.starts_with("stream_state")).collect()
     }
 
-    /// Bytes that were asked to be unmapped since the last look, which takes what was written down.
+    /// Takes the log and returns the bytes of its unmap calls.
     ///
     /// # Panics
-    /// If what was written down is not what this driver writes.
+    /// If the log has an unexpected form.
     #[must_use]
     pub fn take_unmapped(&self) -> u64 {
         let log = self.take_log();
@@ -163,23 +156,25 @@ impl FaultyDriver {
         lengths.map(|bytes| bytes.parse::<u64>().expect("a length")).sum()
     }
 
-    /// Calls `hook` before each call, on the calling thread and without a lock of this driver; not before those that it makes itself
-    /// on that thread.
+    /// Calls `hook` before each call, on the calling thread and without a lock. Calls made by the
+    /// hook have no hook.
     pub fn set_hook(&self, hook: Option<Hook>) {
         *self.hook.lock() = hook;
     }
 
-    /// As [`set_hook`](Self::set_hook), behind each call that was not made to fail: the driver has done it, and the caller does not know yet.
+    /// As [`set_hook`](Self::set_hook), after each call that was not made to fail, before it
+    /// returns.
     pub fn set_hook_behind(&self, hook: Option<Hook>) {
         *self.hook_behind.lock() = hook;
     }
 
-    /// From now on only calls of this thread are counted, made to fail, written down and announced to the hook; none: those of all.
+    /// Counts, fails, logs and announces only the calls of this thread; `None`: of all threads.
     pub fn watch_only(&self, thread: Option<ThreadId>) {
         *self.only.lock() = thread;
     }
 
-    /// Says whether a stream is being captured: then recording in it or waiting on it breaks the capture.
+    /// Sets whether a stream is under capture. Recording or waiting on a captured stream breaks the
+    /// capture.
     pub fn set_capturing(&self, stream: Stream, capturing: bool) {
         let mut plan = self.plan.lock();
         if capturing {
@@ -189,29 +184,29 @@ impl FaultyDriver {
         };
     }
 
-    /// What broke a capture so far.
+    /// Returns the calls that broke a capture.
     #[must_use]
     pub fn broken_captures(&self) -> Vec<String> {
         self.plan.lock().broken.clone()
     }
 
-    /// As long as this is on, nothing that was given to the device is done: no event has happened.
+    /// While set, no event has happened.
     pub fn set_busy(&self, busy: bool) {
         self.plan.lock().busy = busy;
     }
 
-    /// As if the device were busy, for the next so many questions.
+    /// Simulates a busy device for the next `questions` queries.
     pub fn set_busy_for(&self, questions: u64) {
         self.plan.lock().busy_for = questions;
     }
 
-    /// From now on nobody may wait for the device or ask whether an event has happened while a capture is under way that was told of, as on
-    /// platforms that forbid it: waits are refused, and no event is known to have happened.
+    /// Forbids waits during announced captures, as some platforms do: waits fail, and queries find
+    /// no event happened.
     pub fn forbid_waits(&self, forbidden: bool) {
         self.plan.lock().waits_forbidden = forbidden;
     }
 
-    /// Captures under way that were told of.
+    /// Announced captures that have not ended.
     #[must_use]
     pub fn captures(&self) -> u64 {
         self.plan.lock().captures
@@ -226,7 +221,7 @@ impl FaultyDriver {
         self.only.lock().is_none_or(|thread| thread == std::thread::current().id())
     }
 
-    /// A call begins, unless it is to fail; it ends with what this gives.
+    /// Begins a call; the returned value ends the call.
     fn called(&self, name: &'static str, with: String) -> Result<End<'_>> {
         self.begins(name, with)?;
         Ok(End { driver: self, name })
@@ -257,7 +252,6 @@ impl FaultyDriver {
         }
     }
 
-    /// An event that was recorded in a capture says nothing to anybody outside.
     fn asks(&self, name: &'static str, event: Event) -> Result<()> {
         let mut plan = self.plan.lock();
         if plan.captured.contains(&event) {
@@ -290,7 +284,7 @@ impl Driver for FaultyDriver {
     }
 }
 
-// SAFETY: everything that is done is done by the driver below, with the callers' promises.
+// SAFETY: the inner driver does the work under the callers' contracts.
 unsafe impl Sharing for FaultyDriver {
     fn granted(&self) -> Handles {
         Handles::of(&*self.inner)
@@ -299,7 +293,7 @@ unsafe impl Sharing for FaultyDriver {
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         let _end = self.called("export", format!(" {page:?}"))?;
         let below = self.inner.sharing().ok_or(Error::Unsupported { device: self.inner.info().ordinal })?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { below.export(page) }
     }
 
@@ -310,7 +304,7 @@ unsafe impl Sharing for FaultyDriver {
     }
 }
 
-// SAFETY: everything that is done is done by the driver below, with the callers' promises.
+// SAFETY: the inner driver does the work under the callers' contracts.
 unsafe impl Memory for FaultyDriver {
     fn free_bytes(&self) -> Result<u64> {
         let _end = self.called("free_bytes", String::new())?;
@@ -324,7 +318,7 @@ unsafe impl Memory for FaultyDriver {
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
         let _end = self.called("free_addresses", format!(" {base:?} {len}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.free_addresses(base, len) }
     }
 
@@ -343,31 +337,31 @@ unsafe impl Memory for FaultyDriver {
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
         let _end = self.called("release", format!(" {page:?}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.release(page) }
     }
 
     unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped> {
-        // One fault for each page, and one behind the last, where access is set.
+        // One fault for each page, and one after the last, where access is set.
         for number in 0..=pages.len() {
             if let Err(error) = self.begins("map", format!(" {at:?} {number} of {}", pages.len())) {
                 return Err(NotMapped { error, mapped: 0 });
             }
         }
         let _end = End { driver: self, name: "map" };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.map(at, pages, peers) }
     }
 
     unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
         let _end = self.called("grant", format!(" {at:?} {len}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.grant(at, len, peers) }
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         let _end = self.called("unmap", format!(" {at:?} {len}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.unmap(at, len) }
     }
 }
@@ -379,7 +373,7 @@ unsafe impl Timeline for FaultyDriver {
         if self.plan.lock().capturing.contains(&stream) {
             return Ok(StreamState::Capturing);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.stream_state(stream) }
     }
 
@@ -398,7 +392,7 @@ unsafe impl Timeline for FaultyDriver {
 
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         let _end = self.called("event_destroy", format!(" {event:?}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_destroy(event) }
     }
 
@@ -412,7 +406,7 @@ unsafe impl Timeline for FaultyDriver {
             plan.captured.remove(&event)
         };
         drop(plan);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_record(event, stream) }
     }
 
@@ -420,7 +414,7 @@ unsafe impl Timeline for FaultyDriver {
         let _end = self.called("event_wait", format!(" {event:?} {stream:?}"))?;
         self.touches("event_wait", stream);
         self.asks("event_wait", event)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_wait(event, stream) }
     }
 
@@ -430,7 +424,7 @@ unsafe impl Timeline for FaultyDriver {
         if self.must_not_wait() {
             return Ok(false);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         let happened = unsafe { self.inner.event_query(event) }?;
         let mut plan = self.plan.lock();
         let busy = plan.busy || plan.busy_for > 0;
@@ -445,7 +439,7 @@ unsafe impl Timeline for FaultyDriver {
         while self.plan.lock().busy {
             std::thread::yield_now();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_synchronize(event) }
     }
 
@@ -456,7 +450,7 @@ unsafe impl Timeline for FaultyDriver {
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
         let _end = self.called("stream_destroy", format!(" {stream:?}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.stream_destroy(stream) }
     }
 
@@ -492,44 +486,44 @@ unsafe impl Timeline for FaultyDriver {
 unsafe impl Transfer for FaultyDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, stream: Stream) -> Result<()> {
         let _end = self.called("fill", format!(" {at:?} {len} {value} {stream:?}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.fill(at, len, value, stream) }
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         let _end = self.called("read", format!(" {at:?} {}", into.len()))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.read(at, into) }
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.write(at, from) }
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
         let _end = self.called("host_register", format!(" {len}"))?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_register(at, len) }
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
         let _end = self.called("host_unregister", String::new())?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_unregister(at) }
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
         let _end = self.called("copy_to_host", format!(" {from:?} {len} {stream:?}"))?;
         self.touches("copy_to_host", stream);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.copy_to_host(from, to, len, stream) }
     }
 
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
         let _end = self.called("copy_from_host", format!(" {to:?} {len} {stream:?}"))?;
         self.touches("copy_from_host", stream);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.copy_from_host(to, from, len, stream) }
     }
 }

@@ -1,5 +1,5 @@
-//! Calls whose cost must not grow with the number of things there are: each takes the median time of a
-//! call among `count` of them.
+//! Calls with a cost independent of the number of objects: each function returns the median time of
+//! a call among `count` objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,6 @@ use vmmgraph::{
 use crate::stream;
 
 const A: Stream = Stream::LEGACY;
-/// Calls that are timed.
 const CALLS: usize = 201;
 
 fn device() -> Arc<Device> {
@@ -28,7 +27,6 @@ fn arena(device: &Arc<Device>) -> SharedVmmAllocator {
     SharedVmmAllocator::new(device, &options).expect("the sizes fit the device")
 }
 
-/// The median of what single calls take.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
@@ -41,7 +39,6 @@ fn timed<T>(times: &mut Vec<Duration>, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Sizes that differ, in the same order every time.
 fn sizes(most: u64) -> impl FnMut() -> u64 {
     let mut state = 1_u64;
     move || {
@@ -58,7 +55,7 @@ impl Borrower for Obliging {
     }
 }
 
-/// A lease of one page beside so many leases.
+/// Times a lease of one page among `count` leases.
 #[must_use]
 pub fn lease(count: usize) -> Duration {
     let device = device();
@@ -85,10 +82,10 @@ pub fn lease(count: usize) -> Duration {
     median(times)
 }
 
-/// A kept block among the holes that so many left.
+/// Times the allocation of a persistent block among the holes of `count` blocks.
 #[must_use]
 pub fn kept_block(count: usize) -> Duration {
-    // Pages of the default sizes: few of them, as each is a file descriptor of the host driver.
+    // Default page sizes give few pages; each page is a file descriptor of the host driver.
     let arena = SharedVmmAllocator::new(&device(), &Options::default()).expect("the sizes fit the device");
     let open = || arena.open_space().expect("the arena is usable");
     let (stays, goes, next) = (open(), open(), open());
@@ -107,7 +104,7 @@ pub fn kept_block(count: usize) -> Duration {
     median(times)
 }
 
-/// A block of a region among the holes that so many left.
+/// Times the allocation of a block of a region among `count` holes.
 #[must_use]
 pub fn region_block(count: usize) -> Duration {
     let device = device();
@@ -126,7 +123,8 @@ pub fn region_block(count: usize) -> Duration {
     median(times)
 }
 
-/// A stream that is noted for a retained block beside so many, and the end of that block.
+/// Times the record of a stream for a live-out block among `count` blocks, and the free of that
+/// block.
 #[must_use]
 pub fn noted_stream(count: usize) -> (Duration, Duration) {
     let arena = arena(&device());
@@ -145,7 +143,7 @@ pub fn noted_stream(count: usize) -> (Duration, Duration) {
     (median(noted), median(freed))
 }
 
-/// A plan of 16 graphs for so many lengths.
+/// Times a plan of 16 graphs for `count` lengths.
 #[must_use]
 pub fn plan_of(count: usize) -> Duration {
     let mut size = sizes(1000);

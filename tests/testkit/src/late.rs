@@ -1,4 +1,4 @@
-//! A driver whose streams do nothing before somebody waits for it: whoever forgot to wait, or waited for the wrong thing, sees old bytes.
+//! Driver with streams that do no work before a wait: a missing or wrong wait reads old bytes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -8,28 +8,28 @@ use vmmgraph::driver::{
 };
 use vmmgraph::{Address, Error, Result, Stream};
 
-/// What is wrong with a [`LateDriver`]'s order.
+/// The flaw of a [`LateDriver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delay {
-    /// Nothing: late, and right.
+    /// None: late, and correct.
     Right,
     /// Streams do not wait for events.
     IgnoresWaits,
-    /// Streams do their work last first.
+    /// Streams do their newest work first.
     LastFirst,
-    /// An event is said to have happened as soon as it is recorded.
+    /// A recorded event has already happened.
     QueryHopes,
     /// Waiting for an event does not wait.
     SynchronizeHopes,
-    /// An event stays where it was recorded first.
+    /// An event keeps its first record.
     KeepsFirstRecord,
-    /// What a destroyed stream has not done is lost.
+    /// Destroying a stream discards its pending work.
     DestroyForgets,
-    /// Who waits for an event that is destroyed waits no longer.
+    /// Destroying an event releases the streams waiting for the event.
     DestroyReleases,
-    /// The default stream forgets what it is given.
+    /// The default stream drops its work.
     DefaultForgets,
-    /// Unmapping is said to wait, and does not.
+    /// Unmapping claims to wait, wrongly.
     UnmapHopes,
 }
 
@@ -45,16 +45,14 @@ enum Work {
 #[derive(Debug, Default)]
 struct State {
     queues: HashMap<u64, VecDeque<Work>>,
-    /// The ticket of an event's last record.
     events: HashMap<u64, u64>,
     done: HashSet<u64>,
     asked: HashSet<u64>,
     last: u64,
-    /// The first thing that went wrong on the device.
     failure: Option<Error>,
 }
 
-/// Passes memory on to another driver, and keeps the work of streams until it is waited for.
+/// Passes memory calls to the inner driver; queues stream work until a wait.
 #[derive(Debug)]
 pub struct LateDriver {
     inner: SharedDriver,
@@ -64,7 +62,7 @@ pub struct LateDriver {
 }
 
 impl LateDriver {
-    /// Over `inner`, whose streams do their work at once.
+    /// Creates the driver over `inner`, which works at once.
     #[must_use]
     pub fn new(inner: SharedDriver, delay: Delay) -> Self {
         let mut capabilities = *inner.capabilities();
@@ -87,7 +85,6 @@ impl LateDriver {
         state.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Does what comes before a record, wherever that is.
     fn run(&self, state: &mut State, ticket: u64) {
         let holds =
             |queue: &VecDeque<Work>| queue.iter().any(|w| matches!(w, Work::Record(t) if *t == ticket));
@@ -97,7 +94,7 @@ impl LateDriver {
         };
         while !state.done.contains(&ticket) {
             let Some(work) = state.queues.get_mut(&stream).and_then(VecDeque::pop_front) else { return };
-            // SAFETY: whoever gave it out keeps what it uses until it is done.
+            // SAFETY: the submitter keeps the memory until the work is done.
             let result = unsafe {
                 match work {
                     Work::Fill { at, len, value } => self.inner.fill(at, len, value, Stream::LEGACY),
@@ -140,10 +137,11 @@ impl Driver for LateDriver {
 
 crate::passing::passes_memory_on!(LateDriver);
 
-// SAFETY: everything is done by the driver below, with the callers' promises, which hold until a stream has done its work.
+// SAFETY: the inner driver does the work under the callers' contracts, valid until the stream is
+// done.
 unsafe impl Timeline for LateDriver {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.stream_state(stream) }
     }
 
@@ -167,7 +165,7 @@ unsafe impl Timeline for LateDriver {
                 queue.retain(|work| !matches!(work, Work::Wait(other) if Some(*other) == ticket));
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_destroy(event) }
     }
 
@@ -199,7 +197,7 @@ unsafe impl Timeline for LateDriver {
         if self.delay == Delay::QueryHopes {
             return Ok(true);
         }
-        // The first question comes too early; the second finds it done.
+        // The first query comes too early; the second finds the work done.
         if !state.asked.insert(ticket) {
             self.run(&mut state, ticket);
         }
@@ -226,7 +224,7 @@ unsafe impl Timeline for LateDriver {
                 queue.retain(|work| matches!(work, Work::Record(_)));
             }
         }
-        // SAFETY: the caller's promise. What is left in the queue is done all the same.
+        // SAFETY: the caller's contract. The queue is still processed.
         unsafe { self.inner.stream_destroy(stream) }
     }
 }
@@ -238,22 +236,22 @@ unsafe impl Transfer for LateDriver {
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.read(at, into) }
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.write(at, from) }
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_register(at, len) }
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_unregister(at) }
     }
 

@@ -1,6 +1,9 @@
-//! What VmmGraph's tests, benches and demo share: allocation traces of real and of made-up models, capturing and replaying them, torch's
-//! segment rules for comparison, a driver that fails on purpose, one that
-//! breaks a rule, one whose graphs are copies, and two that work as late as they may: `LateDriver` when somebody waits, `ReorderingDriver` in any order that events allow.
+//! Shared helpers of VmmGraph's tests, benches and demo: allocation traces of real and random
+//! models, their capture and replay, torch's segment rules for comparison, and test drivers.
+//!
+//! The drivers: [`FaultyDriver`] fails on purpose, [`BrokenDriver`] breaks a rule,
+//! [`CopyingDriver`] has graphs of copies, [`LateDriver`] works at the last wait,
+//! [`ReorderingDriver`] works in any order allowed by events.
 
 mod bench;
 mod borrower;
@@ -37,10 +40,10 @@ pub use trace::{Event, Order, Shape, Trace, shuffle};
 /// 2^20 bytes.
 pub const MIB: u64 = 1 << 20;
 
-/// A stream with a handle of the test's own, for drivers that do not look at it, or the real one of a GPU. Small numbers, some of which
-/// mean default streams, become larger ones.
+/// Returns a stream with a made-up handle, or with the real handle of a GPU. Handles below 16 are
+/// shifted: some mean default streams.
 #[must_use]
 pub const fn stream(handle: u64) -> vmmgraph::Stream {
-    // SAFETY: the host driver does not look at it; tests on a GPU pass the handles of streams that they keep.
+    // SAFETY: the host driver ignores the handle; tests on a GPU keep the stream.
     unsafe { vmmgraph::Stream::from_raw(if handle < 16 { 0x100 + handle } else { handle }) }
 }

@@ -1,31 +1,30 @@
-//! Allocation traces of models that nobody measured: the same structure as the checked-in ones, other sizes.
+//! Computed allocation traces: the structure of the recorded traces with other sizes.
 
 use crate::{Event, Shape, Trace};
 
-/// A decoder with random weights, as the checked-in traces were taken from. All numbers are of elements of two bytes.
+/// A decoder with random weights, as in the recorded traces. Sizes are in elements of two bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Model<'a> {
-    /// What its trace is called.
+    /// Name of the trace.
     pub name: &'a str,
     /// Width between the layers.
     pub hidden: u64,
     /// Width within the feed-forward part.
     pub intermediate: u64,
-    /// Heads of queries, and of keys and of values each.
+    /// Heads of queries, and heads of keys (as many of values).
     pub heads: (u64, u64),
     /// Width of a head.
     pub head: u64,
-    /// How many layers.
+    /// Number of layers.
     pub layers: u32,
     /// Length of the logits.
     pub vocabulary: u64,
-    /// Batches of decode steps; logits of every sequence.
+    /// Batches of decode steps, with logits for every sequence.
     pub decode: &'a [u32],
-    /// Tokens of prefill steps; logits of the last token.
+    /// Tokens of prefill steps, with logits for the last token.
     pub prefill: &'a [u32],
 }
 
-/// The events of one shape.
 #[derive(Default)]
 pub(crate) struct Recorder {
     events: Vec<Event>,
@@ -55,7 +54,7 @@ impl Recorder {
 }
 
 impl Model<'_> {
-    /// Its captures, small shapes first.
+    /// Returns the captures, small shapes first.
     #[must_use]
     pub fn trace(&self) -> Trace {
         let decode = self.decode.iter().map(|tokens| self.shape('d', *tokens));
@@ -71,7 +70,6 @@ impl Model<'_> {
         let mut residual = r.allocate(hidden);
         let mut normed = r.allocate(hidden);
         r.briefly(4 * t);
-        // What the layer before left: its projections and its attention.
         let mut before: Option<(usize, usize)> = None;
         for layer in 0..self.layers {
             let projected = r.allocate(qkv);

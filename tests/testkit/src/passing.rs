@@ -1,9 +1,9 @@
-//! What drivers of the tests pass on to the one below them.
+//! The macro `passes_memory_on`, for drivers of the tests.
 
-/// Addresses and pages are those of the driver in the field `inner`.
+/// Implements `Memory` by the driver in the field `inner`.
 macro_rules! passes_memory_on {
     ($driver:ty) => {
-        // SAFETY: everything is done by the driver below, with the callers' promises.
+        // SAFETY: the inner driver does the work under the callers' contracts.
         unsafe impl vmmgraph::driver::Memory for $driver {
             fn free_bytes(&self) -> vmmgraph::Result<u64> {
                 self.inner.free_bytes()
@@ -14,7 +14,7 @@ macro_rules! passes_memory_on {
             }
 
             unsafe fn free_addresses(&self, base: vmmgraph::Address, len: u64) -> vmmgraph::Result<()> {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's contract.
                 unsafe { self.inner.free_addresses(base, len) }
             }
 
@@ -23,7 +23,7 @@ macro_rules! passes_memory_on {
             }
 
             unsafe fn release(&self, page: vmmgraph::driver::PageHandle) -> vmmgraph::Result<()> {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's contract.
                 unsafe { self.inner.release(page) }
             }
 
@@ -33,7 +33,7 @@ macro_rules! passes_memory_on {
                 pages: &[vmmgraph::driver::Whole],
                 peers: vmmgraph::Peers,
             ) -> vmmgraph::Result<(), vmmgraph::driver::NotMapped> {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's contract.
                 unsafe { self.inner.map(at, pages, peers) }
             }
 
@@ -43,12 +43,12 @@ macro_rules! passes_memory_on {
                 len: u64,
                 peers: vmmgraph::Peers,
             ) -> vmmgraph::Result<()> {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's contract.
                 unsafe { self.inner.grant(at, len, peers) }
             }
 
             unsafe fn unmap(&self, at: vmmgraph::Address, len: u64) -> vmmgraph::Result<()> {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller's contract.
                 unsafe { self.inner.unmap(at, len) }
             }
         }

@@ -1,18 +1,19 @@
-//! Allocation traces of models that nobody chose: six families with random sizes, the same from the same seed.
+//! Allocation traces of random models: six families, reproducible from the seed.
 
 use crate::model::Recorder;
 use crate::{Random, Shape, Trace};
 
-/// What one layer allocates.
 #[derive(Clone, Copy, Debug)]
 enum Layer {
     /// Attention and a feed-forward part.
     Dense,
-    /// Attention and experts: so many experts, so many of them for each token, and whether one serves every token.
+    /// Attention and `count` experts, `chosen` for each token; `shared`: one more expert serves
+    /// every token.
     Experts { count: u64, chosen: u64, shared: bool },
-    /// Attention over a latent vector of so many elements, and a feed-forward part.
+    /// Attention over a latent vector of `rank` elements, and a feed-forward part.
     Latent { rank: u64 },
-    /// A state-space layer whose state has so many elements for each channel; scanned in chunks of so many tokens.
+    /// A state-space layer with `state` elements for each channel, scanned in chunks of `chunk`
+    /// tokens.
     Scan { state: u64, chunk: u64 },
     /// Attention between patches, and a feed-forward part with one matrix.
     Vision,
@@ -29,16 +30,17 @@ struct Sizes {
     head: u64,
     layers: u64,
     vocabulary: u64,
-    /// Tokens that each sequence of a decode step has: more than one if a draft is verified.
+    /// Tokens of each sequence in a decode step; above 1 when a draft is verified.
     drafted: u64,
 }
 
-/// A random model: dense, experts, latent attention, state space, vision or speculative, with decode batches up to 1,024 and prefills up to
-/// 16,384 tokens. Its captures, small shapes first.
+/// Returns the captures of a random model, small shapes first. Families: dense, experts, latent
+/// attention, state space, vision, speculative; decode batches up to 1,024, prefills up to 16,384
+/// tokens.
 #[must_use]
 pub fn random_model(seed: u64) -> Trace {
     let r = &mut Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    // The first numbers of near seeds are near.
+    // Near seeds give near first numbers: discard them.
     let _ = (r.below(2), r.below(2), r.below(2));
     let family = r.below(6);
     let hidden = 128 * (2 + r.below(15).pow(2) / 4);
@@ -82,7 +84,6 @@ pub fn random_model(seed: u64) -> Trace {
     Trace { name: format!("{name} {seed}"), shapes }
 }
 
-/// Up to so many numbers up to a largest, as engines capture them: powers of two, even steps, or any.
 fn steps(r: &mut Random, most: u64, count: u64) -> Vec<u64> {
     let mut found: Vec<u64> = match r.below(3) {
         0 => (0..count).map(|n| most >> n).collect(),
@@ -142,7 +143,6 @@ impl Sizes {
             let wide = r.allocate(4 * rows * self.vocabulary);
             r.free(logits);
             if self.drafted > 1 && kind == 'd' {
-                // Probabilities of what was drafted, and which of it stays.
                 let chances = r.allocate(4 * rows * self.vocabulary);
                 r.briefly(8 * rows);
                 r.free(chances);

@@ -1,5 +1,5 @@
-//! A driver whose streams do their work late, and beside each other in any order that events allow: what nothing puts behind something happens
-//! before it, sooner or later, and copies read their source when they happen.
+//! Driver with late streams that work in any order allowed by events. Copies read their source when
+//! they happen.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -13,12 +13,11 @@ use vmmgraph::driver::{
 };
 use vmmgraph::{Address, Error, Result, Stream};
 
-/// Work of the test's own, in a stream's order.
 type Launch = Box<dyn FnOnce(&SharedDriver) + Send>;
 
 enum Work {
     Launch(Launch),
-    /// The event's so-manieth record.
+    /// A record of an event, by its number.
     Record(u64),
     Wait(u64),
     Fill {
@@ -41,20 +40,17 @@ enum Work {
 #[derive(Default)]
 struct State {
     random: u64,
-    /// One of so many questions finds streams at work.
+    /// One query in `lazy` lets streams work.
     lazy: u64,
     streams: BTreeMap<u64, VecDeque<Work>>,
-    /// By event: its last record.
     events: HashMap<Event, u64>,
     records: u64,
     happened: HashSet<u64>,
-    /// Streams that are being captured.
     captured: HashSet<u64>,
     failed: Vec<String>,
     done: u64,
-    /// Waits of such streams are lost.
+    /// Selects the streams with dropped waits.
     losing: Option<Losing>,
-    /// How many were.
     lost: u64,
 }
 
@@ -79,7 +75,7 @@ impl State {
         self.streams.entry(queue(stream)).or_default().push_back(work);
     }
 
-    /// Takes the first work of one of the streams that wait for nothing.
+    /// Takes the first work of a random stream without a pending wait.
     fn take(&mut self) -> Option<Work> {
         let happened = &self.happened;
         let waits = |work: &Work| matches!(work, Work::Wait(record) if !happened.contains(record));
@@ -92,16 +88,13 @@ impl State {
 }
 
 thread_local! {
-    /// The context that is current; 0: the primary one.
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The queues of contexts' default streams.
 const CONTEXTS: u64 = 1 << 61;
-/// The queues of threads' default streams, from the first one on.
 const THREADS: u64 = 1 << 62;
 
-/// Which queue a handle means: the default stream of a thread is that thread's.
+/// Returns the queue of a handle. Each thread has its own default stream.
 fn queue(stream: Stream) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(THREADS);
     thread_local! {
@@ -114,30 +107,30 @@ fn queue(stream: Stream) -> u64 {
     }
 }
 
-/// Whose waits are lost.
+/// Selects the streams with dropped waits.
 pub type Losing = fn(Stream) -> bool;
 
-/// Runs a test of twenty seeds with waits lost, and expects that it notices: `run` says how much it found wrong, and how many waits were
-/// [lost](ReorderingDriver::lost).
+/// Runs a test with twenty seeds and dropped waits; the test must notice. `run` returns the number
+/// of wrong results and of [lost](ReorderingDriver::lost) waits.
 ///
 /// # Panics
-/// If nothing was lost, or nothing found wrong.
+/// If no wait was dropped or no result was wrong.
 pub fn lossy(losing: Losing, run: impl Fn(u64, Option<Losing>) -> (u64, u64)) {
     let found = (0..20).map(|seed| run(seed, Some(losing)));
     let (wrong, lost) = found.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     assert!(wrong > 0 && lost > 0, "{wrong} wrong, {lost} waits lost");
 }
 
-/// Passes everything on to another driver, what has a stream late.
+/// Passes every call to the inner driver; stream work is late.
 pub struct ReorderingDriver {
     inner: SharedDriver,
     state: Mutex<State>,
-    /// Held while a piece of work is done: what is behind it in its stream is not done meanwhile by another thread.
+    /// Held during a piece of work: no other thread may do later work of the stream.
     at_work: Mutex<()>,
 }
 
 impl ReorderingDriver {
-    /// Does work in an order that `seed` decides, and how late.
+    /// Creates the driver; `seed` decides order and delay.
     #[must_use]
     pub fn new(inner: SharedDriver, seed: u64) -> Arc<Self> {
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -148,16 +141,17 @@ impl ReorderingDriver {
         })
     }
 
-    /// Gives a stream work of the test's own.
+    /// Submits work of the test to a stream.
     pub fn launch(&self, stream: Stream, work: impl FnOnce(&SharedDriver) + Send + 'static) {
         self.state.lock().push(stream, Work::Launch(Box::new(work)));
     }
 
-    /// Does one piece of work; whether there was any that waits for nothing.
+    /// Does one piece of work; returns false if every stream waits or is empty.
     pub fn step(&self) -> bool {
         let _at_work = self.at_work.lock();
         let Some(work) = self.state.lock().take() else { return false };
-        // Whoever gave the work promised that it can be done until the stream has done it; what is not mapped any more is refused.
+        // The submitter keeps the memory until the stream has done the work; unmapped memory is
+        // refused.
         let done = match work {
             Work::Launch(launch) => {
                 launch(&self.inner);
@@ -185,22 +179,23 @@ impl ReorderingDriver {
         true
     }
 
-    /// Does all the work there is.
+    /// Does all submitted work.
     ///
     /// # Panics
-    /// If some waits for ever.
+    /// If work waits for an event without a record.
     pub fn drain(&self) {
         while self.step() {}
         let left: usize = self.state.lock().streams.values().map(VecDeque::len).sum();
         assert_eq!(left, 0, "work that waits for what never happens");
     }
 
-    /// Makes a context current on this thread, whose default stream is its own; 0: the primary one. Which one was.
+    /// Makes a context with its own default stream current on this thread (0: the primary context).
+    /// Returns the previous one.
     pub fn make_current(context: u64) -> u64 {
         CONTEXT.replace(context)
     }
 
-    /// Says whether a stream is being captured: what it was given before is done, and it may be given nothing.
+    /// Sets whether a stream is under capture: a captured stream accepts no work.
     pub fn set_captured(&self, stream: Stream, captured: bool) {
         let mut state = self.state.lock();
         if captured {
@@ -210,30 +205,29 @@ impl ReorderingDriver {
         };
     }
 
-    /// Work that could not be done when its time came: what it was about was gone. Also what was given to a stream that was being captured.
+    /// Returns the errors of late work: vanished memory, or work for a captured stream.
     #[must_use]
     pub fn failed(&self) -> Vec<String> {
         self.state.lock().failed.clone()
     }
 
-    /// Pieces of work that were done.
+    /// Pieces of work done.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.state.lock().done
     }
 
-    /// From now on waits of such streams are lost, for tests that must notice.
+    /// Drops the waits of the selected streams; the test must notice.
     pub fn lose_waits(&self, losing: Losing) {
         self.state.lock().losing = Some(losing);
     }
 
-    /// Waits that were lost.
+    /// Dropped waits.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.state.lock().lost
     }
 
-    /// A few pieces of work, or none.
     fn some(&self) {
         let count = {
             let mut state = self.state.lock();
@@ -271,7 +265,8 @@ impl Driver for ReorderingDriver {
 
 crate::passing::passes_memory_on!(ReorderingDriver);
 
-// SAFETY: everything is done by the driver below, with the callers' promises, which hold until a stream has done its work.
+// SAFETY: the inner driver does the work under the callers' contracts, valid until the stream is
+// done.
 unsafe impl Timeline for ReorderingDriver {
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState> {
         let captured = self.state.lock().captured.contains(&queue(stream));
@@ -295,14 +290,15 @@ unsafe impl Timeline for ReorderingDriver {
 
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         self.state.lock().events.remove(&event);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_destroy(event) }
     }
 
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
         let mut state = self.state.lock();
         if stream == Stream::LEGACY {
-            // Behind what the default streams of threads were given, of which nobody else can name those of threads that have ended.
+            // The legacy stream waits for the default streams of all threads, ended threads
+            // included.
             let threads: Vec<u64> = state.streams.range(THREADS..).map(|(queue, _)| *queue).collect();
             for queue in threads {
                 let record = state.next_record();
@@ -336,7 +332,6 @@ unsafe impl Timeline for ReorderingDriver {
     unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
         let record = self.last_record(event);
         while record > 0 && !self.state.lock().happened.contains(&record) {
-            // Another thread may have done the last of it just now.
             if !self.step() && !self.state.lock().happened.contains(&record) {
                 let name = "an event that never happens".to_owned();
                 return Err(Error::Driver { call: "event_synchronize", code: 702, name });
@@ -350,7 +345,7 @@ unsafe impl Timeline for ReorderingDriver {
     }
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.stream_destroy(stream) }
     }
 }
@@ -363,22 +358,22 @@ unsafe impl Transfer for ReorderingDriver {
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.read(at, into) }
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.write(at, from) }
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_register(at, len) }
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_unregister(at) }
     }
 

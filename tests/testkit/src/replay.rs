@@ -1,7 +1,7 @@
-//! Capturing a trace into spaces, and replaying it with real contents.
+//! Captures a trace into spaces and replays it with real contents.
 //!
-//! A replay stamps each block where the trace allocates it and checks the stamp where the trace frees it, at the addresses of the
-//! capture. Whatever else wrote to the block's memory in between is seen.
+//! A replay stamps each block at its allocation and checks the stamp at its free, at the captured
+//! addresses.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,34 +14,34 @@ use crate::trace::{Event, Shape};
 /// A captured shape.
 #[derive(Debug)]
 pub struct Captured {
-    /// Its space, sealed.
+    /// The sealed space.
     pub space: Arc<Space>,
     /// Address and bytes of every block, by id.
     pub blocks: Vec<(Address, u64)>,
-    /// What the capture used.
+    /// Report of the seal.
     pub report: SealReport,
-    /// Mappings made after each event.
+    /// Number of mappings after each event.
     pub maps_after: Vec<u64>,
 }
 
-/// What replaying found.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Blocks checked.
+    /// Checked blocks.
     pub blocks: u64,
-    /// Blocks whose stamp was damaged before they were freed.
+    /// Blocks with a damaged stamp at their free.
     pub wrong: u64,
 }
 
-/// Captures one shape: a space, the trace's allocations and frees on one stream, and the seal.
+/// Captures one shape on one stream and seals its space.
 ///
 /// # Errors
-/// What the library says; the space is dropped then.
+/// The errors of the library; the space is dropped then.
 pub fn capture(arena: &SharedVmmAllocator, shape: &Shape, stream: Stream) -> Result<Captured> {
     capture_with(arena, shape, stream, false)
 }
 
-/// As [`capture`]; with `mark`, what the shape never frees is allocated as a kept block.
+/// As [`capture`]; with `mark`, blocks that the shape never frees are persistent.
 ///
 /// # Errors
 /// As [`capture`].
@@ -57,7 +57,7 @@ pub fn capture_with(
     })
 }
 
-/// As [`capture`], with blocks from wherever `allocate` has them, by their number and bytes.
+/// As [`capture`], with blocks from `allocate`, which receives their id and bytes.
 ///
 /// # Errors
 /// As [`capture`].
@@ -94,7 +94,7 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// Stamps on the driver's device, written in the order of `stream`.
+    /// Creates stamps on the driver's device, written in the order of `stream`.
     #[must_use]
     pub fn new(driver: &SharedDriver, stream: Stream) -> Self {
         Self { driver: Arc::clone(driver), stream }
@@ -104,9 +104,9 @@ impl Stamps {
         self.driver.info().platform == "host"
     }
 
-    /// The offsets at which a block is looked at: its beginning, its end, and steps between. Blocks overlap by whole pages, or
-    /// in a slab by whole granules of 512 bytes, so these steps miss none. On the host these are also the only places written;
-    /// a GPU fills whole blocks, but is asked once a page only, since each look is a copy.
+    /// Returns the checked offsets: start, end and steps. Blocks overlap by whole pages, in a slab
+    /// by granules of 512 bytes, so no overlap is missed. On the host only these offsets are
+    /// written. A GPU is checked once a page, since each check is a copy.
     fn offsets(&self, bytes: u64) -> impl Iterator<Item = u64> {
         let step = match (self.on_host(), bytes <= 1 << 20) {
             (true, true) => 512,
@@ -119,23 +119,24 @@ impl Stamps {
     /// Stamps a block.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The errors of the driver.
     pub fn write(&self, at: Address, bytes: u64, stamp: u32) -> Result<()> {
         if !self.on_host() {
-            // SAFETY: a live block of the caller's, and a stream it keeps.
+            // SAFETY: a live block and a live stream of the caller.
             return unsafe { self.driver.fill(at, bytes / 4 * 4, stamp, self.stream) };
         }
         for offset in self.offsets(bytes) {
-            // SAFETY: a block of the host driver is mapped memory of this process, and only this thread replays.
+            // SAFETY: a block of the host driver is mapped memory of this process; only this thread
+            // replays.
             unsafe { ((at.0 + offset) as *mut u32).write_volatile(stamp) };
         }
         Ok(())
     }
 
-    /// Whether a block still holds its stamp.
+    /// Returns true if a block still holds its stamp.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The errors of the driver.
     pub fn holds(&self, at: Address, bytes: u64, stamp: u32) -> Result<bool> {
         for offset in self.offsets(bytes) {
             let found = if self.on_host() {
@@ -143,8 +144,9 @@ impl Stamps {
                 unsafe { ((at.0 + offset) as *const u32).read_volatile() }
             } else {
                 let mut word = [0; 4];
-                // Copies from device memory wait for the default stream only: the caller replays on it.
-                // SAFETY: a live block of the caller's.
+                // Reads of device memory wait for the default stream only: the caller replays on
+                // it.
+                // SAFETY: a live block of the caller.
                 unsafe { self.driver.read(Address(at.0 + offset), &mut word) }?;
                 u32::from_ne_bytes(word)
             };
@@ -156,7 +158,6 @@ impl Stamps {
     }
 }
 
-/// The stamp of a block in a replay.
 fn stamp(space: &Space, round: u32, id: usize) -> u32 {
     let mixed =
         space.id().wrapping_mul(0x9e37_79b9) ^ (id as u64).wrapping_mul(0x85eb_ca6b) ^ u64::from(round) << 17;
@@ -166,7 +167,7 @@ fn stamp(space: &Space, round: u32, id: usize) -> u32 {
 /// Replays a captured shape once, in the arena's order.
 ///
 /// # Errors
-/// What the library or the driver says.
+/// The errors of the library or the driver.
 pub fn replay(captured: &Captured, shape: &Shape, stamps: &Stamps, round: u32) -> Result<Replayed> {
     captured.space.replay(stamps.stream, || {
         let mut found = Replayed::default();
@@ -188,10 +189,10 @@ pub fn replay(captured: &Captured, shape: &Shape, stamps: &Stamps, round: u32) -
 }
 
 impl Captured {
-    /// Of the blocks that were live at the seal, how many no longer hold the stamp of the shape's replay `round`.
+    /// Counts the live-out blocks without the stamp of replay `round`.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The errors of the driver.
     pub fn lost_retained(&self, stamps: &Stamps, round: u32) -> Result<u64> {
         let mut lost = 0;
         for retained in &self.report.retained {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The median over `samples` batches of the time one `body` takes in a batch of `turns`.
+/// Returns the median time of one `body`, over `samples` batches of `turns` calls.
 pub fn median(samples: usize, turns: u32, mut body: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..samples)
         .map(|_| {

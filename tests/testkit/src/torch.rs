@@ -1,9 +1,11 @@
-//! What torch's caching allocator would reserve for a shape: the segment and best-fit rules of its native backend.
+//! Bytes that torch's caching allocator reserves for a shape, by the segment and best-fit rules of
+//! its native backend.
 //!
-//! Sizes are rounded to 512 bytes. Up to 1 MiB they come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, above from
-//! segments of their own rounded up to 2 MiB. A block is the smallest free one that fits and is split if what remains is of use
-//! (512 bytes in a small segment, more than 1 MiB in a large one); freed neighbours merge. Segments are never given back while
-//! the graph lives (c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.11).
+//! Sizes are rounded to 512 bytes. Blocks up to 1 MiB come from segments of 2 MiB, below 10 MiB
+//! from segments of 20 MiB; larger ones have a segment rounded up to 2 MiB. The smallest free block
+//! that fits is split if the rest is useful (512 bytes in a small segment, more than 1 MiB in a
+//! large one). Freed neighbours merge. Segments live as long as the graph
+//! (c10/cuda/CUDACachingAllocator.cpp, torch 2.6 to 2.11).
 
 use std::collections::HashMap;
 
@@ -79,14 +81,14 @@ fn reserved_bytes(shape: &Shape) -> u64 {
     reserved
 }
 
-/// A private pool for each graph: the sum of what each shape reserves.
+/// Returns the bytes with one private pool for each graph.
 #[must_use]
 pub fn private_pools_bytes(trace: &Trace) -> u64 {
     trace.shapes.iter().map(reserved_bytes).sum()
 }
 
-/// The published design: one space a shape over shared 2 MiB pages, as many as the shape that reserves most, every page mapped into
-/// every space. Returns its bytes and map calls.
+/// Returns bytes and map calls of the published design: every shape maps all shared 2 MiB pages, as
+/// many as the largest shape reserves.
 #[must_use]
 pub fn published_design(trace: &Trace) -> (u64, u64) {
     let bytes = trace.shapes.iter().map(reserved_bytes).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Allocation traces: what a model's captures asked torch for.
+//! Allocation traces: requests of a model's captures to torch.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -7,16 +7,16 @@ use std::{fmt, fs};
 /// One step of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A tensor's storage is allocated.
+    /// The storage of a tensor is allocated.
     Allocate {
-        /// Its number within the shape, counted from 0.
+        /// Number within the shape, counted from 0.
         id: usize,
-        /// Bytes as requested.
+        /// Requested bytes.
         bytes: u64,
     },
-    /// It is freed; an id never freed is live when the capture ends.
+    /// The storage is freed; a block never freed is live-out.
     Free {
-        /// Its number.
+        /// Number within the shape.
         id: usize,
     },
 }
@@ -26,22 +26,22 @@ pub enum Event {
 pub struct Shape {
     /// `d` for a decode batch, `p` for a prefill.
     pub kind: char,
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u32,
-    /// What happened, in order.
+    /// The events in order.
     pub events: Vec<Event>,
 }
 
 /// The shapes of one run.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// The file's name without its ending.
+    /// The file's name without extension.
     pub name: String,
-    /// The shapes in the order they were captured.
+    /// The shapes in capture order.
     pub shapes: Vec<Shape>,
 }
 
-/// An order of capturing.
+/// An order of captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// As in the trace: small shapes first.
@@ -63,13 +63,13 @@ impl fmt::Display for Order {
 }
 
 impl Shape {
-    /// The shape as a person would call it: "decode 64", "prefill 8192".
+    /// Returns a readable label: "decode 64", "prefill 8192".
     #[must_use]
     pub fn label(&self) -> String {
         format!("{} {}", if self.kind == 'd' { "decode" } else { "prefill" }, self.tokens)
     }
 
-    /// The blocks that are still live when the capture ends.
+    /// Returns the ids of the live-out blocks.
     #[must_use]
     pub fn kept(&self) -> HashSet<usize> {
         let mut kept = HashSet::new();
@@ -82,7 +82,7 @@ impl Shape {
         kept
     }
 
-    /// Their bytes, each rounded up to 512.
+    /// Returns the bytes of the live-out blocks, each rounded up to 512.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let kept = self.kept();
@@ -93,7 +93,8 @@ impl Shape {
         bytes.sum()
     }
 
-    /// The most bytes live at once, each block rounded up to 512 as torch does: the floor of what the shape needs.
+    /// Returns the peak of live bytes, each block rounded up to 512 as in torch: the lower bound of
+    /// the shape's memory.
     #[must_use]
     pub fn peak_live_bytes(&self) -> u64 {
         let mut live = HashMap::new();
@@ -114,10 +115,10 @@ impl Shape {
 }
 
 impl Trace {
-    /// Reads one of the checked-in traces by name.
+    /// Reads a recorded trace by name.
     ///
     /// # Errors
-    /// A sentence that says what is wrong with the file.
+    /// A sentence that names the wrong line.
     pub fn load(folder: &Path, name: &str) -> Result<Self, String> {
         let path = folder.join(format!("{name}.txt"));
         let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -147,14 +148,14 @@ impl Trace {
         Ok(Self { name: name.to_owned(), shapes })
     }
 
-    /// The decode batches alone.
+    /// Returns the decode batches alone.
     #[must_use]
     pub fn decode_only(&self) -> Self {
         let shapes = self.shapes.iter().filter(|shape| shape.kind == 'd').cloned().collect();
         Self { name: format!("{}-decode", self.name), shapes }
     }
 
-    /// The same shapes in another order.
+    /// Returns the same shapes in another order.
     #[must_use]
     pub fn ordered(&self, order: Order) -> Self {
         let mut trace = self.clone();
@@ -166,13 +167,13 @@ impl Trace {
         trace
     }
 
-    /// The floor: the peak live bytes of the hungriest shape.
+    /// Returns the lower bound: the peak live bytes of the peak shape.
     #[must_use]
     pub fn floor_bytes(&self) -> u64 {
         self.shapes.iter().map(Shape::peak_live_bytes).max().unwrap_or(0)
     }
 
-    /// The floor if every shape's kept blocks stay: beside the hungriest shape there is what all the others keep.
+    /// Returns the lower bound if the live-out blocks of every shape persist.
     #[must_use]
     pub fn floor_with_kept_bytes(&self) -> u64 {
         let kept: u64 = self.shapes.iter().map(Shape::kept_bytes).sum();

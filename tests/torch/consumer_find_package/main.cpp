@@ -1,4 +1,4 @@
-// Calls torch and VmmGraph in one program: 0 if both answer and are made for each other.
+// Calls torch and VmmGraph in one program. Returns 0 if both work and their versions match.
 #include <c10/cuda/CUDAFunctions.h>
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Programs that ask torch's allocator, or tell it something.
+// Programs that query or configure torch's allocator.
 #include <atomic>
 #include <thread>
 
@@ -12,7 +12,7 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// Allocates on this thread to a pool of the program's, as use_mem_pool() of Python does.
+// Allocates on this thread from the program's pool, like Python's use_mem_pool().
 class InPool {
 public:
     explicit InPool(at::cuda::MemPool& pool) : pool_(pool) {
@@ -86,7 +86,6 @@ void statistics(Run& run) {
     run.note("statistics: allocated by the output", end.allocated_bytes[0].current - start.allocated_bytes[0].current);
     run.note("statistics: peak", end.allocated_bytes[0].peak - start.allocated_bytes[0].current);
     run.note("statistics: reserved", end.reserved_bytes[0].current - start.reserved_bytes[0].current);
-    // Eager tensors are counted as ever.
     const auto eager = at::empty({32 * MiB}, run.options(at::kByte));
     run.note("allocated by an eager tensor", before().allocated - end.allocated_bytes[0].current);
 }
@@ -171,7 +170,7 @@ void a_memory_fraction(Run& run) {
     const auto x = run.ints({1 << 20});
     std::size_t free = 0, total = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    // A gibibyte for this process.
+    // Limits this process to 1 GiB.
     caching::setMemoryFraction(static_cast<double>(std::size_t{1} << 30) / static_cast<double>(total), 0);
     run.attempt("an eager allocation", [&] { static_cast<void>(at::empty({2048 * MiB}, run.options(at::kByte))); });
     run.attempt("fraction: a capture", [&] {
@@ -256,7 +255,6 @@ void memory_without_tensors(Run& run) {
         run.check("its base", caching::getBaseAllocation(inside, &bytes) != nullptr && bytes >= static_cast<std::size_t>(4 * MiB));
         C10_CUDA_CHECK(cudaMemset(on_side, 0, MiB));
     }
-    // Past the graph.
     run.check("its bytes are there", at::equal(at::from_blob(inside, {1 << 20}, run.options()), x));
     caching::raw_delete(inside);
     caching::raw_delete(on_side);

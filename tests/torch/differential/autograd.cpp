@@ -1,4 +1,4 @@
-// Bodies that differentiate: backward runs on threads of torch's, which allocate and free for the capture.
+// Bodies that differentiate: backward allocates and frees for the capture on torch's threads.
 #include "run.hpp"
 
 #include <ATen/core/grad_mode.h>
@@ -37,7 +37,7 @@ void gradients_of_a_body(Run& run) {
 void backward_into_static_gradients(Run& run) {
     const Layers layers(run);
     const auto x = run.ints({32, 64}, at::kFloat, 3), target = run.ints({32, 16}, at::kFloat, 4);
-    // As a program warms up: on a side stream, and without gradients before the capture, so that they are the graph's.
+    // Usual warm-up, on a side stream; the capture creates new gradients.
     run.eagerly([&] { layers.loss(x, target).backward(); });
     layers.first.mutable_grad() = at::Tensor();
     layers.second.mutable_grad() = at::Tensor();
@@ -114,7 +114,7 @@ void a_function_of_the_programs(Run& run) {
     });
 }
 
-// Keeps what went in and computes again what is between when it is asked for gradients.
+// Recomputes intermediates for the gradients.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
     static Variable between(const Variable& x, const Variable& w) { return at::relu(at::mm(at::relu(at::mm(x, w)), w)); }
     static Variable forward(AutogradContext* context, const Variable& x, const Variable& w) {
@@ -194,7 +194,7 @@ void forward_and_backward_in_two_graphs(Run& run) {
     const auto x = run.ints({128, 128}, at::kFloat, 2), incoming = run.ints({128, 128}, at::kFloat, 3);
     at::Tensor y, grad;
     const auto forward = run.capture([&] { y = at::relu(at::mm(x, w)) * w; });
-    // Not promised by the MemPool route: the second graph's memory lies over what the first one saved.
+    // Not guaranteed on the MemPool route, where the graphs share memory.
     const auto backward = run.capture([&] {
         std::vector<at::Tensor> filling;
         for (int i = 0; i < 16; ++i) {
@@ -217,7 +217,6 @@ void a_tape_that_is_dropped_after_the_graph(Run& run) {
         const auto graph = run.capture([&] { y = at::relu(at::mm(w, w) * w).sum(); });
         run.replay(graph);
     }
-    // What the capture saved for it lives on, with the values of the replay.
     run.tried("gradient outside", [&] { return torch::autograd::grad({y}, {w})[0]; });
     run.note("y", y.detach());
 }

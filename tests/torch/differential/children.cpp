@@ -1,4 +1,4 @@
-// The processes: each has its notes and its output in files, a group of its own, and a time limit.
+// Child processes, each with files, a process group and a time limit.
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -70,7 +70,7 @@ Child start(const Task& task, const std::string& stem) {
     }
     if (process == 0) {
         setpgid(0, 0);
-        // Gone with the parent, whatever becomes of that.
+        // Dies with the parent.
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         const int file = open(output.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
         dup2(file, STDOUT_FILENO);
@@ -131,7 +131,7 @@ Outcomes run_children(const Program& program, const Limits& limits, const std::s
         for (auto child = running.begin(); child != running.end();) {
             int status = 0;
             if (waitpid(child->process, &status, WNOHANG) == child->process) {
-                // Whatever it left running.
+                // Kills the child's own children.
                 kill(-child->process, SIGKILL);
                 outcomes[child->task.scenario->name][child->task.way] = finish(*child, status, limits.seconds);
                 child = running.erase(child);
@@ -160,7 +160,7 @@ bool is_child(const Program& program, int argc, char** argv) {
     if (scenario.empty()) {
         return false;
     }
-    // By hand, without --notes, they are printed.
+    // Without --notes (manual use), prints the notes.
     const int file = notes.empty() ? STDOUT_FILENO : open(notes.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
     if (file < 0) {
         throw std::runtime_error("cannot write " + notes);

@@ -1,4 +1,4 @@
-// What differs, which of it is known, and the table.
+// Compares outcomes, matches known differences, and prints the table.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -50,7 +50,7 @@ std::vector<Difference> differences(const std::string& way, const Outcome& measu
     return found;
 }
 
-// What is wrong with the measure: then its scenario shows nothing, whatever the others do.
+// Error of the measure.
 std::string complaint(const Scenario& scenario, const Outcome& measure) {
     if (scenario.ends_badly) {
         return {};
@@ -65,8 +65,8 @@ std::string complaint(const Scenario& scenario, const Outcome& measure) {
 
 std::string shortened(const std::string& text, std::size_t most) { return text.size() <= most ? text : text.substr(0, most - 3) + "..."; }
 
-// MiB in each way; empty: nobody said. A star where it is more than the measure's by over 5 % and a constant: an arena's cuBLAS workspace of
-// 32 MiB, which it takes at its first capture, and two pages.
+// A star marks more than 5 % and a constant above the measure: an arena's cuBLAS workspace of 32
+// MiB and two pages.
 std::string memory(const Program& program, const std::map<std::string, Outcome>& ways) {
     constexpr double MiB = 1 << 20, constant = 36;
     const auto measure = static_cast<double>(ways.at(program.ways.front()).memory) / MiB;
@@ -80,7 +80,6 @@ std::string memory(const Program& program, const std::map<std::string, Outcome>&
     return said ? text : "";
 }
 
-// The last lines.
 std::string tail(const std::string& text, int lines) {
     auto at = text.size();
     for (int i = 0; i <= lines && at != 0 && at != std::string::npos; ++i) {
@@ -122,7 +121,6 @@ std::vector<Verdict> compare(const Program& program, const Outcomes& outcomes) {
         }
         verdicts.push_back(std::move(verdict));
     }
-    // A measure that is known to be left in a bad state has been looked at.
     for (auto& verdict : verdicts) {
         const auto excused = [&](const Known& known) {
             return !known.as_in.empty() && names(known.scenario, verdict.scenario) && verdict.measure.rfind(known.key, 0) == 0;
@@ -147,7 +145,7 @@ std::vector<Known> stale(const Program& program, const Outcomes& outcomes, const
     for (std::size_t k = 0; k < program.known.size(); ++k) {
         const auto& known = program.known[k];
         const auto* const ran = find(outcomes, known.scenario, program.ways.front());
-        // Where it must be as in another scenario nothing is passed over, so that one need not show.
+        // With `as_in` set, the difference may be absent.
         const bool judged = known.as_in.empty() && ran != nullptr && ran->skipped.empty();
         if (judged && used.count(static_cast<int>(k)) == 0) {
             unused.push_back(known);

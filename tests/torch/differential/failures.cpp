@@ -1,4 +1,4 @@
-// Captures that fail, and what is thrown. Every one is followed by the probe, which captures again.
+// Failed captures. The probe then captures again.
 #include <stdexcept>
 
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 namespace differential {
 namespace {
 
-// Notes what a capture of `body` throws, after some work that is like any other.
+// Ordinary work, then `body`.
 void failing(Run& run, const Body& body) {
     const auto x = run.ints({1 << 18});
     at::Tensor out;
@@ -73,7 +73,6 @@ void twenty_failures_and_their_tensors(Run& run) {
             }));
         });
     }
-    // Their memory is theirs, with nothing in it yet; by the MemPool route it is shared, as that of graphs is.
     for (int i = 0; i < 20; ++i) {
         kept[static_cast<std::size_t>(i)].fill_(i);
     }
@@ -82,7 +81,7 @@ void twenty_failures_and_their_tensors(Run& run) {
     }
 }
 
-// What CUDA does not permit in a capture, and which breaks it.
+// Illegal during a capture.
 void an_item_in_the_body(Run& run) {
     failing(run, [&] { static_cast<void>(at::ones({}, run.options()).item<float>()); });
 }
@@ -227,14 +226,13 @@ void more_memory_than_there_is(Run& run) {
             all.push_back(at::empty({static_cast<std::int64_t>(total / 3)}, run.options(at::kByte)));
         }
     });
-    // All of it is there again.
     run.tried("an eager allocation", [&] {
         const auto half = at::empty({static_cast<std::int64_t>(free / 2)}, run.options(at::kByte));
         return half.slice(0, 0, 9).fill_(1);
     });
 }
 
-// No call after it succeeds, of torch's and of ours.
+// All later calls fail.
 void an_assertion_on_the_device(Run& run) {
     const auto x = run.ints({1000});
     const auto index = at::zeros({10}, run.options(at::kLong));
@@ -281,7 +279,7 @@ std::vector<Entry> failure_scenarios() {
     Entry hungry{"more_memory_than_there_is", more_memory_than_there_is};
     hungry.alone = true;
     all.push_back(std::move(hungry));
-    // Under torch's own captures.
+    // Fatal under torch's own captures.
     for (auto fatal : {Entry{"a_capture_of_a_stream_that_is_captured", a_capture_of_a_stream_that_is_captured},
                        Entry{"an_assertion_on_the_device", an_assertion_on_the_device}}) {
         fatal.ends_badly = true;

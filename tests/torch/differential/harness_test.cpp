@@ -1,4 +1,4 @@
-// The harness with ways and scenarios that differ, crash, hang and throw on purpose. Needs no GPU and no torch.
+// The harness with ways that differ, crash, hang and throw on purpose. Needs neither GPU nor torch.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -22,7 +22,7 @@ struct Strange {
     int number;
 };
 
-// What each way does in each scenario. "first" is the measure; "second" is well behaved, "third" is not.
+// "first" is the measure, "second" agrees, "third" misbehaves.
 void run(const std::string& scenario, const std::string& way, Report& report) {
     const bool third = way == "third";
     if (scenario == "skips") {
@@ -46,7 +46,7 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
         report.note("value", "1");
         report.note("value", third ? "2" : "1");
     } else if (scenario == "crashes" && third) {
-        // A debugger or sanitizer must not make another end of it.
+        // Debuggers and sanitizers must not change the exit.
         std::signal(SIGSEGV, SIG_DFL);
         std::raise(SIGSEGV);
     } else if (scenario == "aborts" && third) {
@@ -54,7 +54,6 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
         std::fputs("a last word\n", stderr);
         std::abort();
     } else if (scenario == "hangs" && third) {
-        // With a process below it that would outlive it.
         if (fork() == 0) {
             sleep(600);
         }
@@ -81,7 +80,6 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
         report.note("known: a", third ? "2" : "1");
         report.note("other", third ? "2" : "1");
     } else if (scenario == "known_if_sound") {
-        // Here the measure is the one that is left in a bad state.
         report.check("after: state", way != "first");
     } else if (scenario == "known_if_sound_but_is_not") {
         report.note("after: state", way == "first" ? Report::wrong : third ? "strange" : "right");
@@ -122,7 +120,7 @@ protected:
     static const Verdict& verdict(const std::string& name) {
         return *std::find_if(verdicts_.begin(), verdicts_.end(), [&](const Verdict& one) { return one.scenario == name; });
     }
-    // The third way's first difference, as "key: measure | other", with a star if it is known.
+    // "key: measure | other", with a star if known.
     static std::string third(const std::string& name) {
         const auto& found = verdict(name).differences.at(1);
         if (found.empty()) {
@@ -164,7 +162,6 @@ TEST_F(Harness, AnEndIsAResultAndNotTheEndOfTheRun) {
     EXPECT_EQ(third("exits_quietly"), "end: ok | exit status 0 before its end");
     EXPECT_EQ(third("ends_badly"), "");
     EXPECT_EQ(verdict("ends_badly").measure, "");
-    // What was noted before is there, and the one that hangs does not hold the others up.
     EXPECT_EQ(outcomes_["crashes"]["third"].notes.size(), 1u);
     EXPECT_LT(seconds_, 60);
 }
@@ -201,7 +198,7 @@ TEST_F(Harness, TheLastLineCounts) {
     testing::internal::CaptureStdout();
     const int wrong = print(program(), outcomes_, verdicts_);
     const auto text = testing::internal::GetCapturedStdout();
-    // Two measures and what differs from them in both ways, ten of the third way's, one that is stale.
+    // Two wrong measures and their differences in both ways, ten of the third way, one stale entry.
     EXPECT_EQ(wrong, 2 + 4 + 11 + 1);
     EXPECT_NE(text.find("RESULT differential: 20 scenarios, 18 differences, 4 known, 1 skipped, 1 with more memory\n"), std::string::npos)
         << text;
@@ -217,14 +214,13 @@ TEST_F(Harness, AFilterRunsWhatItNamesAndWhatThatIsComparedWith) {
     EXPECT_EQ(some.count("sound"), 1u);
 }
 
-// Every known difference has a sentence, and its scenario a row in the documents.
 TEST(Known, IsDocumented) {
     std::ifstream file(GUARANTEES);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
     ASSERT_FALSE(text.empty()) << GUARANTEES;
     for (const auto& known : known_differences()) {
         EXPECT_NE(known.why, "");
-        // One for all scenarios says what it must be instead.
+        // A "*" entry names a scenario in `as_in`.
         const auto& scenario = known.scenario == "*" ? known.as_in : known.scenario;
         EXPECT_NE(text.find('`' + scenario + '`'), std::string::npos) << scenario << " is not in docs/guarantees.md";
     }

@@ -14,7 +14,7 @@ std::vector<Known> known_differences() {
     constexpr auto sound =
         "Torch's own failed captures can leave torch in a state of capture; after ours it is as after a capture that succeeded.";
     return {
-        // Whatever happened, to be as after a plain graph is right.
+        // The state after a plain graph is always right.
         {"*", "*", "after: ", "a_plain_graph", sound},
         {"*", "*", "left", "a_plain_graph", sound},
         {"statistics", "blocks", "statistics:", "", statistics},

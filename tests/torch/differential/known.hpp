@@ -6,7 +6,7 @@
 
 namespace differential {
 
-// Every difference from torch's own captures that is meant. A row of docs/guarantees.md for each scenario.
+// Every intended difference from torch's own captures. docs/guarantees.md has a row per scenario.
 std::vector<Known> known_differences();
 
 }  // namespace differential

@@ -1,5 +1,5 @@
-// What operators do in a body: cuBLAS, cuDNN, cuFFT, cuSOLVER and the attention kernels. Eager is run first, so that plans and handles are
-// made outside.
+// Library operators: cuBLAS, cuDNN, cuFFT, cuSOLVER and attention kernels. Eager runs first create
+// plans and handles.
 #include "run.hpp"
 
 #include <ATen/Context.h>
@@ -23,7 +23,7 @@ void products(Run& run, at::ScalarType type) {
                        at::matmul(a, b[2]),
                        at::einsum("bij,bjk->ik", {a, b})};
     });
-    // Wide and flat, where work is split along the inner dimension.
+    // Shapes split along the inner dimension.
     const auto flat = run.ints({16, 8192}, type, 8), deep = run.ints({8192, 32}, type, 9);
     run.operation("split", {flat, deep}, [&] { return Tensors{at::mm(flat, deep), at::mm(flat, flat.t())}; });
 }
@@ -67,7 +67,7 @@ void convolutions(Run& run) {
         return Tensors{at::max_pool2d(x, 2), at::avg_pool2d(x, 2), at::adaptive_avg_pool2d(x, {1, 1}),
                        at::upsample_nearest2d(x, {64, 64}, std::nullopt, std::nullopt)};
     });
-    // With what cuDNN has to find out for itself.
+    // Needs cuDNN's heuristics.
     run.operation(
         "batch norm", {x},
         [&] {
@@ -89,7 +89,7 @@ void transforms(Run& run) {
         false);
 }
 
-// Sets which attention kernels torch may choose, for as long as it lives.
+// Restricts torch's attention kernels.
 class Attention {
 public:
     explicit Attention(const std::string& only) { set(only == "flash", only == "efficient", only == "math", only == "cudnn"); }
@@ -120,12 +120,12 @@ void attention(Run& run, const std::string& kernel) {
 void attention_by_math(Run& run) { attention(run, "math"); }
 void attention_by_flash(Run& run) { attention(run, "flash"); }
 void attention_by_the_efficient_kernel(Run& run) { attention(run, "efficient"); }
-// It is not in every build, and refuses by an exception.
+// Missing in some builds, where it throws.
 void attention_by_cudnn(Run& run) {
     run.attempt("by cuDNN", [&] { attention(run, "cudnn"); });
 }
 
-// Some cannot be captured, and say so in the same way.
+// Uncapturable solvers must fail alike in all ways.
 void solver(Run& run, const std::string& name) {
     const auto random = run.reals({4, 32, 32}, at::kDouble);
     const auto positive = at::bmm(random, random.transpose(1, 2)) + at::eye(32, run.options(at::kDouble)) * 32;

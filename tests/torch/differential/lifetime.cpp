@@ -1,4 +1,4 @@
-// Who frees what, when, on which thread, and which streams were noted for it.
+// Frees at different times and on different threads, with recorded streams.
 #include <algorithm>
 
 #include "run.hpp"
@@ -8,7 +8,6 @@ namespace {
 
 std::string number(std::size_t n) { return std::to_string(n); }
 
-// Eager work of other sizes and contents, which would take what was freed too early.
 void eager_filling(const Run& run, int rounds = 8) {
     std::vector<at::Tensor> many;
     for (int i = 0; i < rounds; ++i) {
@@ -36,7 +35,7 @@ void outputs_dropped_while_their_graph_goes_on(Run& run) {
     }
 }
 
-// By the MemPool route, only until another graph is replayed.
+// On the MemPool route, valid only until another graph is replayed.
 void tensors_outlive_their_graph(Run& run) {
     const auto x = run.ints({300, 300});
     at::Tensor big, small;
@@ -168,7 +167,7 @@ void eager_tensors_are_freed_in_the_capture_by_another_thread(Run& run) {
     run.note("made", made);
 }
 
-// `when`: a tensor is noted for one to three streams before, in, or after the capture, and freed in it, or after it.
+// `when` the tensor is recorded and freed, relative to the capture.
 void recorded(Run& run, const std::string& when) {
     const auto x = run.ints({1 << 20});
     for (int streams = 1; streams <= 3; ++streams) {
@@ -226,7 +225,6 @@ void recorded_before_and_freed_in_the_capture(Run& run) { recorded(run, "before"
 void recorded_and_freed_in_the_capture(Run& run) { recorded(run, "in"); }
 void recorded_and_freed_after_the_capture(Run& run) { recorded(run, "after"); }
 
-// An eager tensor that the capture stream used is freed while a capture runs.
 void used_by_the_capture_stream(Run& run, const std::function<void(const Body&)>& thread) {
     auto used = run.ints({1 << 20}, at::kFloat, 2), small = run.ints({100}, at::kFloat, 3);
     const auto x = run.ints({1 << 20});
@@ -243,7 +241,6 @@ void used_by_the_capture_stream(Run& run, const std::function<void(const Body&)>
             small = at::Tensor();
         });
         out = out + x;
-        // Beside the capture.
         elsewhere([&] {
             for (int i = 0; i < 20; ++i) {
                 static_cast<void>(at::empty({(1 << 20) + i}, run.options()));
@@ -296,7 +293,7 @@ void outputs_are_read_on_side_streams_and_dropped(Run& run) {
     run.check("the other one too", at::equal(other, x * -9));
 }
 
-// Not promised by the MemPool route: the second graph's memory lies over the first one's output.
+// Not guaranteed on the MemPool route, where the graphs share memory.
 void one_graph_reads_what_another_one_made(Run& run) {
     const auto x = run.ints({1 << 20});
     at::Tensor first_out, out;

@@ -1,9 +1,10 @@
-// The same programs under torch's own capture and under ours: results, exceptions and what works afterwards must agree. A difference fails
-// unless it is one of known.cpp. Needs a GPU. With --cpu: the scenarios that run anywhere, with graphs that run their bodies again, which
-// shows that they are right and always do the same.
+// The same programs under torch's own capture and the library's: results, exceptions and the state
+// afterwards must agree, except for known.cpp. Needs a GPU. With --cpu, graphs rerun their bodies,
+// which shows the scenarios are deterministic.
 //
-// VMMGRAPH_DIFFERENTIAL_JOBS: processes at once. VMMGRAPH_DIFFERENTIAL_TIMEOUT: the most seconds for one (60).
-// VMMGRAPH_DIFFERENTIAL_SECONDS: how long captures run beside eager traffic (10).
+// `VMMGRAPH_DIFFERENTIAL_JOBS`: concurrent processes. `VMMGRAPH_DIFFERENTIAL_TIMEOUT`: seconds per
+// process (default 60). `VMMGRAPH_DIFFERENTIAL_SECONDS`: duration of captures next to eager traffic
+// (default 10).
 #include <cstdio>
 #include <cstring>
 
@@ -28,7 +29,7 @@ std::vector<Entry> everything() {
 void run_one(const Entry& entry, const std::string& name, Report& report) {
     const auto way = make_way(name);
     TORCH_CHECK(way != nullptr, "no way is called ", name);
-    // Whole numbers stay whole, and sums do not depend on the order.
+    // Keeps integers exact and sums independent of order.
     at::globalContext().setAllowTF32CuBLAS(false);
     at::globalContext().setAllowTF32CuDNN(false);
     at::globalContext().setDeterministicCuDNN(true);
@@ -36,12 +37,12 @@ void run_one(const Entry& entry, const std::string& name, Report& report) {
     Before start;
     if (run.on_gpu()) {
         {
-            // Handles and the random numbers' tables are made once.
+            // One-time creation of handles and random number tables.
             const auto warm = run.ints({64, 64});
             static_cast<void>(at::mm(warm, warm).sum().item<float>());
             static_cast<void>(at::mm(warm.to(at::kBFloat16), warm.to(at::kBFloat16)).sum().item<float>());
         }
-        // With nothing of theirs: as many bytes of the scenario, still held at its end, would pass for them and not be waited for.
+        // Cleared, because the baseline must not hide equally large memory held by the scenario.
         at::cuda::clearCublasWorkspaces();
         c10::cuda::CUDACachingAllocator::emptyCache();
         start = before();

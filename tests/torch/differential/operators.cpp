@@ -1,4 +1,4 @@
-// What operators do in a body: torch's own kernels.
+// Torch's own kernels in a body.
 #include "run.hpp"
 
 namespace differential {
@@ -15,7 +15,7 @@ void sorting(Run& run) {
         return Tensors{sorted, indices, whole, order, at::argsort(x, /*stable=*/true, 0, false)};
     });
     run.operation("top-k", {x}, [&] {
-        // Only values: of equal ones any index is right.
+        // Values only: ties allow any index.
         return Tensors{std::get<0>(at::topk(x, 17, 1)), std::get<0>(at::topk(x, 5, 0, false)), std::get<0>(at::kthvalue(x, 100, 1))};
     });
     run.operation("median and mode", {x},
@@ -45,7 +45,7 @@ void indexing(Run& run) {
 
 void scattering(Run& run) {
     const auto x = run.ints({256, 512}), source = run.ints({256, 512}, at::kFloat, 2);
-    // The same in each column, and no two of one row alike.
+    // Distinct within each row.
     const auto places = at::arange(512, run.options(at::kLong)).mul(7).remainder(512).unsqueeze(0).expand({256, 512}).contiguous();
     const auto crowded = run.ints({256, 512}, at::kLong, 3).abs();
     run.operation("scatter", {x, source}, [&] {
@@ -122,7 +122,7 @@ void many_tensors_at_once(Run& run) {
 }
 
 void a_step_of_decoding(Run& run) {
-    // The cache outlives every step and is written at a position that is a tensor.
+    // Written at a position in a tensor.
     const auto cache = at::zeros({4, 128, 64}, run.options());
     const auto position = at::zeros({4}, run.options(at::kLong)), token = run.ints({4, 64});
     const auto rows = at::arange(4, run.options(at::kLong));

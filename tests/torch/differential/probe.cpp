@@ -1,4 +1,4 @@
-// What works after a scenario.
+// Tests the state after a scenario.
 #include "run.hpp"
 
 #include <chrono>
@@ -11,13 +11,13 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-// Everything of the scenario is gone by now; what cuBLAS and torch keep for later goes too.
+// Frees the caches of cuBLAS and torch first.
 void note_left(Run& run, const std::string& key, const Before& start) {
     run.attempt(key + "what is kept is given back", [&] {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         at::cuda::clearCublasWorkspaces();
         caching::emptyCache();
-        // Threads of autograd's let go of a graph a little after its backward, and maybe right behind the cache's emptying.
+        // Autograd threads release a graph slightly later.
         const auto more = [&] { return before().allocated > start.allocated || before().reserved > start.reserved; };
         for (int turn = 0; turn < 50 && more(); ++turn) {
             std::this_thread::sleep_for(std::chrono::milliseconds(10));

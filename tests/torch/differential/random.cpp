@@ -24,7 +24,7 @@ void numbers_of_all_kinds(Run& run) {
     run.eagerly([&] { draw(run); });
     at::manual_seed(3);
     std::vector<at::Tensor> numbers, first;
-    // The inputs of draw() come from the host.
+    // Not draw(): its inputs come from the host.
     const auto graph = run.capture([&] {
         numbers = {at::rand({1001}, run.options()),
                    at::randn({1001}, run.options(at::kBFloat16)),

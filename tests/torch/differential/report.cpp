@@ -1,4 +1,4 @@
-// What a process notes, and how it is read.
+// Writes and parses the notes of a process.
 #include <cctype>
 #include <cstdlib>
 #include <exception>
@@ -97,7 +97,7 @@ std::string normalised(std::string_view text) {
     std::string result;
     for (std::size_t i = 0; i < text.size();) {
         if (std::isdigit(static_cast<unsigned char>(text[i])) != 0) {
-            // A number, hexadecimal and with its fraction too.
+            // Includes hexadecimal numbers and fractions.
             const bool hex = text[i] == '0' && i + 1 < text.size() && text[i + 1] == 'x';
             i += hex ? 2 : 0;
             const auto part = [&](char c) {
@@ -123,7 +123,7 @@ std::string describe_exception() {
         kind = name != nullptr ? name : type->name();
         std::free(name);
     }
-    // By the type that programs catch: ours is one, which has numbers besides, and no program can name it.
+    // OutOfBlocks is private; programs catch its base.
     if (kind == "vmmgraph::torch::registry::OutOfBlocks") {
         kind = "c10::OutOfMemoryError";
     }
@@ -140,7 +140,7 @@ Outcome read_notes(const std::string& text) {
     Outcome outcome;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
-        // Cut off by the end of the process, in the worst case.
+        // Possibly truncated by the end of the process.
         const auto tab = line.find('\t');
         if (line.empty() || tab == std::string::npos) {
             continue;

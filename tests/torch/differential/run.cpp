@@ -12,7 +12,6 @@
 namespace differential {
 namespace {
 
-// Runs the body again.
 class Rerun final : public Graph {
 public:
     explicit Rerun(Body body) : body_(std::move(body)) {}
@@ -46,7 +45,7 @@ Run::Run(Way& way, Report& report) : report(report), way(way) {
 }
 
 Stream Run::side(int n) {
-    // The streams of a pool come round; these are made once.
+    // Created once, because pool streams repeat.
     static const std::vector<Stream> sides{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
     return sides.at(static_cast<std::size_t>(n));
 }
@@ -61,7 +60,7 @@ GraphPtr Run::capture_on(const std::optional<Stream>& stream, const Body& body) 
 
 void Run::eagerly(const Body& body) {
     if (on_gpu()) {
-        // Inputs come from the default stream.
+        // The default stream writes the inputs.
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         const c10::cuda::CUDAStreamGuard guard(stream());
         body();
@@ -113,7 +112,7 @@ void Run::tried(const std::string& key, const std::function<at::Tensor()>& make)
     } catch (...) {
         return note(key, describe_exception());
     }
-    // The device tells late what went wrong there.
+    // Device errors surface late.
     std::string said;
     try {
         note(key, made);
@@ -131,7 +130,7 @@ void Run::operation(const std::string& key, const std::vector<at::Tensor>& input
         if (turn > 0) {
             eagerly([&] {
                 for (const auto& input : inputs) {
-                    // The numbers of a table of indices stay in its range.
+                    // Keeps indices in range.
                     input.copy_(input.is_floating_point() || input.is_complex() ? input.neg() : input.flip(-1));
                 }
                 expected = body();

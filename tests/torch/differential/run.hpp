@@ -1,4 +1,4 @@
-// What a scenario is given: a way of capturing, and a report of what came of it.
+// Context of a scenario: a way to capture, and the report.
 #pragma once
 
 #include <cstdlib>
@@ -34,7 +34,7 @@ public:
 };
 using GraphPtr = std::unique_ptr<Graph>;
 
-// One under way. Destroyed without an end it is abandoned.
+// Destroying an unfinished capture abandons it.
 class Capture {
 public:
     virtual ~Capture() = default;
@@ -44,24 +44,22 @@ public:
 class Way {
 public:
     virtual ~Way() = default;
-    // Where it does not, Run runs the bodies itself, on the CPU.
+    // If false, Run runs the bodies on the CPU.
     virtual bool captures() const { return true; }
-    // What it does to torch before the first capture, and takes back.
+    // Sets up torch, and undoes it.
     virtual void install() {}
     virtual void uninstall() {}
-    // `generators` are those that the body draws from, beside torch's default one.
+    // `generators`: in addition to torch's default.
     virtual std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) = 0;
     GraphPtr capture(const Stream& stream, const Body& body, const std::vector<at::Generator>& generators = {});
-    // Bytes of physical memory of an arena.
     virtual std::size_t mapped() { return 0; }
-    // The same, after a trim.
     virtual std::size_t held() { return 0; }
 };
 
-// "stock": torch's own, with a private pool for each graph. "blocks" and "mempool": ours, one arena. "eager" and "again": graphs that run
-// their bodies again, on a CPU. Null for another name.
+// "stock": torch's own, one private pool per graph. "blocks", "mempool": one arena. "eager",
+// "again": graphs rerun their bodies on the CPU. Null for other names.
 std::unique_ptr<Way> make_way(const std::string& name);
-// "stock" is used by the probe too.
+// Also used by the probe.
 std::unique_ptr<Way> make_stock();
 
 class Run {
@@ -73,34 +71,32 @@ public:
 
     bool on_gpu() const { return stream_.has_value(); }
     at::Device device() const { return on_gpu() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU); }
-    // Not the default one. Side streams are others.
+    // Not the default stream.
     const Stream& stream() const { return *stream_; }
     static Stream side(int n);
 
     GraphPtr capture(const Body& body) { return capture_on(stream_, body); }
     GraphPtr capture(const Stream& stream, const Body& body) { return capture_on(stream, body); }
-    // Runs it on the capture stream, outside captures, and waits: what libraries set up at their first use is set up then.
+    // Runs outside captures and waits: libraries initialize.
     void eagerly(const Body& body);
-    // On the capture stream, and waits.
     void replay(const GraphPtr& graph);
 
-    // Whole numbers from -4 to 4, so that sums are exact in any order; the same for the same seed.
+    // From -4 to 4: sums are exact in any order.
     at::Tensor ints(at::IntArrayRef sizes, at::ScalarType type = at::kFloat, std::uint64_t seed = 1) const;
-    // Between -1 and 1.
     at::Tensor reals(at::IntArrayRef sizes, at::ScalarType type = at::kFloat, std::uint64_t seed = 1) const;
     at::TensorOptions options(at::ScalarType type = at::kFloat) const { return at::TensorOptions().dtype(type).device(device()); }
 
     void note(const std::string& key, const std::string& value) { report.note(key, value); }
     void note(const std::string& key, std::int64_t value) { report.note(key, std::to_string(value)); }
-    // Type, sizes and a hash of all bytes, after everything that the device was given.
+    // Type, sizes and a hash of all bytes.
     void note(const std::string& key, const at::Tensor& tensor);
     void check(const std::string& key, bool right) { report.check(key, right); }
     bool attempt(const std::string& key, const Body& body) { return report.attempt(key, body); }
-    // Notes the tensor, or what was thrown on the way to it.
+    // Notes the tensor or the exception.
     void tried(const std::string& key, const std::function<at::Tensor()>& make);
 
-    // `body` computes its outputs from `inputs`, in the same way at any time. Captures it, replays it, and once more with other inputs
-    // (minus themselves, or the other way round); each replay must give what eager gives, to the bit if `exact`.
+    // `body` is deterministic. Replays with `inputs`, then with negated or flipped ones. Results
+    // must equal eager results, bit for bit if `exact`.
     void operation(const std::string& key, const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& body,
                    bool exact = true);
 
@@ -113,9 +109,8 @@ private:
 struct Entry {
     std::string name;
     std::function<void(Run&)> body;
-    // It installs the way itself, after what it does before that.
+    // Installs the way itself.
     bool early = false;
-    // It runs on a CPU too.
     bool anywhere = false;
     bool alone = false;
     bool ends_badly = false;
@@ -132,26 +127,24 @@ std::vector<Entry> autograd_scenarios();
 std::vector<Entry> random_scenarios();
 std::vector<Entry> failure_scenarios();
 
-// What a program does after the scenario: whether torch and the way go on, and what memory is left.
+// Checks torch and the way after the scenario.
 struct Before {
     std::int64_t allocated = 0;
     std::int64_t reserved = 0;
 };
 Before before();
-// Physical bytes: torch's at most since resetPeakStats(), and the arena's now.
+// Torch's peak and the arena's current size.
 void note_memory(Run& run);
 void probe(Run& run, const Before& start);
 
-// A number from the environment.
 inline double setting(const char* name, double otherwise) {
     const char* const text = std::getenv(name);
     return text == nullptr || *text == '\0' ? otherwise : std::strtod(text, nullptr);
 }
 
-// A thread that runs `body` and is done. What it throws arrives here.
+// On another thread. Rethrows exceptions.
 void elsewhere(const Body& body);
 
-// Without times.
 class Event {
 public:
     Event() { C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
@@ -166,7 +159,7 @@ private:
     cudaEvent_t event_ = nullptr;
 };
 
-// Runs `body` on `side`, behind what `main` was given and before what it is given next.
+// Ordered between earlier and later work of `main`.
 void forked(const Stream& main, const Stream& side, const Body& body);
 
 // Milliseconds of work on the current stream.

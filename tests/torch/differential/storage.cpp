@@ -1,4 +1,4 @@
-// Storages that a body resizes or swaps, and views of what it made.
+// Storages resized or swapped by a body, and views of its tensors.
 #include "run.hpp"
 
 namespace differential {
@@ -9,7 +9,6 @@ void a_plain_graph(Run& run) {
     run.operation("product", {x, y}, [&] { return std::vector{at::mm(x, y) + 1, at::relu(x) * y}; });
 }
 
-// Grows `t` in a body, shrinks it outside, and grows it again there.
 void resize(Run& run, at::Tensor t) {
     at::Tensor out;
     const auto x = run.ints({512 * 1024});
@@ -76,7 +75,6 @@ void a_storage_made_in_the_body_is_resized_there(Run& run) {
         run.note("out", out);
     }
     run.check("the rest is there", at::equal(t, x.slice(0, 0, 128)));
-    // Outside, to the size that it had.
     t.resize_({256 * 1024});
     run.check("grown within its storage", at::equal(t, x));
 }
@@ -87,7 +85,7 @@ void a_storage_is_swapped_in_the_body(Run& run) {
     at::Tensor out;
     const auto graph = run.capture([&] {
         out = t * 2;
-        // The old one goes in the capture.
+        // Frees the old storage in the capture.
         t.set_(u * 3);
         out = out + t;
     });
@@ -108,7 +106,7 @@ void a_tensor_is_rebound_to_other_data_in_the_body(Run& run) {
     run.note("parameter", parameter);
     run.check("it has the new data", at::equal(parameter, run.ints({4096}) * 2 + x));
     parameter.set_data(old);
-    // Into memory that nobody has any more.
+    // Writes to memory without an owner.
     run.replay(graph);
     run.check("the old data is whole", at::equal(parameter, run.ints({4096})));
 }

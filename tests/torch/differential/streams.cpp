@@ -151,7 +151,6 @@ void replays_on_other_streams(Run& run) {
         run.note("out", out);
     }
     C10_CUDA_CHECK(cudaDeviceSynchronize());
-    // Without the host: from one stream to the next by events.
     Event done;
     for (int turn = 0; turn < 40; ++turn) {
         const auto& stream = streams[static_cast<std::size_t>(turn) % streams.size()];
@@ -192,7 +191,6 @@ void a_stream_that_goes_after_a_replay_on_it(Run& run) {
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     graph->replay(c10::cuda::getStreamFromExternal(raw, 0));
     run.note("out", out);
-    // Its replay is over.
     C10_CUDA_CHECK(cudaStreamDestroy(raw));
     run.replay(graph);
     run.note("out once more", out);
@@ -257,7 +255,6 @@ void pinned_memory_made_and_freed_in_the_body(Run& run) {
         const auto graph = run.capture([&] {
             kept = at::empty({1 << 16}, at::TensorOptions().pinned_memory(true));
             kept.copy_(x * 2, true);
-            // Its bytes are anybody's afterwards.
             const auto passing = at::full({1 << 16}, 5, at::TensorOptions().pinned_memory(true));
             out = passing.to(run.device(), true) + x;
         });

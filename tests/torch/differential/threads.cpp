@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 void two_captures_at_once_on_two_threads(Run& run) {
-    // Torch's list of graphs that draw random numbers has no lock, so captures begin and end in turn.
+    // Torch's list of graphs with random numbers has no lock.
     std::mutex order;
     std::barrier both(2);
     std::vector<GraphPtr> graphs(2);
@@ -56,7 +56,7 @@ void two_captures_at_once_on_two_threads(Run& run) {
     }
 }
 
-// Allocates, computes and frees on a stream of its own until told to stop; how often, and how often wrong.
+// Runs on its own stream until stopped.
 void eager_traffic(int salt, const std::atomic<bool>& stop, std::atomic<std::int64_t>& rounds, std::atomic<std::int64_t>& wrong) {
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     const auto options = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA);
@@ -107,7 +107,7 @@ void captures_beside_eager_traffic(Run& run) {
             wrong_replays += !at::equal(out, x * factor + 2);
             ++captures;
             if (captures % 64 == 0) {
-                // Torch keeps the pools of graphs that are gone until then.
+                // Torch keeps pools of destroyed graphs until emptyCache().
                 c10::cuda::CUDACachingAllocator::emptyCache();
             }
         } while (Clock::now() < end);

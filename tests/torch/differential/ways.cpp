@@ -18,7 +18,7 @@ private:
     std::unique_ptr<at::cuda::CUDAGraph> graph_;
 };
 
-// From torch 2.14 on a graph finds its generators by itself. A template, so that the call need not be one of the release at hand.
+// From torch 2.14 on, graphs find their generators. A template: this release may lack the call.
 template <class Graph>
 void draw_from(Graph& graph, const at::Generator& generator) {
     if constexpr (requires { graph.register_generator_state(generator); }) {
@@ -26,7 +26,7 @@ void draw_from(Graph& graph, const at::Generator& generator) {
     }
 }
 
-// As torch.cuda.graph() of Python does, which ends a capture in any case.
+// Like torch.cuda.graph() of Python, which always ends the capture.
 class StockCapture final : public Capture {
 public:
     StockCapture(const Stream& stream, const std::vector<at::Generator>& generators)
@@ -38,12 +38,12 @@ public:
     }
     ~StockCapture() override {
         if (graph_) {
-            // The body may have left another stream behind.
+            // The body may have changed the stream.
             const c10::cuda::CUDAStreamGuard back(stream_);
             try {
                 graph_->capture_end();
             } catch (...) {
-                // The capture is broken; what was thrown before says how.
+                // The earlier exception describes the failure.
             }
         }
     }
@@ -86,7 +86,7 @@ private:
 
 class Ours final : public Way {
 public:
-    // By the blocks route each replay of another graph evicts and instantiates.
+    // On the blocks route each replay of another graph evicts and instantiates.
     explicit Ours(vmmgraph::torch::Route route) {
         options_.route = route;
         if (route == vmmgraph::torch::Route::blocks) {

@@ -1,55 +1,55 @@
-//! What can be wrong.
+//! The flaws of a [`BrokenDriver`](super::BrokenDriver).
 
-/// What is wrong with a [`BrokenDriver`](super::BrokenDriver).
+/// A broken rule of the driver interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flaw {
     /// Nothing.
     None,
-    /// The device's granularity is given as half of what it is.
+    /// Reports half of the device's granularity.
     GranularityTooSmall,
-    /// More bytes are free than there are.
+    /// Reports more free bytes than the device has.
     FreeBeyondTotal,
-    /// The bytes that are free never change.
+    /// Reports constant free bytes.
     FreeNeverChanges,
-    /// Reservations begin behind a multiple of the granularity.
+    /// Reservations are not aligned to the granularity.
     Misaligned,
-    /// A second reservation is the first one.
+    /// A second reservation of a length returns the first one.
     OverlappingAddresses,
-    /// No more addresses are reserved at once than there is memory.
+    /// One reservation cannot exceed the size of the memory.
     AddressesAsMemory,
-    /// A page has no more than four granules.
+    /// Pages of more than four granules are refused.
     SmallPagesOnly,
-    /// Without memory or addresses the driver's own code is returned.
+    /// Exhaustion returns the driver's own code.
     UntypedExhaustion,
-    /// A page that could not be had takes memory all the same.
+    /// A failed page creation takes memory.
     ExhaustionLeaks,
-    /// A page opens two files that nobody was told of.
+    /// A page opens two unreported files.
     HiddenDescriptors,
-    /// A second address of a page has a page of its own.
+    /// A second mapping of a page shows a different page.
     AliasIsAnotherPage,
-    /// An address shows the page that was there before.
+    /// A new mapping shows the previous page.
     StaleMapping,
-    /// A page that was just mapped reads as zeros once.
+    /// The first read of a new mapping returns zeros.
     FreshMapReadsZero,
     /// Releasing a mapped page clears it.
     ReleaseClears,
-    /// A page loses its contents where it is unmapped.
+    /// Unmapping a page clears it.
     UnmapClears,
-    /// Several pages are mapped last first.
+    /// Several pages are mapped in reverse order.
     MapsBackwards,
-    /// Of several mappings only the first is unmapped.
+    /// Only the first of several mappings is unmapped.
     UnmapsFirstOnly,
     /// Only the first mapping of a reservation can be made accessible (ROCm 7.0 to 7.2).
     FirstMappingOnly,
     /// No page can be mapped for a peer.
     RefusesPeers,
-    /// An import is a page of its own.
+    /// An import creates a new page.
     ImportsAnotherPage,
-    /// A call leaves another context current on its thread.
+    /// A call changes the current context of its thread.
     LeavesThreadState,
-    /// Pages come from another device than the driver's.
+    /// Pages come from another device.
     WrongDevice,
-    /// Only the thread that opened the device can use it.
+    /// Only the opening thread can use the device.
     OneThreadOnly,
     /// A fill repeats its lowest byte.
     FillsBytes,
@@ -59,15 +59,15 @@ pub enum Flaw {
     ReadsWords,
     /// Writes are rounded down to words.
     WritesWords,
-    /// Copies to registered memory do not arrive.
+    /// Copies to registered memory are lost.
     LosesRegisteredCopies,
-    /// Copies to ordinary memory do not arrive.
+    /// Copies to pageable memory are lost.
     LosesCopiesToHost,
-    /// Copies from the host do not arrive.
+    /// Copies from the host are lost.
     LosesCopiesFromHost,
-    /// Waiting for an event that was never recorded is an error.
+    /// Waiting for an event without a record fails.
     NeverRecordedIsAnError,
-    /// A stream is said to be ready while it is captured.
+    /// A captured stream is reported as ready.
     CaptureUnseen,
     /// A page mapped during a capture breaks it.
     MapBreaksCapture,
@@ -75,12 +75,12 @@ pub enum Flaw {
     WaitBreaksCapture,
     /// A copy during a capture breaks it.
     CopyBreaksCapture,
-    /// A graph goes on with the page that was there when it was captured.
+    /// A graph keeps the page mapped at its capture.
     GraphKeepsPage,
-    /// A graph is said to have no nodes.
+    /// A graph is reported with no nodes.
     GraphUncounted,
-    /// A copy of an executable stays as it was captured.
+    /// The copy of an executable cannot be changed.
     CopyKept,
-    /// A copy of an executable cannot be left out.
+    /// The copy of an executable cannot be disabled.
     CopyAlwaysOn,
 }

@@ -1,4 +1,4 @@
-//! Its graphs, where the driver below has any.
+//! Graphs of a [`BrokenDriver`], if the inner driver has graphs.
 
 use vmmgraph::Result;
 use vmmgraph::Stream;
@@ -15,28 +15,28 @@ impl BrokenDriver {
 // SAFETY: as above.
 unsafe impl Graphs for BrokenDriver {
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         let nodes = unsafe { self.below()?.graph_nodes(graph) }?;
         Ok(if self.is(Flaw::GraphUncounted) { GraphNodes { count: 0, ..nodes } } else { nodes })
     }
 
     unsafe fn instantiate(&self, graph: Graph) -> Result<Executable> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.below()?.instantiate(graph) }
     }
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.below()?.executable_destroy(executable) }
     }
 
     unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.below()?.capture_copy(copy, stream) }
     }
 
     unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.below()?.capture_wait(event, stream) }
     }
 
@@ -49,7 +49,7 @@ unsafe impl Graphs for BrokenDriver {
         if self.is(Flaw::CopyKept) {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.below()?.executable_set_copy(executable, node, copy) }
     }
 
@@ -62,7 +62,7 @@ unsafe impl Graphs for BrokenDriver {
         if self.is(Flaw::CopyAlwaysOn) {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.below()?.executable_enable_copy(executable, node, enabled) }
     }
 }

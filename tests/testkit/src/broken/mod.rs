@@ -1,4 +1,4 @@
-//! A driver that breaks one rule of the door, so that a test of the rules can show that it would notice.
+//! Driver with one broken rule of the driver interface: conformance tests must notice.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,13 +20,11 @@ pub use flaw::Flaw;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where which page is mapped, with its length.
     mapped: BTreeMap<u64, (u64, u64)>,
-    /// Pages in another one's place, by address.
+    /// Pages mapped in place of the requested ones, by address.
     instead: HashMap<u64, PageHandle>,
-    /// Mappings that should be gone and are not.
+    /// Mappings kept after their unmap, by address.
     stale: BTreeMap<u64, u64>,
-    /// Addresses mapped and not yet read.
     fresh: HashSet<u64>,
     reservations: Vec<(u64, u64)>,
     leaked: Vec<PageHandle>,
@@ -35,11 +33,11 @@ struct State {
     recorded: HashSet<u64>,
     capturing: Option<Stream>,
     capture_broken: bool,
-    /// What the graph captured last does: address, length, value.
+    /// Fills of the last captured graph: address, length, value.
     nodes: Vec<(u64, u64, u32)>,
 }
 
-/// Passes everything on to another driver, but for its [`Flaw`].
+/// Passes every call to the inner driver, except for its [`Flaw`].
 #[derive(Debug)]
 pub struct BrokenDriver {
     inner: SharedDriver,
@@ -51,7 +49,6 @@ pub struct BrokenDriver {
 }
 
 thread_local! {
-    /// What is current on this thread, as far as these drivers go.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -60,7 +57,7 @@ fn refused(call: &'static str, name: &str) -> Error {
 }
 
 impl BrokenDriver {
-    /// Over `inner`; `alias_proven` as given, so that a self-test is asked for or not.
+    /// Creates the driver over `inner`. `alias_proven`: the library skips its self-test.
     #[must_use]
     pub fn new(inner: SharedDriver, flaw: Flaw, alias_proven: bool) -> Self {
         let mut capabilities = *inner.capabilities();
@@ -72,7 +69,7 @@ impl BrokenDriver {
         Self { inner, other: None, flaw, capabilities, opener, state: Mutex::default() }
     }
 
-    /// With another device, for [`Flaw::WrongDevice`].
+    /// Adds a second device, for [`Flaw::WrongDevice`].
     #[must_use]
     pub fn beside(mut self, other: &SharedDriver) -> Self {
         self.other = Some(Arc::clone(other));
@@ -93,13 +90,13 @@ impl BrokenDriver {
         Ok(())
     }
 
-    /// What is current on the calling thread.
+    /// Returns the simulated current context of the calling thread.
     #[must_use]
     pub fn thread_state() -> u64 {
         CURRENT.get()
     }
 
-    /// Begins a pretend capture: fills on this stream become a graph's nodes.
+    /// Begins a simulated capture: fills on this stream become nodes of a graph.
     pub fn begin_capture(&self, stream: Stream) {
         let mut state = self.state.lock();
         state.capturing = Some(stream);
@@ -107,22 +104,22 @@ impl BrokenDriver {
         state.nodes.clear();
     }
 
-    /// Ends it; whether it is intact.
+    /// Ends the capture; returns true if the capture is intact.
     pub fn end_capture(&self) -> bool {
         let mut state = self.state.lock();
         state.capturing = None;
         !state.capture_broken
     }
 
-    /// Does what the captured graph does.
+    /// Launches the captured graph.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The errors of the driver.
     pub fn launch(&self, stream: Stream) -> Result<()> {
         let nodes = self.state.lock().nodes.clone();
         for (at, len, value) in nodes {
             if !self.is(Flaw::GraphKeepsPage) {
-                // SAFETY: whoever launches keeps what the graph uses mapped.
+                // SAFETY: the caller keeps the memory of the graph mapped.
                 unsafe { self.inner.fill(Address(at), len, value, stream) }?;
             }
         }
@@ -163,7 +160,8 @@ impl Driver for BrokenDriver {
     }
 }
 
-// SAFETY: what is done is done by the driver below, with the callers' promises; the flaws touch only what this driver was given.
+// SAFETY: the inner driver does the work under the callers' contracts; flaws touch only memory of
+// this driver.
 unsafe impl Memory for BrokenDriver {
     fn free_bytes(&self) -> Result<u64> {
         self.enter("free_bytes")?;
@@ -196,7 +194,7 @@ unsafe impl Memory for BrokenDriver {
             state.stale.range(base.0..base.0 + len).map(|(at, len)| (*at, *len)).collect();
         for (at, bytes) in stale {
             state.stale.remove(&at);
-            // SAFETY: one whole mapping that the caller believes gone.
+            // SAFETY: one whole mapping, already unmapped for the caller.
             unsafe { self.inner.unmap(Address(at), bytes) }?;
         }
         let before = state.reservations.len();
@@ -205,7 +203,7 @@ unsafe impl Memory for BrokenDriver {
             return Ok(());
         }
         let base = if self.is(Flaw::Misaligned) { base.0 - 4096 } else { base.0 };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.free_addresses(Address(base), len) }
     }
 
@@ -245,10 +243,10 @@ unsafe impl Memory for BrokenDriver {
             unsafe { self.inner.write(Address(*at), &vec![0; *len as usize]) }?;
         }
         if let (Flaw::WrongDevice, Some(other)) = (self.flaw, &self.other) {
-            // SAFETY: its own page.
+            // SAFETY: a page of the second device.
             return unsafe { other.release(page) };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.release(page) }
     }
 
@@ -274,7 +272,6 @@ unsafe impl Memory for BrokenDriver {
         let mut next = at.0;
         for (whole, asked) in wanted.iter_mut().zip(pages) {
             if state.stale.remove(&next).is_some() {
-                // What was there stays.
                 state.mapped.insert(next, (asked.page.raw(), asked.bytes));
                 return Ok(());
             }
@@ -288,7 +285,7 @@ unsafe impl Memory for BrokenDriver {
             state.fresh.insert(next);
             next += whole.bytes;
         }
-        // SAFETY: the caller's promise, or pages of the same lengths.
+        // SAFETY: the caller's contract, or pages of the same lengths.
         let mapped = unsafe { self.inner.map(at, &wanted, peers) };
         if mapped.is_err() {
             state.mapped.retain(|known, _| !(at.0..next).contains(known));
@@ -297,7 +294,7 @@ unsafe impl Memory for BrokenDriver {
     }
 
     unsafe fn grant(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.grant(at, len, peers) }
     }
 
@@ -320,7 +317,7 @@ unsafe impl Memory for BrokenDriver {
                 // SAFETY: still mapped.
                 unsafe { self.inner.write(Address(at), &vec![0; bytes as usize]) }?;
             }
-            // SAFETY: one whole mapping of those that the caller gives up.
+            // SAFETY: one whole mapping in the caller's range.
             unsafe { self.inner.unmap(Address(at), bytes) }?;
             if let Some(own) = state.instead.remove(&at) {
                 // SAFETY: created above and no longer mapped.

@@ -1,4 +1,4 @@
-//! Pages for other processes, and what can be wrong with them.
+//! Exports and imports of pages, with flaws.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -20,7 +20,7 @@ unsafe impl Sharing for BrokenDriver {
     }
 
     unsafe fn export_fabric(&self, page: PageHandle) -> Result<FabricHandle> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.sharing_below()?.export_fabric(page) }
     }
 
@@ -30,7 +30,7 @@ unsafe impl Sharing for BrokenDriver {
 
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         self.enter("export")?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.sharing_below()?.export(page) }
     }
 

@@ -1,4 +1,4 @@
-//! Its streams, events and bytes.
+//! Streams, events and copies of a [`BrokenDriver`].
 
 use vmmgraph::driver::{Event, StreamState, Timeline, Transfer};
 use vmmgraph::{Address, Result, Stream};
@@ -11,7 +11,7 @@ unsafe impl Timeline for BrokenDriver {
         if self.state.lock().capturing == Some(stream) && !self.is(Flaw::CaptureUnseen) {
             return Ok(StreamState::Capturing);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         let state = unsafe { self.inner.stream_state(stream) }?;
         Ok(if self.is(Flaw::CaptureUnseen) { StreamState::Ready } else { state })
     }
@@ -31,13 +31,13 @@ unsafe impl Timeline for BrokenDriver {
 
     unsafe fn event_destroy(&self, event: Event) -> Result<()> {
         self.state.lock().recorded.remove(&event.raw());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_destroy(event) }
     }
 
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()> {
         self.state.lock().recorded.insert(event.raw());
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_record(event, stream) }
     }
 
@@ -45,18 +45,18 @@ unsafe impl Timeline for BrokenDriver {
         if self.is(Flaw::NeverRecordedIsAnError) && !self.state.lock().recorded.contains(&event.raw()) {
             return Err(refused("event_wait", "never recorded"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_wait(event, stream) }
     }
 
     unsafe fn event_query(&self, event: Event) -> Result<bool> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_query(event) }
     }
 
     unsafe fn event_synchronize(&self, event: Event) -> Result<()> {
         self.disturbs(Flaw::WaitBreaksCapture);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.event_synchronize(event) }
     }
 
@@ -66,7 +66,7 @@ unsafe impl Timeline for BrokenDriver {
     }
 
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.stream_destroy(stream) }
     }
 }
@@ -84,10 +84,10 @@ unsafe impl Transfer for BrokenDriver {
             }
         }
         if self.is(Flaw::FillsTooFar) {
-            // SAFETY: what follows is mapped too, or the driver below refuses that.
+            // SAFETY: the following bytes are mapped, or the inner driver refuses the fill.
             let _ = unsafe { self.inner.fill(at, len + 4, value, stream) };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.fill(at, len, value, stream) }
     }
 
@@ -99,26 +99,26 @@ unsafe impl Transfer for BrokenDriver {
             return Ok(());
         }
         let len = if self.is(Flaw::ReadsWords) { into.len() / 4 * 4 } else { into.len() };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.read(at, &mut into[..len]) }
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         self.disturbs(Flaw::CopyBreaksCapture);
         let len = if self.is(Flaw::WritesWords) { from.len() / 4 * 4 } else { from.len() };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.write(at, &from[..len]) }
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
         self.state.lock().registered.push((at as usize, len));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_register(at, len) }
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
         self.state.lock().registered.retain(|(start, _)| *start != at as usize);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.host_unregister(at) }
     }
 
@@ -130,7 +130,7 @@ unsafe impl Transfer for BrokenDriver {
         if self.is(lost) {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.copy_to_host(from, to, len, stream) }
     }
 
@@ -138,7 +138,7 @@ unsafe impl Transfer for BrokenDriver {
         if self.is(Flaw::LosesCopiesFromHost) {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.inner.copy_from_host(to, from, len, stream) }
     }
 }
