@@ -27,7 +27,6 @@ __all__ = [
     "OutOfMemory",
     "Status",
     "arenas",
-    "check",
     "disable_all",
     "disabled",
     "eager",
@@ -116,37 +115,3 @@ def save_map(path: str | Path, arena: Arena | None = None) -> Path:
     text = chosen.map_json()
     path.write_text(text if path.suffix == ".json" else door.library.text("map_html", text.encode()), encoding="utf-8")
     return path
-
-
-def check() -> str:
-    """Returns the library and route for the installed torch, and the reasons. Enables nothing."""
-    try:
-        path, why = _find()
-        import torch
-
-        lines = [f"torch    {torch.__version__}, CUDA {torch.version.cuda}"]
-    except ImportError:
-        return "torch    not installed\nroute    none"
-    lines.append(f"library  {path or 'none'} ({why})")
-    from . import _library, _mempool
-
-    route = "blocks"
-    if path is None:
-        if torch.version.cuda:
-            lines.append("build    python -m vmmgraph build makes one")
-        core = _library.find_core()
-        route = f"mempool ({core})" if core is not None and _mempool.possible() is None else "none"
-    else:
-        try:
-            library = _door.need().library
-            lines.append(f"built    for torch {library.built_for()}, vmmgraph {library.version()}")
-            if torch.__version__.split("+")[0] != library.built_for():
-                route = "none: the library belongs to another release of torch"
-            optional = ("space_set_label", "arena_map_json", "map_html", "map_report")
-            missing = [name for name in optional if not library.has(name)]
-            if missing:
-                lines.append(f"missing  {', '.join('vmmgraph_' + name for name in missing)}")
-        except (Error, OSError) as error:
-            route = f"none: {error}"
-    lines.append(f"route    {route}")
-    return "\n".join(lines)

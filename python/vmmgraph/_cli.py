@@ -128,11 +128,15 @@ def export(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def check(_: argparse.Namespace) -> int:
-    import vmmgraph
+def doctor(arguments: argparse.Namespace) -> int:
+    from . import _doctor
 
-    say(*str(vmmgraph.check()).split("\n"))
-    return OK
+    lines = _doctor.examine(_doctor.gather())
+    if arguments.json:
+        say(json.dumps([line._asdict() for line in lines]))
+    else:
+        say(*_doctor.as_text(lines))
+    return TROUBLE if any(line.state == _doctor.ERROR for line in lines) else OK
 
 
 def build(arguments: argparse.Namespace) -> int:
@@ -254,7 +258,7 @@ def parser() -> argparse.ArgumentParser:
 
     top = argparse.ArgumentParser(
         prog="vmmgraph",
-        description="Where the memory of CUDA graphs is, and what it would cost. Only check and build need torch.",
+        description="Where the memory of CUDA graphs is, and what it would cost. Only doctor and build use torch.",
     )
     top.add_argument("--version", action=_Print, say=version, help="versions of the package and its library")
     top.add_argument(
@@ -290,7 +294,13 @@ def parser() -> argparse.ArgumentParser:
     formats.add_argument("--perfetto", action="store_true", help="for ui.perfetto.dev: captures as a timeline")
     one.add_argument("map", help=a_map)
     one.add_argument("-o", "--output", metavar="FILE", default="", help="default: the map's name with .pickle or .perfetto.json")
-    command("check", check, "which library serves the torch at hand, by which route, and why")
+    one = command(
+        "doctor",
+        doctor,
+        "check GPU, driver, torch, library, engine and environment, with a remedy for each problem",
+        "Exit status: 0 if no check is an error, 2 otherwise.",
+    )
+    one.add_argument("--json", action="store_true", help="prints the checks as one JSON array")
     one = command(
         "build",
         build,

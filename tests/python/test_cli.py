@@ -810,7 +810,7 @@ def test_the_console_script_and_what_it_prints(capsys: pytest.CaptureFixture) ->
     assert done.stdout.startswith("vmmgraph ") and (not CORE or f"({CORE})" in done.stdout)
     assert output("--version") == done.stdout
     everything = output("--help")
-    for command in ("report", "map", "diff", "export", "check", "replay"):
+    for command in ("report", "map", "diff", "export", "doctor", "replay"):
         assert command in everything
         with pytest.raises(SystemExit):
             _cli.main([command, "--help"])

@@ -7,6 +7,7 @@ import base64
 import csv
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -261,9 +262,16 @@ def test_a_library_is_built_from_the_package(installed: Path, beside_torch: dict
     library = Path(said.strip())
     assert library.is_file() and stripped(library) and library.stat().st_size < 5 << 20
     assert dynamic(library, "RUNPATH") == ["$ORIGIN"] and dynamic(library, "SONAME") == ["libvmmgraph_torch.so"]
-    found = output(installed, "-W", "ignore", "-m", "vmmgraph", "check", env=environment)
-    assert f"library  {library} (built here)" in found
-    assert re.search(r"^built    for torch (\S+), ", found, re.MULTILINE)[1] in found.splitlines()[0]  # type: ignore[index]
+    report = subprocess.run(
+        [str(installed), "-W", "ignore", "-m", "vmmgraph", "doctor", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {line["subject"]: line for line in json.loads(report.stdout)}
+    assert report.returncode == 2 and found["GPU"]["state"] == "error", "no GPU here"
+    assert found["library"]["state"] == "ok" and f"{library} (built here)" in found["library"]["text"]
 
 
 def test_beside_a_torch_without_a_gpu(installed: Path, beside_torch: dict[str, str]) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-import os
 from types import ModuleType
 from typing import Any
+
+from .._environment import flag
 
 log = logging.getLogger("vmmgraph")
 
 
 def is_set(name: str) -> bool:
-    """Whether an environment variable says yes."""
-    return os.environ.get(name, "").lower() in ("1", "on", "true", "yes")
+    """Returns whether a variable is on. Logs a value which is neither on nor off, and takes it as off: a plugin must not end the engine."""
+    try:
+        return flag(name)
+    except ValueError as error:
+        log.error("vmmgraph: %s", error)
+        return False
 
 
 def wanted() -> bool:
-    """Whether the environment asks for VmmGraph."""
+    """Returns whether ``VMMGRAPH`` is on."""
     return is_set("VMMGRAPH")
 
 

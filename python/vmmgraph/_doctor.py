@@ -1,0 +1,205 @@
+"""`vmmgraph doctor`: checks everything between a GPU and an engine, and names a remedy for each problem.
+
+`gather` reads the machine; `examine` judges those facts and needs no machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from . import _c, _environment, _library
+
+#: Engine versions which were run on a GPU with this release (docs/performance.md).
+RUN = {"vllm": ("0.24",), "sglang": ("0.5.14",), "transformers": ("5.",)}
+GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
+#: CUDA 12.0, the first driver whose virtual memory calls the library uses throughout.
+OLDEST_DRIVER = 12000
+OK, WARNING, ERROR = "ok", "warning", "error"
+
+
+class Line(NamedTuple):
+    """One result: a subject, `ok`, `warning` or `error`, the finding, and the remedy if it is not `ok`."""
+
+    subject: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+def _driver() -> dict[str, Any]:
+    """The CUDA driver by ctypes: torch may be missing. Makes no context."""
+    try:
+        cuda = ctypes.CDLL(os.environ.get("VMMGRAPH_CUDA_LIBRARY") or "libcuda.so.1")
+    except OSError as error:
+        return {"error": str(error)}
+    version, count = ctypes.c_int(), ctypes.c_int()
+    code = cuda.cuInit(0)
+    cuda.cuDriverGetVersion(ctypes.byref(version))
+    if code:
+        return {"error": f"cuInit returned {code}", "version": version.value}
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    names = []
+    for ordinal in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+        cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+        cuda.cuDeviceGetName(name, 128, device)
+        names.append(name.value.decode(errors="replace"))
+    return {"version": version.value, "devices": names}
+
+
+def _torch() -> dict[str, Any]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return {"error": str(error)}
+    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda}
+    path, facts["route"] = _library.find()
+    if path is None:
+        return facts
+    facts["library"] = str(path)
+    try:
+        from . import _door
+
+        library = _door.need().library
+        facts["built_for"], facts["library_version"] = library.built_for(), library.version()
+    except (_c.Error, OSError, AttributeError, RuntimeError) as error:
+        facts["refused"] = str(error)
+    return facts
+
+
+def gather() -> dict[str, Any]:
+    """Reads the facts that `examine` judges."""
+    engines = {}
+    for name in RUN:
+        try:
+            engines[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    seen = {
+        name: any(point.value.startswith("vmmgraph.") for point in importlib.metadata.entry_points(group=group))
+        for name, group in GROUPS.items()
+    }
+    core = _library.find_core()
+    return {
+        "driver": _driver(),
+        "torch": _torch(),
+        "core": str(core) if core else None,
+        "engines": engines,
+        "plugins": seen,
+        "environment": dict(os.environ),
+    }
+
+
+def _gpu(facts: Mapping[str, Any]) -> list[Line]:
+    driver = facts["driver"]
+    if "error" in driver:
+        remedy = "install the NVIDIA driver, and start the container with the GPU (docker run --gpus all)"
+        return [Line("GPU", ERROR, f"no CUDA driver: {driver['error']}", remedy)]
+    number = driver["version"]
+    text = f"supports CUDA {number // 1000}.{number % 1000 // 10}"
+    lines = [
+        Line("driver", OK, text)
+        if number >= OLDEST_DRIVER
+        else Line("driver", ERROR, text, "install a driver of CUDA 12 or later")
+    ]
+    devices = driver["devices"]
+    if devices:
+        lines.append(Line("GPU", OK, ", ".join(devices)))
+    else:
+        lines.append(Line("GPU", ERROR, "the driver shows no device", "check CUDA_VISIBLE_DEVICES and the container's GPUs"))
+    return lines
+
+
+def _torch_lines(facts: Mapping[str, Any]) -> list[Line]:
+    torch = facts["torch"]
+    if "error" in torch:
+        return [Line("torch", ERROR, f"cannot be imported: {torch['error']}", "pip install torch==2.11.0")]
+    if not torch["cuda"]:
+        return [Line("torch", ERROR, f"{torch['version']} is built without CUDA", "install a CUDA build of torch")]
+    lines = [Line("torch", OK, f"{torch['version']}, CUDA {torch['cuda']}")]
+    if "library" not in torch:
+        remedy = "run `vmmgraph build`, which compiles the library for this torch"
+        if facts["core"]:
+            lines.append(Line("library", WARNING, f"{torch['route']}; captures use torch's MemPools", remedy))
+        else:
+            lines.append(Line("library", ERROR, torch["route"], remedy))
+    elif "refused" in torch:
+        remedy = "run `vmmgraph build --force`, or unset VMMGRAPH_LIBRARY"
+        lines.append(Line("library", ERROR, f"{torch['library']} ({torch['route']}) is refused: {torch['refused']}", remedy))
+    elif torch["version"].split("+")[0] != torch["built_for"]:
+        text = f"{torch['library']} is built for torch {torch['built_for']}"
+        lines.append(Line("library", ERROR, text, "run `vmmgraph build`, which compiles the library for this torch"))
+    else:
+        lines.append(Line("library", OK, f"{torch['library']} ({torch['route']}), vmmgraph {torch['library_version']}"))
+    return lines
+
+
+def _engines(facts: Mapping[str, Any]) -> list[Line]:
+    lines = []
+    environment = facts["environment"]
+    on = environment.get("VMMGRAPH", "").lower() in _environment.ON
+    for name, version in sorted(facts["engines"].items()):
+        if version.startswith(tuple(f"{run.rstrip('.')}." for run in RUN[name])):
+            lines.append(Line(name, OK, f"{version}, a version which was run on a GPU"))
+        else:
+            remedy = "compare the tokens of one run with and without VMMGRAPH=1 before you rely on it"
+            lines.append(Line(name, WARNING, f"{version} was never run with VmmGraph; run were {', '.join(RUN[name])}", remedy))
+        if name not in GROUPS:
+            continue
+        if not facts["plugins"][name]:
+            remedy = "pip install the vmmgraph wheel into the environment of the engine"
+            lines.append(Line(f"{name} plugin", ERROR, f"the entry point group {GROUPS[name]} has no vmmgraph", remedy))
+        elif name == "vllm" and "vmmgraph" not in environment.get("VLLM_PLUGINS", "vmmgraph").split(","):
+            lines.append(Line("vllm plugin", ERROR, "VLLM_PLUGINS leaves vmmgraph out", "add vmmgraph to VLLM_PLUGINS"))
+        elif not on:
+            lines.append(Line(f"{name} plugin", WARNING, "installed and off", "set VMMGRAPH=1"))
+        else:
+            lines.append(Line(f"{name} plugin", OK, "installed and on"))
+    return lines
+
+
+def _variables(facts: Mapping[str, Any]) -> list[Line]:
+    environment = facts["environment"]
+    lines = []
+    for sentence in _environment.problems(environment):
+        text, _, remedy = sentence.partition("; ")
+        lines.append(Line("environment", ERROR, text, remedy))
+    ours = [f"{name}={environment[name]}" for name in _environment.VARIABLES if name in environment]
+    if ours and not lines:
+        lines.append(Line("environment", OK, ", ".join(ours)))
+    torchs = " ".join(environment.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+    if "backend:cudaMallocAsync" in torchs:
+        remedy = "remove backend:cudaMallocAsync from PYTORCH_ALLOC_CONF"
+        lines.append(Line("environment", ERROR, "torch's allocator is cudaMallocAsync, which has no graph pools", remedy))
+    if "expandable_segments:True" in torchs and "vmmgraph_memory_saver" in environment.get("LD_PRELOAD", ""):
+        remedy = "remove expandable_segments:True from PYTORCH_ALLOC_CONF"
+        lines.append(Line("environment", ERROR, "the memory saver cannot pause expandable segments", remedy))
+    if environment.get("PYTORCH_NO_CUDA_MEMORY_CACHING") is not None:
+        remedy = "unset PYTORCH_NO_CUDA_MEMORY_CACHING"
+        lines.append(Line("environment", ERROR, "torch's caching allocator is off, so captures have no pools", remedy))
+    if len(facts["driver"].get("devices", ())) > 1 and facts["engines"].keys() & GROUPS.keys():
+        remedy = "none needed: collectives use NCCL"
+        lines.append(Line("limits", WARNING, "with tensor parallelism the plugins switch custom all-reduce off", remedy))
+    return lines
+
+
+def examine(facts: Mapping[str, Any]) -> list[Line]:
+    """Judges gathered facts."""
+    return [*_gpu(facts), *_torch_lines(facts), *_engines(facts), *_variables(facts)]
+
+
+def as_text(lines: list[Line]) -> list[str]:
+    """Returns the lines for a terminal, each remedy below its finding."""
+    width = max(len(line.subject) for line in lines)
+    text = []
+    for line in lines:
+        text.append(f"{line.state:8} {line.subject:{width}}  {line.text}")
+        if line.remedy:
+            text.append(f"{'':8} {'':{width}}  -> {line.remedy}")
+    bad = sum(line.state == ERROR for line in lines)
+    return [*text, f"{bad} errors, {sum(line.state == WARNING for line in lines)} warnings (python {sys.version.split()[0]})"]
