@@ -13,8 +13,7 @@
 //! (`pages/lent.rs`). So any unmap ends the lease: a recall, a decommit, or the end of the
 //! borrower's memory.
 //!
-//! The list of an arena's leases has its own mutex, also held while ended leases are dropped from
-//! the list.
+//! The list of an arena's leases has its own mutex, held across no call of a borrower.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -222,12 +221,16 @@ impl Leases {
         })?;
         let (common, recalling) = (Arc::clone(common), Mutex::default());
         let lease = Lease(Arc::new(Inner { id, part, to, common, recalling }));
+        // Dropped after the mutex: the last reference to a borrower runs the drop of its owner.
+        let mut ended = Vec::new();
         let mut known = self.0.lock();
         // Checks two known leases per new lease. So ended leases do not accumulate, and the cost
         // does not depend on the number of leases.
         for _ in 0..2 {
-            let oldest = known.pop_front().filter(|known| known.bytes() > 0);
-            known.extend(oldest);
+            match known.pop_front() {
+                Some(oldest) if oldest.bytes() > 0 => known.push_back(oldest),
+                oldest => ended.extend(oldest),
+            }
         }
         if lease.bytes() > 0 {
             // Also after a failed map with a failed undo: a recall returns these pages.
@@ -242,8 +245,13 @@ impl Leases {
     /// Returns the active leases, by number.
     pub(crate) fn current(&self) -> Vec<Lease> {
         let mut known = self.0.lock();
-        known.retain(|lease| lease.bytes() > 0);
+        let (active, ended): (VecDeque<_>, VecDeque<_>) =
+            known.drain(..).partition(|lease| lease.bytes() > 0);
+        *known = active;
         let mut leases: Vec<Lease> = known.iter().cloned().collect();
+        drop(known);
+        // Without the mutex: the last reference to a borrower runs the drop of its owner.
+        drop(ended);
         leases.sort_unstable_by_key(Lease::id);
         leases
     }

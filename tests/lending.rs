@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -339,6 +339,52 @@ fn a_hook_does_not_wait_for_another_threads_recall() {
     drop((lease, recalling, hooks, region));
     bench.audit();
     bench.end();
+}
+
+/// A borrower whose drop reads the leases of its arena.
+struct ReadsAtDrop {
+    arena: Arc<SharedVmmAllocator>,
+    leases: mpsc::Sender<usize>,
+}
+
+impl Borrower for ReadsAtDrop {
+    fn vacate(&self, _: &Vacate) -> vmmgraph::Result<Fence> {
+        Ok(Fence::default())
+    }
+}
+
+impl Drop for ReadsAtDrop {
+    fn drop(&mut self) {
+        self.leases.send(self.arena.leases().len()).unwrap();
+    }
+}
+
+#[test]
+fn the_drop_of_an_ended_leases_borrower_may_use_the_arena() {
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    let arena = Arc::new(SharedVmmAllocator::new(&device, &Options::default()).unwrap());
+    let options = ElasticOptions { name: "kv", page_bytes: PAGE, ..ElasticOptions::default() };
+    let buffer = Arc::new(device.elastic_buffer(32 * PAGE, &options).unwrap());
+    let _graph = graph(&arena, 8);
+    for lends_again in [false, true] {
+        let (leases, dropped) = mpsc::channel();
+        let borrower: Arc<dyn Borrower> = Arc::new(ReadsAtDrop { arena: Arc::clone(&arena), leases });
+        let lease = arena.lend(&buffer, 0..PAGE, &borrower).unwrap();
+        lease.recall(SOON).unwrap();
+        // The arena's list has the last reference.
+        drop((borrower, lease));
+        assert!(dropped.try_recv().is_err());
+        let (arena, buffer) = (Arc::clone(&arena), Arc::clone(&buffer));
+        thread::spawn(move || {
+            if lends_again {
+                let engine: Arc<dyn Borrower> = Arc::new(Engine::default());
+                arena.lend(&buffer, PAGE..2 * PAGE, &engine).unwrap().recall(SOON).unwrap();
+            } else {
+                assert_eq!(arena.leases().len(), 0);
+            }
+        });
+        dropped.recv_timeout(SOON).expect("a deadlock");
+    }
 }
 
 #[test]
