@@ -1,10 +1,14 @@
 // Host cost of a step and its parts. Each RESULT line is a row of the performance document.
+#include <array>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <string>
 #include <unordered_map>
 #include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/cuda/nvrtc_stub/ATenNVRTC.h>
 
 #include "measure.hpp"
 
@@ -69,6 +73,37 @@ struct Copies {
     }
 };
 
+// xLLM's way: one copy of packed values from pinned memory, and one kernel with a pointer per input.
+class CopyAndKernel {
+public:
+    explicit CopyAndKernel(const Copies& copies) : nvrtc_(at::globalContext().getNVRTC()) {
+        const char* const text =
+            ".version 7.0\n.target sm_50\n.address_size 64\n"
+            ".visible .entry fill(.param .align 8 .b8 pointers[128], .param .u64 packed) { ret; }\n";
+        CUmodule module = nullptr;
+        EXPECT_EQ(nvrtc_.cuModuleLoadData(&module, text), CUDA_SUCCESS);
+        EXPECT_EQ(nvrtc_.cuModuleGetFunction(&function_, module, "fill"), CUDA_SUCCESS);
+        pinned_ = at::cat(copies.pageable).pin_memory();
+        packed_ = at::empty_like(pinned_, pinned_.options().device(device()).pinned_memory(false));
+        for (std::size_t i = 0; i < copies.persistent.size(); ++i) {
+            pointers_.at(i) = copies.persistent[i].data_ptr();
+        }
+    }
+
+    void operator()(cudaStream_t on) {
+        EXPECT_EQ(cudaMemcpyAsync(packed_.data_ptr(), pinned_.data_ptr(), pinned_.nbytes(), cudaMemcpyHostToDevice, on), cudaSuccess);
+        void* packed = packed_.data_ptr();
+        std::array<void*, 2> arguments{pointers_.data(), &packed};
+        EXPECT_EQ(nvrtc_.cuLaunchKernel(function_, 1, 1, 1, 128, 1, 1, 0, on, arguments.data(), nullptr), CUDA_SUCCESS);
+    }
+
+private:
+    const at::cuda::NVRTC& nvrtc_;
+    CUfunction function_ = nullptr;
+    at::Tensor pinned_, packed_;
+    std::array<void*, 16> pointers_{};
+};
+
 // "409 kernels, 8 memsets, 1 copy".
 std::string nodes_of(cudaGraph_t graph) {
     std::size_t count = 0;
@@ -101,6 +136,7 @@ std::vector<double> Measure::host_times(std::int64_t layers) {
     graph.instantiate();
     auto ours = capture_in_arena(bucket);
     Copies copies(input);
+    CopyAndKernel copy_and_kernel(copies);
     std::unordered_map<std::uint32_t, at::cuda::CUDAGraph*> known{{64, &graph}};
     const auto step = executor->step_of(input.token_ids, input.input_params);
     const auto values = values_of(input);
@@ -120,6 +156,7 @@ std::vector<double> Measure::host_times(std::int64_t layers) {
         {"update alone", [&] { inputs.update(bucket, values_of(input), on); }, {}},
         {"replay alone, private pool", [&] { graph.replay(); }, {}},
         {"replay alone, ours", [&] { ours.replay(on); }, {}},
+        {"one copy and one kernel, as xLLM fills its decode inputs", [&] { copy_and_kernel(on); }, {}},
         {"part: values_of", [&] { static_cast<void>(values_of(input)); }, {}},
         {"part: prepare of the inputs", [&] { inputs.prepare(bucket, values); }, twice},
         {"part: commit of the inputs", [&] { inputs.commit(on); }, [&] { twice(), inputs.prepare(bucket, values); }},
