@@ -7,8 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/Context.h>
-#include <ATen/cuda/nvrtc_stub/ATenNVRTC.h>
+#include <cuda.h>
 
 #include "measure.hpp"
 
@@ -76,13 +75,13 @@ struct Copies {
 // xLLM's way: one copy of packed values from pinned memory, and one kernel with a pointer per input.
 class CopyAndKernel {
 public:
-    explicit CopyAndKernel(const Copies& copies) : nvrtc_(at::globalContext().getNVRTC()) {
+    explicit CopyAndKernel(const Copies& copies) {
         const char* const text =
             ".version 7.0\n.target sm_50\n.address_size 64\n"
             ".visible .entry fill(.param .align 8 .b8 pointers[128], .param .u64 packed) { ret; }\n";
         CUmodule module = nullptr;
-        EXPECT_EQ(nvrtc_.cuModuleLoadData(&module, text), CUDA_SUCCESS);
-        EXPECT_EQ(nvrtc_.cuModuleGetFunction(&function_, module, "fill"), CUDA_SUCCESS);
+        EXPECT_EQ(entry<decltype(&cuModuleLoadData)>("cuModuleLoadData")(&module, text), CUDA_SUCCESS);
+        EXPECT_EQ(entry<decltype(&cuModuleGetFunction)>("cuModuleGetFunction")(&function_, module, "fill"), CUDA_SUCCESS);
         pinned_ = at::cat(copies.pageable).pin_memory();
         packed_ = at::empty_like(pinned_, pinned_.options().device(device()).pinned_memory(false));
         for (std::size_t i = 0; i < copies.persistent.size(); ++i) {
@@ -94,11 +93,19 @@ public:
         EXPECT_EQ(cudaMemcpyAsync(packed_.data_ptr(), pinned_.data_ptr(), pinned_.nbytes(), cudaMemcpyHostToDevice, on), cudaSuccess);
         void* packed = packed_.data_ptr();
         std::array<void*, 2> arguments{pointers_.data(), &packed};
-        EXPECT_EQ(nvrtc_.cuLaunchKernel(function_, 1, 1, 1, 128, 1, 1, 0, on, arguments.data(), nullptr), CUDA_SUCCESS);
+        EXPECT_EQ(launch_(function_, 1, 1, 1, 128, 1, 1, 0, on, arguments.data(), nullptr), CUDA_SUCCESS);
     }
 
 private:
-    const at::cuda::NVRTC& nvrtc_;
+    template <class Function>
+    static Function entry(const char* name) {
+        void* found = nullptr;
+        cudaDriverEntryPointQueryResult result{};
+        EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), cudaSuccess);
+        return reinterpret_cast<Function>(found);
+    }
+
+    decltype(&cuLaunchKernel) launch_ = entry<decltype(&cuLaunchKernel)>("cuLaunchKernel");
     CUfunction function_ = nullptr;
     at::Tensor pinned_, packed_;
     std::array<void*, 16> pointers_{};
