@@ -20,7 +20,8 @@ failures.
 --kv measures the size of the KV cache with vLLM's defaults (no memory flag, no length), and adds
 VMMGRAPH_KV=1 to VMMGRAPH=1. Further RESULT lines: tokens of the KV cache, seconds from the start of
 the process to the first token, and free memory at the end. --size 8b gives MODEL's config.json the
-shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache.
+shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache. --then pressure takes the
+free memory of the device between two steps, serves, returns the memory and serves again.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MODES = {
 #: Entry points of vLLM's general plugins, loaded by every vLLM process: the package's, and
 #: measure() of this script.
 PLUGINS = {"vmmgraph": "vmmgraph.plugins.vllm:enable", "vllm_run_measure": "vllm_run:measure"}
-THEN = ("evict", "recapture", "sleep", "fill")
+THEN = ("evict", "recapture", "sleep", "fill", "pressure")
 #: Qwen3-8B.
 SIZES = {
     "8b": {
@@ -190,6 +191,55 @@ def fill(llm, tokens: int, each: int) -> list[str]:
         f"{done} of {count} prompts of {each} tokens in {seconds:.1f} s",
         f"free {free / MIB:.0f} MiB, torch holds {held / MIB:.0f}, at most {peak / MIB:.0f}",
     ]
+
+
+#: Memory that `pressure` leaves free: less than an eager step needs.
+LEFT_FREE = 64 << 20
+
+
+def take_memory(worker) -> int:
+    """Takes all free memory but LEFT_FREE; its bytes."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    size = torch.cuda.mem_get_info()[0] - LEFT_FREE
+    worker._vllm_run_taken = torch.empty(size, dtype=torch.int8, device="cuda")
+    return size
+
+
+def return_memory(worker) -> None:
+    """Frees that memory in torch, which keeps it for other tensors."""
+    del worker._vllm_run_taken
+
+
+def kv_bytes(worker) -> int:
+    """Bytes of the KV cache, if VmmGraph has it; else 0."""
+    kv = getattr(worker, "_vmmgraph_kv", None)
+    return kv.held() if kv else 0
+
+
+def pressure(llm, serve, hashes) -> tuple[list[str], str]:
+    """Serves without the memory that eager steps need, and with it again. Returns what happened, and what is wrong."""
+    before = llm.collective_rpc(kv_bytes)[0]
+    taken = llm.collective_rpc(take_memory)[0]
+    seen = [serve()[1]]
+    under = llm.collective_rpc(kv_bytes)[0]
+    llm.collective_rpc(return_memory)
+    after, rounds = under, 0
+    while after < before and rounds < 12:
+        seen.append(serve()[1])
+        after, rounds = llm.collective_rpc(kv_bytes)[0], rounds + 1
+    said = [
+        f"{taken / MIB:.0f} MiB taken",
+        f"KV cache {before / MIB:.0f} -> {under / MIB:.0f} -> {after / MIB:.0f} MiB, {rounds} rounds after the return",
+    ]
+    wrong = "" if set(seen) <= set(hashes) else "under pressure the tokens are others"
+    if not wrong and not under < before:
+        wrong = "the KV cache did not shrink under pressure"
+    if not wrong and after < before:
+        wrong = f"{(before - after) / MIB:.0f} MiB of the KV cache did not come back"
+    return said, wrong
 
 
 def torch_memory(worker) -> tuple[int, int, int]:
@@ -366,6 +416,9 @@ def run(arguments: argparse.Namespace) -> None:
             said = sleep_and_wake(llm)
         elif name == "fill":
             said = fill(llm, llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens, 12000 if arguments.kv else 3000)
+        elif name == "pressure":
+            said, failed = pressure(llm, serve, hashes)
+            wrong = wrong or failed
         else:
             free = llm.collective_rpc(drop_and_capture, args=(2 if name == "evict" else 1,))[0]
             said = [f"{(free[1] - free[0]) / MIB:+.0f} MiB free without, {(free[2] - free[1]) / MIB:+.0f} with"]

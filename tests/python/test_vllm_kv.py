@@ -6,6 +6,7 @@ What needs the driver is SKIPPED without VMMGRAPH_CORE_LIBRARY.
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import logging
 import os
@@ -162,8 +163,8 @@ class Tensor:
 class HostDevice:
     """A device of the host driver with so much memory, and torch's and others' bytes on it."""
 
-    #: Each has a number of its own, since what a failed test left is on its device.
-    numbers = itertools.count()
+    #: The host driver has eight devices, which tests use in turns.
+    numbers = itertools.cycle(range(8))
 
     def __init__(self, size: int) -> None:
         self.library = _c.Library(Path(os.environ["VMMGRAPH_CORE_LIBRARY"]), with_torch=False)
@@ -202,6 +203,9 @@ def torch_over(device: HostDevice) -> types.ModuleType:
         memory_stats=lambda _=None: {
             "allocated_bytes.all.peak": device.torch_peak,
             "reserved_bytes.all.peak": device.torch_peak,
+        },
+        memory_stats_as_nested_dict=lambda _=None: {
+            name: {"all": {"current": device.torch_held}} for name in ("reserved_bytes", "active_bytes")
         },
         reset_peak_memory_stats=reset,
         empty_cache=lambda: None,
@@ -388,7 +392,10 @@ def module_of(name: str, **values: Any) -> types.ModuleType:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("VMMGRAPH_DRIVER", "host")
-    yield HostDevice(GIB)
+    gc.collect()
+    one = HostDevice(GIB)
+    assert one.free() == GIB, "an earlier test left memory on the device"
+    yield one
     _ledger.drop(0)
 
 

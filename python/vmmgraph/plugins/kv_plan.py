@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,27 @@ class Layout:
         begin = self.offset(tensor) + rounded_up(self.block_bytes[tensor] * kept, self.page_bytes)
         end = self.offset(tensor) + rounded_up(self.block_bytes[tensor] * had, self.page_bytes)
         return begin, max(0, end - begin)
+
+    def group(self) -> int:
+        """Blocks of a run that can be unmapped alone: a whole number of pages in every tensor.
+
+        If such a run is longer than four times `step`, the answer is that length, and the run
+        leaves a part of a page mapped at its ends.
+        """
+        exact = math.lcm(*(self.page_bytes // math.gcd(self.page_bytes, one) for one in self.block_bytes))
+        return min(exact, 4 * self.step())
+
+    def inside(self, tensor: int, first: int, end: int) -> tuple[int, int]:
+        """Offset and bytes of the pages of a tensor that lie inside the blocks ``first`` to below
+        ``end``."""
+        one = self.block_bytes[tensor]
+        begin = rounded_up(one * first, self.page_bytes)
+        size = max(0, one * end // self.page_bytes * self.page_bytes - begin)
+        return self.offset(tensor) + begin, size
+
+    def inside_bytes(self, first: int, end: int) -> int:
+        """Bytes of the pages of all tensors inside a run of blocks."""
+        return sum(self.inside(tensor, first, end)[1] for tensor in range(len(self.block_bytes)))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ scheduler is made after that, with the blocks that every rank has room for.
     EngineCore._initialize_kv_caches      vLLM's own, over tensors for the most blocks; then `Worker.vmmgraph_kv_fit` on all ranks, the
                                           least of the answers, `Worker.vmmgraph_kv_commit` on all ranks
     Worker.determine_available_memory     the profile run, without the graphs that vLLM captures only to estimate their memory
+    EngineCore.__init__                   afterwards a guard of the cache looks before each step (`kv_guard`)
     GPUModelRunner._allocate_kv_cache_tensors    the tensors, over an `ElasticBuffer`; in the second runner `attn_utils._allocate_kv_cache`
 
 ``kv_cache_memory_bytes`` and ``num_gpu_blocks_override`` win: with one of them vLLM allocates as ever.
@@ -19,16 +20,17 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from .. import _c, _door, _ledger
 from .._arena import device_of
 from .._elastic import ElasticBuffer
-from . import kv_plan
-from ._common import log
+from . import kv_guard, kv_plan
+from ._common import is_set, log
 from .kv_plan import MIB
 
 #: The releases whose methods these are.
@@ -99,6 +101,57 @@ def patch_engine(module: ModuleType) -> None:
         return size_cache(self, vllm_config, kv_cache_config)
 
     module.EngineCore._initialize_kv_caches = initialize
+    init = module.EngineCore.__init__
+
+    @functools.wraps(init)
+    def initialized(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        install_guard(self)
+
+    module.EngineCore.__init__ = initialized
+
+
+def install_guard(engine: Any) -> kv_guard.Guard | None:
+    """Lets a guard of the KV cache look before each step of an engine (`kv_guard`).
+
+    The guard needs the scheduler and the worker in one process, as vLLM has them with one rank:
+    ``UniProcExecutor`` is part of the process of ``EngineCore``.
+    """
+    executor = getattr(engine, "model_executor", None)
+    wrapper = getattr(executor, "driver_worker", None)
+    kv = kv_of(getattr(wrapper, "worker", None))
+    ranks = engine.vllm_config.parallel_config.world_size if executor is not None else 1
+    if kv is None or kv.layout is None or ranks > 1:
+        if ranks > 1:
+            log.info("vmmgraph: the KV cache keeps its size, since %d ranks would have to change it together", ranks)
+        return None
+    if not is_set("VMMGRAPH_KV_GUARD") and "VMMGRAPH_KV_GUARD" in os.environ:
+        log.info("vmmgraph: the KV cache keeps its size, since VMMGRAPH_KV_GUARD is %s", os.environ["VMMGRAPH_KV_GUARD"])
+        return None
+    manager = engine.scheduler.kv_cache_manager
+    keep = longest_request(engine.vllm_config, engine.scheduler.kv_cache_config) + manager.watermark_blocks
+    guard = kv_guard.Guard(manager.block_pool, kv, kv_guard.Need(kv.eager), keep, kv.available, kv.release)
+    execute = executor.execute_model
+
+    @functools.wraps(execute)
+    def guarded(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        # Scheduling is done: a block in the free list belongs to no request of this step.
+        scheduled = scheduler_output.num_scheduled_tokens
+        guard.look(scheduler_output.total_num_scheduled_tokens > len(scheduled))
+        return execute(scheduler_output, *args, **kwargs)
+
+    executor.execute_model = guarded
+    engine._vmmgraph_guard = guard
+    return guard
+
+
+def longest_request(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Blocks that a request of the longest length needs, and the null block."""
+    from vllm.v1.core import kv_cache_utils
+
+    groups = kv_cache_config.kv_cache_groups
+    size = kv_cache_utils._max_memory_usage_bytes_from_groups(vllm_config, groups)
+    return -(-size // kv_cache_utils._pool_bytes_per_block(vllm_config, groups)) + 1
 
 
 def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
@@ -196,6 +249,8 @@ class WorkerKv:
         self.tensors: list[Any] = []
         self.blocks = 0
         self.weights = 0
+        #: When the cache was sized: growth of torch in the largest eager step, and torch's memory that no tensor used.
+        self.eager = self.unused = 0
 
     def begin(self, device: int) -> None:
         """Begins to measure, when the process has a context on its device."""
@@ -290,6 +345,64 @@ class WorkerKv:
         self.blocks = blocks
         torch.cuda.synchronize(self.device)
         return blocks
+
+    def drop(self, runs: Sequence[tuple[int, int]]) -> int:
+        """Unmaps the pages inside runs of blocks, and returns their bytes to the driver. No request may use the blocks."""
+        import torch
+
+        assert self.layout is not None and self.buffer is not None
+        # Steps under way may still use the blocks of requests that have ended.
+        torch.cuda.synchronize(self.device)
+        gone = sum(self.buffer.decommit(*part) for run in runs for part in self.parts(run))
+        self.buffer.settle()
+        self.open().trim()
+        return gone
+
+    def restore(self, runs: Sequence[tuple[int, int]]) -> int:
+        """Maps and zeroes runs of blocks in order. Returns the number of complete runs: fewer if the driver refuses pages."""
+        import torch
+
+        assert self.buffer is not None
+        done = 0
+        for run in runs:
+            try:
+                for part in self.parts(run):
+                    self.buffer.commit(*part)
+            except _c.OutOfMemory as error:
+                log.info("vmmgraph: KV blocks %d to %d stay out of use: %s", *run, error)
+                self.drop([run])
+                break
+            self.zero(*run)
+            done += 1
+        torch.cuda.synchronize(self.device)
+        return done
+
+    def parts(self, run: tuple[int, int]) -> list[tuple[int, int]]:
+        """Offset and bytes of a run's pages in each tensor."""
+        assert self.layout is not None
+        every = (self.layout.inside(number, *run) for number in range(len(self.layout.block_bytes)))
+        return [part for part in every if part[1]]
+
+    def available(self) -> tuple[int, int]:
+        """Free bytes of the driver, and bytes that torch holds for the next eager step. Does not wait for the device."""
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return int(free), max(0, self.idle() - self.unused)
+
+    def idle(self) -> int:
+        """Bytes that torch holds and no tensor uses."""
+        import torch
+
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        return int(stats["reserved_bytes"]["all"]["current"]) - int(stats["active_bytes"]["all"]["current"])
+
+    def release(self) -> None:
+        """Lets torch return idle memory to the driver."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
 
     def held(self) -> int:
         """Bytes of the cache's pages."""
@@ -441,6 +554,7 @@ def fit(self: Any) -> dict[str, Any] | None:
     free, total = _ledger.driver_memory(kv.device)
     held = torch.cuda.memory_reserved(kv.device)
     reserve = kv_plan.reserve_of(kv.peak(), held, self.vllm_config.parallel_config.world_size)
+    kv.eager, kv.unused = reserve.eager, kv.idle()
     ceiling = kv_plan.ceiling_of(total, self.cache_config.gpu_memory_utilization, utilization_default())
     own = kv_plan.own_bytes(total - free, _ledger.used_by_process(kv.device), kv.others)
     room = kv_plan.kv_bytes(free, kv.held(), reserve, ceiling, own)
