@@ -415,6 +415,7 @@ class Engine:
         start = Start(monkeypatch, device, True, 0.92)
         utils = sys.modules["vllm.v1.core.kv_cache_utils"]
         utils._max_memory_usage_bytes_from_groups = lambda *_: BLOCK * len(LAYERS) * 40
+        start.scheduled = SimpleNamespace(num_scheduled_tokens={"a": 60, "b": 4}, total_num_scheduled_tokens=64)
         core = start.run()
         start.config.parallel_config.world_size = ranks
         self.blocks = core.scheduled.num_blocks
@@ -436,28 +437,28 @@ class Engine:
         return "output"
 
     def step(self) -> str:
-        output = SimpleNamespace(num_scheduled_tokens={"a": 60, "b": 4}, total_num_scheduled_tokens=64)
-        return self.core.model_executor.execute_model(output, non_block=True)
+        return self.core.step_with_batch_queue()
 
 
 @needs_driver
 def test_eager_steps_survive_the_loss_of_the_reserve(device: HostDevice, monkeypatch: pytest.MonkeyPatch, make_pool: Any) -> None:
     engine = Engine(device, monkeypatch, make_pool)
-    guard = vllm_kv.install_guard(engine.core)
-    assert guard is not None and guard.pool.keep == 41 and guard.need.eager == 48 * MIB
-    now = [0.0]
+    used = engine.pool.get_new_blocks(100)
+    assert engine.step() == "output"
+    guard = engine.core._vmmgraph_guard
+    assert guard.pool.keep == 41 and guard.need.eager == 48 * MIB
+    now = [guard.clock() + 1]
     guard.clock = lambda: now[0]
     kv = engine.core.worker._vmmgraph_kv
     held, free = kv.held(), device.free()
-    used = engine.pool.get_new_blocks(100)
     last = used[-1].block_id
     for name in LAYERS:
         ctypes.memset(engine.raw[name].address + BLOCK * last, 0x5A, BLOCK)
-    assert engine.step() == "output" and guard.blocks_out() == 0
+    assert engine.step() == "output" and guard.blocks_out() == 0 and engine.core._vmmgraph_guard is guard
 
     device.outside += free - 4 * MIB  # Another allocation takes the reserve.
     now[0] += 1
-    assert engine.step() == "output" and engine.steps == 2
+    assert engine.step() == "output" and engine.steps == 3
     out = guard.blocks_out()
     assert out > 0 and out % guard.pool.group == 0
     assert kv.held() == held - out * BLOCK * len(LAYERS)
@@ -479,10 +480,10 @@ def test_eager_steps_survive_the_loss_of_the_reserve(device: HostDevice, monkeyp
 def test_without_a_guard_the_next_eager_step_fails(device: HostDevice, monkeypatch: pytest.MonkeyPatch, make_pool: Any) -> None:
     monkeypatch.setenv("VMMGRAPH_KV_GUARD", "0")
     engine = Engine(device, monkeypatch, make_pool)
-    assert vllm_kv.install_guard(engine.core) is None
     device.outside += device.free() - 4 * MIB
     with pytest.raises(AssertionError, match="OutOfMemory"):
         engine.step()
+    assert engine.core._vmmgraph_guard is None
 
 
 @needs_driver
@@ -491,7 +492,8 @@ def test_several_ranks_keep_the_size_of_the_cache(
 ) -> None:
     caplog.set_level(logging.INFO)
     engine = Engine(device, monkeypatch, make_pool, ranks=2)
-    assert vllm_kv.install_guard(engine.core) is None
+    engine.step()
+    assert engine.core._vmmgraph_guard is None
     assert "2 ranks would have to change it together" in caplog.text
 
 

@@ -319,6 +319,11 @@ class Start:
                 self.worker.load_model()
                 self.scheduled = self._initialize_kv_caches(start.config)
 
+            def step(self) -> str:
+                return self.model_executor.execute_model(start.scheduled, non_block=True)
+
+            step_with_batch_queue = step
+
             def collective_rpc(self, name: str, args: tuple[Any, ...] = ()) -> list[Any]:
                 return [getattr(self.worker, name)(*args)]
 

@@ -1,7 +1,7 @@
 """vLLM's plugin: names the shapes of its captures, and changes what does not work over arenas.
 
 Environment: ``VMMGRAPH=1`` enables it, ``VMMGRAPH_SLEEP=1`` puts its sleep mode over regions, ``VMMGRAPH_KV=1`` sizes its KV cache after the
-captures (`vllm_kv`).
+captures (`vllm_kv`), ``VMMGRAPH_KV_GUARD=0`` keeps this size while the engine runs (`kv_guard`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ scheduler is made after that, with the blocks that every rank has room for.
     EngineCore._initialize_kv_caches      vLLM's own, over tensors for the most blocks; then `Worker.vmmgraph_kv_fit` on all ranks, the
                                           least of the answers, `Worker.vmmgraph_kv_commit` on all ranks
     Worker.determine_available_memory     the profile run, without the graphs that vLLM captures only to estimate their memory
-    EngineCore.__init__                   afterwards a guard of the cache looks before each step (`kv_guard`)
+    EngineCore.step                       a guard of the cache looks before each step (`kv_guard`)
     GPUModelRunner._allocate_kv_cache_tensors    the tensors, over an `ElasticBuffer`; in the second runner `attn_utils._allocate_kv_cache`
 
 ``kv_cache_memory_bytes`` and ``num_gpu_blocks_override`` win: with one of them vLLM allocates as ever.
@@ -101,14 +101,24 @@ def patch_engine(module: ModuleType) -> None:
         return size_cache(self, vllm_config, kv_cache_config)
 
     module.EngineCore._initialize_kv_caches = initialize
-    init = module.EngineCore.__init__
+    guard_steps(module.EngineCore)
 
-    @functools.wraps(init)
-    def initialized(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        install_guard(self)
 
-    module.EngineCore.__init__ = initialized
+def guard_steps(kind: Any) -> None:
+    """Installs the guard at an engine's first step. A process may load this plugin within ``EngineCore.__init__``, which calls the plugins: a
+    wrapper of ``__init__`` would come too late."""
+
+    def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not hasattr(self, "_vmmgraph_guard"):
+                self._vmmgraph_guard = install_guard(self)
+            return original(self, *args, **kwargs)
+
+        return step
+
+    for name in ("step", "step_with_batch_queue"):
+        setattr(kind, name, guarded(getattr(kind, name)))
 
 
 def install_guard(engine: Any) -> kv_guard.Guard | None:
@@ -125,7 +135,7 @@ def install_guard(engine: Any) -> kv_guard.Guard | None:
         if ranks > 1:
             log.info("vmmgraph: the KV cache keeps its size, since %d ranks would have to change it together", ranks)
         return None
-    if not is_set("VMMGRAPH_KV_GUARD") and "VMMGRAPH_KV_GUARD" in os.environ:
+    if os.environ.get("VMMGRAPH_KV_GUARD") and not is_set("VMMGRAPH_KV_GUARD"):
         log.info("vmmgraph: the KV cache keeps its size, since VMMGRAPH_KV_GUARD is %s", os.environ["VMMGRAPH_KV_GUARD"])
         return None
     manager = engine.scheduler.kv_cache_manager
@@ -141,7 +151,6 @@ def install_guard(engine: Any) -> kv_guard.Guard | None:
         return execute(scheduler_output, *args, **kwargs)
 
     executor.execute_model = guarded
-    engine._vmmgraph_guard = guard
     return guard
 
 
