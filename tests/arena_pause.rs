@@ -648,6 +648,9 @@ fn a_process_may_end_while_an_arena_is_paused() {
 enum Gone {
     Retained,
     Kept,
+    /// As above, where the space is alive.
+    KeptOfItsSpace,
+    /// It outlived its scope, and is used on its own stream.
     Outlived,
     OldAddresses,
 }
@@ -655,7 +658,7 @@ enum Gone {
 #[test]
 fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
     const SIDE: Stream = stream(7);
-    for gone in [Gone::Retained, Gone::Kept, Gone::Outlived, Gone::OldAddresses] {
+    for gone in [Gone::Retained, Gone::Kept, Gone::KeptOfItsSpace, Gone::Outlived, Gone::OldAddresses] {
         let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
         let late = ReorderingDriver::new(host.clone(), 1);
         let device = Device::with_driver(late.clone());
@@ -668,17 +671,19 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
             late.launch(SIDE, move |_| read.store(true, Relaxed));
         };
         let other = Graph::capture(&arena, 0);
+        let mut alive = None;
         match gone {
-            Gone::Retained | Gone::Kept => {
+            Gone::Retained | Gone::Kept | Gone::KeptOfItsSpace => {
                 let space = arena.open_space().unwrap();
                 let tensors = VmmTorchAllocator::new(&space);
-                let kept = matches!(gone, Gone::Kept);
+                let kept = !matches!(gone, Gone::Retained);
                 let block =
                     if kept { space.allocate_kept(5000, A) } else { space.allocate(5 * MIB, A) }.unwrap();
                 space.seal().unwrap();
                 reads();
                 tensors.record_stream(block, SIDE).unwrap();
                 tensors.free(block, &[]).unwrap();
+                alive = matches!(gone, Gone::KeptOfItsSpace).then_some(space);
             }
             Gone::Outlived | Gone::OldAddresses => {
                 let scope = arena.eager_scope(SIDE).unwrap();
@@ -698,7 +703,7 @@ fn a_pause_waits_for_who_uses_blocks_that_are_gone() {
         }
         arena.pause(Fence::default()).unwrap().complete().unwrap();
         assert!(read.load(Relaxed), "{gone:?}: its memory went while it was read");
-        drop((other, arena));
+        drop((other, alive, arena));
         late.drain();
         device.trim().unwrap();
         assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
@@ -754,4 +759,156 @@ fn a_pause_in_the_middle_of_a_spaces_end_waits_for_its_readers() {
         assert_eq!(std::mem::take(&mut found), [0x5a; 2]);
         arena.resume(NOW).unwrap();
     }
+}
+
+/// What a space leaves goes when the pause no longer holds its addresses, not at the next look.
+#[test]
+fn a_space_that_ends_in_the_middle_of_a_pause_goes_at_its_end() {
+    let bench = bench();
+    let arena = bench.arena("graphs");
+    let _stays = Graph::capture(&arena, 0);
+    let ends = Mutex::new(Some(Graph::capture(&arena, 1)));
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        if call == "unmap" {
+            drop(ends.lock().unwrap().take());
+        }
+    })));
+    arena.pause(Fence::default()).unwrap();
+    bench.faulty.set_hook(None);
+    assert_eq!(bench.device.stats().pending, 0, "something waits for nobody");
+    arena.resume(NOW).unwrap();
+    assert_eq!(arena.audit(), Ok(()));
+    drop((_stays, arena));
+    bench.end();
+}
+
+/// Copies that were begun before one failed still write to pages that the undoing unmaps.
+#[test]
+fn a_resume_that_fails_unmaps_nothing_under_its_copies() {
+    for waits in [true, false] {
+        let bench = bench();
+        let stamps = Stamps::new(bench.device.driver(), A);
+        let arena = bench.arena("graphs");
+        let mut graph = Graph::capture(&arena, 1);
+        graph.replay(&stamps, 5);
+        arena.pause(Fence::default()).unwrap().complete().unwrap();
+        let (copies, refusing) = (AtomicU64::new(0), Arc::downgrade(&bench.faulty));
+        bench.faulty.set_hook(Some(Arc::new(move |call| {
+            if let ("copy_from_host", Some(faulty)) = (call, refusing.upgrade()) {
+                faulty.refuse(call, copies.fetch_add(1, Relaxed) == 1);
+            }
+        })));
+        bench.faulty.set_busy(true);
+        let unmaps = bench.faulty.count("unmap");
+        thread::scope(|scope| {
+            let resume = scope.spawn(|| {
+                if waits {
+                    arena.resume(NOW).map(drop)
+                } else {
+                    bench.device.resume_async(&["graphs"], NOW).map(drop)
+                }
+            });
+            thread::sleep(Duration::from_millis(30));
+            let meanwhile = bench.faulty.count("unmap");
+            bench.faulty.set_busy(false);
+            assert!(resume.join().unwrap().is_err());
+            assert_eq!(meanwhile, unmaps, "unmapped under the first copy");
+        });
+        bench.faulty.set_hook(None);
+        bench.faulty.refuse("copy_from_host", false);
+        arena.resume(NOW).unwrap();
+        assert!(graph.holds(&stamps));
+        drop((graph, arena));
+        bench.end();
+    }
+}
+
+/// The page of contents that did not come stays mapped, since the driver does not unmap it either.
+#[test]
+fn contents_come_back_to_a_page_that_a_failed_resume_left_mapped() {
+    let bench = bench();
+    let stamps = Stamps::new(bench.device.driver(), A);
+    let arena = bench.arena("");
+    let mut graph = Graph::capture(&arena, 1);
+    graph.replay(&stamps, 5);
+    arena.pause(Fence::default()).unwrap().complete().unwrap();
+    bench.device.give_back(NOW);
+    for what in ["copy_from_host", "unmap"] {
+        bench.faulty.refuse(what, true);
+    }
+    assert!(arena.resume(NOW).is_err());
+    for what in ["copy_from_host", "unmap"] {
+        bench.faulty.refuse(what, false);
+    }
+    arena.resume(NOW).unwrap();
+    assert!(graph.holds(&stamps));
+    drop((graph, arena));
+    bench.end();
+}
+
+/// Contents on the host of a space that ends while its arena is paused are nobody's.
+#[test]
+fn the_host_memory_of_a_space_that_ends_while_paused_is_free() {
+    let bench = bench();
+    let stamps = Stamps::new(bench.device.driver(), A);
+    let arena = bench.arena("");
+    let mut graphs = [0, 1].map(|number| Graph::capture(&arena, number));
+    graphs.iter_mut().for_each(|graph| graph.replay(&stamps, 5));
+    let report = arena.pause(Fence::default()).unwrap();
+    let held = || {
+        let stats = bench.device.host_pool().stats();
+        stats.held_bytes - stats.free_bytes
+    };
+    assert_eq!(held(), report.copied_bytes);
+    let [stays, ends] = graphs;
+    drop(ends);
+    let left = held();
+    assert!(left < report.copied_bytes, "contents of a graph that is gone stay on the host");
+    let resumed = arena.resume(NOW).unwrap();
+    assert_eq!(resumed.copied_bytes, left);
+    assert!(stays.holds(&stamps));
+    drop((stays, arena));
+    bench.end();
+}
+
+/// What another thread unmaps just now is not this pause's to unmap.
+#[test]
+fn a_pause_waits_for_a_teardown_under_way() {
+    let bench = bench();
+    let arena = bench.arena("graphs");
+    let stays = Graph::capture(&arena, 0);
+    let ends = Graph::capture(&arena, 1);
+    bench.faulty.set_busy(true);
+    ends.space.replay(A, || ()).unwrap();
+    drop(ends);
+    assert!(bench.device.stats().pending > 0, "the end waits for its replay");
+    bench.faulty.set_busy(false);
+    let (inside, meanwhile) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (begun, unmaps) = (Arc::clone(&inside), Arc::clone(&meanwhile));
+    let (faulty, this) = (Arc::downgrade(&bench.faulty), thread::current().id());
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        let (Some(faulty), "unmap") = (faulty.upgrade(), call) else { return };
+        if thread::current().id() == this && !begun.swap(true, Relaxed) {
+            let before = faulty.count(call);
+            thread::sleep(Duration::from_millis(50));
+            unmaps.store(faulty.count(call) - before, Relaxed);
+        }
+    })));
+    thread::scope(|threads| {
+        let pause = threads.spawn(|| {
+            while !inside.load(Relaxed) {
+                thread::yield_now();
+            }
+            arena.pause(Fence::default()).unwrap().complete().unwrap();
+        });
+        bench.device.trim().unwrap();
+        assert!(inside.load(Relaxed), "nothing was torn down");
+        pause.join().unwrap();
+    });
+    bench.faulty.set_hook(None);
+    assert_eq!(meanwhile.load(Relaxed), 0, "two threads unmapped at once");
+    arena.resume(NOW).unwrap();
+    assert_eq!((arena.audit(), bench.device.pool().audit()), (Ok(()), Ok(())));
+    drop((stays, arena));
+    bench.end();
 }

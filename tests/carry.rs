@@ -136,3 +136,45 @@ fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
     drop(_graph);
     bench.end();
 }
+
+/// Only a thread itself can name its default stream: what it was given when the block was freed is noted there.
+#[test]
+fn a_block_that_was_freed_meanwhile_goes_behind_the_default_stream_of_the_thread_that_freed_it() {
+    for captured in [false, true] {
+        let bench = Bench::new(A);
+        let space = bench.arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        let block = blocks.allocate(2 * MIB, A, false).unwrap();
+        let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+        // While it is captured there is nothing to note but that it is to be asked later.
+        bench.faulty.set_capturing(Stream::PER_THREAD, captured);
+        let (freed, free) = std::sync::mpsc::channel::<()>();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let blocks = &blocks;
+            let thread = scope.spawn(move || {
+                blocks.free(block, &[Stream::PER_THREAD]).unwrap();
+                drop(freed);
+                let _ = ends.recv();
+            });
+            let _ = free.recv();
+            space.seal().unwrap();
+            bench.faulty.set_busy(true);
+            drop(carry);
+            bench.stamps.write(block, 2 * MIB, 5).unwrap();
+            let other = bench.arena.open_space().unwrap();
+            for _ in 0..2 {
+                let at = other.allocate(4096, A).unwrap();
+                bench.stamps.write(at, 4096, 9).unwrap();
+                other.record_stream(at, B).unwrap();
+            }
+            assert!(bench.stamps.holds(block, 2 * MIB, 5).unwrap(), "captured: {captured}");
+            bench.faulty.set_capturing(Stream::PER_THREAD, false);
+            bench.faulty.set_busy(false);
+            drop((other, end));
+            thread.join().unwrap();
+        });
+        drop((space, blocks));
+        bench.end();
+    }
+}

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -242,5 +242,33 @@ fn hooks_of_two_threads_that_would_wait_for_each_other_are_both_refused() {
         assert_eq!(pauses.map(|pause| pause.join().unwrap()), [Ok(()), Ok(())]);
         assert_eq!(answered.load(SeqCst), 2);
         drop(hooks);
+    });
+}
+
+/// Regions are entered in one order, whatever the order of the tags that a caller gives.
+#[test]
+fn two_threads_that_bring_regions_back_in_opposite_orders_get_on() {
+    watched(|| {
+        let device = device();
+        let regions = ["one", "two", "three"].map(|tag| {
+            let options = RegionOptions { policy: Policy::Discard, ..RegionOptions::default() };
+            let region = device.region(tag, options).unwrap();
+            region.allocate(MIB, A).unwrap();
+            region.pause(Fence::default()).unwrap().complete().unwrap();
+            region
+        });
+        for _ in 0..1500 {
+            let start = Barrier::new(2);
+            thread::scope(|scope| {
+                for tags in [["one", "two", "three"], ["three", "two", "one"]] {
+                    let (start, device) = (&start, &device);
+                    scope.spawn(move || {
+                        start.wait();
+                        device.resume_async(&tags, Duration::from_secs(20)).map(drop).unwrap();
+                    });
+                }
+            });
+            regions.iter().for_each(|region| region.pause(Fence::default()).unwrap().complete().unwrap());
+        }
     });
 }

@@ -1,5 +1,6 @@
 //! Eager work on an arena's pages: replay order, the graphs' memory, persistent results.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -11,7 +12,7 @@ use vmmgraph::pages::Fence;
 use vmmgraph::{
     Address, Device, EagerScope, Error, HostOptions, Options, RetainPolicy, SharedVmmAllocator, Space, Stream,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
+use vmmgraph_testkit::{FaultyDriver, MIB, ReorderingDriver, Stamps, stream};
 
 const A: Stream = Stream::LEGACY;
 const PAGE: u64 = 16 * MIB;
@@ -772,4 +773,125 @@ proptest! {
         let (driver, _alone) = stand_in();
         carry_out(&driver, A, &steps)?;
     }
+}
+
+/// Blocks that outlive their scope go behind the scope's stream, wherever and in whatever scope they are freed.
+#[test]
+fn a_block_goes_behind_the_stream_of_the_scope_that_it_came_from() {
+    const SIDE: Stream = stream(0x51);
+    let bench = bench();
+    let arena = bench.arena();
+    let scope = arena.eager_scope(SIDE).unwrap();
+    let (block, kept) = (scope.allocate(MIB).unwrap(), scope.allocate_kept(MIB / 2).unwrap());
+    // On its page, which stays.
+    let beside = scope.allocate_kept(MIB / 2).unwrap();
+    drop(scope);
+    // Its stream goes on with them.
+    bench.faulty.set_busy(true);
+    arena.eager_blocks().free(kept, &[]).unwrap();
+    let scope = arena.eager_scope(A).unwrap();
+    scope.free(block).unwrap();
+    let more = [scope.allocate(MIB).unwrap(), scope.allocate_kept(MIB / 2).unwrap()];
+    assert!(!more.contains(&block) && !more.contains(&kept), "bytes that another stream may use");
+    bench.faulty.set_busy(false);
+    more.iter().chain([&beside]).for_each(|at| scope.free(*at).unwrap());
+    drop(scope);
+    drop(arena);
+    bench.end();
+}
+
+/// Graphs may read it as long as they run, at the addresses that eager work had before.
+#[test]
+fn a_block_of_addresses_that_were_given_up_goes_behind_replays() {
+    const SIDE: Stream = stream(0x51);
+    let late = ReorderingDriver::new(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()), 1);
+    let device = Device::with_driver(late.clone());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let graph = arena.open_space().unwrap();
+    let passing = graph.allocate(MIB, A).unwrap();
+    graph.free(passing).unwrap();
+    graph.seal().unwrap();
+    let scope = arena.eager_scope(SIDE).unwrap();
+    let blocks = [20 * MIB, 20 * MIB].map(|bytes| scope.allocate(bytes).unwrap());
+    drop(scope);
+    arena.trim().unwrap();
+    let read = Arc::new(AtomicBool::new(false));
+    let reading = Arc::clone(&read);
+    // Long work: a few pieces of it are done whenever the driver is asked something.
+    graph
+        .replay(A, || {
+            (0..300).for_each(|_| late.launch(A, |_| ()));
+            late.launch(A, move |_| reading.store(true, SeqCst));
+        })
+        .unwrap();
+    let unmaps = device.stats().unmaps;
+    arena.eager_blocks().free(blocks[0], &[]).unwrap();
+    let gone = device.stats().unmaps > unmaps;
+    assert!(!gone || read.load(SeqCst), "unmapped while a graph may read it");
+    arena.eager_blocks().free(blocks[1], &[]).unwrap();
+    drop((graph, arena));
+    late.drain();
+    device.trim().unwrap();
+    assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
+}
+
+/// A scope on a thread's default stream, which no other thread can name: what it had been given is noted when the scope ends.
+#[test]
+fn a_kept_block_goes_behind_the_default_stream_of_another_thread() {
+    let bench = bench();
+    let arena = bench.arena();
+    let (blocks, from_thread) = channel();
+    let (end, ends) = channel::<()>();
+    thread::scope(|threads| {
+        let (arena, ends) = (&arena, ends);
+        let thread = threads.spawn(move || {
+            let scope = arena.eager_scope(Stream::PER_THREAD).unwrap();
+            blocks.send([0; 2].map(|_| scope.allocate_kept(MIB / 2).unwrap())).unwrap();
+            drop((scope, blocks));
+            let _ = ends.recv();
+        });
+        let [freed, beside] = from_thread.recv().unwrap();
+        let _ = from_thread.recv();
+        bench.faulty.set_busy(true);
+        arena.eager_blocks().free(freed, &[]).unwrap();
+        let scope = arena.eager_scope(A).unwrap();
+        let next = scope.allocate_kept(MIB / 2).unwrap();
+        bench.faulty.set_busy(false);
+        assert_ne!(next, freed, "bytes that another thread's stream may use");
+        scope.free(next).unwrap();
+        drop((scope, end));
+        thread.join().unwrap();
+        arena.eager_blocks().free(beside, &[]).unwrap();
+    });
+    drop(arena);
+    bench.end();
+}
+
+/// A block where another one lay that was freed within its scope, while a third stream still read it.
+#[test]
+fn a_block_is_of_its_own_scopes_stream_and_not_of_one_that_lay_there_before() {
+    const SIDE: Stream = stream(0x51);
+    let bench = bench();
+    let arena = bench.arena();
+    let scope = arena.eager_scope(SIDE).unwrap();
+    let before = scope.allocate(MIB).unwrap();
+    bench.faulty.set_busy(true);
+    scope.record_stream(before, stream(0x52)).unwrap();
+    scope.free(before).unwrap();
+    drop(scope);
+    bench.faulty.set_busy(false);
+    let scope = arena.eager_scope(A).unwrap();
+    let block = scope.allocate(MIB).unwrap();
+    assert_eq!(block, before, "the test shows nothing");
+    drop(scope);
+    // Its stream goes on with it.
+    bench.faulty.set_busy(true);
+    let scope = arena.eager_scope(SIDE).unwrap();
+    scope.free(block).unwrap();
+    let next = scope.allocate(MIB).unwrap();
+    bench.faulty.set_busy(false);
+    assert_ne!(next, block, "bytes that another stream may use");
+    scope.free(next).unwrap();
+    drop((scope, arena));
+    bench.end();
 }

@@ -8,13 +8,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
 use vmmgraph::pages::{Fence, Limits, Reclaimer};
 use vmmgraph::{
     Address, BlockPool, Device, ElasticBuffer, ElasticObserver, ElasticOptions, Error, HostOptions, KvCache,
-    KvLayout, KvOptions, LimitChange, Options, Result, SharedVmmAllocator, Shown, Stream,
+    KvLayout, KvOptions, LimitChange, Options, Pending, Result, SharedVmmAllocator, Shown, Stream,
 };
 use vmmgraph_testkit::{FaultyDriver, MIB, Stamps, stream};
 
@@ -810,4 +811,114 @@ proptest! {
             run_cache(&steps, layout, fail).unwrap();
         }
     }
+}
+
+/// Pages that are about to be unmapped are not there for a commit that is asked for meanwhile.
+#[test]
+fn a_commit_ahead_of_pages_that_are_being_unmapped_maps_them_again() {
+    let bench = bench();
+    let buffer = Arc::new(bench.buffer(4 * MIB));
+    buffer.commit(0..4 * MIB).unwrap();
+    let (there, asked) = (Arc::downgrade(&buffer), Arc::new(Mutex::new(None)));
+    let asking = Arc::clone(&asked);
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        let mut asked = asking.lock().unwrap();
+        if let ("unmap", None, Some(buffer)) = (call, &*asked, there.upgrade()) {
+            *asked = Some(buffer.commit_async(0..2 * MIB).unwrap());
+        }
+    })));
+    buffer.decommit(0..4 * MIB, &now()).unwrap();
+    bench.faulty.set_hook(None);
+    asked.lock().unwrap().take().unwrap().wait().unwrap();
+    assert_eq!((buffer.committed(), buffer.audit()), (vec![0..2 * MIB], Ok(())));
+    drop(buffer);
+    bench.end();
+}
+
+/// Pages whose user is not done are the last thing that a budget has: who needs them waits for that user.
+#[test]
+fn a_commit_waits_for_pages_that_another_buffer_gives_back() {
+    let bench = bench();
+    let (buffer, other) = (bench.buffer(4 * MIB), bench.buffer(4 * MIB));
+    buffer.commit(0..4 * MIB).unwrap();
+    bench.device.set_budget(Some(4 * MIB));
+    bench.faulty.set_busy(true);
+    buffer.decommit(0..4 * MIB, &bench.fence()).unwrap();
+    thread::scope(|scope| {
+        let commit = scope.spawn(|| other.commit(0..4 * MIB));
+        thread::sleep(Duration::from_millis(30));
+        bench.faulty.set_busy(false);
+        commit.join().unwrap().unwrap();
+    });
+    assert_eq!((buffer.stats().leaving_bytes, other.stats().committed_bytes), (0, 4 * MIB));
+    drop((buffer, other));
+    bench.end();
+}
+
+#[test]
+fn pages_stay_while_the_driver_cannot_say_whether_their_user_is_done() {
+    let bench = bench();
+    let buffer = bench.buffer(4 * MIB);
+    buffer.commit(0..4 * MIB).unwrap();
+    bench.faulty.set_busy(true);
+    bench.faulty.refuse("event_query", true);
+    let unmaps = bench.faulty.count("unmap");
+    buffer.decommit(0..4 * MIB, &bench.fence()).unwrap();
+    assert_eq!((buffer.settle(), bench.faulty.count("unmap")), (0, unmaps));
+    bench.faulty.refuse("event_query", false);
+    bench.faulty.set_busy(false);
+    assert_eq!(buffer.settle(), 4 * MIB);
+    drop(buffer);
+    bench.end();
+}
+
+/// What it does when pages come.
+struct OnMap(Box<dyn Fn() + Send + Sync>);
+
+impl ElasticObserver for OnMap {
+    fn after_map(&self, _: &Shown<'_>) {
+        (self.0)();
+    }
+    fn before_unmap(&self, _: &Shown<'_>) {}
+}
+
+#[test]
+fn a_commit_ahead_whose_observer_panics_ends_with_an_error() {
+    let bench = bench();
+    let buffer = bench.buffer(4 * MIB);
+    let observer: Arc<dyn ElasticObserver> = Arc::new(OnMap(Box::new(|| panic!("an observer's own bug"))));
+    buffer.observe(&observer);
+    let ended = buffer.commit_async(0..2 * MIB).unwrap().wait();
+    assert!(matches!(ended, Err(Error::Internal { .. })), "{ended:?}");
+    drop(observer);
+    // The thread goes on.
+    buffer.commit_async(2 * MIB..4 * MIB).unwrap().wait().unwrap();
+    drop(buffer);
+    bench.end();
+}
+
+#[test]
+fn an_observer_may_not_wait_for_the_commit_that_it_is_told_of() {
+    let bench = bench();
+    let buffer = bench.buffer(4 * MIB);
+    let (pending, waited) = (Arc::new(Mutex::new(None::<Pending>)), Arc::new(AtomicU64::new(0)));
+    let (known, refused) = (Arc::clone(&pending), Arc::clone(&waited));
+    let observer: Arc<dyn ElasticObserver> = Arc::new(OnMap(Box::new(move || {
+        // Until the caller has it.
+        let pending = loop {
+            if let Some(pending) = known.lock().unwrap().clone() {
+                break pending;
+            }
+            thread::yield_now();
+        };
+        assert!(matches!(pending.wait(), Err(Error::WrongState { .. })));
+        refused.fetch_add(1, Ordering::SeqCst);
+    })));
+    buffer.observe(&observer);
+    let asked = buffer.commit_async(0..2 * MIB).unwrap();
+    *pending.lock().unwrap() = Some(asked.clone());
+    asked.wait().unwrap();
+    assert_eq!(waited.load(Ordering::SeqCst), 1);
+    drop((buffer, observer));
+    bench.end();
 }

@@ -2,10 +2,11 @@
 //! seal.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmmgraph::pages::Fence;
-use vmmgraph::{Address, Error, Space, Stream, VmmTorchAllocator};
-use vmmgraph_testkit::{Bench, MIB, stream};
+use vmmgraph::{Address, Borrower, ElasticOptions, Error, Space, Stream, VmmTorchAllocator};
+use vmmgraph_testkit::{Bench, IdleBorrower, MIB, stream};
 
 const A: Stream = stream(0xa0);
 const B: Stream = stream(0xb0);
@@ -325,5 +326,78 @@ fn a_block_is_freed_once() {
         assert_eq!(capture.blocks.free(*at, &[]), Err(Error::DoubleFree { address: *at }));
     }
     drop(capture);
+    bench.end();
+}
+
+/// The page that was there before the seal may be on lease by now. The graph does without it, and its replay waits for nobody.
+#[test]
+fn a_page_that_is_on_lease_does_not_come_back() {
+    const PAGE: u64 = 16 * MIB;
+    let bench = Bench::new(A);
+    let other = bench.capture(true, true);
+    let capture = bench.capture(true, false);
+    let options = ElasticOptions { page_bytes: PAGE, ..ElasticOptions::default() };
+    let buffer = Arc::new(bench.device.elastic_buffer(16 * PAGE, &options).unwrap());
+    let borrower: Arc<dyn Borrower> = Arc::new(IdleBorrower);
+    let all = bench.arena.lendable_bytes();
+    let lease = bench.arena.lend(&buffer, 0..all, &borrower).unwrap();
+    let shown = capture.space.leases();
+    bench.stamps.write(buffer.base(), all, 7).unwrap();
+    let maps = bench.device.stats().maps;
+    capture.drop_outputs(&[A]);
+    assert_eq!(
+        (bench.device.stats().maps, capture.space.leases()),
+        (maps, shown),
+        "a page on lease is mapped"
+    );
+    assert!(bench.stamps.holds(buffer.base(), all, 7).unwrap());
+    lease.recall(Duration::from_secs(20)).unwrap();
+    capture.replay();
+    other.replay();
+    drop((lease, buffer, borrower, capture, other));
+    bench.end();
+}
+
+/// A graph that was captured while an output was alive may read it wherever it runs: the output's addresses show its page until that replay is over.
+#[test]
+fn pages_of_an_output_do_not_change_under_a_replay_that_may_read_it() {
+    const PAGE: u64 = 16 * MIB;
+    let bench = Bench::new(A);
+    // An output of a whole page, which other graphs show too.
+    let graph = || {
+        let space = bench.arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        blocks.launch_by_replay_only(true);
+        let [passing, output] = [PAGE; 2].map(|bytes| blocks.allocate(bytes, A, false).unwrap());
+        blocks.free(passing, &[]).unwrap();
+        space.seal().unwrap();
+        Capture { space, blocks, passing: vec![passing], outputs: vec![output] }
+    };
+    let shows = bench.capture(true, true);
+    let first = graph();
+    let readers = [bench.capture(true, true), {
+        // Its page serves graphs that are captured later.
+        first.drop_outputs(&[]);
+        bench.capture(true, true)
+    }];
+    let second = graph();
+    let reader = bench.capture(true, true);
+    readers.iter().chain([&reader]).for_each(Capture::replay);
+    bench.faulty.set_busy(true);
+    reader.replay();
+    let unmaps = bench.device.stats().unmaps;
+    second.drop_outputs(&[]);
+    assert_eq!(bench.device.stats().unmaps, unmaps, "exchanged under a reader");
+    // Its first replay waits for that, so that it need not keep the page.
+    std::thread::scope(|scope| {
+        let replay = scope.spawn(|| second.replay());
+        std::thread::sleep(Duration::from_millis(30));
+        let early = replay.is_finished();
+        bench.faulty.set_busy(false);
+        replay.join().unwrap();
+        assert!(!early, "the output's page stays the graph's for ever");
+    });
+    assert!(bench.device.stats().unmaps > unmaps, "the control exchanges nothing");
+    drop((shows, first, second, readers, reader));
     bench.end();
 }

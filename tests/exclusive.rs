@@ -271,3 +271,37 @@ fn a_wait_that_a_capture_forbids_is_refused_with_nothing_changed() {
     drop(capturing);
     bench.end();
 }
+
+#[test]
+fn an_exclusive_block_whose_zeroing_fails_goes_behind_what_was_begun() {
+    let bench = bench(&Options::default());
+    let unmaps = bench.faulty.count("unmap");
+    bench.faulty.set_busy(true);
+    bench.faulty.refuse("event_synchronize", true);
+    assert!(bench.arena.allocate_exclusive(SMALL, 0).is_err());
+    assert_eq!(bench.faulty.count("unmap"), unmaps, "unmapped under the fill");
+    bench.faulty.refuse("event_synchronize", false);
+    bench.faulty.set_busy(false);
+    bench.device.trim().unwrap();
+    assert_eq!(bench.held(), (0, 0));
+    bench.end();
+}
+
+#[test]
+fn exclusive_blocks_of_an_arena_that_ends_go_behind_its_replays() {
+    let bench = bench(&Options::default());
+    bench.arena.allocate_exclusive(SMALL, 0).unwrap();
+    // A graph without addresses of its own.
+    let space = bench.arena.open_space().unwrap();
+    space.seal().unwrap();
+    bench.faulty.set_busy(true);
+    space.replay(A, || ()).unwrap();
+    drop(space);
+    let unmaps = bench.faulty.count("unmap");
+    let Bench { arena, faulty, device, .. } = bench;
+    drop(arena);
+    assert_eq!(faulty.count("unmap"), unmaps, "unmapped while a graph may use it");
+    faulty.set_busy(false);
+    device.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+}

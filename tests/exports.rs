@@ -13,6 +13,7 @@ use vmmgraph::pages::{Extent, Fence, PageId};
 use vmmgraph::{
     Address, Borrower, Device, DeviceOptions, DriverChoice, ElasticOptions, Error, ExportedPage, Handles,
     HostOptions, Options, PeerExtent, Peers, RetainPolicy, SharedVmmAllocator, Space, Stream, Vacate,
+    VmmTorchAllocator,
 };
 use vmmgraph_testkit::{Bench, MIB, Stamps};
 
@@ -609,4 +610,67 @@ fn pages_of_a_cuda_device_are_exported_too() {
     assert!(matches!(refused, Err(Error::Driver { .. })), "{refused:?}");
     // SAFETY: a live page, released once.
     unsafe { vmmgraph::driver::Memory::release(&plain, page) }.unwrap();
+}
+
+#[test]
+fn a_kept_block_is_exported_within_its_bytes() {
+    let bench = bench();
+    let space = bench.arena.open_space().unwrap();
+    let kept = space.allocate_kept(4096, A).unwrap();
+    assert_eq!(space.export(kept, 4096).unwrap()[0].bytes, 4096);
+    assert_eq!(space.export(kept.plus(4095), 1).unwrap()[0].bytes, 1);
+    for (at, bytes) in [(kept, 4097), (kept.plus(4096), 1), (kept.plus(512), 4096)] {
+        assert_eq!(space.export(at, bytes), Err(Error::ForeignPointer { address: at }));
+    }
+    drop(space);
+    bench.end();
+}
+
+#[test]
+fn what_is_mapped_of_others_stays_while_its_user_cannot_be_asked() {
+    let bench = bench();
+    let (space, block) = bench.graph(PAGE);
+    let exported = bench.device.export_page(Bench::first(&space, block)).unwrap();
+    let theirs = bench.device.import(exported.fd.as_fd(), PAGE).unwrap();
+    let range = bench.device.map_peer(&[PeerExtent { page: &theirs, offset: 0, bytes: PAGE }]).unwrap();
+    bench.faulty.set_busy(true);
+    range.used_by(A);
+    bench.faulty.refuse("event_query", true);
+    let unmaps = bench.faulty.count("unmap");
+    drop(range);
+    assert_eq!(bench.faulty.count("unmap"), unmaps, "unmapped under its user");
+    bench.faulty.refuse("event_query", false);
+    bench.faulty.set_busy(false);
+    drop((theirs, exported, space));
+    bench.end();
+}
+
+/// A small graph's addresses serve the next one, but not with a page that others have.
+#[test]
+fn a_page_that_others_have_is_not_the_next_small_graphs() {
+    let bench = bench();
+    let small = || {
+        let space = bench.arena.open_space().unwrap();
+        let blocks = VmmTorchAllocator::new(&space);
+        blocks.launch_by_replay_only(true);
+        let block = blocks.allocate(MIB, A, false).unwrap();
+        blocks.free(block, &[]).unwrap();
+        space.seal().unwrap();
+        (space, block)
+    };
+    let (space, block) = small();
+    let page = Bench::first(&space, block);
+    let pin = bench.device.pin_page(page).unwrap();
+    drop(space);
+    let (space, again) = small();
+    assert_ne!(Bench::first(&space, again), page);
+    drop((space, pin));
+    // The control: without the pin it is.
+    let (space, block) = small();
+    let page = Bench::first(&space, block);
+    drop(space);
+    let (space, again) = small();
+    assert_eq!((Bench::first(&space, again), again), (page, block));
+    drop(space);
+    bench.end();
 }

@@ -1,8 +1,11 @@
 //! The cost of calls does not grow with the number of objects. `benches/` measures times.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vmmgraph::driver::HostDriver;
+use vmmgraph::{Device, ElasticOptions, HostOptions};
 use vmmgraph_testkit::growth;
 
 /// Ten times the objects may cost three times as much, and a little: colder caches, deeper trees.
@@ -44,4 +47,25 @@ fn a_plan_of_twenty_times_the_shapes_does_not_take_four_hundred_times_as_long() 
     let (few, many) = (best(1_000), best(20_000));
     println!("a plan: {few:?} for 1,000 shapes, {many:?} for 20,000");
     assert!(many < 200 * few, "{few:?} for 1,000 shapes, {many:?} for 20,000");
+}
+
+/// A buffer of which memory is asked for ahead has a thread of the library's, until the buffer goes.
+#[test]
+fn buffers_that_are_gone_leave_no_thread() {
+    let threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("vmmgraph-elasti")).count()
+    };
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    for _ in 0..10 {
+        let buffer = device.elastic_buffer(1 << 20, &ElasticOptions::default()).unwrap();
+        buffer.commit_async(0..1 << 20).unwrap().wait().unwrap();
+        assert!(threads() > 0);
+    }
+    let start = Instant::now();
+    while threads() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "{} threads of no buffer", threads());
+        std::thread::yield_now();
+    }
 }

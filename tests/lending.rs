@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use vmmgraph::driver::{HostDriver, SharedDriver};
-use vmmgraph::pages::{Fence, Moved, PauseHooks};
+use vmmgraph::pages::{Fence, Limits, Moved, PauseHooks};
 use vmmgraph::{
     Address, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, RegionOptions,
     SharedVmmAllocator, Space, Stream, Vacate,
@@ -679,4 +679,56 @@ proptest! {
         drop((leases, graphs));
         bench.end();
     }
+}
+
+/// A commit of pages that are being recalled would keep for ever what the lender waits for.
+#[test]
+fn pages_that_are_recalled_are_not_committed_before_they_are_back() {
+    let bench = bench();
+    let lease = bench.lend(0..2 * PAGE).unwrap();
+    bench.engine.busy.store(3, Relaxed);
+    bench.faulty.set_busy(true);
+    refused(lease.recall(Duration::from_millis(2)), "in use by the device");
+    refused(bench.buffer.commit(0..PAGE), "being recalled");
+    refused(bench.buffer.commit_async(PAGE..3 * PAGE).unwrap().wait(), "being recalled");
+    refused(bench.lend(0..PAGE), "being recalled");
+    bench.faulty.set_busy(false);
+    lease.recall(SOON).unwrap();
+    bench.buffer.commit_async(0..3 * PAGE).unwrap().wait().unwrap();
+    bench.audit();
+    drop(lease);
+    bench.end();
+}
+
+#[test]
+fn a_borrower_is_told_of_its_own_pages_also_where_others_were_on_lease_before() {
+    let bench = bench();
+    bench.lend(0..2 * PAGE).unwrap().recall(SOON).unwrap();
+    bench.buffer.commit(0..PAGE).unwrap();
+    let lease = bench.lend(4 * PAGE..5 * PAGE).unwrap();
+    lease.recall(SOON).unwrap();
+    let asked = bench.engine.asked.lock().unwrap().pop().unwrap();
+    assert_eq!((asked.range, asked.instead), (4 * PAGE..5 * PAGE, vec![0..PAGE]));
+    drop(lease);
+    bench.end();
+}
+
+/// A lease that fails half-way leaves neither the pages nor a claim on the borrower's account.
+#[test]
+fn the_account_of_a_borrower_ends_with_it_after_a_lease_that_failed() {
+    let bench = bench();
+    let tenant = bench.device.account("tenant", None, Limits { most: None, least: 4 * PAGE }).unwrap();
+    let options = ElasticOptions { page_bytes: PAGE, account: Some(&tenant), ..ElasticOptions::default() };
+    let buffer = Arc::new(bench.device.elastic_buffer(4 * PAGE, &options).unwrap());
+    bench.faulty.refuse("map", true);
+    assert!(bench.arena.lend(&buffer, 0..2 * PAGE, &bench.borrower).is_err());
+    bench.faulty.refuse("map", false);
+    assert_eq!(bench.arena.lendable_bytes(), 8 * PAGE);
+    drop((buffer, tenant));
+    // What the tenant was sure of is there for others.
+    bench.device.set_budget(Some(bench.device.stats().physical_bytes + 4 * PAGE));
+    bench.buffer.commit(0..4 * PAGE).unwrap();
+    bench.device.set_budget(None);
+    bench.audit();
+    bench.end();
 }

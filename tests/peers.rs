@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use vmmgraph::driver::{CudaDriver, HostDriver};
-use vmmgraph::{Address, Device, Error, HostOptions, Options, Peers, SharedVmmAllocator, Space, Stream};
+use vmmgraph::{
+    Address, Device, Error, HostOptions, Options, Peers, SharedVmmAllocator, Space, Stream, VmmTorchAllocator,
+};
 use vmmgraph_testkit::{FaultyDriver, MIB};
 
 const READ_WRITE: u64 = 3;
@@ -177,4 +179,50 @@ fn a_peer_that_is_admitted_while_pages_are_mapped_has_them_too() {
     faulty.arm(&[]);
     let more = space.allocate(48 * MIB, Stream::LEGACY).unwrap();
     assert!(looks(&[(more, 48 * MIB)]).all(|at| host.peers_at(at) == Peers::one(5).and(Peers::one(6))));
+}
+
+/// As above, of pages that come back with their arena.
+#[test]
+fn a_peer_that_is_admitted_while_an_arena_comes_back_has_its_pages_too() {
+    let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+    let faulty = FaultyDriver::new(host.clone());
+    let device = Device::with_driver(faulty.clone());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let (space, blocks) = capture(&arena);
+    space.seal().unwrap();
+    arena.pause(vmmgraph::pages::Fence::default()).unwrap();
+    let admitting = std::sync::Mutex::new(Some(Arc::downgrade(&device)));
+    faulty.set_hook(Some(Arc::new(move |call| {
+        // Once, as the first page is mapped: a later look would find it.
+        if call == "map"
+            && let Some(device) = admitting.lock().unwrap().take()
+        {
+            device.upgrade().unwrap().admit(Peers::one(5)).unwrap();
+        }
+    })));
+    arena.resume(std::time::Duration::ZERO).unwrap();
+    faulty.set_hook(None);
+    assert!(looks(&blocks).all(|at| host.peers_at(at) == Peers::one(5)));
+}
+
+/// A small graph's addresses serve the next one. A remote block does not begin in addresses that only local ones had.
+#[test]
+fn a_remote_block_has_its_peers_where_a_small_graph_was_before() {
+    let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));
+    let options = Options { remote_peers: Peers::one(1), ..Options::default() };
+    let arena = SharedVmmAllocator::new(&device, &options).unwrap();
+    let space = arena.open_space().unwrap();
+    let blocks = VmmTorchAllocator::new(&space);
+    blocks.launch_by_replay_only(true);
+    let passing = blocks.allocate(5 * MIB, Stream::LEGACY, false).unwrap();
+    blocks.free(passing, &[]).unwrap();
+    space.seal().unwrap();
+    drop((blocks, space));
+    let space = arena.open_space().unwrap();
+    let remote = space.allocate_remote(5 * MIB, Stream::LEGACY).unwrap();
+    assert!(looks(&[(remote, 5 * MIB)]).all(|at| access(1, at) == READ_WRITE));
+    drop(space);
+    // The control: a local one begins there.
+    let space = arena.open_space().unwrap();
+    assert_eq!(space.allocate(5 * MIB, Stream::LEGACY), Ok(passing));
 }

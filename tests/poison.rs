@@ -2,13 +2,15 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
-use vmmgraph::driver::HostDriver;
+use vmmgraph::driver::{HostDriver, SharedDriver};
+use vmmgraph::pages::Fence;
 use vmmgraph::{
     Address, Device, Difference, HostOptions, Options, POISON, RetainPolicy, SharedVmmAllocator, Space,
     Stream,
 };
-use vmmgraph_testkit::{FaultyDriver, MIB};
+use vmmgraph_testkit::{Delay, FaultyDriver, LateDriver, MIB};
 
 const A: Stream = Stream::LEGACY;
 
@@ -162,4 +164,31 @@ fn blocks_are_listed_by_address_with_their_place_in_the_capture() {
             assert_eq!((listed.age, &listed.origin), (None, &None));
         }
     }
+}
+
+/// Outputs are read into memory that is not registered: the read is over when they are compared.
+#[test]
+fn outputs_are_read_when_the_graph_is_done_where_streams_work_late() {
+    let host = Arc::new(HostDriver::new(0, HostOptions::default()).unwrap());
+    let late = FaultyDriver::new(Arc::new(LateDriver::new(host, Delay::Right)));
+    late.refuse("host_register", true);
+    let device = Device::with_driver(late.clone());
+    let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
+    let graph = captured(&arena);
+    let driver: SharedDriver = late;
+    // What it leaves on shared pages is its output.
+    let launch = || {
+        let mut found = [0; 8];
+        // SAFETY: a block of the graph; a replay's fill is on this stream.
+        unsafe {
+            let mut events = Fence::default();
+            events.add(device.pool().events(), A);
+            events.block(device.pool().events(), Duration::MAX).unwrap();
+            driver.read(graph.scratch, &mut found).unwrap();
+            driver.write(graph.output, &found).unwrap();
+        }
+    };
+    // SAFETY: the output is a live block.
+    let found = unsafe { graph.space.verify(A, &[(graph.output, 256)], launch) }.unwrap();
+    assert_eq!(found, Some(Difference { space: graph.space.id(), output: 0, offset: 0 }));
 }

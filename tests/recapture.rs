@@ -2,8 +2,10 @@
 //! mapped pages.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
+use vmmgraph::pages::Fence;
 use vmmgraph::{Address, HostOptions, Options, Space, Stream, VmmTorchAllocator};
 use vmmgraph_testkit::{Bench, MIB, Random, seeds, stream};
 
@@ -170,4 +172,29 @@ fn captures_of_any_shape_are_right_in_addresses_of_others() {
         drop(alive);
         bench.end();
     }
+}
+
+#[test]
+fn few_addresses_are_kept_for_the_next_graph() {
+    let bench = bench();
+    let graphs: Vec<_> = (0..12).map(|_| capture(&bench, &[200 * KIB])).collect();
+    let before = bench.device.stats().reservations;
+    graphs.iter().for_each(Graph::free_output);
+    drop(graphs);
+    let after = bench.device.stats().reservations;
+    assert!(after + 8 <= before, "{before} ranges of twelve graphs, {after} when they are gone");
+    bench.end();
+}
+
+/// A graph that ends while its arena is paused leaves no addresses for the next one: their pages would come back for nobody.
+#[test]
+fn a_graph_that_ends_while_paused_takes_no_memory_at_the_resume() {
+    let bench = bench();
+    let graph = capture(&bench, &[200 * KIB]);
+    graph.free_output();
+    bench.arena.pause(Fence::default()).unwrap().complete().unwrap();
+    drop(graph);
+    bench.arena.resume(Duration::ZERO).unwrap();
+    assert_eq!(bench.arena.mapped_size(), 0);
+    bench.end();
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use vmmgraph::driver::HostDriver;
 use vmmgraph::pages::{CopyPath, Fence, Moved, PauseHooks};
-use vmmgraph::{Address, Device, Error, HostOptions, Policy, Region, RegionOptions, Result, Stream};
+use vmmgraph::{Address, Device, Error, HostOptions, Pinning, Policy, Region, RegionOptions, Result, Stream};
 use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 
 const A: Stream = Stream::LEGACY;
@@ -1146,4 +1146,186 @@ proptest! {
     fn a_region_does_what_a_table_of_blocks_does(steps in steps(), read_only: bool, fixed: bool) {
         run(steps, read_only, if fixed { 16 << 10 } else { 0 }).unwrap();
     }
+}
+
+#[test]
+fn two_threads_that_prepare_host_memory_at_once_stay_within_its_limit() {
+    let bench = bench();
+    let host = bench.device.host_pool();
+    host.set_limit(Some(24 * MIB));
+    let (there, second) = (Arc::downgrade(&bench.device), Arc::new(Mutex::new(None)));
+    let told = Arc::clone(&second);
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        // The first thread's memory is not in the books yet.
+        if let ("host_register", Some(device)) = (call, there.upgrade()) {
+            *told.lock().unwrap() = Some(device.host_pool().prepare(16 * MIB));
+        }
+    })));
+    host.prepare(16 * MIB).unwrap();
+    bench.faulty.set_hook(None);
+    let second = second.lock().unwrap().take();
+    assert!(matches!(second, Some(Err(Error::OutOfHostMemory { .. }))), "{second:?}");
+    assert_eq!(host.stats().held_bytes, 16 * MIB);
+    bench.end();
+}
+
+/// Contents that are on their way from host memory when the driver cannot be asked: that memory is nobody else's.
+#[test]
+fn host_memory_is_in_use_while_the_driver_cannot_say_whether_its_copy_is_over() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Backup);
+    let block = region.allocate(4 * MIB, A).unwrap();
+    write(block, 4 * MIB, 3);
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    let free = bench.device.host_pool().stats().free_bytes;
+    bench.faulty.set_busy(true);
+    let (_, ready) = {
+        // From the first copy on.
+        let refusing = Arc::downgrade(&bench.faulty);
+        bench.faulty.set_hook_behind(Some(Arc::new(move |call| {
+            if let ("copy_from_host", Some(faulty)) = (call, refusing.upgrade()) {
+                faulty.refuse("event_query", true);
+            }
+        })));
+        bench.device.resume_async(&[], NOW).unwrap()
+    };
+    bench.faulty.set_hook_behind(None);
+    assert_eq!(bench.device.host_pool().stats().free_bytes, free, "memory that is read is taken for free");
+    bench.faulty.refuse("event_query", false);
+    bench.faulty.set_busy(false);
+    drop((ready, region));
+    bench.end();
+}
+
+#[test]
+fn a_wait_for_copies_that_fails_once_is_done_again() {
+    let bench = bench();
+    let region = bench.region("weights", Policy::Backup);
+    let block = region.allocate(4 * MIB, A).unwrap();
+    write(block, 4 * MIB, 3);
+    let (refused, refusing) = (AtomicU64::new(0), Arc::downgrade(&bench.faulty));
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        let Some(faulty) = refusing.upgrade() else { return };
+        if call == "copy_to_host" {
+            faulty.set_busy_for(6);
+        }
+        if call == "event_synchronize" {
+            faulty.refuse(call, refused.fetch_add(1, Relaxed) == 0);
+        }
+    })));
+    let report = region.pause(Fence::default()).unwrap();
+    bench.faulty.set_hook(None);
+    assert_eq!(bench.faulty.failed().get("event_synchronize"), Some(&1), "the control failed nothing");
+    assert!(report.complete().is_ok() && report.left_bytes == 0, "{report:?}");
+    region.resume(NOW).unwrap();
+    assert!(holds(block, 4 * MIB, 3));
+    drop(region);
+    bench.end();
+}
+
+/// Copies that do not end, and registrations that the driver keeps: the memory stays with the process.
+#[test]
+fn host_memory_that_the_driver_may_use_outlives_its_device() {
+    let is_mapped = |at: usize| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| {
+            let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let number = |text| usize::from_str_radix(text, 16).unwrap();
+            (number(from)..number(to)).contains(&at)
+        })
+    };
+    for what in ["host_unregister", "event_query"] {
+        let bench = bench();
+        let region = bench.region("weights", Policy::Backup);
+        let block = region.allocate(4 * MIB, A).unwrap();
+        write(block, 4 * MIB, 3);
+        let buffer = bench.device.host_buffer(MIB, Pinning::Required).unwrap();
+        let at = buffer.as_ptr() as usize;
+        drop(buffer);
+        region.pause(Fence::default()).unwrap().complete().unwrap();
+        // Contents are on their way from there as everything goes.
+        bench.faulty.set_busy(what == "event_query");
+        bench.device.resume_async(&[], NOW).unwrap();
+        bench.faulty.refuse(what, true);
+        bench.faulty.refuse("event_synchronize", true);
+        let unregistered = bench.faulty.count("host_unregister");
+        drop((region, bench.device));
+        assert!(is_mapped(at), "{what}: memory is gone that the driver may use");
+        let tried = bench.faulty.count("host_unregister") > unregistered;
+        assert_eq!(tried, what == "host_unregister");
+    }
+}
+
+/// A page whose contents lie in two places of the host's memory, of which the second copy fails: the first is under way.
+#[test]
+fn host_memory_of_a_backup_that_failed_half_way_goes_behind_its_copies() {
+    let bench = bench();
+    let host = bench.device.host_pool();
+    let options = RegionOptions { policy: Policy::Backup, page_bytes: 2 * MIB, ..RegionOptions::default() };
+    let region = bench.device.region("weights", options).unwrap();
+    let block = region.allocate(2 * MIB, A).unwrap();
+    write(block, 2 * MIB, 3);
+    host.prepare(4 * MIB).unwrap();
+    let mut taken: Vec<_> =
+        (0..4).map(|_| bench.device.host_buffer(MIB, Pinning::Required).unwrap()).collect();
+    drop((taken.remove(2), taken.remove(0)));
+    assert_eq!(host.stats().free_bytes, 2 * MIB);
+    let (copies, there) = (AtomicU64::new(0), Arc::downgrade(&bench.faulty));
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        if let ("copy_to_host", Some(faulty)) = (call, there.upgrade()) {
+            faulty.set_busy(true);
+            faulty.refuse(call, copies.fetch_add(1, Relaxed) == 1);
+        }
+    })));
+    let report = region.pause(Fence::default()).unwrap();
+    bench.faulty.set_hook(None);
+    assert_eq!(bench.faulty.failed().get("copy_to_host"), Some(&1), "the contents lie in one place");
+    assert_eq!((report.left_bytes, report.failures.len()), (2 * MIB, 1));
+    assert_eq!(host.stats().free_bytes, 0, "memory that the device writes to is taken for free");
+    bench.faulty.refuse("copy_to_host", false);
+    bench.faulty.set_busy(false);
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    region.resume(NOW).unwrap();
+    assert!(holds(block, 2 * MIB, 3));
+    drop((region, taken));
+    bench.end();
+}
+
+/// The small registered buffers serve others afterwards, in both directions.
+#[test]
+fn a_copy_through_buffers_that_fails_is_not_over_before_what_it_began() {
+    let bench = bench();
+    // A page of several buffers.
+    let options = RegionOptions { policy: Policy::Backup, page_bytes: 40 * MIB, ..RegionOptions::default() };
+    let region = bench.device.region("weights", options).unwrap();
+    let block = region.allocate(40 * MIB, A).unwrap();
+    write(block, 40 * MIB, 3);
+    // The contents' memory is not registered, and the buffers are.
+    bench.faulty.arm(&[1]);
+    bench.device.host_pool().prepare(64 * MIB).unwrap();
+    bench.faulty.arm(&[]);
+    let (copies, there) = (AtomicU64::new(0), Arc::downgrade(&bench.faulty));
+    bench.faulty.set_hook(Some(Arc::new(move |call| {
+        if let ("copy_to_host", Some(faulty)) = (call, there.upgrade()) {
+            faulty.set_busy(true);
+            faulty.refuse(call, copies.fetch_add(1, Relaxed) > 0);
+        }
+    })));
+    thread::scope(|scope| {
+        let pause = scope.spawn(|| region.pause(Fence::default()).unwrap());
+        while !pause.is_finished() && bench.faulty.count("copy_to_host") < 2 {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(50));
+        let early = pause.is_finished();
+        bench.faulty.set_hook(None);
+        bench.faulty.refuse("copy_to_host", false);
+        bench.faulty.set_busy(false);
+        assert!(pause.join().unwrap().left_bytes > 0 && !early, "a buffer is free under a copy");
+    });
+    region.pause(Fence::default()).unwrap().complete().unwrap();
+    region.resume(NOW).unwrap();
+    assert!(holds(block, 40 * MIB, 3));
+    drop(region);
+    bench.end();
 }

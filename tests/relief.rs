@@ -383,3 +383,69 @@ fn only_those_are_asked_whose_memory_counts_where_it_is_short() {
         assert_eq!(!asked().concat().is_empty(), somebody_is_asked, "{refused}");
     }
 }
+
+/// Gives less than it is asked for.
+struct Half(Arc<Exact>);
+
+impl Reclaimer for Half {
+    fn reclaim(&self, bytes: u64) -> u64 {
+        self.0.reclaim(bytes / 2)
+    }
+    fn cost(&self) -> u64 {
+        500
+    }
+}
+
+#[test]
+fn a_second_reclaimer_is_asked_for_what_the_first_did_not_give() {
+    let device = Device::with_driver(Arc::new(HostDriver::new(0, HostOptions::default()).unwrap()));
+    device.set_budget(Some(0));
+    let exact = || {
+        let (device, asked, left) = (Arc::downgrade(&device), Mutex::default(), (100 * MIB).into());
+        Arc::new(Exact { device, asked, left })
+    };
+    let (first, second) = (exact(), exact());
+    let reclaimers: [Arc<dyn Reclaimer>; 2] = [second.clone(), Arc::new(Half(first.clone()))];
+    reclaimers.iter().for_each(|reclaimer| device.add_reclaimer(reclaimer));
+    let buffer =
+        device.elastic_buffer(40 * MIB, &ElasticOptions { page_bytes: 2 * MIB, ..ElasticOptions::default() });
+    let buffer = buffer.unwrap();
+    buffer.commit(0..40 * MIB).unwrap();
+    let asked = |exact: &Exact| exact.asked.lock().unwrap().clone();
+    assert_eq!((asked(&first), asked(&second)), (vec![20 * MIB], vec![20 * MIB]));
+}
+
+/// Another thread is giving a page back: until the driver has it, the device has none for anybody.
+#[test]
+fn memory_that_another_thread_gives_back_just_now_is_waited_for() {
+    let host = HostDriver::new(0, HostOptions { memory_bytes: 4 * MIB, ..HostOptions::default() }).unwrap();
+    let faulty = FaultyDriver::new(Arc::new(host));
+    let device = Device::with_driver(faulty.clone());
+    let options = |page_bytes| ElasticOptions { page_bytes, ..ElasticOptions::default() };
+    let buffer = device.elastic_buffer(4 * MIB, &options(4 * MIB)).unwrap();
+    let other = device.elastic_buffer(4 * MIB, &options(2 * MIB)).unwrap();
+    buffer.commit(0..4 * MIB).unwrap();
+    buffer.decommit(0..4 * MIB, &Fence::default()).unwrap();
+    let asked = faulty.count("create");
+    let (waiting, releasing) = (Arc::downgrade(&faulty), std::thread::current().id());
+    faulty.set_hook(Some(Arc::new(move |call| {
+        // The other thread has been refused once, and a while passes.
+        while call == "release"
+            && std::thread::current().id() == releasing
+            && waiting.upgrade().is_some_and(|faulty| faulty.count("create") == asked)
+        {
+            std::thread::yield_now();
+        }
+    })));
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| {
+            while faulty.count("release") == 0 && device.stats().free_bytes > 0 {
+                std::thread::yield_now();
+            }
+            other.commit(0..4 * MIB)
+        });
+        device.trim().unwrap();
+        commit.join().unwrap().unwrap();
+    });
+    faulty.set_hook(None);
+}

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use vmmgraph::driver::{HostDriver, SharedDriver};
 use vmmgraph::pages::{Holder, Limits};
 use vmmgraph::ring::{Adjustment, HostRun, Pace, Remainder};
 use vmmgraph::{
-    Address, Device, Error, HostBuffer, HostOptions, Pinning, Ring, RingOptions, RingUnit, Stream,
+    Address, Device, ElasticOptions, Error, HostBuffer, HostOptions, Pinning, Ring, RingOptions, RingUnit,
+    Stream,
 };
 use vmmgraph_testkit::{FaultyDriver, ReorderingDriver, stream};
 
@@ -668,4 +670,105 @@ fn a_place_whose_copy_failed_half_way_is_copied_again() {
             ring.release(unit, A).unwrap();
         }
     }
+}
+
+/// A ring of two units that share one slot, each copied from a buffer.
+fn of_one_slot(faulty: &Arc<FaultyDriver>) -> (Arc<Device>, Ring, Vec<Arc<HostBuffer>>) {
+    let device = Device::with_driver(faulty.clone());
+    let options = RingOptions { slots: 1, ..RingOptions::default() };
+    let ring = device.ring(&[RingUnit::streamed(PAGE); 2], &options).unwrap();
+    let buffers: Vec<_> = (0..2).map(|_| device.host_buffer(PAGE, Pinning::Required).unwrap()).collect();
+    for (unit, buffer) in buffers.iter().enumerate() {
+        buffer.write(0, &pattern(unit, 0, PAGE)).unwrap();
+        ring.set_source(unit, &whole(buffer, PAGE)).unwrap();
+    }
+    (device, ring, buffers)
+}
+
+/// The pages of a ring that is dropped while the device is busy stay mapped until the device is done.
+fn goes_behind_the_device(faulty: &FaultyDriver, device: &Device, ring: Ring, what: &str) {
+    let unmaps = faulty.count("unmap");
+    drop(ring);
+    device.give_back(Duration::ZERO);
+    assert_eq!(faulty.count("unmap"), unmaps, "{what}: unmapped while the device uses the pages");
+    faulty.set_busy(false);
+    device.trim().unwrap();
+    assert_eq!((device.stats().physical_bytes, device.stats().pending), (0, 0), "{what}");
+}
+
+/// Filling a unit that needs no copy gives nothing to the copy stream, so nothing there is behind the last reader of its slot.
+#[test]
+fn a_unit_without_runs_keeps_the_readers_of_its_slot() {
+    let faulty = FaultyDriver::new(host());
+    let (device, ring, _buffers) = of_one_slot(&faulty);
+    ring.set_source(1, &[]).unwrap();
+    ring.acquire(0, A).unwrap();
+    faulty.set_busy(true);
+    // The release fills unit 1, which takes no copy.
+    ring.release(0, A).unwrap();
+    goes_behind_the_device(&faulty, &device, ring, "a reader");
+}
+
+#[test]
+fn a_copy_of_which_a_part_failed_is_waited_for_before_its_pages_go() {
+    let faulty = FaultyDriver::new(host());
+    let (device, ring, buffers) = of_one_slot(&faulty);
+    let half =
+        |buffer: usize, to| HostRun { source: Arc::clone(&buffers[buffer]), from: 0, to, bytes: PAGE / 2 };
+    ring.set_source(0, &[half(0, 0), half(1, PAGE / 2)]).unwrap();
+    faulty.set_busy(true);
+    let (copies, refusing) = (AtomicU64::new(0), Arc::downgrade(&faulty));
+    faulty.set_hook(Some(Arc::new(move |call| {
+        if call == "copy_from_host" {
+            refusing.upgrade().unwrap().refuse(call, copies.fetch_add(1, Relaxed) == 1);
+        }
+    })));
+    assert!(ring.acquire(0, A).is_err());
+    faulty.set_hook(None);
+    faulty.refuse("copy_from_host", false);
+    goes_behind_the_device(&faulty, &device, ring, "the first of two copies");
+    drop(buffers);
+}
+
+/// The buffer cannot be asked whether it is stored to, so the fill gives nothing to the device. What was under way to the slot still is.
+#[test]
+fn a_fill_that_fails_before_its_first_copy_keeps_the_copies_under_way() {
+    let faulty = FaultyDriver::new(host());
+    let (device, ring, buffers) = of_one_slot(&faulty);
+    let hot = device.elastic_buffer(PAGE, &ElasticOptions { page_bytes: PAGE, ..ElasticOptions::default() });
+    let hot = hot.unwrap();
+    hot.commit(0..PAGE).unwrap();
+    faulty.set_busy(true);
+    assert_eq!(ring.prime(), Ok(1));
+    // SAFETY: committed until the end of the test.
+    unsafe { buffers[1].store(0, hot.base(), PAGE, A) }.unwrap();
+    faulty.refuse("event_query", true);
+    assert!(ring.acquire(1, A).is_err());
+    faulty.refuse("event_query", false);
+    drop(buffers);
+    let unmaps = faulty.count("unmap");
+    drop(ring);
+    device.give_back(Duration::ZERO);
+    assert_eq!(faulty.count("unmap"), unmaps, "unmapped under a copy");
+    faulty.set_busy(false);
+    drop(hot);
+    device.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+}
+
+#[test]
+fn priming_leaves_the_slots_of_acquired_units_alone() {
+    let host = host();
+    let model = Model::new(
+        host.clone(),
+        &[RingUnit::streamed(PAGE); 4],
+        &RingOptions { slots: 2, ..RingOptions::default() },
+    );
+    model.ring.acquire(2, A).unwrap();
+    // Unit 0 is the first of that slot, and unit 1 of the other.
+    model.ring.prime().unwrap();
+    let driver: SharedDriver = host;
+    let found = read(&driver, model.ring.address(2).unwrap(), PAGE as usize);
+    assert_eq!(found, model.expected(2), "another unit was copied over one in use");
+    model.ring.release(2, A).unwrap();
 }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use vmmgraph::driver::{Executable, HostDriver};
 use vmmgraph::ring::HostRun;
@@ -10,7 +11,7 @@ use vmmgraph::{
     Device, ElasticBuffer, ElasticOptions, Error, HostBuffer, HostOptions, Pinning, Ring, RingCaptureOptions,
     RingGraph, RingOptions, RingUnit, Stream,
 };
-use vmmgraph_testkit::{CopyingDriver, Losing, Random, ReorderingDriver, lossy, stream};
+use vmmgraph_testkit::{CopyingDriver, FaultyDriver, Losing, Random, ReorderingDriver, lossy, stream};
 
 const PAGE: u64 = 4096;
 const UNITS: usize = 5;
@@ -197,4 +198,63 @@ fn a_step_finds_what_its_sources_have_in_whatever_order_streams_work() {
 fn a_wait_that_is_missing_is_wrong_bytes() {
     lossy(|stream| STREAMS.contains(&stream), run);
     lossy(|stream| !STREAMS.contains(&stream), run);
+}
+
+/// A captured step of a ring on a driver that can be made to fail, nothing of which is filled before its launch.
+fn step_within() -> (Arc<FaultyDriver>, Arc<Device>, Arc<Ring>, RingGraph, Executable) {
+    let host = HostDriver::new(0, HostOptions { granularity: PAGE, ..HostOptions::default() }).unwrap();
+    let faulty = FaultyDriver::new(Arc::new(host));
+    let copying = CopyingDriver::new(faulty.clone());
+    let device = Device::with_driver(copying.clone());
+    let options = RingOptions { slots: 2, within_step: true, ..RingOptions::default() };
+    let ring = Arc::new(device.ring(&[RingUnit::streamed(PAGE); 4], &options).unwrap());
+    for unit in 0..4 {
+        let source = device.host_buffer(PAGE, Pinning::Required).unwrap();
+        source.write(0, &[unit as u8 + 1; PAGE as usize]).unwrap();
+        ring.set_source(unit, &[HostRun { source, from: 0, to: 0, bytes: PAGE }]).unwrap();
+    }
+    copying.begin(CAPTURED);
+    ring.capture_begin(CAPTURED, &RingCaptureOptions { tail: 0, most_runs: 1 }).unwrap();
+    for unit in 0..4 {
+        ring.acquire(unit, CAPTURED).unwrap();
+        ring.release(unit, CAPTURED).unwrap();
+    }
+    let graph = ring.capture_end(CAPTURED).unwrap();
+    let executable = copying.end();
+    (faulty, device, ring, graph, executable)
+}
+
+/// A launch that is refused leaves the ring behind what was under way before.
+#[test]
+fn a_refused_launch_forgets_no_reader() {
+    let (faulty, device, ring, graph, executable) = step_within();
+    ring.acquire(0, STREAMS[0]).unwrap();
+    faulty.set_busy(true);
+    ring.release(0, STREAMS[0]).unwrap();
+    faulty.refuse("event_wait", true);
+    // SAFETY: the executable of the captured step.
+    assert!(unsafe { graph.enter(executable, STREAMS[1]) }.is_err());
+    faulty.refuse("event_wait", false);
+    let unmaps = faulty.count("unmap");
+    drop((graph, ring));
+    device.give_back(Duration::ZERO);
+    assert_eq!(faulty.count("unmap"), unmaps, "unmapped while the device reads it");
+    faulty.set_busy(false);
+    device.trim().unwrap();
+    assert_eq!(device.stats().physical_bytes, 0);
+}
+
+/// Nobody knows which copies of a launch that failed were made.
+#[test]
+fn a_launch_that_failed_leaves_slots_that_are_filled_again() {
+    let (_faulty, _device, ring, graph, executable) = step_within();
+    ring.acquire(0, STREAMS[0]).unwrap();
+    ring.release(0, STREAMS[0]).unwrap();
+    let failed = || Err::<(), _>("a launch that failed");
+    // SAFETY: the executable of the captured step.
+    assert!(unsafe { graph.launch(executable, STREAMS[0], failed) }.unwrap().is_err());
+    // The release filled it ahead.
+    let late = ring.stats().filled_late;
+    ring.acquire(2, STREAMS[0]).unwrap();
+    assert_eq!(ring.stats().filled_late, late + 1, "a slot is taken for filled");
 }

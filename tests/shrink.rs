@@ -164,3 +164,23 @@ fn without_memory_for_the_small_pages_everything_stays_and_it_can_be_repeated() 
     work(18, &spaces[0], 3);
     work(20, &spaces[1], 4);
 }
+
+/// A page that eager work shows stays where it is, so small ones beside it would be more memory.
+#[test]
+fn pages_that_eager_work_shows_are_not_replaced() {
+    let (device, arena) = open(&Options::default());
+    for _ in 0..2 {
+        let space = arena.open_space().unwrap();
+        let block = space.allocate(3 * MIB, STREAM).unwrap();
+        space.free(block).unwrap();
+        space.seal().unwrap();
+        let scope = arena.eager_scope(STREAM).unwrap();
+        let shown = scope.allocate(3 * MIB).unwrap();
+        scope.free(shown).unwrap();
+        drop(scope);
+        let before = device.stats().physical_bytes;
+        assert_eq!(shrink(&arena), 0);
+        assert_eq!(device.stats().physical_bytes, before);
+        space.replay(STREAM, || ()).unwrap();
+    }
+}

@@ -9,7 +9,7 @@ use vmmgraph::{
     Address, Device, Error, HostOptions, Options, Phase, RetainPolicy, SharedVmmAllocator, Space, Stream,
     VmmTorchAllocator,
 };
-use vmmgraph_testkit::{MIB, stream};
+use vmmgraph_testkit::{Bench, MIB, stream};
 
 const A: Stream = Stream::LEGACY;
 const B: Stream = stream(1);
@@ -642,4 +642,46 @@ fn blocks_of_an_abandoned_capture_count_no_longer_than_it() {
     assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (0, 0));
     drop(tensors);
     assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (0, 0));
+}
+
+/// More than the device has is refused before a page is planned: the list of its pages alone would be long.
+#[test]
+fn a_block_that_the_device_cannot_have_costs_no_driver_call() {
+    let bench = Bench::new(Stream::LEGACY);
+    let space = bench.arena.open_space().unwrap();
+    for bytes in [1 << 44, (1 << 46) - 512] {
+        let calls = ["create", "reserve", "map"].map(|name| bench.faulty.count(name));
+        let refused = space.allocate(bytes, Stream::LEGACY);
+        assert!(
+            matches!(refused, Err(Error::OutOfMemory { requested, .. }) if requested == bytes),
+            "{refused:?}"
+        );
+        assert_eq!(["create", "reserve", "map"].map(|name| bench.faulty.count(name)), calls);
+    }
+    drop(space);
+    bench.end();
+}
+
+/// Bytes of a kept block are nobody else's while the driver cannot say whether its last user is done.
+#[test]
+fn a_kept_block_is_not_used_again_while_the_driver_cannot_be_asked() {
+    let bench = Bench::new(Stream::LEGACY);
+    let space = bench.arena.open_space().unwrap();
+    let kept = [0; 2].map(|_| space.allocate_kept(4096, Stream::LEGACY).unwrap());
+    space.seal().unwrap();
+    // The second one is a tensor's, and its page stays.
+    let tensors = VmmTorchAllocator::new(&space);
+    space.replay(Stream::LEGACY, || ()).unwrap();
+    bench.faulty.set_busy(true);
+    space.free(kept[0]).unwrap();
+    drop(space);
+    bench.faulty.refuse("event_query", true);
+    let other = bench.arena.open_space().unwrap();
+    let next = other.allocate_kept(4096, Stream::LEGACY);
+    assert_ne!(next, Ok(kept[0]), "bytes that a replay may use");
+    bench.faulty.refuse("event_query", false);
+    bench.faulty.set_busy(false);
+    tensors.free(kept[1], &[]).unwrap();
+    drop((tensors, other));
+    bench.end();
 }

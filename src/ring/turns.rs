@@ -155,7 +155,8 @@ impl Ring {
     /// submitted. The place must have no reader.
     pub(super) fn fill(&self, books: &mut Books, unit: usize) -> Result<bool> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
-        let stamp = books.source(unit)?.1;
+        let (source, stamp) = books.source(unit)?;
+        let copies_none = source.runs.is_empty();
         let now = Some(Held { unit, stamp });
         if books.place(number)?.held == now {
             return Ok(false);
@@ -172,8 +173,10 @@ impl Ring {
         let place = books.place(number)?;
         place.ready = ready;
         result?;
-        // The copies run after the readers.
-        place.readers = Fence::default();
+        // The copies run after the readers. Without a copy the readers remain.
+        if !copies_none {
+            place.readers = Fence::default();
+        }
         place.held = now;
         Ok(true)
     }

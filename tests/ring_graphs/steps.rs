@@ -574,3 +574,103 @@ fn what_is_stored_between_two_launches_is_what_the_next_one_reads() {
         assert_eq!(steps.ring.audit(), Ok(()));
     }
 }
+
+/// An executable copies what it was captured with until it is told, whatever another one of the same graph was told.
+#[test]
+fn two_executables_of_one_step_are_told_each_for_itself() {
+    let gpu = Gpu::open();
+    let mut steps = Steps::new(&gpu, &units(6), 2);
+    let mut ready = steps.capture(&gpu, &RingCaptureOptions { tail: 1, most_runs: 1 });
+    let mut other: CUgraphExec = ptr::null_mut();
+    assert_eq!(code!(cuGraphInstantiateWithFlags(&raw mut other, ready.graph, 0)), 0);
+    (0..6).for_each(|unit| steps.source(unit, &[(unit as u64 * UNIT / 2 + 32, 0, 64)]));
+    for round in 0..4 {
+        assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0), "round {round}");
+        // Contents of slots are not to hide what the next executable copies.
+        steps.ring.abort();
+        std::mem::swap(&mut ready.exec, &mut other);
+        // SAFETY: committed, and the stand-in's streams do their work at once.
+        unsafe { gpu.device.driver().write(steps.found.base(), &[0xee; 6 * UNIT as usize]) }.unwrap();
+    }
+    code!(cuGraphExecDestroy(other));
+}
+
+/// A driver that refuses some of what an executable is told leaves copies of the old memory in it.
+#[test]
+fn host_memory_stays_while_an_executable_may_read_it() {
+    let gpu = Gpu::open();
+    let control = |name: &'static [u8]| {
+        // SAFETY: the driver is open, so the library is there; signatures are those of tests/standin/src/control.rs.
+        unsafe { *culib().get::<unsafe extern "C" fn(u64, c_int)>(name).expect("not the stand-in") }
+    };
+    let fail = control(b"standin_fail\0");
+    // SAFETY: as above.
+    let reset = unsafe { *culib().get::<unsafe extern "C" fn()>(b"standin_reset_counters\0").unwrap() };
+    for nth in 1..200 {
+        let steps = Steps::new(&gpu, &units(6), 2);
+        let unit = steps.ring.schedule().streamed()[3];
+        let buffer = |_| gpu.device.host_buffer(UNIT, Pinning::Required).unwrap();
+        let [old, new] = [0, 1].map(buffer);
+        let run =
+            |source: &Arc<HostBuffer>| HostRun { source: Arc::clone(source), from: 0, to: 0, bytes: UNIT };
+        steps.ring.set_source(unit, &[run(&old)]).unwrap();
+        let ready = steps.capture(&gpu, &RingCaptureOptions { tail: 1, most_runs: 1 });
+        steps.launch(&gpu, &ready).unwrap();
+        let known = Arc::downgrade(&old);
+        steps.ring.set_source(unit, &[run(&new)]).unwrap();
+        drop(old);
+        assert!(known.strong_count() > 0, "the graph was not told yet");
+        // SAFETY: the stand-in's.
+        unsafe {
+            reset();
+            fail(nth, 999);
+        }
+        let launched = steps.launch(&gpu, &ready);
+        // SAFETY: the stand-in's.
+        unsafe { fail(0, 0) };
+        if launched.is_ok() {
+            assert_eq!(
+                known.strong_count(),
+                0,
+                "told otherwise, the graph keeps memory that it does not read"
+            );
+            assert!(nth > 2, "no launch was refused");
+            return;
+        }
+        assert!(known.strong_count() > 0, "call {nth}: the memory is gone that the executable may read");
+        steps.launch(&gpu, &ready).unwrap();
+        assert_eq!(known.strong_count(), 0);
+    }
+    panic!("a launch never came to its end");
+}
+
+/// The branch of a ring's capture is in the stream's capture until that ends.
+#[test]
+fn two_captures_of_one_ring_may_overlap() {
+    let gpu = Gpu::open();
+    let steps = Steps::new(&gpu, &units(6), 2);
+    // SAFETY: a stream of the test, which stays until the ring is gone.
+    let second = unsafe { Stream::from_raw(gpu.copies as u64) };
+    let options = RingCaptureOptions::default();
+    begin(&gpu);
+    steps.ring.capture_begin(main_stream(&gpu), &options).unwrap();
+    steps.body(&gpu).unwrap();
+    let first = steps.ring.capture_end(main_stream(&gpu)).unwrap();
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    assert_eq!(code!(cuStreamBeginCapture_v2(gpu.copies, mode)), 0);
+    steps.ring.capture_begin(second, &options).unwrap();
+    for unit in 0..6 {
+        steps.ring.acquire(unit, second).unwrap();
+        steps.ring.release(unit, second).unwrap();
+    }
+    let other = steps.ring.capture_end(second).unwrap();
+    let mut graph: CUgraph = ptr::null_mut();
+    assert_eq!(code!(cuStreamEndCapture(gpu.copies, &raw mut graph)), 0);
+    code!(cuGraphDestroy(graph));
+    let graph = end(&gpu).unwrap();
+    let mut exec: CUgraphExec = ptr::null_mut();
+    assert_eq!(code!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0)), 0);
+    drop(other);
+    let ready = Ready { step: Some(first), graph, exec };
+    assert_eq!((steps.launch(&gpu, &ready), steps.wrong(&gpu)), (Ok(()), 0));
+}

@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(ahead.step(3, 14, 0, 0), Ahead::GiveBack(4));
         assert_eq!(ahead.step(4, 14, 0, 0), Ahead::Nothing);
         assert_eq!(ahead.step(5, 7, 0, 0), Ahead::Nothing);
-        assert_eq!(ahead.step(6, 14, 0, 0), Ahead::Nothing);
+        assert!((6..9).all(|step| ahead.step(step, 14, 0, 0) == Ahead::Nothing));
         assert_eq!(ahead.step(9, 14, 0, 0), Ahead::GiveBack(4));
     }
 
