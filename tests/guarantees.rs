@@ -19,7 +19,8 @@ fn is_file(name: &str) -> bool {
     name.contains('/') && !name.contains(' ') && Path::new(name).extension().is_some()
 }
 
-/// Returns the columns of each row of a table, without the head and the rows with a subject in bold.
+/// Returns the columns of each row of a table, without the head and the rows with a subject in
+/// bold.
 fn rows(page: &str) -> Vec<Vec<&str>> {
     let lines = page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| **"));
     let rows = lines.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect::<Vec<_>>());

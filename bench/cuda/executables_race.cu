@@ -1,11 +1,13 @@
-// Shows that cuGraphInstantiate and cuGraphExecDestroy of different graphs crash when threads call them at once. CUDA only.
+// Reproduces a crash of the CUDA driver: concurrent cuGraphInstantiate and cuGraphExecDestroy of
+// different graphs. CUDA only.
 //
 //   nvcc -O2 -std=c++17 -o race bench/cuda/executables_race.cu -lcuda
-//   ./race unlocked 20      crashes in cuGraphExecDestroy in about every second run (driver 580.159.04, H200, 2026-11-28)
+//   ./race unlocked 20      crashes in cuGraphExecDestroy in about every second run
 //   ./race locked 20        one mutex around the two functions: no crash seen
 //
-// Four threads launch 75 graphs, of which 16 have executables at a time. A mutex for each graph orders its own launch, instantiation and
-// destruction, so no thread uses an executable that another one destroys.
+// Measured on H200, driver 580.159.04, 2026-11-28. Four threads launch 75 graphs; 16 graphs have
+// executables at a time. A mutex per graph serializes its launch, instantiation and destruction, so
+// no thread uses an executable during its destruction.
 
 #include <cuda.h>
 #include <cuda_runtime.h>

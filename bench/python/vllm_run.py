@@ -20,8 +20,8 @@ failures.
 --kv measures the size of the KV cache with vLLM's defaults (no memory flag, no length), and adds
 VMMGRAPH_KV=1 to VMMGRAPH=1. Further RESULT lines: tokens of the KV cache, seconds from the start of
 the process to the first token, and free memory at the end. --size 8b gives MODEL's config.json the
-shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache. --then pressure takes the
-free memory of the device between two steps, serves, returns the memory and serves again.
+shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache. --then pressure allocates
+the free memory of the device between two steps, serves, frees the memory and serves again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SIZES = {
     }
 }
 MIB = 1 << 20
-#: When this process began, if nobody says when its caller started it.
+#: Start of this process, used unless VLLM_RUN_STARTED has the start time.
 began = time.time()
 
 
@@ -115,8 +115,10 @@ def measure() -> None:
 
 
 def widen(model) -> None:
-    """Sets random weights with which every token depends on the whole model. With
-    load_format="dummy" (below 0.001), layers change no bit of the bf16 residual."""
+    """Sets random weights for which every token depends on the whole model.
+
+    With load_format="dummy" (below 0.001), layers change no bit of the bf16 residual.
+    """
     import torch
 
     generator = torch.Generator(device="cuda").manual_seed(5)
@@ -129,8 +131,10 @@ def widen(model) -> None:
 
 
 def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> float:
-    """Milliseconds of a decode step: median over rounds of the difference between a long and a
-    short generation."""
+    """Returns the milliseconds of a decode step.
+
+    Median over rounds of the difference between a long and a short generation.
+    """
     from vllm import SamplingParams
 
     pick = random.Random(sequences)
@@ -147,7 +151,7 @@ def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> flo
 
 
 def model_of_size(model: str, size: str) -> str:
-    """A folder whose config.json is the model's with another shape."""
+    """Returns a folder with the model's config.json in the shape of ``size``."""
     import json
 
     config = json.loads((Path(model) / "config.json").read_text())
@@ -158,7 +162,7 @@ def model_of_size(model: str, size: str) -> str:
 
 
 def use_last_block(worker, blocks: int) -> str:
-    """Writes and reads the last block of every KV tensor; what is wrong, else nothing."""
+    """Writes and reads the last block of every KV tensor. Returns the error, or an empty string."""
     import torch
 
     for number, tensor in enumerate(worker.model_runner.kv_caches):
@@ -175,7 +179,10 @@ def use_last_block(worker, blocks: int) -> str:
 
 
 def fill(llm, tokens: int, each: int) -> list[str]:
-    """Serves prompts of `each` tokens that come to 1.1 times the KV cache; seconds, and free memory meanwhile."""
+    """Serves prompts of `each` tokens, 1.1 times the KV cache in total.
+
+    Returns lines with the seconds, and with free memory and torch's peak at the end.
+    """
     from vllm import SamplingParams
 
     pick = random.Random(3)
@@ -193,12 +200,12 @@ def fill(llm, tokens: int, each: int) -> list[str]:
     ]
 
 
-#: Memory that `pressure` leaves free: less than an eager step needs.
+#: Memory left free by `pressure`: less than an eager step needs.
 LEFT_FREE = 64 << 20
 
 
 def take_memory(worker) -> int:
-    """Takes all free memory but LEFT_FREE; its bytes."""
+    """Allocates all free memory but LEFT_FREE. Returns the allocated bytes."""
     import torch
 
     torch.cuda.synchronize()
@@ -209,18 +216,21 @@ def take_memory(worker) -> int:
 
 
 def return_memory(worker) -> None:
-    """Frees that memory in torch, which keeps it for other tensors."""
+    """Frees the tensor of `take_memory`. Torch caches the memory for other tensors."""
     del worker._vllm_run_taken
 
 
 def kv_bytes(worker) -> int:
-    """Bytes of the KV cache, if VmmGraph has it; else 0."""
+    """Returns the bytes of the KV cache; 0 if vLLM allocated the cache."""
     kv = getattr(worker, "_vmmgraph_kv", None)
     return kv.held() if kv else 0
 
 
 def pressure(llm, serve, hashes) -> tuple[list[str], str]:
-    """Serves without the memory that eager steps need, and with it again. Returns what happened, and what is wrong."""
+    """Serves with too little memory for eager steps, then with enough memory again.
+
+    Returns result lines, and the error or an empty string.
+    """
     before = llm.collective_rpc(kv_bytes)[0]
     taken = llm.collective_rpc(take_memory)[0]
     seen = [serve()[1]]
@@ -250,7 +260,7 @@ def torch_memory(worker) -> tuple[int, int, int]:
 
 
 def ledger(worker) -> list[str]:
-    """The ledgers of the process, as vmmgraph.report() has them."""
+    """Returns the ledgers of the process, as in vmmgraph.report()."""
     import sys
 
     module = sys.modules.get("vmmgraph._ledger")
@@ -274,8 +284,10 @@ def look(worker) -> dict:
 
 
 def drop_and_capture(worker, each: int) -> list[int]:
-    """Drops every `each`-th graph except the first and captures again. Returns free bytes before,
-    between and after."""
+    """Drops every `each`-th graph except the first and captures again.
+
+    Returns free bytes before, between and after.
+    """
     import gc
 
     import torch
@@ -338,7 +350,7 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-    # torch's symmetric memory uses multicast objects, which not every machine supports.
+    # torch's symmetric memory uses multicast objects, unsupported on some machines.
     os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
     install_entry_points()
     from vllm import LLM, SamplingParams
@@ -437,7 +449,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Every mode with and without, in turns; the exit status."""
+    """Runs every mode in turn with and without VmmGraph. Returns the exit status."""
     wrong = 0
     for mode in arguments.modes.split(","):
         seen: dict[str, list[dict[str, str]]] = {"": [], "1": []}
@@ -491,7 +503,7 @@ def compare(arguments: argparse.Namespace) -> int:
         )
         if arguments.kv:
             tokens = {on: median("kv_tokens", on) for on in ("", "1")}
-            # The first start compiles for all.
+            # The first start compiles for all later starts.
             start = {on: min(float(one["first_token_s"].split()[-1]) for one in seen[on]) for on in ("", "1")}
             print(
                 f"       {mode}: KV tokens {tokens['']:,.0f} -> {tokens['1']:,.0f}, {tokens['1'] / tokens['']:.4f} x; "
@@ -521,7 +533,7 @@ def main() -> int:
     parser.add_argument("--utilization", type=float, help="vLLM's gpu_memory_utilization")
     parser.add_argument("--timed", type=int, default=7, help="rounds of each time a token")
     arguments = parser.parse_args()
-    # A process that asked the driver could not fork its workers any more.
+    # A process with an initialized driver could not fork its workers.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     try:
         import torch

@@ -89,8 +89,11 @@ def _line(arena: Arena) -> str:
 
 
 def report() -> str:
-    """Returns the memory of all graphs as text: a line per arena, the page map's table if available,
-    and the ledger of each device which has one (`VMMGRAPH_KV=1` under vLLM)."""
+    """Returns the memory of all graphs as text.
+
+    A line per arena, the page map's table if available, and the ledger of each device with one
+    (`VMMGRAPH_KV=1` under vLLM).
+    """
     from . import _ledger
 
     chosen = status()

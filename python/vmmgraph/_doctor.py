@@ -1,6 +1,6 @@
-"""`vmmgraph doctor`: checks everything between a GPU and an engine, and names a remedy for each problem.
+"""`vmmgraph doctor`: checks all parts between GPU and engine, with a remedy for each problem.
 
-`gather` reads the machine; `examine` judges those facts and needs no machine.
+`gather` reads facts from the machine; `examine` judges facts without machine access.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from . import _c, _environment, _library
 
-#: Engine versions which were run on a GPU with this release (docs/performance.md).
+#: Engine versions run on a GPU with this release (docs/performance.md).
 RUN = {"vllm": ("0.24",), "sglang": ("0.5.14",), "transformers": ("5.",)}
 GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
 #: CUDA 12.0, the first driver whose virtual memory calls the library uses throughout.
@@ -23,7 +23,7 @@ OK, WARNING, ERROR = "ok", "warning", "error"
 
 
 class Line(NamedTuple):
-    """One result: a subject, `ok`, `warning` or `error`, the finding, and the remedy if it is not `ok`."""
+    """One result: subject, state (`ok`, `warning` or `error`), finding, and remedy unless `ok`."""
 
     subject: str
     state: str
@@ -32,7 +32,8 @@ class Line(NamedTuple):
 
 
 def _driver() -> dict[str, Any]:
-    """The CUDA driver by ctypes: torch may be missing. Makes no context."""
+    """Reads CUDA driver version and devices through ctypes (torch may be missing). Creates no
+    context."""
     try:
         cuda = ctypes.CDLL(os.environ.get("VMMGRAPH_CUDA_LIBRARY") or "libcuda.so.1")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Elastic memory: a range of addresses whose pages are committed and decommitted (``vmmgraph_elastic_buffer_*``)."""
+"""Elastic memory: an address range with pages on demand (``vmmgraph_elastic_buffer_*``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class ElasticBuffer:
-    """Addresses for ``size`` bytes on a device, without memory until `commit`. Pages have ``page_bytes`` each.
+    """Address range of ``size`` bytes on a device, without memory until `commit`.
 
     Raises `Error` if the library has no elastic memory or the addresses cannot be reserved.
     """
 
-    #: Null in the class: ``__del__`` runs also when ``__init__`` fails early.
+    #: Null at class level: ``__del__`` also runs if ``__init__`` fails early.
     handle = _c.Handle()
 
     def __init__(self, device: Device, size: int, page_bytes: int, name: str) -> None:
@@ -42,17 +42,21 @@ class ElasticBuffer:
         self.base: int = base.value or 0
 
     def commit(self, offset: int, size: int) -> int:
-        """Maps the absent pages of ``size`` bytes from ``offset``, rounded outward: all of them or none. Returns the bytes that were mapped.
+        """Maps the unmapped pages of ``size`` bytes at ``offset``, rounded outward to whole pages.
 
-        Raises `OutOfMemory` and changes nothing if the device has no room.
+        Returns the bytes mapped by this call. If the device has no room, raises `OutOfMemory` and
+        maps no page.
         """
         done = _c.Committed()
         self.library.elastic_buffer_commit(self.handle, offset, size, byref(done))
         return done.bytes
 
     def decommit(self, offset: int, size: int, streams: list[int] | None = None) -> int:
-        """Gives back the pages within ``size`` bytes from ``offset``, rounded inward, after the work given to ``streams`` so far. Returns their
-        bytes. Does not wait: `settle` unmaps pages whose streams are done."""
+        """Decommits the pages of ``size`` bytes at ``offset``, rounded inward to whole pages.
+
+        Pages are unmapped after the work submitted to ``streams`` so far. Does not wait: `settle`
+        unmaps pages once their streams are done. Returns the decommitted bytes.
+        """
         gone = c_uint64()
         handles = (c_void_p * len(streams or ()))(*(streams or ()))
         fence = _c.Fence(streams=ctypes.cast(handles, ctypes.POINTER(c_void_p)), stream_count=len(handles))
@@ -60,20 +64,23 @@ class ElasticBuffer:
         return gone.value
 
     def settle(self) -> int:
-        """Unmaps decommitted pages that no stream uses any more; their bytes."""
+        """Unmaps decommitted pages no longer used by a stream. Returns their bytes."""
         gone = c_uint64()
         self.library.elastic_buffer_settle(self.handle, byref(gone))
         return gone.value
 
     def stats(self) -> dict[str, int]:
-        """What the buffer holds now (``vmmgraph_elastic_stats_t``)."""
+        """Returns the buffer's statistics (``vmmgraph_elastic_stats_t``)."""
         stats = _c.ElasticStats()
         self.library.elastic_buffer_stats(self.handle, byref(stats))
         return stats.as_dict()
 
     def tensor(self, offset: int, size: int) -> torch.Tensor:
-        """An int8 tensor over ``size`` bytes from ``offset``, which keeps the buffer alive. The first page must be committed, since torch asks
-        the driver which device the first address is on. Bytes without memory must not be accessed."""
+        """Returns an int8 tensor over ``size`` bytes at ``offset``.
+
+        The tensor keeps the buffer alive. The first page must be committed: torch asks the driver
+        for the device of the first address. Bytes without memory must not be accessed.
+        """
         import torch
 
         return torch.as_tensor(_Bytes(self, offset, size), device=torch.device("cuda", self.device.number))
@@ -83,7 +90,7 @@ class ElasticBuffer:
 
 
 class _Bytes:
-    """Hands a range of a buffer to torch by CUDA's array interface, and is kept by the tensor."""
+    """CUDA array interface of a buffer range. The tensor holds a reference to this object."""
 
     def __init__(self, owner: ElasticBuffer, offset: int, size: int) -> None:
         self.owner = owner

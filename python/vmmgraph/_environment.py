@@ -46,7 +46,7 @@ VARIABLES = {
 
 
 def problem(name: str, value: str) -> str | None:
-    """Returns why a variable is not understood, as a full sentence; `None` if the value is valid."""
+    """Returns a full sentence about an invalid variable; `None` if name and value are valid."""
     variable = VARIABLES.get(name)
     if variable is None:
         import difflib
@@ -64,14 +64,14 @@ def problem(name: str, value: str) -> str | None:
 
 
 def problems(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Returns a sentence for each `VMMGRAPH` variable which is not understood. Variables of tests are left out."""
+    """Returns a sentence for each invalid `VMMGRAPH` variable, except variables of tests."""
     given = os.environ if environment is None else environment
     found = (name for name in sorted(given) if name == "VMMGRAPH" or name.startswith("VMMGRAPH_"))
     return [text for name in found if not name.startswith("VMMGRAPH_TEST") and (text := problem(name, given[name]))]
 
 
 def flag(name: str) -> bool:
-    """Returns whether a variable is on. Raises ValueError for a value which is neither on nor off."""
+    """Returns whether a variable is on. Raises ValueError for an invalid value."""
     value = os.environ.get(name, "")
     text = problem(name, value)
     if text:

@@ -1,4 +1,4 @@
-"""The ledger of a device: where its memory went, by name, against what the driver says is used."""
+"""Memory ledger of a device: bytes by named use, checked against the driver's numbers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MIB = 1 << 20
 
 
 class Ledger:
-    """Names and bytes of everything on a device, and the driver's numbers."""
+    """Memory uses of a device by name, and the driver's total and free bytes."""
 
     def __init__(self, device: int, total: int, free: int, rows: Sequence[tuple[str, int]]) -> None:
         self.device = device
         self.total = total
         self.free = free
-        #: Name and bytes, without free memory.
+        #: Name and bytes of each use; free memory is excluded.
         self.rows = [(name, size) for name, size in rows if size]
 
     def named(self) -> int:
-        """Bytes that have a name, free ones included."""
+        """Returns the bytes with a name, free bytes included."""
         return sum(size for _, size in self.rows) + self.free
 
     def share(self) -> float:
-        """The share of the device that has a name. Names that come to more than the device lower it too."""
+        """Returns the named share of the device. An excess of named bytes lowers the share too."""
         return 1.0 - abs(self.total - self.named()) / self.total if self.total else 1.0
 
     def table(self) -> str:
-        """A line for each name, the largest first, then free memory and memory without a name."""
+        """Returns a line per name, largest first, then free memory and memory without a name."""
         lines = [f"memory of cuda:{self.device}, MiB", f"  {'total, as the driver says':<52}{self.total / MIB:>11.1f}"]
         for name, size in sorted(self.rows, key=lambda row: -row[1]):
             lines.append(f"  {name:<52}{size / MIB:>11.1f}")
@@ -43,27 +43,27 @@ class Ledger:
         return "\n".join(lines)
 
 
-#: Makes the ledger of a device; `vmmgraph.report` asks each.
+#: Ledger function of each device, called by `vmmgraph.report`.
 _sources: dict[int, Callable[[], Ledger]] = {}
 
 
 def keep(device: int, source: Callable[[], Ledger]) -> None:
-    """From now on `vmmgraph.report` shows this ledger of the device."""
+    """Adds a device's ledger to `vmmgraph.report`."""
     _sources[device] = source
 
 
 def drop(device: int) -> None:
-    """`vmmgraph.report` shows no ledger of the device any more."""
+    """Removes a device's ledger from `vmmgraph.report`."""
     _sources.pop(device, None)
 
 
 def ledgers() -> list[Ledger]:
-    """The ledgers of all devices that have one, as of now."""
+    """Returns the current ledgers of all devices added by `keep`."""
     return [_sources[device]() for device in sorted(_sources)]
 
 
 def driver_memory(device: int) -> tuple[int, int]:
-    """Free and total bytes, as the driver says, after the work that is under way."""
+    """Waits for the device, then returns the driver's free and total bytes."""
     import torch
 
     torch.cuda.synchronize(device)
@@ -72,33 +72,34 @@ def driver_memory(device: int) -> tuple[int, int]:
 
 
 def library_bytes(device: Device) -> dict[str, int]:
-    """What the library's page pool holds of the device: physical bytes, and those of them that are mapped nowhere."""
+    """Returns the bytes of the library's page pool: ``physical`` (all) and ``idle`` (unmapped)."""
     stats = _c.DeviceStats()
     device.library.device_stats(device.handle, byref(stats))
     return {"physical": stats.physical_bytes, "idle": stats.free_bytes}
 
 
 def graph_rows(device: Device) -> list[tuple[str, int]]:
-    """The rows of the library: pages of graphs and idle pages."""
+    """Returns the ledger rows of the library: pages of graphs and idle pages."""
     pages = sum(arena.stats()["physical_bytes"] for arena in _door.arenas() if arena.device == device.number)
     return [("graphs' pages", pages), ("idle pages of the library", library_bytes(device)["idle"])]
 
 
 class Phases:
-    """Bytes that neither torch nor the library holds, by the phase of a start in which they came: the context, communicators, kernels.
+    """Bytes held by neither torch nor the library, by start phase: context, communicators, kernels.
 
-    They cannot be asked for by name: the driver only says what is free. So a mark at the end of each phase gives the phase's name to the growth.
+    The driver reports free bytes only, without names. A mark at the end of each phase therefore
+    assigns the growth to the phase's name.
     """
 
     def __init__(self, device: int) -> None:
         self.device = device
         self.library_device: Device | None = None
-        #: Bytes by name, in the order of the phases.
+        #: Bytes by name, in phase order.
         self.rows: dict[str, int] = {}
         self.last = 0
 
     def outside(self) -> int:
-        """Bytes in use on the device that are neither torch's nor the library's."""
+        """Returns the device bytes in use by neither torch nor the library."""
         import torch
 
         free, total = driver_memory(self.device)
@@ -106,19 +107,19 @@ class Phases:
         return total - free - torch.cuda.memory_reserved(self.device) - held
 
     def mark(self, name: str) -> int:
-        """Gives the growth since the last mark a name, also where that is negative; returns it."""
+        """Assigns the growth since the last mark to a name. Returns the growth, maybe negative."""
         grown = self.outside() - self.last
         self.add(name, grown)
         return grown
 
     def add(self, name: str, size: int) -> None:
-        """Gives so many bytes a name, which may have some already."""
+        """Adds bytes to a name."""
         self.last += size
         self.rows[name] = self.rows.get(name, 0) + size
 
 
 def nvml(device: int) -> Any:
-    """NVML's module and its handle of a device; ``None`` where there is none. Makes no context."""
+    """Returns NVML's module and device handle; ``None`` without NVML. Creates no context."""
     with contextlib.suppress(Exception):
         import pynvml
 
@@ -140,7 +141,10 @@ def _nvml_handle(pynvml: Any, device: int) -> Any:
 
 
 def used_by_all(device: int) -> int | None:
-    """Bytes in use on a device before this process has a context there, without what the driver reserves; ``None`` where NVML does not say."""
+    """Returns NVML's bytes in use on a device, without the driver's reserve; ``None`` if unknown.
+
+    To count other processes only, call before this process creates a context.
+    """
     with contextlib.suppress(Exception):
         pynvml, handle = nvml(device)
         with contextlib.suppress(Exception):
@@ -150,7 +154,7 @@ def used_by_all(device: int) -> int | None:
 
 
 def used_by_process(device: int) -> int | None:
-    """Bytes that NVML counts for this process; ``None`` where it does not know the process, as in some containers."""
+    """Returns NVML's bytes of this process; ``None`` if unknown to NVML, as in some containers."""
     with contextlib.suppress(Exception):
         pynvml, handle = nvml(device)
         for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):

@@ -5,8 +5,8 @@ regions.
 
     with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
         weights = torch.empty(...)
-    torch_memory_saver.pause("weights")     # frees the device memory, saves the contents on the host
-    torch_memory_saver.resume("weights")    # restores both at the same addresses
+    torch_memory_saver.pause("weights")   # frees the device memory, saves the contents on the host
+    torch_memory_saver.resume("weights")  # restores both at the same addresses
 
 ``vmmgraph.memory_saver.take_over()`` makes ``import torch_memory_saver`` import this module. The
 original terminates the process on some errors: no memory at a resume, pausing twice, a foreign

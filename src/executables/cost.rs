@@ -32,8 +32,8 @@ pub(super) struct Ledger {
     /// Default estimate of the existing executables, and its maximum so far.
     expected: u64,
     most_expected: u64,
-    /// Decrease of free device memory by instantiations, in bytes: the first ones measured, later ones
-    /// estimated.
+    /// Decrease of free device memory by instantiations, in bytes: the first ones measured, later
+    /// ones estimated.
     measured: u64,
     measures: u32,
     pub(super) now: Size,
@@ -46,15 +46,16 @@ impl Ledger {
         self.measures < MEASURES
     }
 
-    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not measured.
+    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not
+    /// measured.
     pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;
         self.expected += size.expected();
         let grown = self.expected.saturating_sub(self.most_expected);
         self.measured += match bytes {
-            // The measurement includes allocations of other threads, so it is capped at four times the
-            // estimate.
+            // The measurement includes allocations of other threads, so it is capped at four times
+            // the estimate.
             Some(bytes) => bytes.min(4 * size.expected()),
             // The rest comes from destroyed executables, whose memory the driver keeps.
             None => self.scaled(grown),

@@ -334,8 +334,8 @@ impl GraphTemplate {
         }
     }
 
-    /// Instantiates all graphs. Returns the executables and, if measured, the decrease of free device
-    /// memory in bytes.
+    /// Instantiates all graphs. Returns the executables and, if measured, the decrease of free
+    /// device memory in bytes.
     fn try_instantiate(&self) -> Result<(Vec<Executable>, Option<u64>)> {
         let door = self.pool.door()?;
         let measure = self.pool.read(|policy| policy.ledger.wants_measure());

@@ -181,7 +181,8 @@ impl Policy {
         }
     }
 
-    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not measured.
+    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not
+    /// measured.
     pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: Option<u64>) {
         let Some(graph) = self.graphs.get_mut(key) else { return };
         self.counts.instantiated += 1;

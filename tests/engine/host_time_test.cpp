@@ -72,7 +72,8 @@ struct Copies {
     }
 };
 
-// xLLM's way: one copy of packed values from pinned memory, and one kernel with a pointer per input.
+// xLLM's way: one copy of packed values from pinned memory, and one kernel with a pointer per
+// input.
 class CopyAndKernel {
 public:
     explicit CopyAndKernel(const Copies& copies) {

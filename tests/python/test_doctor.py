@@ -1,4 +1,4 @@
-"""`vmmgraph doctor`: every problem has a remedy, and the exit status says whether one is an error."""
+"""`vmmgraph doctor`: every problem has a remedy, and any error sets the exit status."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Guard of vLLM's KV cache, over vLLM's own block pool where its source is found, and a stand-in.
+"""Guard of vLLM's KV cache, over vLLM's own block pool and a stand-in.
 
 Tests with device memory use the host driver, and are SKIPPED without VMMGRAPH_CORE_LIBRARY. Tests
 with vLLM's pool read ``block_pool.py`` and ``kv_cache_utils.py`` of vLLM 0.24 from the folder
-VLLM_SOURCE names, or from an installed vLLM, and are SKIPPED without both. They need no torch.
+VLLM_SOURCE names, or from an installed vLLM, and are SKIPPED without both. No test needs torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vmmgraph.plugins.kv_plan import MIB, Layout
 #: The fixture of `test_vllm_kv`.
 device = test_vllm_kv.device
 
-# vLLM's block pool, and a stand-in of the part that the guard uses.
+# vLLM's block pool, and a stand-in of the part used by the guard.
 
 
 class Block:
@@ -42,7 +42,7 @@ class Block:
 
 
 class Queue:
-    """Doubly linked list of free blocks, between a head and a tail that are never removed."""
+    """Doubly linked list of free blocks, with permanent head and tail."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self.head, self.tail, self.num_free_blocks = Block(-1), Block(-1), 0
@@ -129,7 +129,7 @@ def source_of_vllm() -> Path | None:
 
 
 def vllm_pool() -> Any:
-    """``BlockPool`` of vLLM's source, without the modules it imports."""
+    """Returns ``BlockPool`` from vLLM's source, without its imports."""
     folder = source_of_vllm()
     if folder is None:
         pytest.skip("SKIPPED: VLLM_SOURCE names no folder with vLLM's source")
@@ -193,7 +193,7 @@ def test_memory_of_torch_counts_for_eager_steps_only() -> None:
     assert need.short(1032 * MIB, 0) == 0
     assert need.short(1031 * MIB, 0) == 97 * MIB
     assert need.short(64 * MIB, 500 * MIB) == 564 * MIB
-    # Kernels and libraries cannot use what torch holds.
+    # Kernels and libraries cannot use torch's memory.
     assert need.short(MIB, 5000 * MIB) == 127 * MIB
     assert need.room(200 * MIB, 1000 * MIB) == 72 * MIB
     assert need.room(200 * MIB, 0) < 0
@@ -207,7 +207,7 @@ def test_free_blocks_leave_the_pool_and_its_prefix_cache(make_pool: Any) -> None
     pool.free_blocks(reversed(old))
     groups = Pool(pool, 8, keep=16)
     assert pool.get_num_free_blocks() == 53
-    # Uncached groups first, from the end; then cached ones; then those with a used block.
+    # Uncached groups from the end, then cached groups, then groups with a used block.
     assert groups.candidates(99) == [7, 6, 5, 4, 3, 2]
     assert cached(pool, b"old", 19)
     for number in (7, 3):
@@ -218,14 +218,14 @@ def test_free_blocks_leave_the_pool_and_its_prefix_cache(make_pool: Any) -> None
     assert all(cached(pool, b"old", number) for number in range(13))
     assert pool.get_num_free_blocks() == 37 and pool.num_gpu_blocks == 48
     assert pool.get_usage() == pytest.approx(10 / 47)
-    # All remaining blocks can be had, and none of them is out of use.
+    # All remaining blocks are available, and none is out of use.
     taken = pool.get_new_blocks(37)
     assert not {block.block_id // 8 for block in taken} & {7, 3}
     with pytest.raises(ValueError):
         pool.get_new_blocks(1)
     pool.free_blocks(taken)
     pool.free_blocks(held)
-    # vLLM's check that no block is in use holds with blocks out of use.
+    # vLLM's check for used blocks passes with blocks out of use.
     assert pool.reset_prefix_cache()
     for number in (7, 3):
         groups.give(number)
@@ -243,7 +243,7 @@ def test_the_longest_request_keeps_its_blocks(make_pool: Any) -> None:
 
 
 class Account:
-    """KV memory that is only counted, beside memory of other users."""
+    """Counters in place of KV memory, idle memory and free memory."""
 
     def __init__(self, free: int, blocks: int) -> None:
         self.layout, self.blocks = Layout((MIB,), blocks, 4 * MIB), blocks
@@ -295,7 +295,7 @@ def test_the_cache_shrinks_under_pressure_and_grows_afterwards(make_pool: Any) -
     account.after(guard)
     assert guard.blocks_out() == 0 and not account.dropped and pool.get_num_free_blocks() == 127
     assert account.free == 40 * MIB
-    # A small loss is what the spare memory is for.
+    # Spare memory absorbs a small loss.
     account.free -= 6 * MIB
     account.after(guard)
     assert guard.blocks_out() == 0
@@ -306,7 +306,7 @@ def test_memory_that_torch_keeps_returns_to_the_cache(make_pool: Any) -> None:
     guard = account.guard(pool)
     account.after(guard)
     assert guard.blocks_out() == 32
-    # Torch's other tensors are freed: torch holds their memory.
+    # Torch frees other tensors and caches their memory.
     account.free, account.idle = account.free - 32 * MIB, 80 * MIB
     account.after(guard)
     assert guard.blocks_out() == 0 and account.idle == 0
@@ -320,7 +320,7 @@ def test_groups_of_running_requests_follow_when_these_end(make_pool: Any, caplog
     last = [block for block in held if block.block_id % 4 == 0]
     account.free -= 12 * MIB
     account.after(guard)
-    # Four groups are taken, each but for one block.
+    # Four groups are taken, all but one block of each.
     assert guard.blocks_out() == 12 and not account.dropped
     assert "no free KV blocks are left" in caplog.text
     account.after(guard)
@@ -328,7 +328,7 @@ def test_groups_of_running_requests_follow_when_these_end(make_pool: Any, caplog
     pool.free_blocks(last)
     account.after(guard)
     assert guard.blocks_out() == 16 and len(account.dropped) == 4
-    # If the memory comes back first, the blocks do too.
+    # If memory is freed before the requests end, the blocks return.
     other, account = make_pool(64), Account(24 * MIB, 64)
     guard = account.guard(other)
     held = other.get_new_blocks(63)
@@ -409,7 +409,7 @@ def test_mixed_traffic_under_changing_pressure_never_uses_a_block_without_memory
 
 
 class Engine:
-    """The stand-in of vLLM 0.24 of `test_vllm_kv`, with a scheduler's pool and an executor."""
+    """vLLM 0.24 stand-in of `test_vllm_kv`, with a scheduler's pool and an executor."""
 
     def __init__(self, device: HostDevice, monkeypatch: pytest.MonkeyPatch, make_pool: Any, ranks: int = 1) -> None:
         start = Start(monkeypatch, device, True, 0.92)
@@ -432,7 +432,7 @@ class Engine:
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> str:
         self.steps += 1
-        # An eager step: torch fails without the memory that was measured.
+        # An eager step: torch fails without the measured memory.
         assert self.device.free() >= 48 * MIB, "torch.OutOfMemoryError"
         return "output"
 
@@ -504,7 +504,7 @@ def test_a_refused_run_keeps_no_page(device: HostDevice, monkeypatch: pytest.Mon
     runs = [(group * number, group * (number + 1)) for number in (3, 5, 6)]
     held = kv.held()
     assert kv.drop(runs) == held - kv.held() == 3 * group * BLOCK * len(LAYERS)
-    # Room for one run and a half. The driver knows only the library's memory.
+    # Room for one and a half runs. The driver counts the library's memory only.
     rest = device.size - _ledger.library_bytes(device)["physical"] - int(1.5 * group * BLOCK * len(LAYERS))
     other = vllm_kv.ElasticBuffer(device, GIB, 2 * MIB, "another's")
     other.commit(0, rest // (2 * MIB) * (2 * MIB))

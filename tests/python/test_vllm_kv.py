@@ -1,6 +1,6 @@
-"""vLLM's KV cache behind its captures: the plan as plain functions, and a start of a stand-in of vLLM 0.24 over the host driver.
+"""vLLM's KV cache sized after captures: plan functions, and starts of a vLLM 0.24 stand-in.
 
-What needs the driver is SKIPPED without VMMGRAPH_CORE_LIBRARY.
+The stand-in runs over the host driver: its tests are SKIPPED without VMMGRAPH_CORE_LIBRARY.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_a_ceiling_is_only_what_the_user_set() -> None:
 def test_the_cache_takes_all_but_the_reserve_or_stays_under_the_ceiling() -> None:
     reserve = Reserve(2 * GIB, GIB)
     assert kv_plan.kv_bytes(free=100 * GIB, has=4 * GIB, reserve=reserve, ceiling=None, own=40 * GIB) == 101 * GIB
-    # With all of it and the whole reserve in use, the process is at its ceiling.
+    # With the full cache and the whole reserve in use, the process is at its ceiling.
     size = kv_plan.kv_bytes(free=100 * GIB, has=4 * GIB, reserve=reserve, ceiling=70 * GIB, own=40 * GIB)
     assert 40 * GIB - 4 * GIB + size + reserve.total() == 70 * GIB
     # Another process has most of the device.
@@ -148,7 +148,7 @@ def test_a_ledger_names_everything() -> None:
 
 
 class Tensor:
-    """Stands for an int8 tensor over host memory."""
+    """Stand-in for an int8 tensor over host memory."""
 
     def __init__(self, address: int, size: int, owner: object) -> None:
         self.address, self.size, self.owner = address, size, owner
@@ -161,9 +161,9 @@ class Tensor:
 
 
 class HostDevice:
-    """A device of the host driver with so much memory, and torch's and others' bytes on it."""
+    """Host driver device of a given size, with bytes of torch and of other processes."""
 
-    #: The host driver has eight devices, which tests use in turns.
+    #: Tests rotate through the eight devices of the host driver.
     numbers = itertools.cycle(range(8))
 
     def __init__(self, size: int) -> None:
@@ -244,7 +244,7 @@ def kv_config(blocks: int) -> SimpleNamespace:
 
 
 class Start:
-    """A stand-in of vLLM with one worker, patched, whose parts take memory of a host device as theirs do."""
+    """Patched vLLM stand-in with one worker. Its parts use host device memory as in vLLM."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, device: HostDevice, second: bool, utilization: float) -> None:
         self.device, self.said = device, []
@@ -270,7 +270,7 @@ class Start:
 
             def _dummy_run(self, tokens: int, **how: Any) -> tuple[int, int]:
                 start.said.append(("step", tokens, how.get("force_attention"), how.get("profile_seq_lens")))
-                # Activations come and go; kernels of attention stay.
+                # Activations are transient; attention kernels stay loaded.
                 device.hold(48 * MIB)
                 device.torch_held -= 48 * MIB
                 device.outside += 3 * MIB
@@ -413,16 +413,16 @@ def test_the_cache_takes_what_the_captures_leave(
     start = Start(monkeypatch, device, second, 0.92)
     engine = start.run()
     blocks = engine.scheduled.num_blocks
-    # Torch grows by 48 MiB in the largest step; the rest of the reserve is for kernels.
+    # Torch grows by 48 MiB in the largest step. The rest of the reserve is for kernels.
     reserve = 48 * MIB + kv_plan.KERNELS_BYTES
     assert reserve <= device.free() < reserve + 2 * kv_plan.PAGE_BYTES
     assert start.config.cache_config.num_gpu_blocks == blocks < start.most
     assert engine.worker.model_runner.kv_cache_config.num_blocks == blocks
     assert [tensor.size for tensor in engine.scheduled.kv_cache_tensors] == [BLOCK * blocks] * 2
     assert ("checked", BLOCK * 2 * blocks) in start.said
-    # The step is rehearsed with attention, behind the captures.
+    # The step is rehearsed with attention, after the captures.
     assert start.said[:2] == [("step", 64, None if second else True, None if second else 16), ("sampler", 64)]
-    # The last block has memory, which is zero.
+    # The last block is mapped and zero.
     for name in LAYERS:
         raw = engine.worker.model_runner.raw[name]
         assert ctypes.string_at(raw.address + BLOCK * (blocks - 1), BLOCK) == bytes(BLOCK)

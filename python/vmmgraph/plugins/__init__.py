@@ -1,4 +1,4 @@
-"""Plugins that engines find by their entry points. Without ``VMMGRAPH=1`` they do nothing.
+"""Engine plugins, found through entry points. Plugins do nothing unless ``VMMGRAPH=1`` is set.
 
 ========================  ====================================  ===================================
 entry point group         function                              file

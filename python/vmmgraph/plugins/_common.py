@@ -1,4 +1,4 @@
-"""Functions that the plugins of all engines use."""
+"""Functions shared by the engine plugins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ log = logging.getLogger("vmmgraph")
 
 
 def is_set(name: str) -> bool:
-    """Returns whether a variable is on. Logs a value which is neither on nor off, and takes it as off: a plugin must not end the engine."""
+    """Returns whether a variable is on.
+
+    An invalid value is logged and counts as off: a plugin must not end the engine.
+    """
     try:
         return flag(name)
     except ValueError as error:
@@ -26,11 +29,12 @@ def wanted() -> bool:
 
 
 def enable_for(engine: str) -> Any:
-    """Enables VmmGraph in this process. Returns the door, or ``None`` if another route than "blocks" was chosen."""
+    """Enables VmmGraph in this process. Returns the session, or ``None`` if the chosen route is not
+    "blocks"."""
     from .. import _door, _enable
 
     if not log.handlers and not logging.getLogger().handlers:
-        # An engine whose handlers are its own would not show the lines of this logger.
+        # The engine has handlers for its own loggers only; without one, these lines are lost.
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
         log.addHandler(handler)
@@ -41,7 +45,10 @@ def enable_for(engine: str) -> Any:
 
 
 def without_custom_all_reduce(module: ModuleType) -> None:
-    """Switches custom all-reduce off: it opens graph memory in other processes by CUDA's IPC handles, which pages of an arena have not."""
+    """Disables custom all-reduce, which opens graph memory in other processes through CUDA IPC.
+
+    Arena pages have no CUDA IPC handles.
+    """
     kind = getattr(module, "CustomAllreduce", None)
     if kind is None:
         return

@@ -2,11 +2,11 @@
 
 The KV cache has all memory except a reserve for the next eager step. If other work takes the
 reserve (a LoRA adapter, a new communicator, a second process), the next eager step would fail. The
-guard compares free memory with the measured need before a step. If memory is short, it removes
-groups of free blocks from vLLM's pool and unmaps their pages. Once memory is free again, it maps
-and zeroes the pages and returns the blocks.
+guard compares free memory with the measured need before a step. If memory is short, the guard
+removes groups of free blocks from vLLM's pool and unmaps their pages. Once memory is free again,
+the guard maps and zeroes the pages and returns the blocks.
 
-Nothing here imports torch or vLLM. `vllm_kv` connects the guard to an engine.
+This module imports neither torch nor vLLM. `vllm_kv` connects the guard to an engine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Protocol
 from ._common import log
 from .kv_plan import KERNELS_BYTES, MIB, Layout
 
-#: Seconds between two looks while no step has a prefill.
+#: Seconds between two polls while no step has a prefill.
 INTERVAL = 0.1
-#: A look is followed by a pause of this many times its own duration, at most `INTERVAL`: looks take
+#: Minimum pause after a poll as a multiple of the poll's duration, at most `INTERVAL`: polls take
 #: at most 0.5 % of the time.
 PAUSE = 199
-#: Seconds between two returns of blocks, and groups of blocks in one return (about 1 ms each).
+#: Seconds between two returns of blocks, and block groups in one return (about 1 ms each).
 RETURN_INTERVAL = 1.0
 RETURN_GROUPS = 16
 
@@ -33,25 +33,25 @@ RETURN_GROUPS = 16
 class Need:
     """Memory that must be available before a step."""
 
-    #: Growth of torch in the largest eager step, as measured.
+    #: Measured growth of torch in the largest eager step.
     eager: int
-    #: Free memory for kernels that load later: restored when blocks are taken out of use.
+    #: Free memory for kernels loaded later: restored when blocks are taken out of use.
     spare: int = KERNELS_BYTES
     #: Part of `spare` below which blocks are taken out of use.
     least: int = 32 * MIB
 
     def short(self, free: int, idle: int) -> int:
-        """Bytes that the KV cache must give up now.
+        """Returns the bytes which the KV cache must give up now.
 
-        ``free`` is the driver's free memory. ``idle`` is memory that torch holds and does not use:
-        eager steps can use it, other allocations cannot.
+        ``free`` is the driver's free memory. ``idle`` is unused memory of torch's cache, available
+        to eager steps only.
         """
         if free >= self.least and free + idle >= self.eager + self.least:
             return 0
         return max(self.spare - free, self.eager + self.spare - free - idle)
 
     def room(self, free: int, idle: int) -> int:
-        """Bytes above the need; negative if memory is below the need."""
+        """Returns the bytes above the need; negative if memory is below the need."""
         return free + idle - self.eager - self.spare
 
 
@@ -69,30 +69,30 @@ class Memory(Protocol):
 
 
 def is_free(block: Any) -> bool:
-    """Whether a block is in the pool's free list. The null block is not."""
+    """Returns whether a block is in the pool's free list. The null block never is."""
     linked = block.prev_free_block is not None and block.next_free_block is not None
     return linked and block.ref_cnt == 0 and not block.is_null
 
 
 class Pool:
-    """vLLM's ``BlockPool`` in groups of blocks, and the blocks that are out of use.
+    """vLLM's ``BlockPool`` as groups of blocks, with the list of blocks out of use.
 
-    Methods must be called between two steps: no scheduling is in progress then, so that a block in
-    the free list belongs to no request.
+    Methods must be called between two steps, when no scheduling is in progress: a block in the free
+    list then belongs to no request.
     """
 
     def __init__(self, pool: Any, group: int, keep: int) -> None:
         self.pool = pool
-        #: Blocks of a group.
+        #: Blocks per group.
         self.group = group
-        #: Blocks that stay in use: as many as the longest request needs.
+        #: Minimum of blocks in use: the need of the longest request.
         self.keep = keep
         self.groups = len(pool.blocks) // group
         #: Blocks out of use, by group.
         self.out: dict[int, list[Any]] = {}
 
     def run(self, number: int) -> tuple[int, int]:
-        """The first block of a group, and the block after its last."""
+        """Returns the first block of a group, and the end (exclusive)."""
         return number * self.group, (number + 1) * self.group
 
     def members(self, number: int) -> list[Any]:
@@ -100,12 +100,14 @@ class Pool:
         return self.pool.blocks[first:end]  # type: ignore[no-any-return]
 
     def whole(self, number: int) -> bool:
-        """Whether all blocks of a group are out of use."""
+        """Returns whether all blocks of a group are out of use."""
         return len(self.out[number]) == self.group
 
     def candidates(self, count: int) -> list[int]:
-        """At most ``count`` groups to take: groups with the fewest used blocks first, then with the
-        fewest cached prefixes, then from the end of the cache. `keep` limits the number."""
+        """Returns at most ``count`` groups to take out of use; `keep` limits the number.
+
+        Order: fewest used blocks, then fewest cached prefixes, then from the end of the cache.
+        """
         fit = (len(self.pool.blocks) - self.keep) // self.group - len(self.out)
         count = min(count, fit)
         if count <= 0:
@@ -121,9 +123,9 @@ class Pool:
         return [-number for _, _, number in sorted(ranked)[:count]]
 
     def take(self, number: int) -> None:
-        """Takes the free blocks of a group out of use. Their prefixes leave the prefix cache.
+        """Takes the free blocks of a group out of use. Evicts their prefixes from the cache.
 
-        Blocks of requests stay in use: a later call takes them once they are free.
+        Blocks of requests stay in use until a later call finds the blocks free.
         """
         blocks = [block for block in self.members(number) if is_free(block)]
         self.pool.evict_blocks({block.block_id for block in blocks})
@@ -140,7 +142,7 @@ class Pool:
 
 
 class Guard:
-    """Guard of one engine's KV cache. `look` must be called between steps.
+    """Guard of one engine's KV cache. `look` polls memory and must be called between steps.
 
     ``memory`` returns free and idle bytes (`Need.short`). ``release`` makes torch return idle
     memory to the driver.
@@ -158,22 +160,24 @@ class Guard:
     ) -> None:
         self.kv, self.need, self.memory, self.release, self.clock = kv, need, memory, release, clock
         self.pool = Pool(pool, kv.layout.group(), keep)
-        #: Bytes that a group returns to the driver.
+        #: Bytes returned to the driver by one group.
         self.group_bytes = max(1, kv.layout.inside_bytes(*self.pool.run(0)))
-        #: Groups without memory.
+        #: Groups without mapped pages.
         self.unmapped: set[int] = set()
         self.looked = self.returned = float("-inf")
         self.pause = 0.0
-        #: Whether a lack of memory that no free block can cover was logged.
+        #: True once a shortage beyond all free blocks was logged.
         self.warned = False
 
     def blocks_out(self) -> int:
-        """Blocks out of use."""
+        """Returns the number of blocks out of use."""
         return sum(map(len, self.pool.out.values()))
 
     def look(self, prefill: bool) -> None:
-        """Compares memory with the need, and takes or returns blocks. ``prefill``: of the next step.
-        Most calls return at once."""
+        """Compares memory with the need, and takes or returns blocks. Most calls return at once.
+
+        ``prefill``: the next step has a prefill.
+        """
         start = self.clock()
         if start - self.looked < (self.pause if prefill else INTERVAL):
             return
@@ -187,10 +191,10 @@ class Guard:
         self.pause = min(INTERVAL, PAUSE * (self.looked - start))
 
     def shrink(self, short: int) -> None:
-        """Takes blocks out of use until ``short`` bytes are free, or until none are left to take.
+        """Takes blocks out of use until ``short`` bytes are free or no candidate is left.
 
-        Without enough free groups, groups with few used blocks are taken in part. They are unmapped
-        by a later call, once their requests have ended.
+        Without enough free groups, groups with few used blocks are taken in part. A later call
+        unmaps these groups, once their requests have ended.
         """
         for number in self.partial():
             self.pool.take(number)
@@ -218,24 +222,24 @@ class Guard:
             )
 
     def partial(self) -> list[int]:
-        """Groups taken in part."""
+        """Returns the groups taken in part."""
         return [number for number in self.pool.out if not self.pool.whole(number)]
 
     def grow(self, free: int, idle: int) -> None:
         """Returns blocks as far as memory allows."""
         self.warned = False
-        # Groups that still have memory cost nothing.
+        # Groups with mapped pages need no memory.
         for number in [number for number in self.pool.out if number not in self.unmapped]:
             self.pool.give(number)
         room = self.need.room(free, idle)
         now = self.clock()
-        # `Need.least` is below `Need.spare`, so that blocks do not come and go with small changes.
+        # Hysteresis: `Need.least` is below `Need.spare`, so small changes move no blocks.
         count = min(RETURN_GROUPS, len(self.unmapped), room // self.group_bytes)
         if count <= 0 or now - self.returned < RETURN_INTERVAL:
             return
         self.returned = now
         if free - self.need.spare < count * self.group_bytes:
-            # Torch holds the memory that other tensors had.
+            # Torch still caches the memory of freed tensors.
             self.release()
         numbers = sorted(self.unmapped)[:count]
         done = self.kv.restore([self.pool.run(number) for number in numbers])

@@ -1,4 +1,4 @@
-"""How large a KV cache becomes: sizes, blocks, reserve and ceiling as plain functions. Nothing here asks a device."""
+"""Size of a KV cache: blocks, reserve and ceiling, computed by functions without device access."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIB = 1 << 20
-#: Mapping costs about 33 us a page whatever its size (H200, docs/performance.md), so a cache of 120 GiB takes about 1 s with pages of 4 MiB.
-#: Each KV tensor leaves half a page unused on average.
+#: Page size of the cache. Mapping costs about 33 us a page at any page size (H200,
+#: docs/performance.md): a cache of 120 GiB takes about 1 s with pages of 4 MiB. Each KV tensor
+#: leaves half a page unused on average.
 PAGE_BYTES = 4 * MIB
-#: Kept free for kernels that first run after the start: their code, and local memory that the driver makes for them. Assumed.
+#: Reserve for kernels first run after the start: code, and local memory allocated by the driver.
+#: Assumed, not measured.
 KERNELS_BYTES = 128 * MIB
-#: Kept free for each rank of several: NCCL connects channels when a collective first runs. Assumed.
+#: Reserve per rank if several ranks run: NCCL connects channels at the first collective. Assumed,
+#: not measured.
 NCCL_BYTES = 256 * MIB
-#: torch takes at least this much from the driver for a tensor, and rounds longer ones up to a multiple of 2 MiB (CUDACachingAllocator).
+#: Minimum size of a torch segment. Larger segments are multiples of 2 MiB (CUDACachingAllocator).
 SEGMENT_BYTES = 20 * MIB
 
 
 def rounded_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below the value."""
+    """Rounds a value up to the next multiple."""
     return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True)
 class Layout:
-    """KV tensors behind each other in one range of addresses, each with room for ``most`` blocks, each beginning at a page.
+    """Consecutive page-aligned KV tensors in one address range, of ``most`` blocks each.
 
-    ``block_bytes`` are the bytes of one block in each tensor. Block ``i`` of a tensor lies ``i * block_bytes`` behind its beginning.
+    ``block_bytes`` holds the bytes per block of each tensor. Block ``i`` of a tensor begins
+    ``i * block_bytes`` bytes after the tensor's start.
     """
 
     block_bytes: tuple[int, ...]
@@ -35,23 +39,23 @@ class Layout:
     page_bytes: int = PAGE_BYTES
 
     def extent(self, tensor: int) -> int:
-        """Bytes of addresses of a tensor, in whole pages."""
+        """Returns the address bytes of a tensor, in whole pages."""
         return rounded_up(self.block_bytes[tensor] * self.most, self.page_bytes)
 
     def offset(self, tensor: int) -> int:
-        """Where a tensor begins."""
+        """Returns the offset of a tensor."""
         return sum(self.extent(before) for before in range(tensor))
 
     def reserved(self) -> int:
-        """Bytes of addresses of all tensors."""
+        """Returns the address bytes of all tensors."""
         return self.offset(len(self.block_bytes))
 
     def committed(self, blocks: int) -> int:
-        """Bytes of pages that so many blocks need."""
+        """Returns the page bytes needed for ``blocks`` blocks."""
         return sum(rounded_up(one * blocks, self.page_bytes) for one in self.block_bytes)
 
     def blocks_within(self, size: int) -> int:
-        """The most blocks whose pages come to at most ``size`` bytes."""
+        """Returns the largest number of blocks with at most ``size`` bytes of pages."""
         low, high = 0, self.most
         while low < high:
             middle = (low + high + 1) // 2
@@ -62,44 +66,50 @@ class Layout:
         return low
 
     def step(self) -> int:
-        """Blocks after which every tensor needs at least one page more: fewer blocks less may free no page."""
+        """Returns the blocks per page of the tensor with the smallest blocks, rounded up.
+
+        A reduction by fewer blocks may free no page.
+        """
         return max(1, -(-self.page_bytes // min(self.block_bytes)))
 
     def tail(self, tensor: int, kept: int, had: int) -> tuple[int, int]:
-        """Offset and bytes of what a tensor gives back when it keeps ``kept`` blocks of ``had``; whole pages."""
+        """Returns offset and bytes of the pages freed by a tensor.
+
+        The tensor shrinks from ``had`` to ``kept`` blocks.
+        """
         begin = self.offset(tensor) + rounded_up(self.block_bytes[tensor] * kept, self.page_bytes)
         end = self.offset(tensor) + rounded_up(self.block_bytes[tensor] * had, self.page_bytes)
         return begin, max(0, end - begin)
 
     def group(self) -> int:
-        """Blocks of a run that can be unmapped alone: a whole number of pages in every tensor.
+        """Returns the blocks of the shortest run with a whole number of pages in every tensor.
 
-        If such a run is longer than four times `step`, the answer is that length, and the run
-        leaves a part of a page mapped at its ends.
+        The length is capped at four times `step`. A capped run leaves partial pages mapped at both
+        ends.
         """
         exact = math.lcm(*(self.page_bytes // math.gcd(self.page_bytes, one) for one in self.block_bytes))
         return min(exact, 4 * self.step())
 
     def inside(self, tensor: int, first: int, end: int) -> tuple[int, int]:
-        """Offset and bytes of the pages of a tensor that lie inside the blocks ``first`` to below
-        ``end``."""
+        """Returns offset and bytes of a tensor's whole pages inside blocks ``first`` to ``end``
+        (exclusive)."""
         one = self.block_bytes[tensor]
         begin = rounded_up(one * first, self.page_bytes)
         size = max(0, one * end // self.page_bytes * self.page_bytes - begin)
         return self.offset(tensor) + begin, size
 
     def inside_bytes(self, first: int, end: int) -> int:
-        """Bytes of the pages of all tensors inside a run of blocks."""
+        """Returns the bytes of all tensors' whole pages inside a run of blocks."""
         return sum(self.inside(tensor, first, end)[1] for tensor in range(len(self.block_bytes)))
 
 
 @dataclass(frozen=True)
 class Reserve:
-    """What stays free beside the KV cache, each part with its reason."""
+    """Memory kept free beside the KV cache, by purpose."""
 
-    #: Eager steps: torch's measured peak less what torch holds when the cache is sized.
+    #: Eager steps: torch's measured peak, minus the memory torch holds when the cache is sized.
     eager: int
-    #: Kernels that load later.
+    #: Kernels loaded later.
     kernels: int
     #: Communicators; 0 with one rank.
     nccl: int = 0
@@ -118,21 +128,28 @@ class Reserve:
 
 
 def reserve_of(peak: int, held: int, ranks: int) -> Reserve:
-    """The reserve, from torch's peak in the largest eager steps and what torch holds now."""
+    """Returns the reserve.
+
+    ``peak``: torch's peak in the largest eager steps. ``held``: memory held by torch now.
+    """
     grows = max(0, peak - held)
     return Reserve(rounded_up(grows, 2 * MIB) if grows else 0, KERNELS_BYTES, NCCL_BYTES if ranks > 1 else 0)
 
 
 def ceiling_of(total: int, utilization: float, default: float) -> int | None:
-    """The most bytes that the process may use, from ``gpu_memory_utilization``; ``None`` for its default: the whole device."""
+    """Returns the byte limit of the process set by ``gpu_memory_utilization``.
+
+    ``None`` (the default utilization): no limit.
+    """
     return None if utilization == default else int(total * utilization)
 
 
 def kv_bytes(free: int, has: int, reserve: Reserve, ceiling: int | None, own: int) -> int:
-    """The bytes that the KV cache may have.
+    """Returns the size limit of the KV cache in bytes.
 
-    ``free`` is what the driver says is free, ``has`` what the cache has already, ``own`` what this process uses with it. Neither the device
-    nor the ceiling is exceeded when the reserve is used up.
+    ``free``: the driver's free bytes. ``has``: bytes of the cache now. ``own``: bytes in use by
+    this process, cache included. With the reserve used up, the process stays within device and
+    ceiling.
     """
     room = free - reserve.total()
     if ceiling is not None:
@@ -141,18 +158,24 @@ def kv_bytes(free: int, has: int, reserve: Reserve, ceiling: int | None, own: in
 
 
 def first_blocks(wanted: int, most: int, block_bytes: int, free: int) -> int:
-    """The blocks that have memory before the captures: those that warm-up uses, and no more than a quarter of what is free; two at least."""
+    """Returns the number of blocks mapped before the captures.
+
+    The blocks of warm-up, at most a quarter of free memory and at least two.
+    """
     return max(1, min(most, max(2, min(wanted, free // 4 // max(1, block_bytes)))))
 
 
 def agreed(blocks: Sequence[int]) -> int:
-    """The blocks that every rank has room for."""
+    """Returns the number of blocks for which every rank has room."""
     return min(blocks, default=0)
 
 
 def own_bytes(used: int, by_process: int | None, others: int | None) -> int:
-    """What this process uses of a device of which ``used`` bytes are in use: as the driver says of the process, else all but what others had
-    before this process came, else all."""
+    """Returns the bytes of ``used`` device bytes which belong to this process.
+
+    Preferred source: the driver's number for the process. Otherwise: ``used`` minus the bytes other
+    processes used before this process started, if known.
+    """
     if by_process is not None:
         return min(by_process, used)
     return max(0, used - (others or 0))

@@ -1,4 +1,4 @@
-"""SGLang's plugin: names the shapes of its captures, and switches off what does not work over arenas."""
+"""SGLang plugin: labels the graph groups of captures, disables features unsupported by arenas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 from ._common import enable_for, log, wanted, without_custom_all_reduce
 
-#: SGLang's own ways around holes in torch's graph pool: one looks for free runs in torch's statistics, where an arena's are not, the other
-#: allocates all at once in the first capture, which would count as memory that this capture needs.
+#: SGLang's workarounds for holes in torch's graph pool. BORROW searches free runs in torch's
+#: statistics, which exclude arenas. PRECARVE allocates all memory in the first capture, which would
+#: count as the capture's need.
 _OFF = ("SGLANG_ENABLE_GRAPH_POOL_BORROW", "SGLANG_ENABLE_GRAPH_POOL_PRECARVE")
 
 
 def enable() -> None:
-    """Enables VmmGraph in a process of SGLang's. May be called any number of times."""
+    """Enables VmmGraph in an SGLang process. Repeated calls have no effect."""
     if not wanted():
         return
     door = enable_for("SGLang")
@@ -34,7 +35,7 @@ def enable() -> None:
 
 
 def name_shapes(module: ModuleType) -> None:
-    """Makes the captures of a backend for one size the pieces of one shape."""
+    """Makes the captures of one size in a backend pieces of one graph group."""
     from .._scopes import shape
 
     for kind in list(vars(module).values()):

@@ -1,7 +1,8 @@
-"""vLLM's plugin: names the shapes of its captures, and changes what does not work over arenas.
+"""vLLM plugin: labels the graph groups of captures, and replaces features arenas do not support.
 
-Environment: ``VMMGRAPH=1`` enables it, ``VMMGRAPH_SLEEP=1`` puts its sleep mode over regions, ``VMMGRAPH_KV=1`` sizes its KV cache after the
-captures (`vllm_kv`), ``VMMGRAPH_KV_GUARD=0`` keeps this size while the engine runs (`kv_guard`).
+Environment: ``VMMGRAPH=1`` enables the plugin. ``VMMGRAPH_SLEEP=1`` runs vLLM's sleep mode over
+regions. ``VMMGRAPH_KV=1`` sizes the KV cache after the captures (`vllm_kv`), and
+``VMMGRAPH_KV_GUARD=0`` keeps this size while the engine runs (`kv_guard`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from ._common import enable_for, is_set, log, wanted, without_custom_all_reduce
 
 
 def shape() -> tuple[object, str] | None:
-    """The shape that vLLM runs on this thread: its forward context, in which all pieces of the shape are captured."""
+    """Returns key and label of the graph group vLLM runs on this thread, or ``None``.
+
+    The key is the forward context: all pieces of the group are captured in one context.
+    """
     module = sys.modules.get("vllm.forward_context")
     context = getattr(module, "_forward_context", None)
     descriptor = getattr(context, "batch_descriptor", None)
@@ -28,7 +32,7 @@ def shape() -> tuple[object, str] | None:
 
 
 def sleep_by_regions(module: ModuleType) -> None:
-    """Puts `vmmgraph.memory_saver`'s allocator in the place of the one that vLLM's sleep mode uses."""
+    """Replaces the allocator of vLLM's sleep mode by `vmmgraph.memory_saver`'s."""
     from .. import memory_saver
 
     if not os.path.exists(memory_saver.library_path()):
@@ -41,7 +45,7 @@ def sleep_by_regions(module: ModuleType) -> None:
 
 
 def enable() -> None:
-    """Enables VmmGraph in a process of vLLM's. May be called any number of times."""
+    """Enables VmmGraph in a vLLM process. Repeated calls have no effect."""
     if not wanted():
         return
     door = enable_for("vLLM")

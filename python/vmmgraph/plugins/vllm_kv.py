@@ -1,17 +1,24 @@
-"""vLLM's KV cache behind its captures (``VMMGRAPH_KV=1``), for both model runners of vLLM 0.24.
+"""vLLM 0.24's KV cache, sized after the captures (``VMMGRAPH_KV=1``), for both model runners.
 
-vLLM sizes the cache before it captures, from a profile and an estimate, and 8 % of the device stay unused. Here the KV tensors lie at addresses
-for the most blocks that may ever fit, and have memory for the few blocks that warm-up and captures use. When all graphs are captured, the
-largest eager step runs once with attention; then the driver says what is free, a reserve stays free, and the cache takes the rest. The
-scheduler is made after that, with the blocks that every rank has room for.
+vLLM sizes the cache before the captures, from a profile and an estimate, and leaves 8 % of the
+device unused. This module reserves KV tensor addresses for the largest possible number of blocks,
+and maps only the few blocks used by warm-up and captures. After all captures, the largest eager
+step runs once with attention. The cache then takes the driver's free memory except a reserve. The
+scheduler is created later, with the number of blocks for which every rank has room.
 
-    EngineCore._initialize_kv_caches      vLLM's own, over tensors for the most blocks; then `Worker.vmmgraph_kv_fit` on all ranks, the
-                                          least of the answers, `Worker.vmmgraph_kv_commit` on all ranks
-    Worker.determine_available_memory     the profile run, without the graphs that vLLM captures only to estimate their memory
-    EngineCore.step                       a guard of the cache looks before each step (`kv_guard`)
-    GPUModelRunner._allocate_kv_cache_tensors    the tensors, over an `ElasticBuffer`; in the second runner `attn_utils._allocate_kv_cache`
+Wrapped methods:
 
-``kv_cache_memory_bytes`` and ``num_gpu_blocks_override`` win: with one of them vLLM allocates as ever.
+    EngineCore._initialize_kv_caches
+        vLLM's method over tensors of maximum size; then `Worker.vmmgraph_kv_fit` on all ranks, and
+        `Worker.vmmgraph_kv_commit` of the smallest result on all ranks
+    Worker.determine_available_memory
+        profile run, without vLLM's captures for an estimate of graph memory
+    EngineCore.step
+        the guard of the cache polls before each step (`kv_guard`)
+    GPUModelRunner._allocate_kv_cache_tensors (second runner: attn_utils._allocate_kv_cache)
+        tensors over an `ElasticBuffer`
+
+If ``kv_cache_memory_bytes`` or ``num_gpu_blocks_override`` is set, vLLM allocates the cache.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ from . import kv_guard, kv_plan
 from ._common import is_set, log
 from .kv_plan import MIB
 
-#: The releases whose methods these are.
+#: Supported vLLM releases.
 RELEASES = ("0.24.",)
 
 
@@ -47,7 +54,7 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
 
 
 def known_release() -> bool:
-    """Whether this is a vLLM that the wrappers were written for; says so once where it is not."""
+    """Returns whether the vLLM release is supported; logs a warning if not."""
     from vllm.version import __version__
 
     if str(__version__).startswith(RELEASES):
@@ -61,7 +68,7 @@ def known_release() -> bool:
 
 
 def declined(config: Any) -> str:
-    """Why the KV cache stays vLLM's with this configuration; empty: it does not."""
+    """Returns why vLLM keeps the allocation of the KV cache; empty if VmmGraph takes over."""
     cache = config.cache_config
     if cache.kv_cache_memory_bytes is not None:
         return "kv_cache_memory_bytes is set"
@@ -75,7 +82,7 @@ def declined(config: Any) -> str:
 
 
 def utilization_default() -> float:
-    """``gpu_memory_utilization`` where the user sets none."""
+    """Returns vLLM's default of ``gpu_memory_utilization``."""
     from vllm.config import CacheConfig
 
     return float(CacheConfig.gpu_memory_utilization)
@@ -85,7 +92,7 @@ def utilization_default() -> float:
 
 
 def patch_engine(module: ModuleType) -> None:
-    """Sizes the cache after vLLM has initialized it, before the scheduler is made."""
+    """Sizes the cache after vLLM's initialization, before the scheduler is created."""
     if not known_release():
         return
     original = module.EngineCore._initialize_kv_caches
@@ -105,8 +112,10 @@ def patch_engine(module: ModuleType) -> None:
 
 
 def guard_steps(kind: Any) -> None:
-    """Installs the guard at an engine's first step. A process may load this plugin within ``EngineCore.__init__``, which calls the plugins: a
-    wrapper of ``__init__`` would come too late."""
+    """Installs the guard at an engine's first step.
+
+    ``EngineCore.__init__`` itself loads plugins, so a wrapper of ``__init__`` may come too late.
+    """
 
     def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -122,10 +131,10 @@ def guard_steps(kind: Any) -> None:
 
 
 def install_guard(engine: Any) -> kv_guard.Guard | None:
-    """Lets a guard of the KV cache look before each step of an engine (`kv_guard`).
+    """Makes a guard of the KV cache poll before each step of an engine (`kv_guard`).
 
-    The guard needs the scheduler and the worker in one process, as vLLM has them with one rank:
-    ``UniProcExecutor`` is part of the process of ``EngineCore``.
+    The guard needs scheduler and worker in one process. With one rank, vLLM's ``UniProcExecutor``
+    runs in the process of ``EngineCore``.
     """
     executor = getattr(engine, "model_executor", None)
     wrapper = getattr(executor, "driver_worker", None)
@@ -155,7 +164,7 @@ def install_guard(engine: Any) -> kv_guard.Guard | None:
 
 
 def longest_request(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Blocks that a request of the longest length needs, and the null block."""
+    """Returns the blocks needed by a request of maximum length, plus the null block."""
     from vllm.v1.core import kv_cache_utils
 
     groups = kv_cache_config.kv_cache_groups
@@ -164,14 +173,14 @@ def longest_request(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
-    """Lets all ranks say how many blocks they have room for, and commits the least of them on each."""
+    """Commits the same number of blocks on all ranks: the smallest `fit` result."""
     fits = engine.collective_rpc("vmmgraph_kv_fit")
     if any(fit is None for fit in fits):
         return kv_cache_config
     start = time.perf_counter()
     blocks = kv_plan.agreed([int(fit["blocks"]) for fit in fits])
     while True:
-        # A rank whose driver refused some pages has fewer, and then all have.
+        # If the driver of one rank refuses pages, all ranks shrink to the blocks of this rank.
         got = kv_plan.agreed(engine.collective_rpc("vmmgraph_kv_commit", args=(blocks,)))
         if got == blocks:
             break
@@ -195,7 +204,10 @@ def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
 
 
 def resize(vllm_config: Any, kv_cache_config: Any, blocks: int) -> None:
-    """Makes vLLM's configuration one of so many blocks, checks that a request of the longest length fits, and logs as vLLM does."""
+    """Sets the number of blocks in vLLM's configuration and logs the size as vLLM does.
+
+    Raises vLLM's error if a request of maximum length does not fit.
+    """
     from vllm.v1.core import kv_cache_utils
 
     most = kv_cache_config.num_blocks
@@ -224,7 +236,7 @@ def resize(vllm_config: Any, kv_cache_config: Any, blocks: int) -> None:
 
 @contextlib.contextmanager
 def dropped(logger: str, *beginnings: str) -> Iterator[None]:
-    """Drops lines of a logger that would name sizes which are not the last word."""
+    """Drops log lines with preliminary sizes, selected by their first words."""
 
     def keep(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith(beginnings)
@@ -241,30 +253,31 @@ def dropped(logger: str, *beginnings: str) -> Iterator[None]:
 
 
 class WorkerKv:
-    """The KV cache of one worker: its memory, and what was measured on the way."""
+    """KV cache of one worker: memory, and measurements of the start."""
 
     def __init__(self, device: int, others: int | None, sequences: int = 1, largest_graph: int = 0) -> None:
         self.device = device
         #: Sequences of the largest step, and tokens of the largest graph.
         self.sequences, self.largest_graph = sequences, largest_graph
-        #: Bytes in use before this process had a context; ``None``: unknown.
+        #: Device bytes in use before this process created a context; ``None``: unknown.
         self.others = others
         self.phases = _ledger.Phases(device)
-        #: The most that torch's tensors came to in the profile run, and the most that torch held in it, from then to the end of warm-up, and
-        #: in the rehearsed step; 0: not run.
+        #: Peaks in bytes: torch's tensors in the profile run, then torch's reserved memory in the
+        #: profile run, from its end to the end of warm-up, and in the rehearsed step. 0: not run.
         self.profile_allocated = self.profile_held = self.warm_held = self.step_held = 0
         self.layout: kv_plan.Layout | None = None
         self.buffer: ElasticBuffer | None = None
         self.tensors: list[Any] = []
         self.blocks = 0
         self.weights = 0
-        #: When the cache was sized: growth of torch in the largest eager step, and torch's memory that no tensor used.
+        #: Bytes when the cache was sized: growth of torch in the largest eager step, and idle
+        #: memory of torch.
         self.eager = self.unused = 0
 
     def begin(self, device: int) -> None:
-        """Begins to measure, when the process has a context on its device."""
+        """Starts the measurements, once the process has a context on its device."""
         if device != self.device:
-            # One of several engines: `others` is that of another device.
+            # With several engines, `others` was measured on a different device.
             self.device, self.phases, self.others = device, _ledger.Phases(device), None
         self.open()
         if self.others:
@@ -272,19 +285,22 @@ class WorkerKv:
         self.phases.mark("CUDA's context")
 
     def warm_blocks(self, groups: int) -> int:
-        """Blocks that warm-up and captures may use: the null block and, of each group, two for each sequence, as the second runner's warm-up
-        takes; and as many as vLLM's own profile of the first runner's graphs has."""
+        """Returns the number of blocks used by warm-up and captures.
+
+        The larger of two needs: the null block and two blocks per sequence and group (warm-up of
+        the second runner), or the blocks of vLLM's graph profile (first runner).
+        """
         return max(1 + 2 * groups * self.sequences, self.largest_graph)
 
     def open(self) -> Any:
-        """The library's device, which stays open from here on."""
+        """Returns the library's device. The first call opens the device permanently."""
         if self.phases.library_device is None:
             door = _door.need()
             self.phases.library_device = device_of(door.library, self.device, door.sharing, door.peers)
         return self.phases.library_device
 
     def peaks(self) -> tuple[int, int]:
-        """The most that torch's tensors came to since the last call, and the most that torch held for them."""
+        """Returns torch's peaks of allocated and reserved bytes since the last call."""
         import torch
 
         torch.cuda.synchronize(self.device)
@@ -293,13 +309,19 @@ class WorkerKv:
         return int(stats.get("allocated_bytes.all.peak", 0)), int(stats.get("reserved_bytes.all.peak", 0))
 
     def peak(self) -> int:
-        """The most that torch is to hold in an eager step. Compilers run within the profile run, and torch holds more then; so of that run only
-        the tensors count where the step was rehearsed."""
+        """Returns the expected peak of torch's reserved memory in an eager step.
+
+        Compilers raise the reserved peak of the profile run. If the step was rehearsed, only the
+        tensor peak of the profile run counts.
+        """
         return max(self.step_held or self.profile_held, self.warm_held, self.profile_allocated)
 
     def make(self, block_bytes: list[int], most: int, first: int) -> list[Any]:
-        """Reserves addresses for ``most`` blocks, backs the ``first`` ones, and returns an int8 tensor for each size of block."""
-        # Of a cache that was made before, for another configuration.
+        """Reserves addresses for ``most`` blocks and maps the first ``first`` blocks.
+
+        Returns one int8 tensor per entry of ``block_bytes``.
+        """
+        # Frees the cache of an earlier configuration.
         self.tensors, self.buffer, self.blocks = [], None, 0
         self.layout = kv_plan.Layout(tuple(block_bytes), most)
         self.buffer = ElasticBuffer(self.open(), self.layout.reserved(), self.layout.page_bytes, "vLLM's KV cache")
@@ -311,13 +333,16 @@ class WorkerKv:
         return self.tensors
 
     def map(self, blocks: int) -> None:
-        """Backs the blocks below ``blocks`` in every tensor. Raises `OutOfMemory` with some tensors backed."""
+        """Maps the blocks below ``blocks`` in every tensor.
+
+        Raises `OutOfMemory`; some tensors may be mapped then.
+        """
         assert self.layout is not None and self.buffer is not None
         for number, size in enumerate(self.layout.block_bytes):
             self.buffer.commit(self.layout.offset(number), size * blocks)
 
     def unmap(self, kept: int, had: int) -> None:
-        """Gives back the pages of the blocks from ``kept`` to below ``had``, and lets the driver have them."""
+        """Unmaps blocks ``kept`` to ``had`` (exclusive), and returns the memory to the driver."""
         assert self.layout is not None and self.buffer is not None
         for number in range(len(self.layout.block_bytes)):
             begin, size = self.layout.tail(number, kept, had)
@@ -327,13 +352,19 @@ class WorkerKv:
         self.open().trim()
 
     def zero(self, first: int, end: int) -> None:
-        """Zeroes new blocks, as vLLM does: kernels may read a block beyond a sequence's end, where a NaN would spread."""
+        """Zeroes new blocks, as vLLM does.
+
+        Kernels may read a block beyond a sequence's end, and a NaN would spread.
+        """
         assert self.layout is not None
         for tensor, size in zip(self.tensors, self.layout.block_bytes, strict=True):
             tensor[first * size : end * size].zero_()
 
     def commit(self, blocks: int) -> int:
-        """Gives the cache so many blocks; fewer if the driver refuses pages. Returns how many it has."""
+        """Resizes the cache to ``blocks`` blocks, fewer if the driver refuses pages.
+
+        Returns the number of mapped blocks.
+        """
         import torch
 
         assert self.layout is not None
@@ -356,11 +387,14 @@ class WorkerKv:
         return blocks
 
     def drop(self, runs: Sequence[tuple[int, int]]) -> int:
-        """Unmaps the pages inside runs of blocks, and returns their bytes to the driver. No request may use the blocks."""
+        """Unmaps the pages inside runs of blocks and returns the memory to the driver.
+
+        No request may use the blocks. Returns the freed bytes.
+        """
         import torch
 
         assert self.layout is not None and self.buffer is not None
-        # Steps under way may still use the blocks of requests that have ended.
+        # Steps in progress may still use blocks of ended requests.
         torch.cuda.synchronize(self.device)
         gone = sum(self.buffer.decommit(*part) for run in runs for part in self.parts(run))
         self.buffer.settle()
@@ -368,7 +402,10 @@ class WorkerKv:
         return gone
 
     def restore(self, runs: Sequence[tuple[int, int]]) -> int:
-        """Maps and zeroes runs of blocks in order. Returns the number of complete runs: fewer if the driver refuses pages."""
+        """Maps and zeroes runs of blocks in order, until the driver refuses pages.
+
+        Returns the number of complete runs.
+        """
         import torch
 
         assert self.buffer is not None
@@ -387,42 +424,45 @@ class WorkerKv:
         return done
 
     def parts(self, run: tuple[int, int]) -> list[tuple[int, int]]:
-        """Offset and bytes of a run's pages in each tensor."""
+        """Returns offset and bytes of a run's whole pages in each tensor."""
         assert self.layout is not None
         every = (self.layout.inside(number, *run) for number in range(len(self.layout.block_bytes)))
         return [part for part in every if part[1]]
 
     def available(self) -> tuple[int, int]:
-        """Free bytes of the driver, and bytes that torch holds for the next eager step. Does not wait for the device."""
+        """Returns the driver's free bytes, and torch's idle bytes beyond the idle bytes at sizing.
+
+        Does not wait for the device.
+        """
         import torch
 
         free, _ = torch.cuda.mem_get_info(self.device)
         return int(free), max(0, self.idle() - self.unused)
 
     def idle(self) -> int:
-        """Bytes that torch holds and no tensor uses."""
+        """Returns the bytes reserved by torch and used by no tensor."""
         import torch
 
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         return int(stats["reserved_bytes"]["all"]["current"]) - int(stats["active_bytes"]["all"]["current"])
 
     def release(self) -> None:
-        """Lets torch return idle memory to the driver."""
+        """Makes torch return idle memory to the driver."""
         import torch
 
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
 
     def held(self) -> int:
-        """Bytes of the cache's pages."""
+        """Returns the bytes of the cache's pages."""
         return self.buffer.stats()["committed_bytes"] if self.buffer is not None else 0
 
     def ledger(self) -> _ledger.Ledger:
-        """Where the device's memory went, as of now."""
+        """Returns the current memory ledger of the device."""
         import torch
 
         device = self.open()
-        # First, since it waits for the device.
+        # Must be first: `driver_memory` waits for the device.
         free, total = _ledger.driver_memory(self.device)
         allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
         weights = min(self.weights, allocated)
@@ -438,12 +478,12 @@ class WorkerKv:
 
 
 def kv_of(owner: Any) -> WorkerKv | None:
-    """The KV cache that a worker or a runner has from here."""
+    """Returns the `WorkerKv` of a worker or runner; ``None`` if vLLM allocates the cache."""
     return getattr(owner, "_vmmgraph_kv", None)
 
 
 def patch_worker(module: ModuleType) -> None:
-    """Measures the phases of a worker's start, and adds the methods that the engine calls."""
+    """Measures the phases of a worker's start, and adds the methods called by the engine."""
     if not known_release():
         return
     worker = module.Worker
@@ -466,7 +506,7 @@ def patch_worker(module: ModuleType) -> None:
     @functools.wraps(init_device)
     def initialize_device(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not declined(self.vllm_config):
-            # Now, as `init_device` makes a context.
+            # Must precede `init_device`, which creates a context.
             self._vmmgraph_kv = WorkerKv(self.local_rank, _ledger.used_by_all(self.local_rank))
             starting.append(self._vmmgraph_kv)
         result = init_device(self, *args, **kwargs)
@@ -502,7 +542,7 @@ def patch_worker(module: ModuleType) -> None:
         kv = kv_of(self)
         return determine(self, *args, **kwargs) if kv is None else most_bytes(self, kv, determine)
 
-    #: The worker whose communicators come next.
+    #: The worker in `init_device`, before creation of its communicators.
     starting: list[WorkerKv] = []
     module.init_worker_distributed_environment = initialize_distributed
     worker.initialize_from_config = initialize_from_config
@@ -511,7 +551,7 @@ def patch_worker(module: ModuleType) -> None:
 
 
 def bytes_of_weights(runner: Any) -> int:
-    """Bytes of the model's parameters and buffers on the device, each storage once."""
+    """Returns the bytes of the model's parameters and buffers on the device, each storage once."""
     models = [runner.get_model()]
     for name in ("drafter", "speculator"):
         drafter = getattr(getattr(runner, name, None), "model", None)
@@ -527,9 +567,10 @@ def bytes_of_weights(runner: Any) -> int:
 
 
 def most_bytes(worker: Any, kv: WorkerKv, determine: Callable[[Any], int]) -> int:
-    """Runs vLLM's profile, and returns the most that the KV cache may ever have: what is free before any graph is captured."""
+    """Runs vLLM's profile. Returns the largest possible KV cache: free bytes before captures."""
     runner = worker.model_runner
-    # vLLM captures graphs here only to estimate what they take, which is not needed: they are captured before the cache is sized.
+    # vLLM captures graphs at this point to estimate graph memory. No estimate is needed: the cache
+    # is sized after the captures.
     runner.profile_cudagraph_memory = lambda: 0
     try:
         with dropped("vllm.v1.worker.gpu_worker", "Available KV cache memory"):
@@ -546,7 +587,10 @@ def most_bytes(worker: Any, kv: WorkerKv, determine: Callable[[Any], int]) -> in
 
 
 def fit(self: Any) -> dict[str, Any] | None:
-    """How many blocks this rank has room for, behind the captures; ``None``: its cache is vLLM's. A method of vLLM's ``Worker``."""
+    """Returns the blocks for which this rank has room after the captures.
+
+    ``None``: vLLM allocated the cache. Added to vLLM's ``Worker``.
+    """
     import torch
 
     kv = kv_of(self)
@@ -579,15 +623,19 @@ def fit(self: Any) -> dict[str, Any] | None:
 
 
 def rehearse(runner: Any, kv: WorkerKv, second: bool) -> None:
-    """Runs the largest eager step once with attention and sampling, as vLLM's profile run does without attention: what its kernels need is
-    taken then, and torch's peak is measured. It writes no block and reads those that warm-up used. ``second``: of the second model runner."""
+    """Runs the largest eager step once with attention and sampling, and measures torch's peak.
+
+    vLLM's profile run omits attention. The rehearsal loads the kernels and allocates their memory.
+    The step writes no block and reads only blocks used by warm-up. ``second``: the runner is vLLM's
+    second model runner.
+    """
     import torch
     from vllm.config import CUDAGraphMode
     from vllm.distributed.parallel_state import get_pp_group
 
     tokens = runner.max_num_tokens
     sequences = min(tokens, runner.scheduler_config.max_num_seqs)
-    # The last sequence gets what does not divide; no sequence may be longer than its row of the block table.
+    # The last sequence gets the remainder. No sequence may exceed its row of the block table.
     longest = tokens // sequences + tokens % sequences
     if longest > runner.max_model_len:
         log.info("vmmgraph: the largest eager step is not rehearsed, since %d tokens are longer than a sequence may be", longest)
@@ -610,17 +658,20 @@ def rehearse(runner: Any, kv: WorkerKv, second: bool) -> None:
 
 
 def commit(self: Any, blocks: int) -> int:
-    """Commits so many blocks; returns how many there are. A method of vLLM's ``Worker``."""
+    """Commits ``blocks`` blocks. Returns the number committed. Added to vLLM's ``Worker``."""
     kv = kv_of(self)
     assert kv is not None
     got = kv.commit(blocks)
-    # Every process has these of its own.
+    # Every process has its own copy of both values.
     self.cache_config.num_gpu_blocks = self.model_runner.kv_cache_config.num_blocks = got
     return got
 
 
 def ledger(self: Any) -> str:
-    """The table of the worker's device, which `vmmgraph.report` shows from now on. A method of vLLM's ``Worker``."""
+    """Returns the ledger table of the worker's device. Added to vLLM's ``Worker``.
+
+    Also adds the ledger to `vmmgraph.report`.
+    """
     kv = kv_of(self)
     if kv is None:
         return ""
@@ -630,7 +681,8 @@ def ledger(self: Any) -> str:
 
 # The runners.
 
-#: The KV cache of the worker that is initializing it on this thread; the second runner's allocation is a function that knows no worker.
+#: KV caches under initialization, innermost last. The second runner's allocation function has no
+#: reference to the worker.
 _initializing: list[WorkerKv] = []
 
 
@@ -654,7 +706,10 @@ def patch_runner(module: ModuleType) -> None:
 
 
 def patch_second_allocation(module: ModuleType) -> None:
-    """Allocates the second runner's KV tensors over elastic memory. It only takes backends whose blocks are outermost."""
+    """Allocates the second runner's KV tensors over elastic memory.
+
+    The second runner supports only backends with blocks as the outermost dimension.
+    """
     if not known_release():
         return
     allocate = module._allocate_kv_cache
@@ -669,7 +724,7 @@ def patch_second_allocation(module: ModuleType) -> None:
 
 
 def patch_captures(module: ModuleType) -> None:
-    """Names what captures take that is neither torch's nor an arena's."""
+    """Names the memory taken by captures outside torch and arenas."""
     if not known_release():
         return
     runner = module.GPUModelRunner
@@ -689,10 +744,11 @@ def patch_captures(module: ModuleType) -> None:
 
 
 def elastic_tensors(kv: WorkerKv, kv_cache_config: Any, without: set[str]) -> dict[str, Any]:
-    """The raw KV tensors by layer, as vLLM allocates them, at addresses for all blocks of the configuration.
+    """Returns the raw KV tensors by layer, with addresses for all blocks of the configuration.
 
-    Layers of ``without`` have no tensor. ``kv_cache_config`` is the runner's own: until the cache is committed, its ``num_blocks`` says how
-    many blocks have memory, which the warm-up of the second runner keeps to.
+    Layers in ``without`` have no tensor. ``kv_cache_config`` is the runner's own object. Until the
+    cache is committed, its ``num_blocks`` is the number of mapped blocks, respected by the second
+    runner's warm-up.
     """
     most = kv_cache_config.num_blocks
     sizes, numbers = tensor_sizes(kv_cache_config)
@@ -709,7 +765,10 @@ def elastic_tensors(kv: WorkerKv, kv_cache_config: Any, without: set[str]) -> di
 
 
 def tensor_sizes(kv_cache_config: Any) -> tuple[list[int], dict[str, int]]:
-    """Bytes of a block of each tensor, and which tensor each layer has. Packed layers all have one tensor."""
+    """Returns the block bytes of each tensor, and the tensor number of each layer.
+
+    All packed layers share one tensor.
+    """
     sizes: list[int] = []
     numbers: dict[str, int] = {}
     packed: int | None = None
@@ -728,7 +787,10 @@ def tensor_sizes(kv_cache_config: Any) -> tuple[list[int], dict[str, int]]:
 
 
 def check_layout(runner: Any) -> None:
-    """Refuses a backend whose blocks are not the outermost dimension, since a prefix of its tensor is no prefix of its blocks."""
+    """Raises RuntimeError if blocks are not the outermost dimension of a backend's tensors.
+
+    A prefix of the tensor would then be no prefix of the blocks.
+    """
     for group in runner._attn_group_iterator():
         spec = group.kv_cache_spec
         heads, size = getattr(spec, "num_kv_heads", None), getattr(spec, "head_size", None)

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::sync::ProcessMutex;
 use crate::units::Stream;
 
-/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`:
-/// the flags of torch 2.11.
+/// Instantiation flags of torch 2.11: `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH` and
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`.
 const INSTANTIATE_FLAGS: u64 = 1 | 8;
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
 const SET_DEPENDENCIES: u32 = 1;
@@ -23,9 +23,9 @@ const CAPTURE_ACTIVE: c_int = 1;
 /// waits and records, semaphore signals and waits, and batches of memory operations.
 const NEVER_ALLOCATES: [c_int; 10] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 12];
 
-/// Held during `cuGraphInstantiate` and `cuGraphExecDestroy`: concurrent calls crash, even for different
-/// graphs (driver 580.159.04, H200, 2026-11-28, `bench/cuda/executables_race.cu`). No other lock is taken
-/// under it.
+/// Held during `cuGraphInstantiate` and `cuGraphExecDestroy`: concurrent calls crash, even for
+/// different graphs (driver 580.159.04, H200, 2026-11-28, `bench/cuda/executables_race.cu`). No
+/// other lock is taken under it.
 static EXECUTABLES: ProcessMutex<()> = ProcessMutex::new(());
 
 impl CudaDriver {

@@ -1,10 +1,10 @@
 """Decode graphs in the shape of xLLM's Python executor (xLLM-AI/xllm, ``decode_cuda_graph.py``).
 
-Each batch bucket (1, 2, 4, 8, then every multiple of 16 up to 256) is captured without ``pool=``, so stock
-torch gives each graph a private pool. Ours calls ``vmmgraph.enable(share=True)`` first. A decoder of 16
-layers with a paged KV cache then decodes batches of random sizes; every token must be that of an eager
-step of the same padded batch. `mib` is the memory that all captures took, `gpu_ms` a replay of the
-largest bucket, and the detail has the number of tokens.
+Each batch bucket (1, 2, 4, 8, then every multiple of 16 up to 256) is captured without ``pool=``,
+so stock torch gives each graph a private pool. Ours calls ``vmmgraph.enable(share=True)`` first. A
+16-layer decoder with a paged KV cache then decodes batches of random sizes. Every token must equal
+the token of an eager step of the same padded batch. `mib` is the memory of all captures, `gpu_ms`
+the time of a replay of the largest bucket, and the detail has the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def bucket(batch: int) -> int:
 
 
 class Decoder:
-    """One decode step: reads the tokens before `positions` from the paged cache and returns the next tokens."""
+    """One decode step: attends over the paged cache up to `positions`. Returns the next tokens."""
 
     def __init__(self) -> None:
         def weight(*shape: int) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Decoder:
 
 
 class Runner:
-    """Captures a bucket at its first step, replays after that."""
+    """Captures a bucket at its first step and replays the graph at later steps."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.stream = model, torch.cuda.Stream()
@@ -101,7 +101,7 @@ def body() -> dict[str, Any]:
     torch.manual_seed(0)
     model = Decoder()
     runner = Runner(model)
-    # Slot 0 of the cache is that of padding rows.
+    # Padding rows use slot 0 of the cache.
     tables = torch.arange(BLOCK, BLOCK + MOST * LENGTH, device="cuda").view(MOST, LENGTH)
     tables = tables[torch.randperm(MOST, device="cuda")]
     model(torch.zeros(MOST, device="cuda", dtype=torch.long), torch.zeros(MOST, device="cuda", dtype=torch.long), tables)

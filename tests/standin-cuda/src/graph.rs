@@ -22,8 +22,8 @@ const LEGACY: *mut c_void = std::ptr::null_mut();
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 static OVERLAPS: AtomicU64 = AtomicU64::new(0);
 
-/// One call which instantiates or destroys an executable. Counts overlapping calls, which crash the real
-/// driver (`bench/cuda/executables_race.cu`).
+/// One call which instantiates or destroys an executable. Counts overlapping calls, which crash the
+/// real driver (`bench/cuda/executables_race.cu`).
 struct Alone;
 
 impl Alone {
@@ -43,7 +43,8 @@ impl Drop for Alone {
     }
 }
 
-/// Returns the number of calls which began while another call instantiated or destroyed an executable.
+/// Returns the number of calls which began while another call instantiated or destroyed an
+/// executable.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_overlapping_executable_calls() -> u64 {
     OVERLAPS.load(Ordering::SeqCst)
