@@ -75,10 +75,6 @@ pub struct Options {
     /// For cooperating ranks: waits between streams of an arena can deadlock ranks with different
     /// replay orders.
     pub serial: bool,
-    /// Records each replay, so ranks can [compare](SharedVmmAllocator::compare_order) their
-    /// launches. Also enabled by `VMMGRAPH_CHECK_ORDER=1` in the environment. For debugging, and
-    /// for ranks that must [agree](SharedVmmAllocator::agree_on) before a launch.
-    pub check_order: bool,
     /// Other devices of the platform with access to the arena's pages; the arena's own device is
     /// ignored. For programs with several devices in one process. Each peer adds cost to every map.
     pub peers: Peers,
@@ -106,7 +102,6 @@ impl Default for Options {
             reserve_bytes: 0,
             expected_bytes: 0,
             serial: false,
-            check_order: false,
             peers: Peers::NONE,
             remote_peers: Peers::NONE,
             tag: String::new(),
@@ -200,10 +195,9 @@ impl SharedVmmAllocator {
         let account = device.account(&format!("arena {id}"), above, limits)?;
         let events = device.pool().events();
         let order = if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) };
-        let checked = options.check_order || asked_for("VMMGRAPH_CHECK_ORDER");
         let common = Common {
             shared: SharedSet::new(device.pool(), id, account, geometry, peers),
-            order: if checked { order.checked() } else { order },
+            order,
             heap: Heap::default(),
             exclusives: Exclusives::default(),
             presence: Presence::default(),

@@ -202,36 +202,6 @@ pub enum Error {
         /// Numbers of the leases.
         leases: Vec<u64>,
     },
-    /// Ranks replayed different graphs
-    /// ([`SharedVmmAllocator::compare_order`](crate::SharedVmmAllocator::compare_order)). All ranks
-    /// report the same difference.
-    #[error(
-        "ranks differ first in replay {replay}{}: rank {rank} {}, rank {other} {}; {ranks} rank(s) are otherwise than most{}",
-        if *exact { "" } else { " or before" },
-        had_key(*exact, *had),
-        had_key(*exact, *other_had),
-        if *launched { ", and nothing more is launched" } else { "" }
-    )]
-    RanksDiffer {
-        /// Number of the first different replay, from 1 or from the last restart of the check.
-        replay: u64,
-        /// False: the difference may also be in an earlier replay, no longer recorded.
-        exact: bool,
-        /// Lowest rank of the minority.
-        rank: u32,
-        /// Key of its replay. `None`: none, or no longer recorded.
-        had: Option<u64>,
-        /// Lowest rank of the majority. Between groups of equal size, the group with the lowest
-        /// rank is the majority.
-        other: u32,
-        /// Key of its replay. `None`: none, or no longer recorded.
-        other_had: Option<u64>,
-        /// Number of ranks outside the majority.
-        ranks: u32,
-        /// True: a rank launched the replay, so this arena launches nothing more. False: the ranks
-        /// may decide again.
-        launched: bool,
-    },
     /// Other processes use pages that the call would release, move or replace
     /// ([`Device::export_page`](crate::Device::export_page)). Close the pages there first.
     #[error("other processes have pages that are to stay what they are: pages {pages:?}")]
@@ -335,14 +305,6 @@ pub enum Error {
         /// Description.
         what: String,
     },
-}
-
-fn had_key(exact: bool, key: Option<u64>) -> String {
-    match key {
-        Some(key) => format!("had {key:#018x}"),
-        None if exact => "had none".to_owned(),
-        None => "had one that is forgotten".to_owned(),
-    }
 }
 
 fn wanted_by(space: &Option<String>) -> String {

@@ -92,7 +92,7 @@ pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use gate::CaptureGate;
 pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated};
 pub use map::ArenaMap;
-pub use order::{Agreement, ReplayOrder};
+pub use order::ReplayOrder;
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
 pub use ring::{HostBuffer, Pinning, Ring, RingCaptureOptions, RingGraph, RingOptions, RingStats, RingUnit};
 pub use space::{

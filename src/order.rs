@@ -28,18 +28,9 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{ExclusiveSection, Mutex, thread_token};
 use crate::units::Stream;
 
-mod check;
-mod compare;
-mod history;
 mod serial;
 
-use check::OrderCheck;
-pub use compare::Agreement;
-pub(crate) use history::DIGEST_BYTES;
 use serial::Serial;
-
-/// Key of eager scopes in comparisons of ranks.
-pub(crate) const EAGER_KEY: u64 = u64::from_le_bytes(*b"eager   ");
 
 /// Value of `on` when everything is marked. No stream has this handle.
 const MARKED: u64 = u64::MAX;
@@ -69,8 +60,6 @@ pub struct ReplayOrder {
     entered: Mutex<Option<u64>>,
     /// Some in a serial order.
     serial: Option<Serial>,
-    /// Some if ranks compare their launches.
-    check: Option<OrderCheck>,
 }
 
 /// No condition.
@@ -107,18 +96,7 @@ impl ReplayOrder {
         let replays = AtomicU64::new(0);
         let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
         let (on, entered) = (AtomicU64::new(MARKED), Mutex::default());
-        Self {
-            events: Arc::clone(events),
-            turn,
-            on,
-            last,
-            gate,
-            contents,
-            replays,
-            entered,
-            serial: None,
-            check: None,
-        }
+        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, entered, serial: None }
     }
 
     /// Like [`new`](Self::new), but replays must stay on the stream and thread of the first one,
@@ -126,36 +104,6 @@ impl ReplayOrder {
     #[must_use]
     pub fn serial(events: &Arc<Events>) -> Self {
         Self { serial: Some(Serial::default()), ..Self::new(events) }
-    }
-
-    /// Enables recording of replay keys for [`compare`](Self::compare).
-    pub(crate) fn checked(self) -> Self {
-        Self { check: Some(OrderCheck::new()), ..self }
-    }
-
-    fn check(&self) -> Result<&OrderCheck> {
-        self.check.as_ref().ok_or_else(|| {
-            Error::wrong_state(
-                "cannot compare replays: the arena does not note them; make it with check_order or VMMGRAPH_CHECK_ORDER=1",
-            )
-        })
-    }
-
-    /// Compares the launches of all ranks; with `next`, as if a replay of this key had been
-    /// launched. The result is equal on all ranks. A difference in launched replays refuses all
-    /// replays until [`restart`](Self::restart).
-    pub(crate) fn compare(
-        &self,
-        seat: (u32, u32),
-        next: Option<u64>,
-        gather: impl FnOnce(&[u8], &mut [u8]) -> Result<()>,
-    ) -> Result<Agreement> {
-        self.check()?.compare(seat, next, gather)
-    }
-
-    /// Clears the recorded launches.
-    pub(crate) fn restart(&self) -> Result<()> {
-        self.check().map(OrderCheck::restart)
     }
 
     /// Unbinds a [serial](Self::serial) order: the next replay binds the order to its stream and
@@ -188,7 +136,7 @@ impl ReplayOrder {
     /// [serial](Self::serial) order also on another stream or thread. After an error, `launch` was
     /// not called and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
-        let _entered = self.begin(stream, || 0, || Ok(()))?;
+        let _entered = self.begin(stream, || Ok(()))?;
         Ok(launch())
     }
 
@@ -218,14 +166,8 @@ impl ReplayOrder {
     }
 
     /// Like [`replay`](Self::replay) up to the launch, which lasts as long as the result. `prepare`
-    /// runs first, between two replays; its error refuses the launch. `key` identifies the replay
-    /// and is called only if ranks compare.
-    pub(crate) fn begin(
-        &self,
-        stream: Stream,
-        key: impl FnOnce() -> u64,
-        prepare: impl FnOnce() -> Result<()>,
-    ) -> Result<Entered<'_>> {
+    /// runs first, between two replays; its error refuses the launch.
+    pub(crate) fn begin(&self, stream: Stream, prepare: impl FnOnce() -> Result<()>) -> Result<Entered<'_>> {
         self.turn.enter().map_err(|_| waits_for_itself())?;
         let mut entered = Entered { order: self, on: MARKED };
         let gate = self.gate.load(Ordering::SeqCst);
@@ -237,9 +179,6 @@ impl ReplayOrder {
         if let Some(serial) = &self.serial {
             serial.check(named)?;
         }
-        if let Some(check) = &self.check {
-            check.usable()?;
-        }
         prepare()?;
         self.order(named)?;
         if gate == BEHIND {
@@ -249,9 +188,6 @@ impl ReplayOrder {
         }
         if let Some(serial) = &self.serial {
             serial.bind(named);
-        }
-        if let Some(check) = &self.check {
-            check.note(key());
         }
         entered.on = unmarked(named);
         self.replays.store(self.replays() + 1, Ordering::Relaxed);
@@ -419,6 +355,3 @@ fn waits_for_itself() -> Error {
          way; do it when that launch has returned",
     )
 }
-
-#[cfg(test)]
-mod tests;

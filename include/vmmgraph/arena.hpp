@@ -62,9 +62,6 @@ struct ArenaOptions {
     // Refuses replays and eager scopes on another stream or thread than the first one's, until
     // SharedVmmAllocator::lift_serial(). See VMMGRAPH_ARENA_SERIAL.
     bool serial = false;
-    // Records each replay for comparison between ranks (order.hpp). Also on with
-    // VMMGRAPH_CHECK_ORDER=1.
-    bool check_order = false;
     // Limit of the arena's physical memory; 0: only the device's limit. See
     // SharedVmmAllocator::set_budget.
     std::uint64_t arena_budget_bytes = 0;
@@ -234,10 +231,6 @@ public:
     // bytes; an empty text removes the place.
     void set_site(const std::string& site) const { detail::check(vmmgraph_space_set_site(handle(), site.c_str())); }
 
-    // Sets the key by which ranks compare the space's replays (order.hpp); 0: its layout_hash. See
-    // vmmgraph_space_set_order_key().
-    void set_order_key(std::uint64_t key) { detail::check(vmmgraph_space_set_order_key(handle(), key)); }
-
     // Returns the label; empty if none.
     [[nodiscard]] std::string label() const {
         return detail::read_text([this](char* buffer, std::size_t capacity, std::size_t* needed) {
@@ -306,7 +299,7 @@ public:
         given.large_page_bytes = options.large_page_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
         given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0) |
-                      (options.serial ? VMMGRAPH_ARENA_SERIAL : 0) | (options.check_order ? VMMGRAPH_ARENA_CHECK_ORDER : 0);
+                      (options.serial ? VMMGRAPH_ARENA_SERIAL : 0);
         given.budget_bytes = options.arena_budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;

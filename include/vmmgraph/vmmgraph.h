@@ -116,9 +116,6 @@
 // the device during a capture.
 #define VMMGRAPH_ERROR_STREAM_CAPTURING 103
 
-// Ranks launched different replays; vmmgraph_last_error_message names the first difference.
-#define VMMGRAPH_ERROR_RANKS_DIFFER 104
-
 // No device memory is left. State is unchanged.
 #define VMMGRAPH_ERROR_OUT_OF_MEMORY 200
 
@@ -199,10 +196,6 @@
 // vmmgraph_arena_lift_serial. For ranks which work together: the stream waits between an arena's
 // replays can deadlock ranks replaying in different orders.
 #define VMMGRAPH_ARENA_SERIAL 4
-
-// Records every replay, for ranks to compare by vmmgraph_arena_compare_order. Also enabled by
-// VMMGRAPH_CHECK_ORDER=1 in the environment.
-#define VMMGRAPH_ARENA_CHECK_ORDER 8
 
 // Selected by VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host); without the
 // variable, the first of these with a usable device.
@@ -441,9 +434,6 @@
 
 // All events.
 #define VMMGRAPH_LOG_TRACE 5
-
-// Bytes per rank in the all-gather of vmmgraph_arena_compare_order and vmmgraph_arena_agree_on.
-#define VMMGRAPH_ORDER_DIGEST_BYTES 2080
 
 // Nothing was copied.
 #define VMMGRAPH_COPY_NONE 0
@@ -1530,46 +1520,6 @@ typedef struct vmmgraph_map_options_t {
   // Title for people, such as engine and rank; may be null.
   const char *title;
 } vmmgraph_map_options_t;
-
-// All-gather of the engine: writes the `bytes` bytes of each rank to `all`, in the order of the
-// rank numbers; `mine` is this rank's part. Returns 0 on success. No library lock is held: the
-// callback may call every function. The engine must bound its duration, for example by a timeout
-// of its process group. Must not throw.
-typedef int32_t (*vmmgraph_gather_fn)(const void *mine, size_t bytes, void *all, void *user);
-
-// Result of comparing the replays of several ranks; equal on all ranks.
-typedef struct vmmgraph_order_report_t {
-  // Set to sizeof(vmmgraph_order_report_t) before the call.
-  size_t struct_size;
-  // Without a difference: number of the last replay up to which all ranks agree. 0: none yet, or
-  // one rank is so far behind that the keys of its last replays are no longer stored on the
-  // other ranks.
-  uint64_t same;
-  // Without a difference: replays of the most advanced rank.
-  uint64_t most;
-  // Number of the first differing replay, from 1; 0: no difference.
-  uint64_t replay;
-  // 1: `replay` is exact; 0: the difference is at `replay` or earlier, beyond the stored keys.
-  int32_t exact;
-  // 1: a rank launched the differing replay, and the arena refuses launches until
-  // vmmgraph_arena_restart_order; 0: no rank launched it.
-  int32_t launched;
-  // Lowest rank outside the majority.
-  uint32_t rank;
-  // Lowest rank of the majority. Of groups of equal size, the group with the lowest rank counts
-  // as the majority.
-  uint32_t other;
-  // 1 if `rank` has the replay and its key is stored, else 0.
-  int32_t has;
-  // 1 if `other` has the replay and its key is stored, else 0.
-  int32_t other_has;
-  // Number of ranks outside the majority.
-  uint64_t ranks;
-  // Key of the replay on `rank`; 0 if unknown.
-  uint64_t had;
-  // Key of the replay on `other`; 0 if unknown.
-  uint64_t other_had;
-} vmmgraph_order_report_t;
 
 // Prompt waiting for its prefill. Times are in any one unit. Never grows; no struct_size.
 typedef struct vmmgraph_prompt_t {
@@ -3598,55 +3548,6 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_replay_seq(vmmgraph_arena_t arena,
 // VMMGRAPH_ERROR_WRONG_STATE inside a replay of this thread. Later replays still wait for earlier
 // ones. No effect without VMMGRAPH_ARENA_SERIAL.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_lift_serial(vmmgraph_arena_t arena);
-
-// Compares the launches of an arena with VMMGRAPH_ARENA_CHECK_ORDER across ranks: the key of each
-// replay (vmmgraph_space_set_order_key; eager scopes share one fixed key), in order. All ranks
-// must call, at any time and on any thread, each with its number `rank` below `ranks` (at most
-// 4096). A rank merely behind is no difference. The last 256 replays are stored by key: ranks
-// which compare at least as often learn the exact first difference.
-//
-// `report` (may be null) is written on agreement and on VMMGRAPH_ERROR_RANKS_DIFFER, equally on
-// every rank. After a difference in launched replays, replays and eager scopes of the arena fail
-// with VMMGRAPH_ERROR_RANKS_DIFFER until vmmgraph_arena_restart_order, instead of a hang.
-// VMMGRAPH_ERROR_WRONG_STATE if the check is off or `gather` failed.
-// VMMGRAPH_ERROR_INVALID_ARGUMENT for invalid rank numbers or an invalid result of `gather`.
-//
-// Arguments:
-// `gather` is null or may be called with `user`; `report` is null or points to a struct with
-// struct_size set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_arena_compare_order(vmmgraph_arena_t arena,
-                                               uint32_t rank,
-                                               uint32_t ranks,
-                                               vmmgraph_gather_fn gather,
-                                               void *user,
-                                               struct vmmgraph_order_report_t *report);
-
-// Like vmmgraph_arena_compare_order, before a launch or any other step common to all ranks: `next`
-// must also be equal, and no rank may be behind. `next` is any number: the key of the space about
-// to be replayed, a hash of the step's mode and bucket, or the layout_hash of a new capture.
-// `next` is not recorded; the replay is. If no rank launched the difference (`launched` is 0),
-// later replays are not refused, and the ranks may decide again.
-//
-// Arguments:
-// As vmmgraph_arena_compare_order.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_arena_agree_on(vmmgraph_arena_t arena,
-                                          uint64_t next,
-                                          uint32_t rank,
-                                          uint32_t ranks,
-                                          vmmgraph_gather_fn gather,
-                                          void *user,
-                                          struct vmmgraph_order_report_t *report);
-
-// Clears the history and the recorded difference: the check counts from 1 again. Call on all ranks
-// at the same point of the program. VMMGRAPH_ERROR_WRONG_STATE if the check is off.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_restart_order(vmmgraph_arena_t arena);
-
-// Sets the key of a space's replays for VMMGRAPH_ARENA_CHECK_ORDER; 0, the default: the space's
-// layout_hash. For ranks with different blocks but equal work, for bump spaces, and for several
-// graphs over one space (set the key before each replay).
-VMMGRAPH_API vmmgraph_status_t vmmgraph_space_set_order_key(vmmgraph_space_t space, uint64_t key);
 
 // Sets `to_host` to 1 if a prompt's KV memory should go to the host instead of waiting for device
 // memory, else to 0. The result is 1 once half of the time which the prompt can wait without being

@@ -21,7 +21,7 @@ INTERNAL = 900
 RETAIN = {"default": 0, "own_pages": 1, "shared_pages": 2, "in_place": 3, "shared_remote": 4}
 #: How a device's pages can be exported to other processes.
 SHARING = {"none": 0, "fd": 1, "fabric": 2}
-FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4, "check_order": 8}
+FLAGS = {"poison": 1, "trace_blocks": 2, "serial": 4}
 
 
 class Error(RuntimeError):

@@ -50,9 +50,6 @@ pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
 /// vmmgraph_arena_lift_serial. For ranks which work together: the stream waits between an arena's
 /// replays can deadlock ranks replaying in different orders.
 pub const VMMGRAPH_ARENA_SERIAL: i32 = 4;
-/// Records every replay, for ranks to compare by vmmgraph_arena_compare_order. Also enabled by
-/// VMMGRAPH_CHECK_ORDER=1 in the environment.
-pub const VMMGRAPH_ARENA_CHECK_ORDER: i32 = 8;
 
 /// Options of vmmgraph_arena_create.
 #[repr(C)]
@@ -164,10 +161,7 @@ pub(crate) fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy
 }
 
 fn flags(given: i32) -> Result<i32, Failure> {
-    let known = VMMGRAPH_ARENA_POISON
-        | VMMGRAPH_ARENA_TRACE_BLOCKS
-        | VMMGRAPH_ARENA_SERIAL
-        | VMMGRAPH_ARENA_CHECK_ORDER;
+    let known = VMMGRAPH_ARENA_POISON | VMMGRAPH_ARENA_TRACE_BLOCKS | VMMGRAPH_ARENA_SERIAL;
     if given & !known == 0 {
         return Ok(given);
     }
@@ -243,7 +237,6 @@ pub unsafe extern "C" fn vmmgraph_arena_create(
                 reserve_bytes: given.reserve_bytes,
                 expected_bytes: given.expected_bytes,
                 serial: given.flags & VMMGRAPH_ARENA_SERIAL != 0,
-                check_order: given.flags & VMMGRAPH_ARENA_CHECK_ORDER != 0,
                 peers: Peers::of_bits(given.peers),
                 remote_peers: Peers::of_bits(given.remote_peers),
                 // SAFETY: the caller's contract.

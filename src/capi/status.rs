@@ -41,8 +41,6 @@ pub const VMMGRAPH_ERROR_DEVICE_IN_USE: i32 = 102;
 /// A stream of the call is being captured. Also: any stream is, on platforms which forbid waits for
 /// the device during a capture.
 pub const VMMGRAPH_ERROR_STREAM_CAPTURING: i32 = 103;
-/// Ranks launched different replays; vmmgraph_last_error_message names the first difference.
-pub const VMMGRAPH_ERROR_RANKS_DIFFER: i32 = 104;
 /// No device memory is left. State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_MEMORY: i32 = 200;
 /// The byte budget of the device, an account or an arena is used up; vmmgraph_last_error_message
@@ -88,7 +86,6 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
         VMMGRAPH_ERROR_CLOSED => c"closed",
         VMMGRAPH_ERROR_DEVICE_IN_USE => c"device in use",
         VMMGRAPH_ERROR_STREAM_CAPTURING => c"stream capturing",
-        VMMGRAPH_ERROR_RANKS_DIFFER => c"ranks differ",
         VMMGRAPH_ERROR_OUT_OF_MEMORY => c"out of memory",
         VMMGRAPH_ERROR_OVER_BUDGET => c"over budget",
         VMMGRAPH_ERROR_OUT_OF_ADDRESSES => c"out of addresses",
@@ -164,7 +161,6 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::ForeignPointer { .. } => VMMGRAPH_ERROR_FOREIGN_POINTER,
         Error::DoubleFree { .. } => VMMGRAPH_ERROR_DOUBLE_FREE,
         Error::WrongState { .. } | Error::Lent { .. } | Error::Exported { .. } => VMMGRAPH_ERROR_WRONG_STATE,
-        Error::RanksDiffer { .. } => VMMGRAPH_ERROR_RANKS_DIFFER,
         Error::OutOfMemory { .. } => VMMGRAPH_ERROR_OUT_OF_MEMORY,
         Error::OverBudget { .. } => VMMGRAPH_ERROR_OVER_BUDGET,
         Error::OutOfAddresses { .. } => VMMGRAPH_ERROR_OUT_OF_ADDRESSES,
@@ -233,7 +229,6 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
         | Error::UnfitDriver { .. }
         | Error::Closed { .. }
         | Error::Lent { .. }
-        | Error::RanksDiffer { .. }
         | Error::Exported { .. }
         | Error::Internal { .. } => {}
     }

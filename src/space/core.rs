@@ -69,8 +69,6 @@ pub(super) struct State {
     pub(super) readers: Fence,
     pub(super) work: Work,
     pub(super) layout_hash: LayoutHash,
-    /// Key of the replays in comparisons of ranks; 0: the layout hash.
-    pub(super) order_key: u64,
     pub(super) origins: Origins,
     pub(super) label: Option<String>,
     /// Place of the capture in the user's program.
@@ -116,11 +114,6 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(super) fn order_key(&self) -> u64 {
-        let state = self.state.lock();
-        if state.order_key == 0 { state.layout_hash.get() } else { state.order_key }
-    }
-
     /// Checks for a sealed space, usually without the lock.
     pub(super) fn require_sealed(&self) -> Result<()> {
         if self.sealed.load(Ordering::Acquire) { Ok(()) } else { self.state.lock().require(Phase::Sealed) }

@@ -314,7 +314,6 @@ impl Space {
             readers: Fence::default(),
             work: Work::default(),
             layout_hash: LayoutHash::new(common.shared.geometry()),
-            order_key: 0,
             label: None,
             site: None,
             events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
@@ -484,14 +483,6 @@ impl Space {
     /// [`Error::WrongState`] if this thread has not entered.
     pub fn leave(&self) -> Result<()> {
         self.core.common.order.leave()
-    }
-
-    /// Sets the key by which ranks [compare](crate::SharedVmmAllocator::compare_order) this space's
-    /// replays. 0, the default, means the [`layout_hash`](SealReport::layout_hash). Use a key if
-    /// ranks run the same work with different blocks, in bump spaces, and for several graphs over
-    /// one space (set before each replay).
-    pub fn set_order_key(&self, key: u64) {
-        self.core.state.lock().order_key = key;
     }
 
     /// Blocks until the arena's replays so far are done: memory used by the graph may then be

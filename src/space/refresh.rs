@@ -29,7 +29,7 @@ impl Core {
 
     #[inline]
     fn begin(&self, stream: Stream) -> Result<Entered<'_>> {
-        self.common.order.begin(stream, || self.order_key(), || self.bring_up())
+        self.common.order.begin(stream, || self.bring_up())
     }
 
     #[cold]

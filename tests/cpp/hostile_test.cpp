@@ -152,7 +152,6 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
         {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
         {"space_enter", [=] { return vmmgraph_space_enter(space, nullptr); }},
-        {"space_set_order_key", [=] { return vmmgraph_space_set_order_key(space, 1); }},
         {"space_leave", [=] { return vmmgraph_space_leave(space); }},
         {"space_live_blocks",
          [=] {

@@ -11,7 +11,6 @@ set(development
   "${INCLUDEDIR}/vmmgraph/region.hpp"
   "${INCLUDEDIR}/vmmgraph/elastic.hpp"
   "${INCLUDEDIR}/vmmgraph/lease.hpp"
-  "${INCLUDEDIR}/vmmgraph/order.hpp"
   "${INCLUDEDIR}/vmmgraph/share.hpp"
   "${INCLUDEDIR}/vmmgraph/blocks.hpp"
   "${INCLUDEDIR}/vmmgraph/policies.hpp"

@@ -8,7 +8,6 @@ use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{Common, EagerSpace, State};
 use crate::error::{Error, Result};
-use crate::order::EAGER_KEY;
 use crate::pages::{Change, Class, PageId, PageNo, SharedSet};
 use crate::space::layout::Layout;
 use crate::units::Stream;
@@ -29,9 +28,8 @@ impl EagerSpace {
         let common = &self.common;
         common.shared.begin_eager();
         let under_way = UnderWay(&common.shared);
-        let entered = common.recalled(|| {
-            common.relieved(|| common.order.begin(stream, || EAGER_KEY, || self.bring_up(bytes)))
-        })?;
+        let entered =
+            common.recalled(|| common.relieved(|| common.order.begin(stream, || self.bring_up(bytes))))?;
         let mark = common.pool().events().record(stream)?;
         let state = &mut *self.state.lock();
         state.scope = Some((common.pool().events().name(stream), mark));
