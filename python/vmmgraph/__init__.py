@@ -91,7 +91,7 @@ def _line(arena: Arena) -> str:
 def report() -> str:
     """Returns the memory of all graphs as text.
 
-    A line per arena, the page map's table if available, and the ledger of each device with one
+    A line per arena, the page map's table, and the ledger of each device with one
     (`VMMGRAPH_KV=1` under vLLM).
     """
     from . import _ledger
@@ -101,7 +101,7 @@ def report() -> str:
     door = _door.opened()
     for arena in arenas():
         lines.append(_line(arena))
-        if door is not None and door.library.has("arena_map_json") and door.library.has("map_report"):
+        if door is not None:
             lines.append(door.library.text("map_report", arena.map_json().encode()).rstrip())
     lines += [ledger.table() for ledger in _ledger.ledgers()]
     return "\n".join(lines)
@@ -109,7 +109,7 @@ def report() -> str:
 
 def save_map(path: str | Path, arena: Arena | None = None) -> Path:
     """Writes the page map of an arena (default: the largest) as a self-contained web page, or as
-    JSON for a name with ``.json``. Raises `Error` if the library has no page map."""
+    JSON for a name with ``.json``."""
     path = Path(path)
     door = _door.need()
     chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)

@@ -275,9 +275,7 @@ class Arena:
         return json.loads(self.map_json())
 
     def map_json(self) -> str:
-        """Returns the page map as JSON. Raises `Error` if the library has none."""
-        if not self._library.has("arena_map_json"):
-            raise _c.Error(f"{self._library.path} has no page map", _c.WRONG_STATE)
+        """Returns the page map as JSON."""
         options = _c.MapOptions(executables_bytes=self.executables().get("bytes", 0), title=self.label.encode())
         return self._library.text("arena_map_json", self.handle, byref(options))
 
@@ -327,14 +325,14 @@ class Shape:
 
     def _say(self, function: str, text: str) -> None:
         """Passes a label to the library; a refusal must not prevent the capture."""
-        if text and self.library.has(function):
+        if text:
             short = text.encode(errors="replace")[:1000].decode(errors="ignore").replace("\0", " ")
             self.library.raw[function](self.space, short.encode())
 
     def seal(self, unwritten: bool = False) -> None:
         """``unwritten``: the program has not written to the tensors since the capture."""
         report = _c.SealReport()
-        if unwritten and self.library.has("torch_shape_seal_unwritten"):
+        if unwritten:
             self.library.torch_shape_seal_unwritten(self.handle, byref(report))
         else:
             self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
@@ -364,8 +362,7 @@ class Shape:
 
     def launched_by_hand(self) -> None:
         self.by_hand = True
-        if self.library.has("torch_launched_by_hand"):
-            self.library.torch_launched_by_hand(self.handle)
+        self.library.torch_launched_by_hand(self.handle)
 
     def verify(self, piece: int, tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
         outputs = (_c.Output * len(tensors))()

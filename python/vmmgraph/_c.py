@@ -319,6 +319,24 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_space_enter": (c_void_p, c_void_p),
     "vmmgraph_space_leave": (c_void_p,),
     "vmmgraph_torch_set_arena": (c_int32, c_void_p),
+    "vmmgraph_device_stats": (c_void_p, POINTER(DeviceStats)),
+    "vmmgraph_elastic_buffer_create": (c_void_p, c_uint64, POINTER(ElasticOptions), POINTER(c_void_p)),
+    "vmmgraph_elastic_buffer_destroy": (c_void_p,),
+    "vmmgraph_elastic_buffer_base": (c_void_p, POINTER(c_void_p)),
+    "vmmgraph_elastic_buffer_commit": (c_void_p, c_uint64, c_uint64, POINTER(Committed)),
+    "vmmgraph_elastic_buffer_decommit": (c_void_p, c_uint64, c_uint64, POINTER(Fence), POINTER(c_uint64)),
+    "vmmgraph_elastic_buffer_settle": (c_void_p, POINTER(c_uint64)),
+    "vmmgraph_elastic_buffer_stats": (c_void_p, POINTER(ElasticStats)),
+    "vmmgraph_space_set_label": (c_void_p, c_char_p),
+    "vmmgraph_space_set_site": (c_void_p, c_char_p),
+    "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
+    "vmmgraph_space_allocate_kept": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
+    "vmmgraph_space_free": (c_void_p, c_void_p),
+    "vmmgraph_arena_trace_events": (c_void_p, c_int32),
+    "vmmgraph_arena_map_json": (c_void_p, POINTER(MapOptions), *_TEXT),
+    "vmmgraph_map_html": (c_char_p, *_TEXT),
+    "vmmgraph_map_report": (c_char_p, *_TEXT),
+    "vmmgraph_map_perfetto": (c_char_p, *_TEXT),
 }
 _TORCH: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_built_for": (),
@@ -341,9 +359,6 @@ _TORCH: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_shape_instantiate": (c_void_p, POINTER(c_int32)),
     "vmmgraph_torch_set_executable_limits": (c_void_p, c_uint64, c_uint64),
     "vmmgraph_torch_executable_stats": (c_void_p, POINTER(Executables)),
-}
-#: Functions missing in older libraries; query with `Library.has`.
-_LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_shape_seal_unwritten": (c_void_p, POINTER(SealReport)),
     "vmmgraph_torch_launched_by_hand": (c_void_p,),
     "vmmgraph_torch_remote_enter": (),
@@ -353,24 +368,6 @@ _LATER: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_eager_leave_of": (c_void_p,),
     "vmmgraph_torch_eager_end": (c_void_p,),
     "vmmgraph_torch_pool_empty": (c_int32, c_uint64, c_uint64),
-    "vmmgraph_device_stats": (c_void_p, POINTER(DeviceStats)),
-    "vmmgraph_elastic_buffer_create": (c_void_p, c_uint64, POINTER(ElasticOptions), POINTER(c_void_p)),
-    "vmmgraph_elastic_buffer_destroy": (c_void_p,),
-    "vmmgraph_elastic_buffer_base": (c_void_p, POINTER(c_void_p)),
-    "vmmgraph_elastic_buffer_commit": (c_void_p, c_uint64, c_uint64, POINTER(Committed)),
-    "vmmgraph_elastic_buffer_decommit": (c_void_p, c_uint64, c_uint64, POINTER(Fence), POINTER(c_uint64)),
-    "vmmgraph_elastic_buffer_settle": (c_void_p, POINTER(c_uint64)),
-    "vmmgraph_elastic_buffer_stats": (c_void_p, POINTER(ElasticStats)),
-    "vmmgraph_space_set_label": (c_void_p, c_char_p),
-    "vmmgraph_space_set_site": (c_void_p, c_char_p),
-    "vmmgraph_space_allocate": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
-    "vmmgraph_space_allocate_kept": (c_void_p, c_uint64, c_void_p, POINTER(c_void_p)),
-    "vmmgraph_space_free": (c_void_p, c_void_p),
-    "vmmgraph_arena_trace_events": (c_void_p, c_int32),
-    "vmmgraph_arena_map_json": (c_void_p, POINTER(MapOptions), *_TEXT),
-    "vmmgraph_map_html": (c_char_p, *_TEXT),
-    "vmmgraph_map_report": (c_char_p, *_TEXT),
-    "vmmgraph_map_perfetto": (c_char_p, *_TEXT),
 }
 _OTHERS = {"vmmgraph_version": c_char_p, "vmmgraph_torch_built_for": c_char_p}
 
@@ -386,9 +383,6 @@ class Library:
         self.raw: dict[str, Callable[..., int]] = {}
         for name, arguments in {**_CORE, **(_TORCH if with_torch else {})}.items():
             self._declare(name, arguments)
-        for name, arguments in _LATER.items():
-            if hasattr(self._c, name):
-                self._declare(name, arguments)
         abi = self.raw["abi_version"]()
         if abi != ABI_VERSION:
             raise Error(f"{path} has ABI version {abi}, and this package needs {ABI_VERSION}", 9)
@@ -405,9 +399,6 @@ class Library:
         function = self._c["vmmgraph_" + name]
         function.restype = c_int32
         return function
-
-    def has(self, name: str) -> bool:
-        return name in self.raw
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ElasticBuffer:
     """Address range of ``size`` bytes on a device, without memory until `commit`.
 
-    Raises `Error` if the library has no elastic memory or the addresses cannot be reserved.
+    Raises `Error` if the addresses cannot be reserved.
     """
 
     #: Null at class level: ``__del__`` also runs if ``__init__`` fails early.
@@ -25,10 +25,6 @@ class ElasticBuffer:
 
     def __init__(self, device: Device, size: int, page_bytes: int, name: str) -> None:
         library = device.library
-        if not library.has("elastic_buffer_create"):
-            raise _c.Error(
-                f"cannot reserve elastic memory: {library.path} has no elastic buffers; build the library again", _c.WRONG_STATE
-            )
         self.device = device
         self.library = library
         self.bytes = size

@@ -79,8 +79,6 @@ class Eager:
     def begin(self, scope: Scope) -> None:
         """Raises `Error` if refused. Call `end` in either case."""
         name = "torch_eager_enter" if scope.most is None else "torch_eager_enter_of"
-        if not self.library.has(name) or not self.library.has("torch_eager_leave_of"):
-            raise _c.Error(f"{self.library.path} has no such eager scopes", _c.WRONG_STATE)
         self._forget()
         self.scopes.all.append(scope)
         status = self._enter(scope)
@@ -102,7 +100,7 @@ class Eager:
             if scope.entered:
                 self._leave(scope)
             self.scopes.all.remove(scope)
-        elif self.library.has("torch_eager_end"):
+        else:
             with self.lock:
                 if scope.entered:
                     scope.entered = False
@@ -138,12 +136,12 @@ class Pools:
         self.plain: weakref.WeakValueDictionary[Pool, Any] = weakref.WeakValueDictionary()
 
     def install(self, installed: Installed) -> None:
-        """Does nothing if torch has no pools, or the library no eager scopes."""
+        """Does nothing if torch has no pools."""
         import torch
 
         kind = getattr(torch.cuda, "MemPool", None)
         torchs = getattr(torch.cuda, "use_mem_pool", None)
-        if kind is None or torchs is None or not self.door.library.has("torch_pool_empty"):
+        if kind is None or torchs is None:
             return
         make = kind.__init__
 

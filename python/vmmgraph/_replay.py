@@ -170,12 +170,10 @@ class Run:
         for number, capture in enumerate(trace.captures):
             progress(f"capture {number + 1} of {len(trace.captures)}: {capture.label}")
             space = c_void_p()
-            if library.has("arena_trace_events"):
-                library.arena_trace_events(self._arena, int(events == "all" or (events == "hungriest" and number == most)))
+            library.arena_trace_events(self._arena, int(events == "all" or (events == "hungriest" and number == most)))
             library.space_open(self._arena, byref(space))
             self._spaces.append(space)
-            if library.has("space_set_label"):
-                library.space_set_label(space, _label(capture.label))
+            library.space_set_label(space, _label(capture.label))
             for block, size in capture.steps:
                 if size >= 0:
                     status = (take_kept if block in stays else take)(space, size, None, byref(address))

@@ -40,7 +40,7 @@ def remote() -> Iterator[None]:
     """
     door = _door.opened()
     library = door.library if door is not None else None
-    if library is None or not library.has("torch_remote_enter"):
+    if library is None:
         yield
         return
     among = door.local.remote

@@ -249,7 +249,8 @@ class Library:
     def __init__(self, log: list[Any]) -> None:
         self.log = log
         self.answers: dict[str, int] = {}
-        self.missing = {"space_set_label", "space_set_site"}
+        #: Functions whose calls are not logged.
+        self.quiet = {"space_set_label", "space_set_site"}
         self.handles = itertools.count(0x100)
         self.pieces: dict[int, int] = {}
         self.interrupt: Callable[[str], None] | None = None
@@ -267,7 +268,8 @@ class Library:
 
     def call(self, name: str, *arguments: Any) -> int:
         values = [value.value if isinstance(value, (ctypes.c_void_p, ctypes.c_uint64)) else value for value in arguments]
-        self.log.append((name, *(value for value in values if value is None or isinstance(value, (int, bytes)))))
+        if name not in self.quiet:
+            self.log.append((name, *(value for value in values if value is None or isinstance(value, (int, bytes)))))
         status = self.answers.get(name, 0)
         if name == "torch_remote_leave" and self.remote == 0:
             status = 100
@@ -304,9 +306,6 @@ class Library:
             self.turns.append(values[0])
         elif name in ("torch_eager_leave_of", "torch_eager_end", "space_leave") and values[0] in self.turns:
             self.turns.remove(values[0])
-
-    def has(self, name: str) -> bool:
-        return name not in self.missing
 
     def prepared(self, name: str) -> Callable[..., int]:
         def call(*arguments: Any) -> int:
