@@ -771,10 +771,7 @@ static LINES: Mutex<Vec<(i32, String)>> = Mutex::new(Vec::new());
 unsafe extern "C" fn sink(level: i32, text: *const c_char, length: usize, user: *mut c_void) {
     let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     LINES.lock().unwrap().push((level, String::from_utf8(text.to_vec()).unwrap()));
-    // Events caused by a sink must not reach the sink.
-    let mut other = null_mut();
-    unsafe { vmmgraph_device_open(null(), &raw mut other) };
-    vmmgraph_device_close(other);
+    // Other tests log too, from their own threads.
     unsafe { &*user.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
 }
 

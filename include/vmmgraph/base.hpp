@@ -163,10 +163,9 @@ private:
 [[nodiscard]] inline std::string_view version() noexcept { return vmmgraph_version(); }
 
 // Sends the library's log lines up to `max_level` to `sink`; an empty function stops the log. The
-// sink may be called on any thread, concurrently, with no lock of the library held, and may call
-// every function. Exceptions are dropped, and lines caused by the sink are not logged. Lines arrive
-// before the causing call returns (vmmgraph_log_fn). A replaced sink is destroyed after its last
-// call.
+// sink may be called on any thread, concurrently, with no lock of the library held, and must not
+// call VmmGraph functions. Exceptions are dropped. Lines arrive before the causing call returns
+// (vmmgraph_log_fn). A replaced sink is destroyed after its last call.
 inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, LogLevel max_level = LogLevel::info) {
     using Sink = std::function<void(LogLevel, std::string_view)>;
     if (!sink) {

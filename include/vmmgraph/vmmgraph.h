@@ -1498,14 +1498,14 @@ typedef int32_t (*vmmgraph_vacate_fn)(const struct vmmgraph_vacate_t *asked,
 typedef struct vmmgraph_lease *vmmgraph_lease_t;
 
 // Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
-// Called from any thread, also concurrently. Must not throw. No library lock is held: a sink may
-// call every function, vmmgraph_set_log_sink included. Events caused by the sink are not logged,
-// and its failures are not kept for vmmgraph_last_error.
+// Called from any thread, also concurrently, with no library lock held. Must not call VmmGraph
+// functions (their events are not logged, and their failures replace the caller's in
+// vmmgraph_last_error). Must not throw.
 //
 // Lines of a C function arrive in order, on its thread, just before the function returns. Lines of
 // functions called by a launch function arrive just before the replay returns. Lines from outside
-// any C function (Rust code, thread exit) arrive soon afterwards on a thread of the library, in
-// the order of their thread. Without a sink, lines go to stderr at once.
+// any C function (a thread of the library, Rust code) arrive just before the next C function of
+// any thread returns. Without a sink, lines go to stderr at once.
 typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
 
 // Called once with `user` when the sink is no longer in use.

@@ -1,18 +1,17 @@
 //! Delivery of the library's log events to a C function.
 //!
-//! Events occur under the library's locks, and a sink may call the library. A line therefore waits
-//! on its thread until the outermost C function ends, when the thread holds no lock. An event
-//! outside any C function (Rust callers, thread-local destructors) may be under unknown locks: its
-//! line goes to a background thread, which ends after the last line.
+//! Events occur under the library's locks. A line therefore waits on its thread until the outermost
+//! C function ends, when the thread holds no lock. A line from outside any C function (Rust callers,
+//! a thread of the library) waits for the end of the next C function of any thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Once};
-use std::thread;
 
 use parking_lot::{Mutex, RwLock};
 use tracing::field::{Field, Visit};
@@ -22,7 +21,7 @@ use tracing_subscriber::registry;
 
 use super::fork;
 use super::guard::guard;
-use super::status::{keeping_last, vmmgraph_status_t};
+use super::status::vmmgraph_status_t;
 
 /// No log lines.
 pub const VMMGRAPH_LOG_OFF: i32 = 0;
@@ -38,14 +37,14 @@ pub const VMMGRAPH_LOG_DEBUG: i32 = 4;
 pub const VMMGRAPH_LOG_TRACE: i32 = 5;
 
 /// Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
-/// Called from any thread, also concurrently. Must not throw. No library lock is held: a sink may
-/// call every function, vmmgraph_set_log_sink included. Events caused by the sink are not logged,
-/// and its failures are not kept for vmmgraph_last_error.
+/// Called from any thread, also concurrently, with no library lock held. Must not call VmmGraph
+/// functions (their events are not logged, and their failures replace the caller's in
+/// vmmgraph_last_error). Must not throw.
 ///
 /// Lines of a C function arrive in order, on its thread, just before the function returns. Lines of
 /// functions called by a launch function arrive just before the replay returns. Lines from outside
-/// any C function (Rust code, thread exit) arrive soon afterwards on a thread of the library, in
-/// the order of their thread. Without a sink, lines go to stderr at once.
+/// any C function (a thread of the library, Rust code) arrive just before the next C function of
+/// any thread returns. Without a sink, lines go to stderr at once.
 pub type vmmgraph_log_fn =
     Option<unsafe extern "C" fn(level: i32, text: *const c_char, length: usize, user: *mut c_void)>;
 
@@ -90,30 +89,20 @@ struct Line {
 struct Here {
     /// Depth of nested C functions of the library.
     calls: Cell<u32>,
-    /// Inside a sink: its events are not logged.
-    busy: Cell<bool>,
-    /// WAITING has lines.
-    waiting: Cell<bool>,
-    /// ELSEWHERE may have lines of this thread.
-    elsewhere: Cell<bool>,
+    /// Lines to deliver when the outermost C function ends.
+    lines: ManuallyDrop<RefCell<Vec<Line>>>,
 }
 
 thread_local! {
-    static HERE: Here = const {
-        Here { calls: Cell::new(0), busy: Cell::new(false), waiting: Cell::new(false), elsewhere: Cell::new(false) }
-    };
-    /// Lines to deliver when this thread's outermost C function ends.
-    static WAITING: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    static HERE: Here =
+        const { Here { calls: Cell::new(0), lines: ManuallyDrop::new(RefCell::new(Vec::new())) } };
 }
 
-/// Lines for the background thread.
-struct Elsewhere {
-    lines: Vec<Line>,
-    /// The background thread is running and checks `lines` again before exit.
-    running: bool,
-}
-
-static ELSEWHERE: Mutex<Elsewhere> = Mutex::new(Elsewhere { lines: Vec::new(), running: false });
+/// Lines from outside any C function; the excess is dropped.
+static ELSEWHERE: Mutex<Vec<Line>> = Mutex::new(Vec::new());
+const ELSEWHERE_MOST: usize = 1024;
+/// Whether ELSEWHERE has lines.
+static ANY_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 /// Scope of one C function. Lines wait for the end of the outermost scope.
 pub(super) struct Call(PhantomData<*const ()>);
@@ -128,39 +117,29 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         HERE.with(|here| {
-            here.calls.set(here.calls.get() - 1);
-            if here.calls.get() == 0 && here.waiting.replace(false) {
-                let lines = WAITING.try_with(Cell::take).unwrap_or_default();
-                hand_over_in_order(here, lines);
+            let waiting = !here.lines.borrow().is_empty() || ANY_ELSEWHERE.load(Ordering::Relaxed);
+            if here.calls.get() == 1 && waiting {
+                deliver(here);
+                // Events of the sink, which were kept because the depth is still 1.
+                here.lines.take();
             }
+            here.calls.set(here.calls.get() - 1);
         });
     }
 }
 
-/// Delivers this thread's lines: directly, or after its lines in ELSEWHERE.
-fn hand_over_in_order(here: &Here, lines: Vec<Line>) {
+/// Delivers the lines from outside any C function, then this thread's.
+fn deliver(here: &Here) {
     // The child of a fork has no sink to call, and the locks below may stay locked for ever.
     if fork::usable().is_err() {
         return;
     }
-    let mut all = lines;
-    if here.elsewhere.get() {
+    let mut lines = {
         let mut elsewhere = ELSEWHERE.lock();
-        if elsewhere.running {
-            elsewhere.lines.append(&mut all);
-            return;
-        }
-        here.elsewhere.set(false);
-        // These lines are left over if no thread could be started.
-        let mut left = std::mem::take(&mut elsewhere.lines);
-        left.append(&mut all);
-        all = left;
-    }
-    keeping_last(|| hand_over(here, all));
-}
-
-fn hand_over(here: &Here, lines: Vec<Line>) {
-    here.busy.set(true);
+        ANY_ELSEWHERE.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *elsewhere)
+    };
+    lines.append(&mut here.lines.take());
     for Line { level, text } in lines {
         let (sink, wanted) = {
             let sink = SINK.read();
@@ -174,40 +153,11 @@ fn hand_over(here: &Here, lines: Vec<Line>) {
             None => to_stderr(&text),
         }
     }
-    here.busy.set(false);
 }
 
 fn to_stderr(text: &str) {
     // Not eprintln!, which panics if stderr is closed.
     drop(writeln!(std::io::stderr(), "vmmgraph: {text}"));
-}
-
-/// Queues a line for the background thread and starts the thread if necessary.
-fn leave_elsewhere(here: &Here, line: Line) {
-    here.elsewhere.set(true);
-    let start = {
-        let mut elsewhere = ELSEWHERE.lock();
-        elsewhere.lines.push(line);
-        !std::mem::replace(&mut elsewhere.running, true)
-    };
-    if start && thread::Builder::new().name("vmmgraph-log".to_owned()).spawn(hand_over_elsewhere).is_err() {
-        // The lines stay for the next delivery.
-        ELSEWHERE.lock().running = false;
-    }
-}
-
-fn hand_over_elsewhere() {
-    loop {
-        let lines = {
-            let mut elsewhere = ELSEWHERE.lock();
-            elsewhere.running = !elsewhere.lines.is_empty();
-            std::mem::take(&mut elsewhere.lines)
-        };
-        if lines.is_empty() {
-            return;
-        }
-        HERE.with(|here| hand_over(here, lines));
-    }
 }
 
 /// Sets the log sink for lines up to level `max_level`. Null: no sink; lines go to stderr if
@@ -284,31 +234,26 @@ impl<S: Subscriber> Layer<S> for ToSink {
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        // In the child of a fork, a lock below may stay locked for ever.
+        if fork::usable().is_err() {
+            return;
+        }
+        let mut words = Words::default();
+        event.record(&mut words);
+        let line = Line { level: number(event.metadata().level()), text: words.message + &words.fields };
+        // Stderr needs no library lock, and an immediate line survives a crash.
+        if SINK.read().is_none() {
+            return to_stderr(&line.text);
+        }
         HERE.with(|here| {
-            // In the child of a fork, a lock below may stay locked for ever.
-            if here.busy.get() || fork::usable().is_err() {
-                return;
-            }
-            let mut words = Words::default();
-            event.record(&mut words);
-            let line = Line { level: number(event.metadata().level()), text: words.message + &words.fields };
-            // Stderr needs no library lock, and an immediate line survives a crash.
-            if SINK.read().is_none() {
-                return to_stderr(&line.text);
-            }
-            let mut line = Some(line);
             if here.calls.get() > 0 {
-                let _ = WAITING.try_with(|waiting| {
-                    let mut lines = waiting.take();
-                    lines.extend(line.take());
-                    waiting.set(lines);
-                    here.waiting.set(true);
-                });
+                return here.lines.borrow_mut().push(line);
             }
-            // Outside any C function, or on an ending thread.
-            if let Some(line) = line {
-                leave_elsewhere(here, line);
+            let mut elsewhere = ELSEWHERE.lock();
+            if elsewhere.len() < ELSEWHERE_MOST {
+                elsewhere.push(line);
             }
+            ANY_ELSEWHERE.store(true, Ordering::Relaxed);
         });
     }
 }
@@ -334,7 +279,7 @@ impl Visit for Words {
 #[cfg(test)]
 mod tests {
     use std::ptr::null_mut;
-    use std::time::{Duration, Instant};
+    use std::thread;
 
     use super::*;
     use crate::capi::VMMGRAPH_ERROR_INTERNAL;
@@ -349,10 +294,6 @@ mod tests {
         if text.contains("planted") {
             LINES.lock().push(text);
             tracing::warn!("planted by the sink");
-            guard(|| {
-                tracing::warn!("planted by a call of the sink");
-                Ok(())
-            });
         }
     }
 
@@ -417,10 +358,6 @@ mod tests {
                 LATE.with(|_| ());
             });
             ending.join().unwrap();
-            let deadline = Instant::now() + Duration::from_secs(30);
-            while LINES.lock().len() < 2 && Instant::now() < deadline {
-                thread::yield_now();
-            }
             assert_eq!(lines(), ["planted in the thread", "planted at the thread's end"]);
         }
         // SAFETY: no sink to call.

@@ -143,15 +143,6 @@ fn last() -> Option<(vmmgraph_status_t, Error)> {
     LAST.try_with(|last| last.borrow().clone()).ok().flatten()
 }
 
-/// Runs `body` and restores the calling thread's last failure.
-pub(super) fn keeping_last(body: impl FnOnce()) {
-    let kept = LAST.try_with(|last| last.borrow().clone());
-    body();
-    if let Ok(kept) = kept {
-        let _ = LAST.try_with(|last| *last.borrow_mut() = kept);
-    }
-}
-
 fn status_of(error: &Error) -> vmmgraph_status_t {
     match error {
         Error::InvalidSize { .. } | Error::InvalidPageSize { .. } => VMMGRAPH_ERROR_INVALID_SIZE,

@@ -871,44 +871,6 @@ TEST(Log, GoesToTheSinkAtItsLevelAndBelow) {
     }
     EXPECT_GE(calls, 1);
     EXPECT_TRUE(take().empty());
-
-    // May call the library and remove itself.
-    calls = 0;
-    vmmgraph::set_log_sink([&](vmmgraph::LogLevel, std::string_view) {
-        ++calls;
-        host::arena(5).open_space().seal();
-        vmmgraph::set_log_sink(nullptr);
-    });
-    host::arena(6).open_space().seal();
-    EXPECT_EQ(calls, 1);
-}
-
-// A held lock would hang until ctest's timeout.
-TEST(Log, ASinkMayAskTheLibraryAnything) {
-    const auto device = vmmgraph::Device::open(host::device_options(5));
-    auto arena = host::arena(5);
-    std::vector<std::string> lines;
-    vmmgraph::set_log_sink(
-        [&](vmmgraph::LogLevel, std::string_view text) {
-            lines.emplace_back(text);
-            EXPECT_EQ(arena.stats().physical_bytes, device.stats().physical_bytes);
-            EXPECT_NE(arena.stats_json().find("spaces"), std::string::npos);
-            // Keeps the caller's last error.
-            EXPECT_EQ(vmmgraph_arena_mark(nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
-        },
-        vmmgraph::LogLevel::trace);
-    {
-        auto space = arena.open_space();
-        static_cast<void>(space.allocate(MiB));
-        arena.set_budget(arena.stats().physical_bytes);
-        EXPECT_EQ(status_of([&] { static_cast<void>(space.allocate(256 * MiB)); }), VMMGRAPH_ERROR_OVER_BUDGET);
-        ASSERT_FALSE(lines.empty());
-        EXPECT_NE(lines.back().find("growing a space failed"), std::string::npos) << lines.back();
-        space.seal();
-        EXPECT_NE(lines.back().find("space sealed"), std::string::npos) << lines.back();
-        static_cast<void>(arena.trim());
-    }
-    static_cast<void>(arena.trim());
     vmmgraph::set_log_sink(nullptr);
 }
 
