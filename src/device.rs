@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{DeviceOptions, DriverChoice, Handles, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
-use crate::gate::CaptureGate;
 use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Reclaimer, retry_orphans};
 use crate::sync::Mutex;
 use crate::units::{Peers, Stream};
@@ -28,7 +27,6 @@ pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
-    gate: CaptureGate,
     host: HostPool,
     pausables: Pausables,
     /// Number of rings with streamed units.
@@ -57,8 +55,7 @@ impl Device {
         retry_orphans(&driver);
         let pool = PagePool::new(driver);
         let host = HostPool::new(&pool);
-        let (gate, pausables) = (CaptureGate::default(), Pausables::default());
-        Arc::new(Self { pool, gate, host, pausables, streaming: AtomicU64::new(0) })
+        Arc::new(Self { pool, host, pausables: Pausables::default(), streaming: AtomicU64::new(0) })
     }
 
     /// Returns the process-wide device `ordinal`, opened if necessary.
@@ -168,13 +165,6 @@ impl Device {
 
     pub(crate) fn pausables(&self) -> &Pausables {
         &self.pausables
-    }
-
-    /// Returns the gate that keeps captures and replays apart, if an engine needs this: see
-    /// [`CaptureGate`].
-    #[must_use]
-    pub fn gate(&self) -> &CaptureGate {
-        &self.gate
     }
 
     /// Limits the physical bytes of the device's pool. `None`: no limit. No memory is released.

@@ -48,7 +48,6 @@
 //!   order   device      replay order; root object
 //!   pages               page pool, accounts, transactions, fences, numbered pages
 //!   driver              driver interface: CUDA, HIP, Ascend, MLU, host
-//!   gate                keeps captures and replays apart, for engines that need this
 //!   units error sync    checked numbers; errors; locks
 //! ```
 //!
@@ -65,7 +64,6 @@ pub mod driver;
 mod elastic;
 mod error;
 pub mod executables;
-mod gate;
 mod lending;
 pub mod map;
 mod order;
@@ -89,7 +87,6 @@ pub use elastic::{Committed, ElasticBuffer, ElasticObserver, ElasticOptions, Ela
 pub use elastic::{KvCache, KvLayout, KvOptions, KvStats, LimitChange};
 pub use error::{Error, Result};
 pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
-pub use gate::CaptureGate;
 pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated};
 pub use map::ArenaMap;
 pub use order::ReplayOrder;

@@ -9,7 +9,6 @@ const LAYERS: &[&[&str]] = &[
     &["error", "units", "sync"],
     // Policy over numbers, without a driver.
     &["dispatch"],
-    &["gate"],
     &["driver"],
     &["pages"],
     &["order", "device"],

@@ -228,33 +228,6 @@ private:
     detail::Owned<vmmgraph_reclaimer_t, vmmgraph_reclaimer_destroy> handle_;
 };
 
-// Excludes replays of a device while alive, for engines which want none during captures; the
-// library does not need the lock. CaptureLock and ReplayLock are bound to their thread. Throws if
-// this thread has either.
-class CaptureLock {
-public:
-    explicit CaptureLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_capture(device_)); }
-    CaptureLock(const CaptureLock&) = delete;
-    CaptureLock& operator=(const CaptureLock&) = delete;
-    ~CaptureLock() { static_cast<void>(vmmgraph_device_end_capture(device_)); }
-
-private:
-    vmmgraph_device_t device_;
-};
-
-// Excludes captures of a device while alive. Any number of threads may have one, each any number of
-// times. Throws if this thread has the CaptureLock.
-class ReplayLock {
-public:
-    explicit ReplayLock(const Device& device) : device_(device.handle()) { detail::check(vmmgraph_device_begin_replay(device_)); }
-    ReplayLock(const ReplayLock&) = delete;
-    ReplayLock& operator=(const ReplayLock&) = delete;
-    ~ReplayLock() { static_cast<void>(vmmgraph_device_end_replay(device_)); }
-
-private:
-    vmmgraph_device_t device_;
-};
-
 }  // namespace vmmgraph
 
 #endif  // VMMGRAPH_DEVICE_HPP

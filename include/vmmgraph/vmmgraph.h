@@ -4376,25 +4376,6 @@ VMMGRAPH_API void *vmmgraph_torch_alloc(ptrdiff_t size, int32_t device, void *st
 // ignored. A failure is logged and kept for vmmgraph_last_error.
 VMMGRAPH_API void vmmgraph_torch_free(void *block, ptrdiff_t _size, int32_t device, void *_stream);
 
-// Waits until no capture or replay is in the gate, then keeps both out until
-// vmmgraph_device_end_capture on this thread. The library itself never uses the gate: an option
-// for engines without replays during captures. VMMGRAPH_ERROR_WRONG_STATE if this thread is in the
-// gate.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_begin_capture(vmmgraph_device_t device);
-
-// Ends this thread's capture and opens the gate. VMMGRAPH_ERROR_WRONG_STATE if this thread has
-// none.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_end_capture(vmmgraph_device_t device);
-
-// Waits until no capture is active or pending, then keeps captures out until
-// vmmgraph_device_end_replay on this thread. Any number of threads may enter at once, each any
-// number of times. VMMGRAPH_ERROR_WRONG_STATE if this thread is capturing.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_begin_replay(vmmgraph_device_t device);
-
-// Ends this thread's last vmmgraph_device_begin_replay. VMMGRAPH_ERROR_WRONG_STATE if this thread
-// has none.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_device_end_replay(vmmgraph_device_t device);
-
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -44,7 +44,6 @@ mod space;
 mod torch;
 
 mod fork;
-mod gate;
 mod guard;
 mod handle;
 mod locked;
@@ -61,7 +60,6 @@ pub use device::*;
 pub use dispatch::*;
 pub use elastic::*;
 pub use exclusive::*;
-pub use gate::*;
 pub use grants::*;
 pub use host::*;
 pub use host_buffer::*;

@@ -435,40 +435,6 @@ TEST(Poison, AGraphThatReliesOnStaleMemoryIsFound) {
     filled.replay(nullptr, [&] { EXPECT_EQ(*passing, 0xffffffffu); });
 }
 
-TEST(Gate, CapturesAreAloneAndReplaysTogether) {
-    const auto device = vmmgraph::Device::open(host::device_options(6));
-    std::atomic<int> replaying{0}, captures{0};
-    std::atomic<bool> capturing{false}, wrong{false};
-    std::vector<std::thread> threads;
-    for (int i = 0; i < 4; ++i) {
-        threads.emplace_back([&, i] {
-            for (int turn = 0; turn < 200; ++turn) {
-                if (i == 0) {
-                    const vmmgraph::CaptureLock alone(device);
-                    capturing = true;
-                    wrong = wrong || replaying > 0;
-                    ++captures;
-                    capturing = false;
-                } else {
-                    const vmmgraph::ReplayLock shared(device);
-                    const vmmgraph::ReplayLock nested(device);
-                    ++replaying;
-                    wrong = wrong || capturing;
-                    --replaying;
-                }
-            }
-        });
-    }
-    for (auto& thread : threads) {
-        thread.join();
-    }
-    EXPECT_FALSE(wrong);
-    EXPECT_EQ(captures, 200);
-    const vmmgraph::CaptureLock alone(device);
-    EXPECT_EQ(status_of([&] { const vmmgraph::ReplayLock refused(device); }), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_EQ(status_of([&] { const vmmgraph::CaptureLock refused(device); }), VMMGRAPH_ERROR_WRONG_STATE);
-}
-
 TEST(Serial, HasTheNamesEnginesKnow) {
     auto arena = host::arena();
     EXPECT_TRUE(arena.is_initialized());

@@ -77,10 +77,6 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
              vmmgraph_arena_t arena = nullptr;
              return vmmgraph_arena_create(device, nullptr, &arena);
          }},
-        {"device_begin_capture", [=] { return vmmgraph_device_begin_capture(device); }},
-        {"device_end_capture", [=] { return vmmgraph_device_end_capture(device); }},
-        {"device_begin_replay", [=] { return vmmgraph_device_begin_replay(device); }},
-        {"device_end_replay", [=] { return vmmgraph_device_end_replay(device); }},
         {"device_close", [=] { return vmmgraph_device_close(device); }},
     };
 }
