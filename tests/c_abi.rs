@@ -351,15 +351,6 @@ fn structs_are_filled_as_far_as_they_go_and_the_library_knows() {
         fills::<vmmgraph_ring_stats_t>("ring stats", |out| vmmgraph_ring_stats(ring, out));
         fills::<vmmgraph_ring_schedule_t>("places", |out| vmmgraph_ring_places(ring, null_mut(), 0, out));
         vmmgraph_ring_destroy(ring);
-        fills::<vmmgraph_ring_schedule_t>("schedule", |out| {
-            vmmgraph_ring_schedule(units.as_ptr(), 6, 0, 0, null_mut(), 0, out)
-        });
-        let mut demand: vmmgraph_ring_demand_t = zeroed();
-        demand.struct_size = size_of::<vmmgraph_ring_demand_t>();
-        (demand.units, demand.unit_count, demand.link_gib_per_second) = (units.as_ptr(), 6, 1.0);
-        fills::<vmmgraph_ring_ceiling_t>("ceiling", |out| {
-            vmmgraph_ring_ceiling(&raw const demand, null_mut(), 0, out)
-        });
     }
     vmmgraph_arena_destroy(arena);
     vmmgraph_device_close(device);

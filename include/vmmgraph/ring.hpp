@@ -33,8 +33,6 @@ using RingStats = vmmgraph_ring_stats_t;
 // A unit's slot, and its position among the streamed units (RingSchedule::resident: stays on the
 // device).
 using RingPlace = vmmgraph_ring_place_t;
-// Cost of a step with a given number of resident units.
-using Residency = vmmgraph_ring_residency_t;
 
 // A part of a step's data, mostly a layer.
 struct RingUnit {
@@ -116,24 +114,6 @@ struct RingDemand {
     double compute_seconds = 0;
 };
 
-// Upper bound of a ring's performance: no arrangement of copies is faster.
-struct RingCeiling {
-    // With the requested streamed units, as far as slots and budget allow.
-    Residency asked{};
-    // With more resident units, as far as the budget allows.
-    std::vector<Residency> more;
-    // Seconds of the copies alone, and of the compute alone.
-    double link_seconds = 0;
-    double compute_seconds = 0;
-    // Device bytes with everything resident.
-    std::uint64_t all_resident_bytes = 0;
-    std::size_t streamed = 0;
-    // Slots shared by the streamed units; 0: nothing streams.
-    std::size_t slots = 0;
-    // Resident units which were meant to stream.
-    std::size_t kept_resident = 0;
-};
-
 namespace detail {
 
 [[nodiscard]] inline std::vector<vmmgraph_ring_unit_t> to_c(const std::vector<RingUnit>& units) {
@@ -167,40 +147,8 @@ namespace detail {
 
 }  // namespace detail
 
-// Computes the assignment of units to slots (0: three), without a device. Throws without units, and
-// with Remainder::refuse if the slots do not divide the streamed ones.
-[[nodiscard]] inline RingSchedule ring_schedule(const std::vector<RingUnit>& units, std::size_t slots = 0,
-                                                Remainder remainder = Remainder::keep_resident) {
-    detail::require_abi();
-    const auto given = detail::to_c(units);
-    std::vector<RingPlace> places(units.size());
-    auto result = detail::sized<vmmgraph_ring_schedule_t>();
-    detail::check(vmmgraph_ring_schedule(given.data(), given.size(), slots, static_cast<std::int32_t>(remainder), places.data(),
-                                         places.size(), &result));
-    return detail::from_c(result, std::move(places));
-}
-
-// Computes a ring's upper bound for a step, without a device. See vmmgraph_ring_ceiling().
-[[nodiscard]] inline RingCeiling ring_ceiling(const RingDemand& demand) {
-    detail::require_abi();
-    const auto units = detail::to_c(demand.units);
-    const auto given = detail::to_c(demand, units);
-    // At most one row per unit.
-    std::vector<Residency> more(units.size());
-    auto found = detail::sized<vmmgraph_ring_ceiling_t>();
-    detail::check(vmmgraph_ring_ceiling(&given, more.data(), more.size(), &found));
-    more.resize(found.residency_count);
-    return {found.asked,
-            std::move(more),
-            found.link_seconds,
-            found.compute_seconds,
-            found.all_resident_bytes,
-            static_cast<std::size_t>(found.streamed),
-            static_cast<std::size_t>(found.slots),
-            static_cast<std::size_t>(found.kept_resident)};
-}
-
-// Describes ring_ceiling() in words. See vmmgraph_ring_ceiling_text().
+// Describes a ring's upper bound for a step, without a device. Throws if the budget is too small.
+// See vmmgraph_ring_ceiling_text().
 [[nodiscard]] inline std::string ring_ceiling_text(const RingDemand& demand) {
     detail::require_abi();
     const auto units = detail::to_c(demand.units);

@@ -497,12 +497,6 @@
 // A surplus is VMMGRAPH_ERROR_INVALID_ARGUMENT.
 #define VMMGRAPH_REMAINDER_REFUSE 1
 
-// The copies take longer than the work.
-#define VMMGRAPH_BOUND_LINK 0
-
-// The work takes longer: streaming costs nothing.
-#define VMMGRAPH_BOUND_COMPUTE 1
-
 // Capture in progress: blocks may be allocated.
 #define VMMGRAPH_SPACE_OPEN 0
 
@@ -1921,49 +1915,6 @@ typedef struct vmmgraph_ring_demand_t {
   // Seconds per step with all units resident; at least 0.
   double compute_seconds;
 } vmmgraph_ring_demand_t;
-
-// Best case of a step for one number of resident units. Never grows, so without struct_size.
-typedef struct vmmgraph_ring_residency_t {
-  // Number of resident units.
-  uint64_t resident;
-  // Device bytes of slots and resident units.
-  uint64_t device_bytes;
-  // Bytes copied over the link per step.
-  uint64_t link_bytes;
-  // Shortest time of a step, in seconds.
-  double step_seconds;
-  // Highest rate in tokens per second; infinity for a step of 0 seconds.
-  double tokens_per_second;
-  // Bottleneck, one of VMMGRAPH_BOUND_*.
-  int32_t bound;
-  // Always 0.
-  int32_t reserved;
-} vmmgraph_ring_residency_t;
-
-// Upper bound of a ring's performance. No arrangement of copies is faster; measure the real ring.
-typedef struct vmmgraph_ring_ceiling_t {
-  // Set to sizeof(vmmgraph_ring_ceiling_t) before the call.
-  size_t struct_size;
-  // For the requested streaming, as far as slots and budget permit.
-  struct vmmgraph_ring_residency_t asked;
-  // Seconds of the copies alone, at the link's bandwidth.
-  double link_seconds;
-  // Seconds of the work alone.
-  double compute_seconds;
-  // Device bytes with all units resident.
-  uint64_t all_resident_bytes;
-  // Number of units.
-  uint64_t units;
-  // Number of streamed units.
-  uint64_t streamed;
-  // Number of slots. Fewer than requested if limited by the budget or if a slot would never be
-  // used twice; 0: no unit streams.
-  uint64_t slots;
-  // Units to be streamed which are resident.
-  uint64_t kept_resident;
-  // Number of rows with more resident units within the budget.
-  size_t residency_count;
-} vmmgraph_ring_ceiling_t;
 
 // Report of a seal.
 typedef struct vmmgraph_seal_report_t {
@@ -3958,8 +3909,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_destroy(vmmgraph_ring_t ring);
 // `address` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_address(vmmgraph_ring_t ring, size_t unit, void **address);
 
-// Writes the places of at most `capacity` units, by unit, and the summary to `result`, like
-// vmmgraph_ring_schedule. Either pointer may be null.
+// Writes the places of at most `capacity` units, by unit, and the summary to `result`. Either
+// pointer may be null.
 //
 // Arguments:
 // `places` points to `capacity` writable places, or the capacity is 0; `result` is null or points
@@ -4093,47 +4044,19 @@ vmmgraph_status_t vmmgraph_ring_graph_leave(vmmgraph_ring_graph_t graph,
                                             void *stream,
                                             int32_t launched);
 
-// Computes the schedule of a ring with `slots` slots (0: three). Plain arithmetic on any thread,
-// without a device. Writes the places of at most `capacity` units, by unit, and the summary to
-// `result`; either pointer may be null. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, or with
-// VMMGRAPH_REMAINDER_REFUSE if the number of streamed units is not a multiple of the slots.
+// Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
+// per second, the bottleneck, deviations from the demand, the effect of more resident units, and the
+// number of resident units which hides the link. No arrangement of copies is faster; measure the
+// real ring. Plain arithmetic on any thread, without a device. Uses fewer slots if the budget
+// requires. Copies like vmmgraph_last_error_message.
+//
+// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small for
+// one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an invalid
+// bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
 //
 // Arguments:
-// `units` points to `unit_count` units, or the count is 0. `places` points to `capacity` writable
-// places, or the capacity is 0. `result` is null or points to a struct with struct_size set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_ring_schedule(const struct vmmgraph_ring_unit_t *units,
-                                         size_t unit_count,
-                                         size_t slots,
-                                         int32_t remainder,
-                                         struct vmmgraph_ring_place_t *places,
-                                         size_t capacity,
-                                         struct vmmgraph_ring_schedule_t *result);
-
-// Computes an upper bound of a ring's performance: bytes over the link, seconds, tokens per second
-// and the bottleneck. Plain arithmetic, as vmmgraph_ring_schedule. Uses fewer slots if the budget
-// requires. Writes at most `capacity` rows with more resident units, up to all units and at most
-// 256 rows, within the budget. VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and
-// if the budget is too small for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT
-// for an invalid bandwidth or time.
-//
-// Arguments:
-// `demand` is null or points to a struct with struct_size set and unit_count units. `rows` points
-// to `capacity` writable rows, or the capacity is 0. `result` is null or points to a struct with
-// struct_size set.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_ring_ceiling(const struct vmmgraph_ring_demand_t *demand,
-                                        struct vmmgraph_ring_residency_t *rows,
-                                        size_t capacity,
-                                        struct vmmgraph_ring_ceiling_t *result);
-
-// Like vmmgraph_ring_ceiling, as text for logs, one item per line: the bottleneck, deviations from
-// the request, the effect of more resident units, and the number of resident units which hides the
-// link. Copies like vmmgraph_last_error_message.
-//
-// Arguments:
-// `demand` as in vmmgraph_ring_ceiling; `buffer` is null or points to `capacity` writable bytes;
-// `needed` is null or writable.
+// `demand` is null or points to a struct with struct_size set and unit_count units. `buffer` is
+// null or points to `capacity` writable bytes; `needed` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t *demand,
                                              char *buffer,

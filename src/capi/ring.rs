@@ -208,8 +208,8 @@ pub unsafe extern "C" fn vmmgraph_ring_address(
     })
 }
 
-/// Writes the places of at most `capacity` units, by unit, and the summary to `result`, like
-/// vmmgraph_ring_schedule. Either pointer may be null.
+/// Writes the places of at most `capacity` units, by unit, and the summary to `result`. Either
+/// pointer may be null.
 ///
 /// # Safety
 /// `places` points to `capacity` writable places, or the capacity is 0; `result` is null or points

@@ -1,4 +1,4 @@
-//! Ring planning in C: schedules and performance bounds by arithmetic, without device or memory.
+//! Units and places of a ring in C, and the description of a ring's upper bound.
 
 use std::ffi::c_char;
 
@@ -6,20 +6,13 @@ use super::guard::{Failure, copy_items, guard, items, null, pick};
 use super::sized::{OutStruct, limit, options};
 use super::status::vmmgraph_status_t;
 use super::text::copy_text;
-use crate::ring::{
-    Adjustment, Bound, Ceiling, Demand, Remainder, Residency, RingUnit, SLOTS, Schedule, ceiling,
-};
+use crate::ring::{Adjustment, Demand, Remainder, RingUnit, SLOTS, Schedule, ceiling};
 
 /// If the number of streamed units is not a multiple of the slots, the surplus units become
 /// resident, evenly spread.
 pub const VMMGRAPH_REMAINDER_KEEP_RESIDENT: i32 = 0;
 /// A surplus is VMMGRAPH_ERROR_INVALID_ARGUMENT.
 pub const VMMGRAPH_REMAINDER_REFUSE: i32 = 1;
-
-/// The copies take longer than the work.
-pub const VMMGRAPH_BOUND_LINK: i32 = 0;
-/// The work takes longer: streaming costs nothing.
-pub const VMMGRAPH_BOUND_COMPUTE: i32 = 1;
 
 /// A unit of a step's data, usually a layer. Arrays of units are in the order of use. Never grows,
 /// so without struct_size.
@@ -94,71 +87,6 @@ pub struct vmmgraph_ring_demand_t {
     pub compute_seconds: f64,
 }
 
-/// Best case of a step for one number of resident units. Never grows, so without struct_size.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct vmmgraph_ring_residency_t {
-    /// Number of resident units.
-    pub resident: u64,
-    /// Device bytes of slots and resident units.
-    pub device_bytes: u64,
-    /// Bytes copied over the link per step.
-    pub link_bytes: u64,
-    /// Shortest time of a step, in seconds.
-    pub step_seconds: f64,
-    /// Highest rate in tokens per second; infinity for a step of 0 seconds.
-    pub tokens_per_second: f64,
-    /// Bottleneck, one of VMMGRAPH_BOUND_*.
-    pub bound: i32,
-    /// Always 0.
-    pub reserved: i32,
-}
-
-/// Upper bound of a ring's performance. No arrangement of copies is faster; measure the real ring.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct vmmgraph_ring_ceiling_t {
-    /// Set to sizeof(vmmgraph_ring_ceiling_t) before the call.
-    pub struct_size: usize,
-    /// For the requested streaming, as far as slots and budget permit.
-    pub asked: vmmgraph_ring_residency_t,
-    /// Seconds of the copies alone, at the link's bandwidth.
-    pub link_seconds: f64,
-    /// Seconds of the work alone.
-    pub compute_seconds: f64,
-    /// Device bytes with all units resident.
-    pub all_resident_bytes: u64,
-    /// Number of units.
-    pub units: u64,
-    /// Number of streamed units.
-    pub streamed: u64,
-    /// Number of slots. Fewer than requested if limited by the budget or if a slot would never be
-    /// used twice; 0: no unit streams.
-    pub slots: u64,
-    /// Units to be streamed which are resident.
-    pub kept_resident: u64,
-    /// Number of rows with more resident units within the budget.
-    pub residency_count: usize,
-}
-
-impl vmmgraph_ring_residency_t {
-    fn of(row: &Residency) -> Self {
-        let bound = match row.bound {
-            Bound::Link => VMMGRAPH_BOUND_LINK,
-            Bound::Compute => VMMGRAPH_BOUND_COMPUTE,
-        };
-        Self {
-            resident: row.resident as u64,
-            device_bytes: row.device_bytes,
-            link_bytes: row.link_bytes,
-            step_seconds: row.step_seconds,
-            tokens_per_second: row.tokens_per_second,
-            bound,
-            reserved: 0,
-        }
-    }
-}
-
 pub(super) fn remainder_of(number: i32) -> Result<Remainder, Failure> {
     pick("remainder", number, &[Remainder::KeepResident, Remainder::Refuse])
 }
@@ -221,103 +149,19 @@ pub(super) unsafe fn write_schedule(
     Ok(())
 }
 
-/// Computes the upper bound for a demand from C.
+/// Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
+/// per second, the bottleneck, deviations from the demand, the effect of more resident units, and the
+/// number of resident units which hides the link. No arrangement of copies is faster; measure the
+/// real ring. Plain arithmetic on any thread, without a device. Uses fewer slots if the budget
+/// requires. Copies like vmmgraph_last_error_message.
+///
+/// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small for
+/// one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an invalid
+/// bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
 ///
 /// # Safety
-/// `demand` is null or points to a struct with struct_size set and unit_count units.
-unsafe fn ceiling_of(demand: *const vmmgraph_ring_demand_t) -> Result<Ceiling, Failure> {
-    // SAFETY: the caller's contract.
-    let given = unsafe { options(demand) }?.ok_or_else(|| null("demand"))?;
-    // SAFETY: the caller's contract.
-    let units = unsafe { units_of(given.units, given.unit_count) }?;
-    Ok(ceiling(&Demand {
-        units: &units,
-        slots: if given.slots == 0 { SLOTS } else { given.slots },
-        remainder: remainder_of(given.remainder)?,
-        page_bytes: given.page_bytes.max(1),
-        budget_bytes: limit(given.budget_bytes),
-        link_gib_per_second: given.link_gib_per_second,
-        compute_seconds: given.compute_seconds,
-        tokens: given.tokens.max(1),
-    })?)
-}
-
-/// Computes the schedule of a ring with `slots` slots (0: three). Plain arithmetic on any thread,
-/// without a device. Writes the places of at most `capacity` units, by unit, and the summary to
-/// `result`; either pointer may be null. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, or with
-/// VMMGRAPH_REMAINDER_REFUSE if the number of streamed units is not a multiple of the slots.
-///
-/// # Safety
-/// `units` points to `unit_count` units, or the count is 0. `places` points to `capacity` writable
-/// places, or the capacity is 0. `result` is null or points to a struct with struct_size set.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_ring_schedule(
-    units: *const vmmgraph_ring_unit_t,
-    unit_count: usize,
-    slots: usize,
-    remainder: i32,
-    places: *mut vmmgraph_ring_place_t,
-    capacity: usize,
-    result: *mut vmmgraph_ring_schedule_t,
-) -> vmmgraph_status_t {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let units = unsafe { units_of(units, unit_count) }?;
-        let resident: Vec<bool> = units.iter().map(|unit| unit.resident).collect();
-        let slots = if slots == 0 { SLOTS } else { slots };
-        let schedule = Schedule::new(&resident, slots, remainder_of(remainder)?)?;
-        // SAFETY: the caller's contract.
-        unsafe { write_schedule(&schedule, places, capacity, result) }
-    })
-}
-
-/// Computes an upper bound of a ring's performance: bytes over the link, seconds, tokens per second
-/// and the bottleneck. Plain arithmetic, as vmmgraph_ring_schedule. Uses fewer slots if the budget
-/// requires. Writes at most `capacity` rows with more resident units, up to all units and at most
-/// 256 rows, within the budget. VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and
-/// if the budget is too small for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT
-/// for an invalid bandwidth or time.
-///
-/// # Safety
-/// `demand` is null or points to a struct with struct_size set and unit_count units. `rows` points
-/// to `capacity` writable rows, or the capacity is 0. `result` is null or points to a struct with
-/// struct_size set.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_ring_ceiling(
-    demand: *const vmmgraph_ring_demand_t,
-    rows: *mut vmmgraph_ring_residency_t,
-    capacity: usize,
-    result: *mut vmmgraph_ring_ceiling_t,
-) -> vmmgraph_status_t {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let (found, result) = unsafe { (ceiling_of(demand)?, OutStruct::new(result, "result")?) };
-        let more: Vec<_> = found.residency.iter().map(vmmgraph_ring_residency_t::of).collect();
-        // SAFETY: the caller's contract.
-        unsafe { copy_items(&more, rows, capacity) }?;
-        result.write(vmmgraph_ring_ceiling_t {
-            struct_size: result.struct_size,
-            asked: vmmgraph_ring_residency_t::of(&found.asked),
-            link_seconds: found.link_seconds,
-            compute_seconds: found.compute_seconds,
-            all_resident_bytes: found.all_resident_bytes,
-            units: found.schedule.units() as u64,
-            streamed: found.schedule.streamed().len() as u64,
-            slots: found.schedule.slots() as u64,
-            kept_resident: kept_resident(&found.schedule),
-            residency_count: more.len(),
-        });
-        Ok(())
-    })
-}
-
-/// Like vmmgraph_ring_ceiling, as text for logs, one item per line: the bottleneck, deviations from
-/// the request, the effect of more resident units, and the number of resident units which hides the
-/// link. Copies like vmmgraph_last_error_message.
-///
-/// # Safety
-/// `demand` as in vmmgraph_ring_ceiling; `buffer` is null or points to `capacity` writable bytes;
-/// `needed` is null or writable.
+/// `demand` is null or points to a struct with struct_size set and unit_count units. `buffer` is
+/// null or points to `capacity` writable bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
     demand: *const vmmgraph_ring_demand_t,
@@ -327,9 +171,21 @@ pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
 ) -> vmmgraph_status_t {
     guard(|| {
         // SAFETY: the caller's contract.
-        let text = unsafe { ceiling_of(demand) }?.to_string();
+        let given = unsafe { options(demand) }?.ok_or_else(|| null("demand"))?;
         // SAFETY: the caller's contract.
-        unsafe { copy_text(&text, buffer, capacity, needed) };
+        let units = unsafe { units_of(given.units, given.unit_count) }?;
+        let found = ceiling(&Demand {
+            units: &units,
+            slots: if given.slots == 0 { SLOTS } else { given.slots },
+            remainder: remainder_of(given.remainder)?,
+            page_bytes: given.page_bytes.max(1),
+            budget_bytes: limit(given.budget_bytes),
+            link_gib_per_second: given.link_gib_per_second,
+            compute_seconds: given.compute_seconds,
+            tokens: given.tokens.max(1),
+        })?;
+        // SAFETY: the caller's contract.
+        unsafe { copy_text(&found.to_string(), buffer, capacity, needed) };
         Ok(())
     })
 }

@@ -377,17 +377,6 @@ TEST_F(HostileRing, PlansOfNonsense) {
     demand.units = units.data();
     demand.unit_count = units.size();
     demand.link_gib_per_second = 50;
-    auto found = sized<vmmgraph_ring_ceiling_t>();
-    vmmgraph_ring_residency_t rows[6] = {};
-    ASSERT_EQ(vmmgraph_ring_ceiling(&demand, rows, 6, &found), VMMGRAPH_OK);
-    EXPECT_EQ(found.asked.link_bytes, 600U);
-    EXPECT_EQ(found.slots, 3U);
-    ASSERT_EQ(found.residency_count, 1U);
-    EXPECT_EQ(rows[0].resident, 6U);
-    EXPECT_TRUE(std::isinf(rows[0].tokens_per_second));
-    EXPECT_EQ(vmmgraph_ring_ceiling(nullptr, nullptr, 0, &found), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_ceiling(&demand, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_ceiling(&demand, nullptr, 1, &found), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_ceiling_text(nullptr, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_ceiling_text(&demand, nullptr, 0, nullptr), VMMGRAPH_OK);
     char text[8];
@@ -400,50 +389,36 @@ TEST_F(HostileRing, PlansOfNonsense) {
     for (const double link : {0.0, -1.0, none, endless}) {
         auto wrong = demand;
         wrong.link_gib_per_second = link;
-        EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     for (const double seconds : {-1.0, none, endless}) {
         auto wrong = demand;
         wrong.compute_seconds = seconds;
-        EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     auto wrong = demand;
     wrong.page_bytes = huge;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_SIZE);
-    // The maximum slot count; the budget fits fewer.
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_SIZE);
+    // As many slots as a number holds, and a budget that fewer fit: counted from the units.
     auto many = demand;
     many.slots = ~std::size_t{0};
     many.budget_bytes = 250;
-    ASSERT_EQ(vmmgraph_ring_ceiling(&many, nullptr, 0, &found), VMMGRAPH_OK);
-    EXPECT_EQ(found.slots, 2U);
-    EXPECT_EQ(found.asked.device_bytes, 200U);
+    ASSERT_EQ(vmmgraph_ring_ceiling_text(&many, nullptr, 0, nullptr), VMMGRAPH_OK);
     wrong = demand;
     wrong.remainder = 2;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     wrong = demand;
     wrong.budget_bytes = 1;
     EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, text, sizeof text, &needed), VMMGRAPH_ERROR_INVALID_SIZE);
     wrong = demand;
     wrong.units = nullptr;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     wrong.unit_count = 0;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     wrong.struct_size = 1;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&wrong, nullptr, 0, &found), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_STRUCT_SIZE);
     units[0].bytes = 0;
-    EXPECT_EQ(vmmgraph_ring_ceiling(&demand, nullptr, 0, &found), VMMGRAPH_ERROR_INVALID_SIZE);
-    // A schedule ignores unit sizes.
-    EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 6, 4, VMMGRAPH_REMAINDER_REFUSE, nullptr, 0, nullptr), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 5, 2, VMMGRAPH_REMAINDER_REFUSE, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_schedule(nullptr, 5, 2, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 0, 2, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 6, 2, -1, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_schedule(units.data(), 6, 2, 0, nullptr, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    // Slots are capped at the number of units.
-    auto schedule = sized<vmmgraph_ring_schedule_t>();
-    ASSERT_EQ(vmmgraph_ring_schedule(units.data(), 6, ~std::size_t{0}, 0, nullptr, 0, &schedule), VMMGRAPH_OK);
-    EXPECT_EQ(schedule.slots, 0U);
-    EXPECT_EQ(schedule.kept_resident, 6U);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&demand, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_SIZE);
 }
 
 TEST_F(HostileRing, ManyThreadsOnOneRing) {
