@@ -1,6 +1,6 @@
 # make demo and make test need the Rust toolchain and make; scripts/setup.sh installs missing tools.
 
-.PHONY: demo test wheel torch-matrix header bench elastic format ci ci-full gpu-build clean
+.PHONY: demo test docs wheel torch-matrix header bench elastic format ci ci-full gpu-build clean
 
 demo: ## captures of real models on the available driver: a GPU, or else host memory
 	@scripts/setup.sh demo
@@ -11,6 +11,12 @@ demo: ## captures of real models on the available driver: a GPU, or else host me
 test: ## all tests without a GPU: Rust, C, C++, the installed package
 	@scripts/setup.sh test
 	scripts/test.sh
+
+docs: ## the documentation site in build/site
+	@scripts/setup.sh docs
+	@rm -rf build/site
+	.tools/bin/mdbook build
+	scripts/site.py build/site
 
 wheel: ## a Python wheel in build/wheels for all torch releases, or RELEASES="2.10 2.11-cu13"
 	@scripts/setup.sh test

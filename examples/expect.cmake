@@ -1,12 +1,22 @@
 cmake_minimum_required(VERSION 3.24)
-# Runs PROGRAM with ARGUMENT. Fails unless it succeeds, its output matches EXPECTED, and stderr is
-# empty.
+# Runs PROGRAM with ARGUMENT. Fails unless it succeeds, its output matches EXPECTED (or equals the
+# first "text" block of the page EXPECTED), and stderr is empty.
 execute_process(COMMAND "${PROGRAM}" ${ARGUMENT} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE error)
 message("${output}${error}")
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} ended with ${result}")
 endif()
-if(NOT output MATCHES "${EXPECTED}")
+if(EXPECTED MATCHES "[.]md$")
+  file(READ "${EXPECTED}" page)
+  string(FIND "${page}" "```text\n" begin)
+  math(EXPR begin "${begin} + 8")
+  string(SUBSTRING "${page}" ${begin} -1 page)
+  string(FIND "${page}" "```" length)
+  string(SUBSTRING "${page}" 0 ${length} page)
+  if(NOT output STREQUAL page)
+    message(FATAL_ERROR "${EXPECTED} shows\n${page}")
+  endif()
+elseif(NOT output MATCHES "${EXPECTED}")
   message(FATAL_ERROR "the output does not match ${EXPECTED}")
 endif()
 if(NOT error STREQUAL "")

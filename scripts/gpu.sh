@@ -38,18 +38,18 @@ build() {
   cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$torch" \
     -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF -DCMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" -DCMAKE_UNITY_BUILD=OFF >/dev/null
   cmake --build build/torch --target vmmgraph_torch vmmgraph_torch_keeps_no_graphs torch_test trust_test executables_test regions_test elastic_test eager_test serving_test rings_test share_test ranks_test differential_test engine_test xllm_shape_test \
-    sleep_example all_reduce_example offload_example
+    sleep_example all_reduce_example offload_example libtorch_quickstart
   strip -o "$out/libvmmgraph_torch.so.0.1" build/torch/libvmmgraph_torch.so.0.1.0
   mkdir "$out/keeps_no_graphs"
   strip -o "$out/keeps_no_graphs/libvmmgraph_torch.so.0.1" build/torch/tests/torch/keeps_no_graphs/libvmmgraph_torch.so.0.1
-  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/differential/differential_test engine/{engine_test,xllm_shape_test,sleep_example,all_reduce_example,offload_example}; do
+  for program in torch/{torch,trust,executables,regions,elastic,eager,serving,rings,share,ranks}_test torch/libtorch_quickstart torch/differential/differential_test engine/{engine_test,xllm_shape_test,sleep_example,all_reduce_example,offload_example}; do
     strip -o "$out/$(basename "$program")" "build/torch/tests/$program"
   done
   cp tests/torch/run.sh "$out/"
   mkdir -p "$out/python"
   cp -r python/vmmgraph "$out/python/vmmgraph"
   cp -r tests/python/reports "$out/reports"
-  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py "$out/"
+  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py examples/rl/rollout.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
@@ -110,6 +110,9 @@ run() {
   row "torch's histories replayed" env VMMGRAPH_CORE_LIBRARY="$PWD/$out/libvmmgraph.so" VMMGRAPH_TEST_PACKAGE="$PWD/$out/python" \
     python3 "$out/test_cli_gpu.py"
   libtorch "an engine that sleeps" sleep_example
+  libtorch "the quickstart of libtorch" libtorch_quickstart
+  row "the quickstart of RL" env VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" \
+    VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" python3 "$out/rollout.py"
   libtorch "layers that stream" offload_example
   [ "$(nvidia-smi -L | wc -l)" -lt 2 ] || libtorch "all-reduce over graph memory" all_reduce_example
   row "C++ over the shared library" env LD_LIBRARY_PATH="$PWD/$out" "$out/driver_test" cuda

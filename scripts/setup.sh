@@ -5,8 +5,9 @@
 #   scripts/setup.sh test    for the tests: a C and C++ compiler, CMake, ninja, GoogleTest,
 #                            pkg-config, binutils, Chromium (for the page map), and a pip torch in
 #                            .venv to build the libtorch component (no CUDA toolkit)
+#   scripts/setup.sh docs    for the documentation site: a C linker, Python and mdBook in .tools
 set -euo pipefail
-purpose=${1:?demo or test}
+purpose=${1:?demo, test or docs}
 
 command -v cargo >/dev/null || {
   echo "cargo is missing: install the Rust toolchain (rustup.rs), 1.88 or later" >&2
@@ -27,6 +28,7 @@ if [ "$purpose" = test ]; then
   [ -e /usr/include/gtest/gtest.h ] || packages+=(libgtest-dev)
   python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3 python3-venv)
 fi
+[ "$purpose" != docs ] || need python3 python3
 if [ ${#packages[@]} -gt 0 ]; then
   echo "installing ${packages[*]}"
   as_root=()
@@ -34,6 +36,13 @@ if [ ${#packages[@]} -gt 0 ]; then
   export DEBIAN_FRONTEND=noninteractive
   "${as_root[@]}" apt-get update -qq
   "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}"
+fi
+if [ "$purpose" = docs ]; then
+  # Without its server and file watcher, which take most of its compile time.
+  mdbook=0.5.4
+  cd "$(dirname "$0")/.."
+  [ "$(.tools/bin/mdbook --version 2>/dev/null)" = "mdbook v$mdbook" ] ||
+    cargo install --quiet --locked mdbook --version "$mdbook" --no-default-features --features search --root .tools
 fi
 [ "$purpose" = test ] || exit 0
 
