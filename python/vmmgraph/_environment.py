@@ -21,7 +21,6 @@ VARIABLES = {
     "VMMGRAPH": Variable(FLAG, "enables VmmGraph in vLLM and SGLang"),
     "VMMGRAPH_ASCEND_LIBRARY": Variable(None, "path of libascendcl.so"),
     "VMMGRAPH_CACHE": Variable(None, "folder of libraries made by `vmmgraph build`"),
-    "VMMGRAPH_CHECK_ORDER": Variable(("0", "1"), "compares the replays of ranks"),
     "VMMGRAPH_CORE_LIBRARY": Variable(None, "path of libvmmgraph.so"),
     "VMMGRAPH_CUDA_LIBRARY": Variable(None, "path of libcuda.so.1"),
     "VMMGRAPH_DRIVER": Variable(("cuda", "hip", "ascend", "mlu", "host"), "selects the platform"),
