@@ -1,7 +1,7 @@
 # libvmmgraph_memory_saver.so: torch_memory_saver's C functions on the core's regions. A separate
 # library because it replaces cudaMalloc and cudaFree. Builds without CUDA. Unversioned, since
 # LD_PRELOAD names the file. Opens the core at run time: the one in the process, else libvmmgraph.so
-# in its own folder.
+# in its own folder, or in ../_lib for the copies in a wheel.
 set(_saver_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_memory_saver.map")
 add_library(vmmgraph_memory_saver SHARED
   cpp/memory_saver/blocks.cpp cpp/memory_saver/captures.cpp cpp/memory_saver/core.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/forks.cpp

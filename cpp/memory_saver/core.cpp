@@ -57,12 +57,14 @@ bool load_any(Core& core) {
         }
     }
     Dl_info here{};
-    std::string beside = VMMGRAPH_CORE_FILE;
+    std::string folder;
     if (dladdr(&the_core, &here) != 0 && here.dli_fname != nullptr) {
         const char* const slash = std::strrchr(here.dli_fname, '/');
-        beside.insert(0, here.dli_fname, slash == nullptr ? 0 : static_cast<std::size_t>(slash - here.dli_fname + 1));
+        folder.assign(here.dli_fname, slash == nullptr ? 0 : static_cast<std::size_t>(slash - here.dli_fname + 1));
     }
-    for (const std::string& path : {beside, std::string(VMMGRAPH_CORE_FILE)}) {
+    const std::string file = VMMGRAPH_CORE_FILE;
+    // The wheel has copies of this library under torch_memory_saver's names, in _shims beside _lib.
+    for (const std::string& path : {folder + file, folder + "../_lib/" + file, file}) {
         void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (library != nullptr && load(library, core)) {
             return true;

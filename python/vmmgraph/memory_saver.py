@@ -8,8 +8,8 @@ regions.
     torch_memory_saver.pause("weights")   # frees the device memory, saves the contents on the host
     torch_memory_saver.resume("weights")  # restores both at the same addresses
 
-``vmmgraph.memory_saver.take_over()`` makes ``import torch_memory_saver`` import this module. The
-original terminates the process on some errors: no memory at a resume, pausing twice, a foreign
+``vmmgraph.memory_saver.take_over()`` makes ``import torch_memory_saver`` import a package on this
+module, in this process and in processes that it starts. The original terminates the process on some errors: no memory at a resume, pausing twice, a foreign
 pointer. The same call in this module raises `MemorySaverError` or does nothing, and can be
 repeated. Backup on disk is not supported. `CuMemAllocator` has the interface of vLLM's class.
 
@@ -30,6 +30,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import pathlib
 import re
@@ -48,14 +49,17 @@ __all__ = [
     "TorchMemorySaver",
     "configure_subprocess",
     "library_path",
+    "shim_path",
     "take_over",
     "torch_memory_saver",
+    "undo_take_over",
 ]
 
 HookMode = Literal["preload", "torch"]
 CpuBackupBackend = Literal["pinned", "mmap"]
 
 _FILE = "libvmmgraph_memory_saver.so"
+_ORIGINAL = "torch_memory_saver"
 _DEFAULT_TAG = "default"
 _OUT_OF_MEMORY = 2
 #: A region's pool is replaced once it caches this many bytes.
@@ -83,8 +87,20 @@ def library_path() -> str:
     return named or str(pathlib.Path(__file__).resolve().parent / "_lib" / _FILE)
 
 
+def shim_path() -> str:
+    """Returns the folder of the package ``torch_memory_saver`` that `take_over` puts on the path. A
+    process with this folder first in ``PYTHONPATH`` imports it without a call."""
+    return str(pathlib.Path(__file__).resolve().parent / "_shims")
+
+
+def _is_library(path: str) -> bool:
+    """Whether the file is the library, by its own name or by one of torch_memory_saver's names."""
+    folder, name = os.path.split(path)
+    return name == _FILE or (name.startswith(_ORIGINAL) and os.path.realpath(folder) == os.path.realpath(shim_path()))
+
+
 def _preloaded() -> list[str]:
-    return [path for path in os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":") if os.path.basename(path) == _FILE]
+    return [path for path in os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":") if _is_library(path)]
 
 
 @contextlib.contextmanager
@@ -99,7 +115,7 @@ def configure_subprocess() -> Iterator[None]:
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} is not there: this vmmgraph was installed without its libraries")
     before = os.environ.get("LD_PRELOAD")
-    entries = [path] + [entry for entry in (before or "").split(":") if entry and os.path.basename(entry) != _FILE]
+    entries = [path] + [entry for entry in (before or "").split(":") if entry and not _is_library(entry)]
     try:
         os.environ["LD_PRELOAD"] = ":".join(entries)
         yield
@@ -110,12 +126,71 @@ def configure_subprocess() -> Iterator[None]:
             os.environ["LD_PRELOAD"] = before
 
 
+def _declare(c: Any) -> None:
+    """Declares the library's C functions (include/vmmgraph/memory_saver.h). Calls release the
+    GIL."""
+    text, flag, integer, size = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int, ctypes.c_uint64
+    for name, result, arguments in (
+        ("tms_set_interesting_region", None, [flag]),
+        ("tms_get_interesting_region", flag, []),
+        ("tms_set_current_tag", None, [text]),
+        ("tms_get_current_tag", text, []),
+        ("tms_set_enable_cpu_backup", None, [flag]),
+        ("tms_get_enable_cpu_backup", flag, []),
+        ("tms_set_enable_disk_backup", None, [flag]),
+        ("tms_get_enable_disk_backup", flag, []),
+        ("tms_set_disk_backup_dir", None, [text]),
+        ("tms_set_cpu_backup_backend", None, [text]),
+        ("tms_get_cpu_backup_backend", text, []),
+        ("tms_pause", integer, [text]),
+        ("tms_resume", integer, [text]),
+        ("tms_get_cpu_backup_pointer", ctypes.c_void_p, [ctypes.c_void_p, size]),
+        ("tms_set_retain_cpu_backup", None, [flag]),
+        ("tms_get_retain_cpu_backup", flag, []),
+        ("set_memory_margin_bytes", None, [size]),
+        ("tms_torch_malloc", ctypes.c_void_p, [ctypes.c_ssize_t, integer, ctypes.c_void_p]),
+        ("tms_torch_free", None, [ctypes.c_void_p, ctypes.c_ssize_t, integer, ctypes.c_void_p]),
+        ("tms_watch_streams", integer, [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
+        ("tms_include_arenas", integer, [text, integer]),
+        ("tms_is_capturing", flag, []),
+        ("tms_last_error", integer, [ctypes.POINTER(text)]),
+    ):
+        function = getattr(c, name)
+        function.restype, function.argtypes = result, arguments
+
+
+class _BinaryWrapper:
+    """torch_memory_saver's wrapper of the library. Programs call C functions by its `cdll`."""
+
+    def __init__(self, path_binary: str) -> None:
+        self.cdll = ctypes.CDLL(path_binary)
+        _declare(self.cdll)
+
+    def set_config(
+        self,
+        *,
+        tag: str,
+        interesting_region: bool,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: str | None = None,
+        enable_disk_backup: bool = False,
+    ) -> None:
+        """Sets all settings of the calling thread. Raises NotImplementedError for
+        `enable_disk_backup`."""
+        _check_region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        self.cdll.tms_set_current_tag(tag.encode())
+        self.cdll.tms_set_interesting_region(interesting_region)
+        self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
+        if cpu_backup_backend is not None:
+            self.cdll.tms_set_cpu_backup_backend(cpu_backup_backend.encode())
+
+
 class _Library:
-    """The C functions (include/vmmgraph/memory_saver.h). Calls release the GIL."""
+    """The library in a hook mode."""
 
     def __init__(self, mode: HookMode) -> None:
+        found = _preloaded()
         if mode == "preload":
-            found = _preloaded()
             if len(found) != 1:
                 raise RuntimeError(
                     f"hook mode 'preload', and {len(found)} entries of LD_PRELOAD are {_FILE}: start the process inside "
@@ -124,35 +199,12 @@ class _Library:
                 )
             self.path = found[0]
         elif mode == "torch":
-            self.path = library_path()
+            # A preloaded library may be a copy of the package's, which would be a second saver.
+            self.path = found[0] if found else library_path()
         else:
             raise ValueError(f"hook_mode {mode!r}: there are 'preload' and 'torch'")
-        self.c = ctypes.CDLL(self.path)
-        text, flag, integer, size = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int, ctypes.c_uint64
-        for name, result, arguments in (
-            ("tms_set_interesting_region", None, [flag]),
-            ("tms_get_interesting_region", flag, []),
-            ("tms_set_current_tag", None, [text]),
-            ("tms_get_current_tag", text, []),
-            ("tms_set_enable_cpu_backup", None, [flag]),
-            ("tms_get_enable_cpu_backup", flag, []),
-            ("tms_set_cpu_backup_backend", None, [text]),
-            ("tms_get_cpu_backup_backend", text, []),
-            ("tms_pause", integer, [text]),
-            ("tms_resume", integer, [text]),
-            ("tms_get_cpu_backup_pointer", ctypes.c_void_p, [ctypes.c_void_p, size]),
-            ("tms_set_retain_cpu_backup", None, [flag]),
-            ("tms_get_retain_cpu_backup", flag, []),
-            ("set_memory_margin_bytes", None, [size]),
-            ("tms_torch_malloc", ctypes.c_void_p, [ctypes.c_ssize_t, integer, ctypes.c_void_p]),
-            ("tms_torch_free", None, [ctypes.c_void_p, ctypes.c_ssize_t, integer, ctypes.c_void_p]),
-            ("tms_watch_streams", integer, [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]),
-            ("tms_include_arenas", integer, [text, integer]),
-            ("tms_is_capturing", flag, []),
-            ("tms_last_error", integer, [ctypes.POINTER(text)]),
-        ):
-            function = getattr(self.c, name)
-            function.restype, function.argtypes = result, arguments
+        self.binary_wrapper = _BinaryWrapper(self.path)
+        self.c = self.binary_wrapper.cdll
         self.mode = mode
 
     def last_error(self) -> tuple[int, str]:
@@ -278,9 +330,9 @@ def _choose_core() -> None:
 
 
 class _Saver:
-    def __init__(self, mode: HookMode) -> None:
+    def __init__(self, hook_mode: HookMode = "preload") -> None:
         _choose_core()
-        self.library = _Library(mode)
+        self.library = _Library(hook_mode)
         self.c = self.library.c
         self._pools: dict[tuple[Any, ...], Any] = {}
         self._uses = _PoolUses()
@@ -290,6 +342,10 @@ class _Saver:
         #: Pools without further allocations, possibly with live tensors.
         self._retired: list[Any] = []
         self._lock = threading.Lock()
+
+    @property
+    def _binary_wrapper(self) -> _BinaryWrapper:
+        return self.library.binary_wrapper
 
     def pool(self, key: tuple[Any, ...]) -> Any:
         """Per tag, policy and device: a segment has one tag."""
@@ -549,6 +605,16 @@ class TorchMemorySaver:
                 self._saver = _Saver(self._mode)
             return self._saver
 
+    @property
+    def _impl(self) -> _Saver | None:
+        """For programs that call the C functions: ``_impl._binary_wrapper.cdll``. None before the
+        first use."""
+        return self._saver
+
+    def _ensure_initialized(self) -> None:
+        """As `_impl`: opens the library."""
+        self._ready()
+
     @contextlib.contextmanager
     def region(
         self,
@@ -716,15 +782,63 @@ def _check_region(tag: str, backup: bool, disk: bool, backend: str | None) -> No
 torch_memory_saver = TorchMemorySaver()
 
 
+def _loaded_shim() -> list[str]:
+    """Returns the names of the loaded modules of torch_memory_saver. Raises RuntimeError if the
+    package is not the shim."""
+    package = sys.modules.get(_ORIGINAL)
+    if package is None:
+        return []
+    file = getattr(package, "__file__", None)
+    if file is None or os.path.realpath(file) != os.path.realpath(os.path.join(shim_path(), _ORIGINAL, "__init__.py")):
+        raise RuntimeError(f"{_ORIGINAL} is loaded already, from {file}: take over before it is imported")
+    return [name for name in sys.modules if name == _ORIGINAL or name.startswith(f"{_ORIGINAL}.")]
+
+
+def _entries_without_shim() -> list[str]:
+    entries = os.environ.get("PYTHONPATH", "")
+    return [entry for entry in entries.split(os.pathsep) if entry != shim_path()] if entries else []
+
+
 def take_over() -> None:
-    """Makes ``import torch_memory_saver`` return this module in this process. Raises RuntimeError
-    if the original is already loaded."""
-    there = sys.modules.get("torch_memory_saver")
-    if there is not None and there is not sys.modules[__name__]:
-        raise RuntimeError(
-            f"torch_memory_saver is loaded already, from {getattr(there, '__file__', None)}: take over before it is imported"
-        )
-    sys.modules["torch_memory_saver"] = sys.modules[__name__]
+    """Makes ``import torch_memory_saver`` import a package on this module, with the original's
+    submodules and the version 0.0.10: in this process, and in Python processes that inherit its
+    environment from now on. A second call does nothing. `undo_take_over` is the counterpart.
+
+    Puts `shim_path` first on ``sys.path`` and in ``PYTHONPATH``; ``LD_PRELOAD`` is unchanged, so
+    the hook mode "preload" still needs `configure_subprocess`. Raises RuntimeError if the original
+    is already loaded, or if an import hook finds it first. Changes the process's environment: the
+    caller must serialise threads.
+    """
+    _loaded_shim()
+    folder = shim_path()
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *_entries_without_shim()])
+    importlib.invalidate_caches()
+    try:
+        importlib.import_module(_ORIGINAL)
+        _loaded_shim()
+    except BaseException:
+        _remove_shim()
+        raise
+
+
+def _remove_shim() -> None:
+    sys.path[:] = [entry for entry in sys.path if entry != shim_path()]
+    entries = _entries_without_shim()
+    if entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join(entries)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    importlib.invalidate_caches()
+
+
+def undo_take_over() -> None:
+    """Undoes `take_over`, also an inherited one: the next ``import torch_memory_saver`` imports the
+    original. Objects imported before stay those of this module."""
+    with contextlib.suppress(RuntimeError):
+        for name in _loaded_shim():
+            del sys.modules[name]
+    _remove_shim()
 
 
 class CuMemAllocator:

@@ -4,6 +4,7 @@ test_memory_saver_gpu.py covers the GPU."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -604,14 +605,234 @@ def test_calls_of_vllm() -> None:
 def test_it_takes_the_place_of_torch_memory_saver() -> None:
     child(
         """
+        before = list(sys.path), os.environ.get("PYTHONPATH")
         memory_saver.take_over(); memory_saver.take_over()
         import torch_memory_saver
         from torch_memory_saver import configure_subprocess, torch_memory_saver as one
         assert one is saver and torch_memory_saver.torch_memory_saver is saver
-        sys.modules["torch_memory_saver"] = types.ModuleType("torch_memory_saver")
+        folder = memory_saver.shim_path()
+        assert sys.path[0] == folder and sys.path.count(folder) == 1
+        assert os.environ["PYTHONPATH"].split(os.pathsep) == [folder, before[1]]
+        import importlib.metadata as metadata, torch_memory_saver.hooks.base, torch_memory_saver.utils
+        assert metadata.version("torch_memory_saver") == metadata.version("torch-memory-saver") == "0.0.10"
+
+        memory_saver.undo_take_over()
+        assert (sys.path, os.environ.get("PYTHONPATH")) == before
+        assert not [name for name in sys.modules if name.split(".")[0] == "torch_memory_saver"]
+        with raises(ModuleNotFoundError):
+            import torch_memory_saver
+        with raises(metadata.PackageNotFoundError):
+            metadata.version("torch_memory_saver")
+        memory_saver.undo_take_over()
+        assert (sys.path, os.environ.get("PYTHONPATH")) == before
+
+        os.environ.pop("PYTHONPATH")
+        memory_saver.take_over()
+        assert os.environ["PYTHONPATH"] == folder
+        memory_saver.undo_take_over()
+        assert "PYTHONPATH" not in os.environ
+
+        original = sys.modules["torch_memory_saver"] = types.ModuleType("torch_memory_saver")
         with raises(RuntimeError, "loaded already"):
             memory_saver.take_over()
+        assert sys.path == before[0] and "PYTHONPATH" not in os.environ
+        memory_saver.undo_take_over()
+        assert sys.modules["torch_memory_saver"] is original
         """
+    )
+
+
+def test_nothing_is_taken_over_without_the_call() -> None:
+    child(
+        """
+        import importlib.metadata as metadata
+        assert memory_saver.shim_path() not in sys.path and memory_saver.shim_path() not in os.environ["PYTHONPATH"]
+        with raises(ModuleNotFoundError):
+            import torch_memory_saver
+        with raises(metadata.PackageNotFoundError):
+            metadata.version("torch_memory_saver")
+        """
+    )
+
+
+#: Run by workers: exits unless torch_memory_saver is the shim.
+WORKER = """
+import importlib.metadata, os, sys
+import torch_memory_saver
+from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.hooks.mode_preload import configure_subprocess
+from torch_memory_saver.utils import get_binary_path_from_package
+from vmmgraph import memory_saver
+fits = (saver is memory_saver.torch_memory_saver, torch_memory_saver.__file__.startswith(memory_saver.shim_path()),
+        importlib.metadata.version("torch_memory_saver") == "0.0.10",
+        str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload")) == memory_saver.library_path())
+sys.exit(0 if all(fits) else f"{fits} {torch_memory_saver.__file__}")
+"""
+
+STARTS = {
+    # multiprocessing passes sys.path on.
+    "spawn": "status = run_by('spawn')",
+    "forkserver": "status = run_by('forkserver')",
+    "fork": "status = run_by('fork')",
+    # These get the environment only, as Ray's workers do.
+    "subprocess": "status = subprocess.run([sys.executable, '-c', WORKER]).returncode",
+    "grandchild": "status = subprocess.run(['sh', '-c', '\"$0\" -c \"$1\"', sys.executable, WORKER], cwd='/').returncode",
+    # The program found vmmgraph by its sys.path, which a subprocess does not inherit.
+    "vmmgraph_by_sys_path": "os.environ['PYTHONPATH'] = memory_saver.shim_path()\n"
+    "status = subprocess.run([sys.executable, '-c', WORKER], cwd='/').returncode",
+}
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_workers_import_the_shim(how: str) -> None:
+    child(
+        f"""
+        import multiprocessing, subprocess
+        WORKER = {WORKER!r}
+        def run_by(context):
+            worker = multiprocessing.get_context(context).Process(target=exec, args=(WORKER,))
+            worker.start(); worker.join()
+            return worker.exitcode
+        memory_saver.take_over()
+        exec({STARTS[how]!r})
+        assert status == 0, status
+        """
+    )
+
+
+def test_workers_of_a_process_without_the_call_import_the_original(tmp_path: Path) -> None:
+    original = tmp_path / "torch_memory_saver"
+    original.mkdir()
+    (original / "__init__.py").write_text("original = True")
+    child(
+        f"""
+        import multiprocessing, subprocess
+        WORKER = "import torch_memory_saver; assert torch_memory_saver.original"
+        def status():
+            worker = multiprocessing.get_context("spawn").Process(target=exec, args=(WORKER,))
+            worker.start(); worker.join()
+            return worker.exitcode, subprocess.run([sys.executable, "-c", WORKER], stderr=subprocess.DEVNULL).returncode
+        sys.path.append({str(tmp_path)!r})
+        os.environ["PYTHONPATH"] += ":" + {str(tmp_path)!r}
+        assert status() == (0, 0)
+        memory_saver.take_over()
+        assert status() == (1, 1)
+        memory_saver.undo_take_over()
+        assert status() == (0, 0)
+        """
+    )
+
+
+#: Names of torch_memory_saver 0.0.10, by module.
+SURFACE = {
+    "": "TorchMemorySaver configure_subprocess torch_memory_saver",
+    ".binary_wrapper": "BinaryWrapper _setup_function_signatures",
+    ".entrypoint": "BinaryWrapper CpuBackupBackend HookMode HookUtilBase TorchMemorySaver _TAG_DEFAULT _TorchMemorySaverImpl "
+    "_sanity_checks is_xpu",
+    ".hooks": "",
+    ".hooks.base": "HookMode HookUtilBase",
+    ".hooks.mode_preload": "HookUtilBase HookUtilModePreload change_env configure_subprocess get_binary_path_from_package",
+    ".hooks.mode_torch": "HookUtilBase HookUtilModeTorch get_binary_path_from_package is_xpu",
+    ".testing_utils": "empty_cache get_and_print_gpu_memory get_device is_xpu",
+    ".utils": "_SUPPORTED_CUDA_MAJORS _detect_cuda_major _is_rocm_torch change_env get_binary_path_from_package is_xpu",
+}
+
+
+@both
+def test_the_shim_has_every_module_and_name(mode: str) -> None:
+    child(
+        f"""
+        import importlib
+        memory_saver.take_over()
+        for module, names in {SURFACE!r}.items():
+            module = importlib.import_module("torch_memory_saver" + module)
+            assert not (missing := [name for name in names.split() if not hasattr(module, name)]), (module, missing)
+        methods = ("region", "cuda_graph", "disable", "pause", "resume", "enabled", "hook_mode", "memory_margin_bytes", "retain_cpu_backup",
+                   "get_cpu_backup", "set_disk_backup_dir", "_impl", "_ensure_initialized")
+        assert not [name for name in methods if name not in dir(memory_saver.TorchMemorySaver)]
+
+        from torch_memory_saver.hooks.base import HookUtilBase
+        from torch_memory_saver.utils import change_env
+        hook = HookUtilBase.create({mode!r})
+        assert hook.get_path_binary() == memory_saver.library_path()
+        assert (hook.get_allocator() is not None) == ({mode!r} == "torch")
+        with raises(ValueError, "'other'"):
+            HookUtilBase.create("other")
+        with change_env("VMMGRAPH_TEST_OF_ENV", "1"):
+            assert os.environ["VMMGRAPH_TEST_OF_ENV"] == "1"
+        assert "VMMGRAPH_TEST_OF_ENV" not in os.environ
+
+        # slime and SGLang call the C functions.
+        assert saver._impl is None
+        saver._ensure_initialized()
+        cdll = saver._impl._binary_wrapper.cdll
+        with saver.region("weights"):
+            assert cdll.tms_get_interesting_region() and cdll.tms_get_current_tag() == b"weights"
+            cdll.tms_set_interesting_region(False)
+            assert not c().tms_get_interesting_region()
+            cdll.tms_set_interesting_region(True)
+        wrapper = saver._impl._binary_wrapper
+        wrapper.set_config(tag="kv", interesting_region=True, enable_cpu_backup=True, cpu_backup_backend="mmap")
+        assert cdll.tms_get_current_tag() == b"kv" and cdll.tms_get_enable_cpu_backup() and cdll.tms_get_cpu_backup_backend() == b"mmap"
+        with raises(NotImplementedError, "disk"):
+            wrapper.set_config(tag="kv", interesting_region=True, enable_cpu_backup=False, enable_disk_backup=True)
+        """,
+        mode,
+    )
+
+
+#: A worker as slime starts it: LD_PRELOAD is a library of the shim, and TMS_INIT_ENABLE covers all memory.
+PRELOADED_WORKER = """
+import ctypes, os, sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+from vmmgraph import memory_saver
+from torch_memory_saver import torch_memory_saver as saver
+preloaded = os.environ["LD_PRELOAD"]
+assert "torch_memory_saver" in preloaded and memory_saver._preloaded() == [preloaded] and saver._ready().library.path == preloaded
+c = saver._ready().c
+assert c.tms_get_interesting_region()
+at = c.tms_torch_malloc(1 << 20, 0, None)
+assert at, saver._ready().library.last_error()
+ctypes.memset(at, 5, 1 << 20)
+saver.pause(); saver.resume()
+assert ctypes.string_at(at, 1 << 20) == bytes([5]) * (1 << 20)
+with memory_saver.configure_subprocess():
+    assert os.environ["LD_PRELOAD"] == memory_saver.library_path(), "once"
+assert memory_saver._Library("torch").path == preloaded, "no second saver"
+loaded = {line.split()[-1] for line in open("/proc/self/maps") if "memory_saver" in line}
+assert loaded == {preloaded}, loaded
+"""
+
+
+def test_the_shim_names_a_library_for_the_cuda_of_torch(tmp_path: Path) -> None:
+    """As in a wheel: copies of the library are beside the shim, and the core is in _lib."""
+    package = tmp_path / "vmmgraph"
+    shutil.copytree(ROOT / "python/vmmgraph", package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    (package / "_lib").mkdir()
+    for core in LIBRARY.parent.glob("libvmmgraph.so*"):
+        (package / "_lib" / core.name).symlink_to(core.resolve())
+    for name in (
+        f"torch_memory_saver_hook_mode_{mode}{cuda}" for mode in ("preload", "torch") for cuda in ("", "_cu12", "_cu13")
+    ):
+        shutil.copy(LIBRARY, package / "_shims" / f"{name}.abi3.so")
+    shutil.copy(LIBRARY, package / "_lib")
+    child(
+        f"""
+        import pathlib, subprocess
+        memory_saver.take_over()
+        from torch_memory_saver.utils import get_binary_path_from_package as path_of
+        stem = "torch_memory_saver_hook_mode_preload"
+        for cuda, ending in ("12.8", "_cu12.abi3.so"), ("13.0", "_cu13.abi3.so"), ("14.0", ".abi3.so"):
+            torch.version = types.SimpleNamespace(cuda=cuda)
+            assert path_of(stem) == pathlib.Path(memory_saver.shim_path(), stem + ending)
+        with raises(RuntimeError, "'other'"):
+            path_of("other")
+        environment = os.environ | {{"LD_PRELOAD": str(path_of(stem)), "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}}
+        environment.pop("VMMGRAPH_CORE_LIBRARY", None)
+        subprocess.run([sys.executable, "-c", {PRELOADED_WORKER!r}], env=environment, check=True)
+        """,
+        PYTHONPATH=str(tmp_path),
+        VMMGRAPH_MEMORY_SAVER_LIBRARY="",
     )
 
 

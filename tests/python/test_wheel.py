@@ -80,19 +80,21 @@ def dynamic(library: Path, tag: str) -> list[str]:
 def test_one_wheel_for_every_python(wheel: zipfile.ZipFile) -> None:
     name = WHEELS[-1].name
     assert re.fullmatch(r"vmmgraph-[0-9.]+-py3-none-manylinux_2_28_x86_64\.whl", name)
-    text = next(wheel.read(each).decode() for each in wheel.namelist() if each.endswith(".dist-info/WHEEL"))
+    text = next(wheel.read(each).decode() for each in wheel.namelist() if re.fullmatch(r"vmmgraph-[^/]*\.dist-info/WHEEL", each))
     assert re.findall("^Tag: (.*)$", text, re.MULTILINE) == ["py3-none-manylinux_2_28_x86_64"]
     assert "Root-Is-Purelib: false" in text
     version = re.search(r'^\[workspace\.package\]\nversion = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
     assert version and name.split("-")[1] == version[1]
-    metadata = next(wheel.read(each).decode() for each in wheel.namelist() if each.endswith(".dist-info/METADATA"))
+    metadata = next(
+        wheel.read(each).decode() for each in wheel.namelist() if re.fullmatch(r"vmmgraph-[^/]*\.dist-info/METADATA", each)
+    )
     assert "Requires-Dist: torch" in metadata and not re.search("^Requires-Dist: (?!.*extra ==)", metadata, re.MULTILINE), (
         "torch is optional"
     )
 
 
 def test_record_says_what_is_there(wheel: zipfile.ZipFile) -> None:
-    record = next(each for each in wheel.namelist() if each.endswith(".dist-info/RECORD"))
+    record = next(each for each in wheel.namelist() if re.fullmatch(r"vmmgraph-[^/]*\.dist-info/RECORD", each))
     rows = {path: (digest, size) for path, digest, size in csv.reader(io.StringIO(wheel.read(record).decode()))}
     files = [each for each in wheel.namelist() if not each.endswith("/")]
     assert sorted(rows) == sorted(files) and len(set(files)) == len(files)
@@ -108,6 +110,7 @@ def test_its_libraries_and_nothing_of_the_machine(wheel: zipfile.ZipFile, unpack
     assert {"vmmgraph/_lib/libvmmgraph.so", "vmmgraph/_lib/libvmmgraph_memory_saver.so", "vmmgraph/memory_saver.py"} <= names
     assert {"vmmgraph/include/vmmgraph/vmmgraph.h", "vmmgraph/include/vmmgraph/torch.hpp"} <= names
     assert "vmmgraph/_lib/cmake/VmmGraph/VmmGraphConfig.cmake" in names
+    assert {name.split("/")[0] for name in names} == {"vmmgraph", WHEELS[-1].name.rsplit("-", 3)[0] + ".dist-info"}
     variants = [found.groups() for name in names if (found := VARIANT.fullmatch(name))]
     assert variants, "no library for any torch"
     known = {
@@ -189,6 +192,40 @@ print("fine")
         if key not in ("PYTHONPATH", "LD_PRELOAD", "VMMGRAPH_MEMORY_SAVER_LIBRARY")
     }
     assert output(installed, "-c", body, env=environment | {"VMMGRAPH_DRIVER": "host"}) == "fine\n"
+
+
+SHIM = """
+import importlib.metadata as metadata, importlib.util, os, pathlib, subprocess, sys
+from vmmgraph import memory_saver
+assert importlib.util.find_spec("torch_memory_saver") is None, "nothing is called so by accident"
+memory_saver.take_over()
+worker = '''
+import ctypes, os, torch_memory_saver.hooks.mode_torch
+from torch_memory_saver import torch_memory_saver as saver
+assert saver._ready().library.path == os.environ["LD_PRELOAD"]
+c = saver._ready().c
+at = c.tms_torch_malloc(1 << 20, 0, None)
+ctypes.memset(at, 7, 1 << 20)
+saver.pause(); saver.resume()
+assert ctypes.string_at(at, 1 << 20) == bytes([7]) * (1 << 20)
+'''
+from torch_memory_saver.utils import get_binary_path_from_package
+assert metadata.version("torch_memory_saver") == "0.0.10"
+folder = pathlib.Path(memory_saver.shim_path())
+for mode in "preload", "torch":
+    stem = f"torch_memory_saver_hook_mode_{mode}"
+    assert get_binary_path_from_package(stem).parent == folder
+    for name in (f"{stem}.abi3.so", f"{stem}_cu12.abi3.so", f"{stem}_cu13.abi3.so"):
+        environment = os.environ | {"LD_PRELOAD": str(folder / name), "TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
+        subprocess.run([sys.executable, "-c", worker], env=environment, check=True)
+print("fine")
+"""
+
+
+def test_it_replaces_torch_memory_saver_only_if_asked(installed: Path) -> None:
+    unset = ("PYTHONPATH", "LD_PRELOAD", "VMMGRAPH_MEMORY_SAVER_LIBRARY", "VMMGRAPH_CORE_LIBRARY")
+    environment = {key: value for key, value in os.environ.items() if key not in unset}
+    assert output(installed, "-c", SHIM, env=environment | {"VMMGRAPH_DRIVER": "host"}) == "fine\n"
 
 
 def test_cmake_finds_it(installed: Path, tmp_path: Path) -> None:
