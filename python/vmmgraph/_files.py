@@ -34,8 +34,16 @@ def reading(name: str, what: str) -> Iterator[None]:
         raise Unfit(f"{name} is no {what}: nested too deep") from None
     except UnicodeDecodeError as error:
         raise Unfit(f"{name} is no {what}: byte {error.start} is no UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise Unfit(f"{name} is no {what}: line {error.lineno}, column {error.colno} is no JSON ({error.msg})") from None
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise Unfit(f"{name} is no {what}: {type(error).__name__} {error}") from None
+
+
+def is_pickle(data: bytes) -> bool:
+    """Whether the file looks like a pickle, of any protocol. Protocols 0 and 1 have no first byte of
+    their own, but no text that this package reads begins and ends so."""
+    return data[:1] == PICKLE or (data[:1] in (b"(", b"]", b"}", b")") and data[-1:] == b".")
 
 
 def read(path: str) -> bytes:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ._files import PICKLE, Unfit, load, read, reading
+from ._files import Unfit, is_pickle, load, read, reading
 
 FORMAT = 1
 _DATA = re.compile(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', re.DOTALL)
@@ -17,8 +17,8 @@ def parse(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     """Returns a map and its JSON text, from JSON or a page with embedded JSON. Checks only fields
     used by this package. Raises `Unfit`."""
     with reading(name, "page map"):
-        if data[:1] == PICKLE:
-            raise Unfit(f"{name} is no page map: it is a pickle, and vmmgraph replay reads those of torch")
+        if is_pickle(data):
+            raise Unfit(f"{name} is no page map: it is a pickle; vmmgraph replay reads torch's memory snapshots")
         text = data.decode("utf-8-sig")
         if text.lstrip()[:1] == "<":
             found = _DATA.search(text)

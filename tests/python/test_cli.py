@@ -690,9 +690,21 @@ def test_a_block_larger_than_the_library_takes_is_refused(tmp_path: Path) -> Non
 def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     path = save(tmp_path / "x.pickle", snapshot_of("capture-trace-vision"))
     for command in (["report"], ["map"], ["diff", path], ["export", "--torch-snapshot"], ["export", "--perfetto"]):
-        assert "is no page map: it is a pickle, and vmmgraph replay reads those" in refused_here(*command, path)
-    path.write_bytes(b'{"format": \xff}')
-    assert refused_here("report", path).endswith("is no page map: byte 11 is no UTF-8 text\n")
+        assert "x.pickle is no page map: it is a pickle; vmmgraph replay reads torch's memory snapshots" in refused_here(
+            *command, path
+        )
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        for value in ({"segments": ["\xff\u1234"]}, ["\xe4"], ("\xe4", 1), {}):
+            path.write_bytes(pickle.dumps(value, protocol=protocol))
+            assert "is no page map: it is a pickle; " in refused_here("report", path)
+    for data, why in (
+        (b'{"format": \xff}', "byte 11 is no UTF-8 text"),
+        (b"\x7fELF\x02\xff", "byte 5 is no UTF-8 text"),
+        (b'{"format": 1,\n oops}', "line 2, column 2 is no JSON (Expecting property name enclosed in double quotes)"),
+        (b"", "line 1, column 1 is no JSON (Expecting value)"),
+    ):
+        path.write_bytes(data)
+        assert refused_here("report", path) == f"vmmgraph: {path} is no page map: {why}\n"
 
 
 #: An escape, a C1 control, a change of direction, and line ends.
