@@ -64,7 +64,7 @@ struct ArenaOptions {
     bool serial = false;
     // Limit of the arena's physical memory; 0: only the device's limit. See
     // SharedVmmAllocator::set_budget.
-    std::uint64_t arena_budget_bytes = 0;
+    std::uint64_t budget_bytes = 0;
     // Bytes of addresses reserved when the current space (SharedVmmAllocator::allocate) opens; 0:
     // on demand.
     std::uint64_t reserve_bytes = 0;
@@ -88,8 +88,8 @@ struct ArenaOptions {
 // Options of an arena together with its device; 0 is the default of every number.
 struct Options : ArenaOptions {
     DriverChoice driver = DriverChoice::automatic;
-    // As in DeviceOptions: the device's budget. The arena's is arena_budget_bytes.
-    std::uint64_t budget_bytes = 0;
+    // Limit of the device's physical memory, over all its arenas: DeviceOptions::budget_bytes.
+    std::uint64_t device_budget_bytes = 0;
     std::uint64_t host_granularity_bytes = 0;
     std::uint64_t host_memory_bytes = 0;
 };
@@ -288,9 +288,9 @@ class SharedVmmAllocator {
 public:
     // Opens device `device` and creates an arena, which keeps the device open.
     explicit SharedVmmAllocator(int device = 0, const Options& options = {})
-        : SharedVmmAllocator(
-              Device::open({options.driver, device, options.budget_bytes, options.host_granularity_bytes, options.host_memory_bytes}),
-              options) {}
+        : SharedVmmAllocator(Device::open({options.driver, device, options.device_budget_bytes, options.host_granularity_bytes,
+                                           options.host_memory_bytes}),
+                             options) {}
 
     // Creates an arena, which keeps the device open. Throws for page sizes the device cannot map.
     explicit SharedVmmAllocator(const Device& device, const ArenaOptions& options = {}) {
@@ -300,7 +300,7 @@ public:
         given.retain = static_cast<std::int32_t>(options.retain);
         given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0) |
                       (options.serial ? VMMGRAPH_ARENA_SERIAL : 0);
-        given.budget_bytes = options.arena_budget_bytes;
+        given.budget_bytes = options.budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
         given.expected_bytes = options.expected_bytes;
         given.peers = options.peers;

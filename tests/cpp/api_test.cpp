@@ -677,7 +677,7 @@ TEST(Budget, EndsInOutOfMemoryAndTheNextCallWorks) {
 TEST(Budget, OfOneArenaLeavesTheOtherAloneAndIsMetAgainByEviction) {
     auto device = vmmgraph::Device::open(host::device_options(0));
     auto options = host::options();
-    options.arena_budget_bytes = 8 * MiB;
+    options.budget_bytes = 8 * MiB;
     SharedVmmAllocator arena(device, options);
     SharedVmmAllocator other(device, vmmgraph::ArenaOptions(host::options()));
     EXPECT_EQ(arena.stats().budget_bytes, 8 * MiB);
@@ -721,7 +721,7 @@ TEST(Budget, OfOneArenaLeavesTheOtherAloneAndIsMetAgainByEviction) {
 
 TEST(Budget, OfTheOptionsAndOfTheDeviceItself) {
     auto options = host::options();
-    options.budget_bytes = MiB;
+    options.device_budget_bytes = MiB;
     SharedVmmAllocator arena(0, options);
     EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(2 * MiB)); }), VMMGRAPH_ERROR_OVER_BUDGET);
     auto device = vmmgraph::Device::open(host::device_options(0));

@@ -25,7 +25,7 @@ inline vmmgraph::Options options() {
 
 inline vmmgraph::DeviceOptions device_options(int device) {
     const vmmgraph::Options from = options();
-    return {from.driver, device, from.budget_bytes, from.host_granularity_bytes, from.host_memory_bytes};
+    return {from.driver, device, from.device_budget_bytes, from.host_granularity_bytes, from.host_memory_bytes};
 }
 
 inline vmmgraph::SharedVmmAllocator arena(int device = 0) { return vmmgraph::SharedVmmAllocator(device, options()); }

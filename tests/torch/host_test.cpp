@@ -42,7 +42,7 @@ bool has_gpu() { return c10::cuda::device_count() > 0; }
 
 vmmgraph::Options shared(std::uint64_t budget = 0) {
     auto options = host::options();
-    options.budget_bytes = budget;
+    options.device_budget_bytes = budget;
     options.retain = vmmgraph::Retain::shared_pages;
     return options;
 }

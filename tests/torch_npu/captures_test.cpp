@@ -197,7 +197,7 @@ TEST_F(TorchNpu, ACaptureThatCannotBeginLeavesNothingOpen) {
 TEST_F(TorchNpu, OutOfMemoryIsTorchsOwnErrorAndTheCaptureGoesOn) {
     vmmgraph::Options options;
     options.driver = vmmgraph::DriverChoice::ascend;
-    options.arena_budget_bytes = 32 * mib;
+    options.budget_bytes = 32 * mib;
     vmmgraph::SharedVmmAllocator small(0, options);
     npu::CaptureScope scope(small);
     EXPECT_THROW(static_cast<void>(bytes(64 * mib)), c10::OutOfMemoryError);
