@@ -72,11 +72,22 @@ pub enum Error {
     },
     /// An unknown platform name.
     #[error(
-        "no platform is called {name:?}: see VMMGRAPH_DRIVER and the platforms that this library was built with"
+        "cannot open a device of platform {name:?}: this library has no such platform; use one of {}, as the driver option or in VMMGRAPH_DRIVER",
+        crate::driver::platform::names()
     )]
     UnknownPlatform {
         /// Requested name.
         name: String,
+    },
+    /// No platform was requested, and none has a usable device. Host memory must be requested.
+    #[error(
+        "cannot open device {ordinal}: no platform has a usable device ({reasons}); set VMMGRAPH_DRIVER=host to use host memory instead"
+    )]
+    NoUsableDevice {
+        /// Requested number.
+        ordinal: i32,
+        /// Each platform's reason.
+        reasons: String,
     },
     /// The device is open in this process with different settings.
     #[error("{driver} device {ordinal} is already open in this process with other settings")]

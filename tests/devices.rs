@@ -85,10 +85,12 @@ fn the_surroundings_choose_the_driver() {
     assert!(child(&[]).contains("chosen: cuda driver; cuda: Ok(())"));
     assert!(child(&[("VMMGRAPH_DRIVER", "host")]).contains("chosen: host driver"));
     let none = child(&[("STANDIN_CUDA_DEVICES", "0")]);
-    assert!(none.contains("chosen: host driver") && none.contains("InvalidDevice"), "{none}");
+    let refused = "chosen: cannot open device 0: no platform has a usable device (cuda: the driver has no device; hip: ";
+    assert!(none.contains(refused) && none.contains("InvalidDevice"), "{none}");
+    assert!(none.contains("set VMMGRAPH_DRIVER=host"), "{none}");
     let asked = child(&[("STANDIN_CUDA_DEVICES", "0"), ("VMMGRAPH_DRIVER", "cuda")]);
     assert!(asked.contains("chosen: device 0: the cuda driver has 0 device(s)"), "{asked}");
-    assert!(child(&[("VMMGRAPH_DRIVER", "gpu")]).contains("no platform is called \"gpu\""));
+    assert!(child(&[("VMMGRAPH_DRIVER", "gpu")]).contains("cannot open a device of platform \"gpu\""));
 }
 
 #[test]
@@ -104,7 +106,9 @@ fn a_library_that_is_missing_or_lacks_a_function_is_an_error() {
 
     let missing = in_a_child(test, &[("LD_LIBRARY_PATH", library_path)]);
     if missing.contains("cuda: Err") {
-        assert!(missing.contains("chosen: host driver; cuda: Err(DriverMissing {"), "{missing}");
+        assert!(missing.contains("; cuda: Err(DriverMissing {"), "{missing}");
+        let refused = "chosen: cannot open device 0: no platform has a usable device (cuda: the cuda driver's library is not there (tried ";
+        assert!(missing.contains(refused), "{missing}");
     } else {
         println!("SKIPPED: this machine has a CUDA driver");
     }
@@ -116,9 +120,9 @@ fn a_library_that_is_missing_or_lacks_a_function_is_an_error() {
     assert!(empty.is_ok_and(|status| status.success()), "the linker that cargo uses is called cc");
     let lacking = in_a_child(test, &[("LD_LIBRARY_PATH", library_path)]);
     assert!(
-        lacking
-            .contains("chosen: host driver; cuda: Err(SymbolMissing { driver: \"cuda\", name: \"cuInit\" })"),
+        lacking.contains("(cuda: the cuda driver's library has no cuInit: a newer driver is needed; "),
         "{lacking}"
     );
+    assert!(lacking.contains("cuda: Err(SymbolMissing { driver: \"cuda\", name: \"cuInit\" })"), "{lacking}");
     std::fs::remove_dir_all(&folder).unwrap();
 }

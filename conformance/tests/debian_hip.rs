@@ -89,7 +89,7 @@ fn text(output: &Output) -> String {
 
 #[test]
 #[ignore = "SKIPPED: it needs AMD's library, which scripts/debian_hip.sh fetches"]
-fn however_it_is_come_by_it_is_refused_in_words_and_the_host_is_taken() {
+fn however_it_is_come_by_it_is_refused_in_words_and_the_host_can_be_taken() {
     let names = std::env::temp_dir().join(format!("vmmgraph-debian-hip-{}", std::process::id()));
     std::fs::create_dir(&names).unwrap();
     let conformance = PathBuf::from(env!("CARGO_BIN_EXE_conformance"));
@@ -143,7 +143,9 @@ fn refusal() {
     let opened = Device::open(DriverChoice::HIP, 0, HostOptions::default()).map(drop);
     assert_eq!(opened, Err(refused.clone()));
     println!("refused: {refused}");
-    let device = Device::open(DriverChoice::Auto, 0, HostOptions::default()).unwrap();
+    let unusable = Device::open(DriverChoice::Auto, 0, HostOptions::default()).map(drop).unwrap_err();
+    assert!(unusable.to_string().contains(&format!("hip: {refused}")), "{unusable}");
+    let device = Device::open(DriverChoice::HOST, 0, HostOptions::default()).unwrap();
     let arena = SharedVmmAllocator::new(&device, &Options::default()).unwrap();
     let space = arena.open_space().unwrap();
     let block = space.allocate(1 << 20, vmmgraph::Stream::LEGACY).unwrap();

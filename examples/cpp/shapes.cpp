@@ -14,7 +14,7 @@ struct Captured {
 int main() {
     vmmgraph::Options options;
     options.driver = vmmgraph::DriverChoice::host;  // on a GPU: vmmgraph::DriverChoice::cuda
-    options.arena_budget_bytes = 40 << 20;
+    options.budget_bytes = 40 << 20;
     vmmgraph::SharedVmmAllocator arena(0, options);
     void* const stream = nullptr;  // on a GPU: the cudaStream_t of the captures
 

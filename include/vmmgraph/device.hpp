@@ -21,7 +21,8 @@ using DeviceStats = vmmgraph_device_stats_t;
 
 // Driver of a device. Device::open() throws an Error naming the missing part of a driver.
 enum class DriverChoice : std::int32_t {
-    // VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first with a usable device.
+    // VMMGRAPH_DRIVER (cuda, hip, ascend, mlu or host) if set; else the first with a usable device,
+    // never the host.
     automatic = VMMGRAPH_DRIVER_AUTO,
     // CUDA.
     cuda = VMMGRAPH_DRIVER_CUDA,

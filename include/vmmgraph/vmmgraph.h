@@ -136,7 +136,8 @@
 // the name of the call.
 #define VMMGRAPH_ERROR_DRIVER 300
 
-// The driver's library cannot be loaded.
+// The driver's library cannot be loaded, or VMMGRAPH_DRIVER_AUTO found no platform with a usable
+// device.
 #define VMMGRAPH_ERROR_DRIVER_MISSING 301
 
 // The driver's library is too old or incompatible.
@@ -198,7 +199,8 @@
 #define VMMGRAPH_ARENA_SERIAL 4
 
 // Selected by VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host); without the
-// variable, the first of these with a usable device.
+// variable, the first of these with a usable device, never the host:
+// VMMGRAPH_ERROR_DRIVER_MISSING, whose message names each platform's reason.
 #define VMMGRAPH_DRIVER_AUTO 0
 
 // CUDA. If unusable, the error message names the missing part.

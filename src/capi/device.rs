@@ -23,7 +23,8 @@ pub struct vmmgraph_device {
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
 /// Selected by VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host); without the
-/// variable, the first of these with a usable device.
+/// variable, the first of these with a usable device, never the host:
+/// VMMGRAPH_ERROR_DRIVER_MISSING, whose message names each platform's reason.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
 /// CUDA. If unusable, the error message names the missing part.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;

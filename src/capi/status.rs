@@ -55,7 +55,8 @@ pub const VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY: i32 = 204;
 /// A driver call failed; vmmgraph_last_error holds the driver's result, vmmgraph_last_error_message
 /// the name of the call.
 pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
-/// The driver's library cannot be loaded.
+/// The driver's library cannot be loaded, or VMMGRAPH_DRIVER_AUTO found no platform with a usable
+/// device.
 pub const VMMGRAPH_ERROR_DRIVER_MISSING: i32 = 301;
 /// The driver's library is too old or incompatible.
 pub const VMMGRAPH_ERROR_DRIVER_TOO_OLD: i32 = 302;
@@ -159,7 +160,7 @@ fn status_of(error: &Error) -> vmmgraph_status_t {
         Error::OutOfHostMemory { .. } => VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
         Error::HostNotRegistered { .. } => VMMGRAPH_ERROR_HOST_NOT_REGISTERED,
         Error::StreamCapturing { .. } | Error::DeviceCapturing { .. } => VMMGRAPH_ERROR_STREAM_CAPTURING,
-        Error::DriverMissing { .. } => VMMGRAPH_ERROR_DRIVER_MISSING,
+        Error::DriverMissing { .. } | Error::NoUsableDevice { .. } => VMMGRAPH_ERROR_DRIVER_MISSING,
         Error::SymbolMissing { .. } | Error::UnfitDriver { .. } => VMMGRAPH_ERROR_DRIVER_TOO_OLD,
         Error::Unsupported { .. } | Error::Incoherent { .. } | Error::NotOffered { .. } => VMMGRAPH_ERROR_UNSUPPORTED,
         Error::Driver { .. } => VMMGRAPH_ERROR_DRIVER,
@@ -184,7 +185,9 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
             (info.requested, info.available) = (bytes, granularity);
         }
         Error::InvalidArgument { value, .. } => info.requested = value as u64,
-        Error::InvalidDevice { ordinal, .. } | Error::DeviceInUse { ordinal, .. } => info.device = ordinal,
+        Error::InvalidDevice { ordinal, .. }
+        | Error::DeviceInUse { ordinal, .. }
+        | Error::NoUsableDevice { ordinal, .. } => info.device = ordinal,
         Error::ForeignPointer { address } | Error::DoubleFree { address } => info.requested = address.0,
         Error::OutOfMemory { requested, free, device, .. } => {
             (info.requested, info.available, info.device) = (requested, free, device);

@@ -1,5 +1,5 @@
-//! Choice of the platform: by the caller, else the environment, else the first usable GPU, else the
-//! host.
+//! Choice of the platform: by the caller, else the environment, else the first usable device. The
+//! host is never chosen unasked.
 
 use super::abi::Abi;
 use super::sharing::rdma_refused;
@@ -16,7 +16,7 @@ pub struct Platform {
     pub name: &'static str,
     /// Number in C: positive and permanent (`VMMGRAPH_DRIVER_...`).
     pub number: i32,
-    /// Returns the number of usable devices; 0, not an error, without a driver.
+    /// Returns the number of usable devices. An error names the missing part of the driver.
     pub count: fn() -> Result<i32>,
     /// Opens device `ordinal`. A platform may leave missing features to be reported by [`open`].
     pub open: fn(ordinal: i32, options: DeviceOptions) -> Result<SharedDriver>,
@@ -40,10 +40,16 @@ pub fn number_of(name: &str) -> i32 {
     PLATFORMS.iter().find(|platform| platform.name == name).map_or(0, |platform| platform.number)
 }
 
+/// Returns the names of all platforms, comma-separated.
+pub(crate) fn names() -> String {
+    PLATFORMS.iter().map(|platform| platform.name).collect::<Vec<_>>().join(", ")
+}
+
 /// Requested platform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverChoice<'a> {
-    /// The platform in `VMMGRAPH_DRIVER`, if set; else the first platform with a usable device.
+    /// The platform in `VMMGRAPH_DRIVER`, if set; else the first platform with a usable device,
+    /// never the host.
     #[default]
     Auto,
     /// A platform by name; an error if unavailable.
@@ -66,11 +72,12 @@ impl DriverChoice<'static> {
 /// Opens device `ordinal` with the chosen driver, and logs the choice.
 ///
 /// # Errors
-/// Errors of the platform; [`Error::UnknownPlatform`]; [`Error::InvalidArgument`] if the requested
-/// sharing, RDMA or a peer is unavailable; errors of [`self_test_once`].
+/// Errors of the platform; [`Error::UnknownPlatform`]; [`Error::NoUsableDevice`] for
+/// [`DriverChoice::Auto`]; [`Error::InvalidArgument`] if the requested sharing, RDMA or a peer is
+/// unavailable; errors of [`self_test_once`].
 pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<SharedDriver> {
     let options = options.into();
-    let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref())?;
+    let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref(), ordinal)?;
     let driver = match promised(options) {
         Some(shared) => match (platform.open)(ordinal, shared) {
             Ok(driver) if driver.sharing().is_some() => {
@@ -118,6 +125,7 @@ fn decide<'p>(
     platforms: &'p [Platform],
     choice: DriverChoice,
     variable: Option<&str>,
+    ordinal: i32,
 ) -> Result<(&'p Platform, &'static str)> {
     let named = |name: &str| {
         let found = platforms.iter().find(|platform| platform.name == name);
@@ -127,9 +135,15 @@ fn decide<'p>(
         (DriverChoice::Named(name), _) => Ok((named(name)?, "asked for")),
         (DriverChoice::Auto, Some(name)) => Ok((named(name)?, "the environment names it")),
         (DriverChoice::Auto, None) => {
-            let usable = platforms.iter().find(|platform| matches!((platform.count)(), Ok(1..)));
-            let none = || Error::UnknownPlatform { name: "any with a usable device".to_owned() };
-            Ok((usable.ok_or_else(none)?, "the first with a usable device"))
+            let mut reasons = Vec::new();
+            for platform in platforms.iter().filter(|platform| platform.name != host::PLATFORM.name) {
+                match (platform.count)() {
+                    Ok(1..) => return Ok((platform, "the first with a usable device")),
+                    Ok(_) => reasons.push(format!("{}: the driver has no device", platform.name)),
+                    Err(error) => reasons.push(format!("{}: {error}", platform.name)),
+                }
+            }
+            Err(Error::NoUsableDevice { ordinal, reasons: reasons.join("; ") })
         }
     }
 }
@@ -145,9 +159,10 @@ mod tests {
     #[test]
     fn the_caller_goes_before_the_environment_and_that_before_the_hardware() {
         use DriverChoice::{Auto, Named};
-        let with = |gpus| [named("cuda", gpus), named("host", || Ok(1))];
-        let name =
-            |gpus, choice, variable| decide(&with(gpus), choice, variable).map(|(platform, _)| platform.name);
+        let with = |gpus| [named("cuda", gpus), named("hip", || Ok(1)), named("host", || Ok(1))];
+        let name = |gpus, choice, variable| {
+            decide(&with(gpus), choice, variable, 0).map(|(platform, _)| platform.name)
+        };
         let none: fn() -> Result<i32> = || Ok(0);
         let two: fn() -> Result<i32> = || Ok(2);
         assert_eq!(name(none, Named("cuda"), Some("host")), Ok("cuda"));
@@ -156,12 +171,34 @@ mod tests {
         assert_eq!(name(two, Auto, Some("host")), Ok("host"));
         for unset in [None, Some("")] {
             assert_eq!(name(two, Auto, unset), Ok("cuda"));
-            assert_eq!(name(none, Auto, unset), Ok("host"));
+            assert_eq!(name(none, Auto, unset), Ok("hip"));
             let missing = || Err(Error::DriverMissing { driver: "cuda", tried: String::new() });
-            assert_eq!(name(missing, Auto, unset), Ok("host"));
+            assert_eq!(name(missing, Auto, unset), Ok("hip"));
         }
         let unknown = Err(Error::UnknownPlatform { name: "gpu".to_owned() });
         assert_eq!(name(two, Auto, Some("gpu")), unknown);
         assert_eq!(name(two, Named("gpu"), None), unknown);
+    }
+
+    #[test]
+    fn an_unknown_platform_lists_the_platforms() {
+        let error = decide(PLATFORMS, DriverChoice::Named("gpu"), None, 0).map(drop).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot open a device of platform \"gpu\": this library has no such platform; use one of cuda, hip, \
+             ascend, mlu, host, as the driver option or in VMMGRAPH_DRIVER"
+        );
+    }
+
+    #[test]
+    fn without_a_device_auto_names_every_reason_and_never_takes_the_host() {
+        let missing = || Err(Error::DriverMissing { driver: "cuda", tried: "libcuda.so.1".to_owned() });
+        let platforms = [named("cuda", missing), named("hip", || Ok(0)), named("host", || Ok(1))];
+        let error = decide(&platforms, DriverChoice::Auto, None, 3).map(drop).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot open device 3: no platform has a usable device (cuda: the cuda driver's library is not there \
+             (tried libcuda.so.1); hip: the driver has no device); set VMMGRAPH_DRIVER=host to use host memory instead"
+        );
     }
 }

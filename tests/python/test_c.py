@@ -9,6 +9,8 @@ import ctypes
 import json
 import os
 import re
+import subprocess
+import sys
 from ctypes import byref, c_void_p
 from pathlib import Path
 
@@ -83,6 +85,39 @@ def library() -> _c.Library:
     if not path:
         pytest.skip("SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
     return _c.Library(Path(path), with_torch=False)
+
+
+def test_without_a_gpu_the_error_names_each_platform_and_no_host_memory_is_taken(library: _c.Library) -> None:
+    """In a process of its own, which sees no GPU."""
+    body = """
+import os, sys
+from pathlib import Path
+from vmmgraph import _arena, _c
+library = _c.Library(Path(sys.argv[1]), with_torch=False)
+try:
+    _arena.device_of(library, 0)
+except _c.Error as error:
+    print(error)
+os.environ["VMMGRAPH_DRIVER"] = "host"
+assert _arena.device_of(library, 0)
+os.environ["VMMGRAPH_DRIVER"] = "foo"
+try:
+    _arena.Device(library, 1)
+except _c.Error as error:
+    print(error)
+"""
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "VMMGRAPH_DRIVER": ""}
+    said = subprocess.run(
+        [sys.executable, "-c", body, str(library.path)], env=os.environ | hidden, capture_output=True, text=True, check=True
+    ).stdout
+    none, unknown = said.splitlines()
+    assert "cannot open device 0: no platform has a usable device (cuda: " in none
+    assert all(f"; {name}: " in none for name in ("hip", "ascend", "mlu")) and "host: " not in none
+    assert none.endswith("set VMMGRAPH_DRIVER=host to use host memory instead")
+    assert (
+        'cannot open a device of platform "foo": this library has no such platform; use one of cuda, hip, ascend, mlu, host'
+        in unknown
+    )
 
 
 def test_an_arena_over_the_host_driver(library: _c.Library) -> None:

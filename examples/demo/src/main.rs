@@ -2,7 +2,8 @@
 //! compares the memory with other designs.
 //!
 //! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER] [--only
-//! PART_OF_A_TRACE]`. VMMGRAPH_DRIVER selects the driver: cuda, hip, ascend, mlu or host.
+//! PART_OF_A_TRACE]`. VMMGRAPH_DRIVER selects the driver: cuda, hip, ascend, mlu or host. Without the
+//! variable and without a usable device, the demo runs on host memory and says so.
 
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use vmmgraph::driver::open;
+use vmmgraph::driver::{SharedDriver, open};
 use vmmgraph::{Device, DriverChoice, Error, HostOptions, Options, SharedVmmAllocator, Stream};
 use vmmgraph_testkit::{
     MIB, Order, Replayed, Stamps, Trace, capture_with, private_pools_bytes, published_design, replay, shuffle,
@@ -85,8 +86,15 @@ fn computed(trace: &Trace, order: Order, floor: u64) -> [Row; 2] {
     )
 }
 
-fn run(trace: &Trace, order: Order, mark: bool, floor: u64, bar: &ProgressBar) -> vmmgraph::Result<Row> {
-    let device = Device::with_driver(open(DriverChoice::Auto, 0, HostOptions::default())?);
+fn run(
+    driver: DriverChoice,
+    trace: &Trace,
+    order: Order,
+    mark: bool,
+    floor: u64,
+    bar: &ProgressBar,
+) -> vmmgraph::Result<Row> {
+    let device = Device::with_driver(open(driver, 0, HostOptions::default())?);
     let arena = SharedVmmAllocator::new(&device, &Options::default())?;
     let start = Instant::now();
     let mut captured = Vec::new();
@@ -145,8 +153,21 @@ fn print(rows: &[Row]) {
     }
 }
 
+/// Opens the driver at hand: a device, or else host memory.
+fn choose() -> vmmgraph::Result<(DriverChoice<'static>, SharedDriver)> {
+    let choice = match open(DriverChoice::Auto, 0, HostOptions::default()) {
+        Ok(driver) => return Ok((DriverChoice::Auto, driver)),
+        Err(Error::NoUsableDevice { reasons, .. }) => {
+            println!("no platform has a usable device ({reasons}): the demo runs on host memory");
+            DriverChoice::HOST
+        }
+        Err(error) => return Err(error),
+    };
+    Ok((choice, open(choice, 0, HostOptions::default())?))
+}
+
 fn demo(json: Option<PathBuf>, data: PathBuf, only: Option<String>) -> Result<bool, String> {
-    let driver = open(DriverChoice::Auto, 0, HostOptions::default()).map_err(|e| e.to_string())?;
+    let (choice, driver) = choose().map_err(|e| e.to_string())?;
     let info = driver.info();
     println!(
         "{} driver: {}, {} GiB, granularity {} MiB",
@@ -185,7 +206,7 @@ fn demo(json: Option<PathBuf>, data: PathBuf, only: Option<String>) -> Result<bo
         let mut of_model = computed(trace, Order::Ascending, *floor).to_vec();
         let mut not_offered = None;
         for order in orders {
-            match run(&trace.ordered(order), order, *mark, *floor, &bar) {
+            match run(choice, &trace.ordered(order), order, *mark, *floor, &bar) {
                 Ok(row) => of_model.push(row),
                 // A platform that cannot replace pages under a graph needs marked outputs.
                 Err(error @ Error::NotOffered { .. }) => not_offered = Some(error),
