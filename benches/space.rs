@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::{Change, Holder};
+use vmmgraph::pages::{Owner, Transaction};
 use vmmgraph::{Address, Device, HostOptions, Options, SharedVmmAllocator, Space, Stream};
 use vmmgraph_testkit::{MIB, growth, median};
 
@@ -168,17 +168,17 @@ fn among_blocks(rows: &mut Vec<Row>) {
     }
 
     let account = device.account("free pages", None, Default::default()).expect("no limits");
-    let holder = Holder::Shared { arena: u64::MAX };
+    let owner = Owner::Shared { arena: u64::MAX };
     let bytes = 2 * MIB;
     let take = || {
-        let mut change = Change::on(device.pool());
-        change.take(bytes, holder, account.id()).expect("memory is there");
-        change
+        let mut transaction = Transaction::on(device.pool());
+        transaction.take(bytes, owner, account.id()).expect("memory is there");
+        transaction
     };
     // All pages are taken, then freed: a transaction committed without a mapping returns its pages
     // to the device.
     let held: Vec<_> = (0..15_000).map(|_| take()).collect();
-    held.into_iter().for_each(|change| drop(change.commit()));
+    held.into_iter().for_each(|transaction| drop(transaction.commit()));
     assert_eq!(device.stats().free_bytes, 15_000 * bytes);
     row(
         rows,

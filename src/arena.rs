@@ -17,12 +17,12 @@ use crate::lending::Leases;
 use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
 use crate::pages::{
-    Account, Fence, Holder, Limits, Pausable, PauseReport, ResumeReport, SetPeers, SharedSet, next_number,
+    Account, Fence, Limits, Owner, Pausable, PauseReport, ResumeReport, SetPeers, SharedSet, next_number,
     resume,
 };
 use crate::space::{
-    ComingBack, Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LiveCounts,
-    Outliving, Phase, Presence, Recall, Recalls, RetainPolicy, Space, SpareRanges, Totals, disjoint,
+    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LifetimeProfile, LiveCounts,
+    PendingRestores, Phase, Recall, Recalls, Residency, RetainPolicy, Space, SpareRanges, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
@@ -200,7 +200,7 @@ impl SharedVmmAllocator {
             order,
             heap: Heap::default(),
             exclusives: Exclusives::default(),
-            presence: Presence::default(),
+            residency: Residency::default(),
             recalls: Recalls::default(),
             tag: options.tag.clone(),
             retain: options.retain,
@@ -212,10 +212,10 @@ impl SharedVmmAllocator {
             live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
-            coming_back: ComingBack::default(),
+            pending_restores: PendingRestores::default(),
             spare_ranges: SpareRanges::default(),
             own_captures: AtomicU64::new(0),
-            outliving: Outliving::default(),
+            lifetime_profile: LifetimeProfile::default(),
             eager: Mutex::default(),
             device: Arc::clone(device),
         };
@@ -322,7 +322,7 @@ impl SharedVmmAllocator {
     fn prepare(&self) -> Result<()> {
         self.usable()?;
         // Reaped pages serve this capture before new pages are created.
-        self.common.pool().finish_done();
+        self.common.pool().reap();
         match self.common.order.mark() {
             // The stream needs no mark: it is under capture, or cannot be captured. The next replay
             // reports the obstacle.
@@ -340,7 +340,7 @@ impl SharedVmmAllocator {
     pub fn mark(&self) -> Result<()> {
         self.common.order.mark()?;
         let pool = self.common.pool();
-        pool.finish_done();
+        pool.reap();
         self.common.heap.settle(pool);
         self.common.shared.settle_returning();
         self.living().iter().for_each(|space| space.core().settle_readers());
@@ -362,7 +362,7 @@ impl SharedVmmAllocator {
         }
         self.common.order.fence().block(pool.events(), Duration::MAX)?;
         self.common.heap.settle(pool);
-        self.common.exchange_back();
+        self.common.restore_replaced();
         self.common.spare_ranges.clear(pool);
         let released = pool.trim();
         self.common.shared.forget();
@@ -410,7 +410,7 @@ impl SharedVmmAllocator {
     /// driver errors of the fence.
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         self.usable()?;
-        self.common.step_aside(fence)
+        self.common.pause_pages(fence)
     }
 
     /// Restores the memory at the same addresses, and returns when the contents are complete. If
@@ -468,7 +468,7 @@ impl SharedVmmAllocator {
             device: info.ordinal,
             device_name: info.name.clone(),
             pool: self.device().stats(),
-            holders: self.device().pool().holdings(),
+            owners: self.device().pool().owned_pages(),
             arena: self.stats(),
             spaces,
         }
@@ -512,9 +512,9 @@ impl SharedVmmAllocator {
     #[must_use]
     pub fn stats(&self) -> ArenaStats {
         let (common, pool) = (&self.common, self.common.pool());
-        let (shared_bytes, shared_pages) = pool.held(common.shared.holder());
-        let (kept_bytes, _) = pool.held(Holder::Kept { arena: self.id() });
-        let (exclusive_bytes, _) = pool.held(common.exclusive_holder());
+        let (shared_bytes, shared_pages) = pool.held(common.shared.owner());
+        let (kept_bytes, _) = pool.held(Owner::Kept { arena: self.id() });
+        let (exclusive_bytes, _) = pool.held(common.exclusive_owner());
         let account = common.shared.account().stats();
         let (blocks, live_bytes) = common.live_counts.sum();
         let physical_bytes = pool.account_bytes(common.shared.account());
@@ -535,7 +535,7 @@ impl SharedVmmAllocator {
             high_water_bytes: self.high_water_mark(),
             spaces: common.spaces.lock().len() as u64,
             replays: common.order.replays(),
-            paused: common.presence.paused(),
+            paused: common.residency.paused(),
         }
     }
 }

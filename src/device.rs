@@ -228,9 +228,9 @@ impl Device {
             known.give_up(limit.saturating_sub(start.elapsed()));
         }
         if limit.is_zero() {
-            self.pool.finish_done();
+            self.pool.reap();
         } else {
-            self.pool.finish_waiting(limit);
+            self.pool.wait_and_reap(limit);
         }
         self.pool.release_free(u64::MAX)
     }
@@ -238,8 +238,8 @@ impl Device {
     /// Releases free pages to the driver if they exceed `bytes`, and returns their bytes. First
     /// polls blocks freed while in use by a stream. Does not wait.
     pub fn give_back_above(&self, bytes: u64) -> u64 {
-        self.pausables().tagged(&[]).iter().for_each(|known| known.look_again());
-        self.pool.finish_done();
+        self.pausables().tagged(&[]).iter().for_each(|known| known.poll_pending());
+        self.pool.reap();
         if self.pool.stats().free_bytes > bytes { self.pool.release_free(u64::MAX) } else { 0 }
     }
 
@@ -254,8 +254,8 @@ impl Device {
         if free >= bytes || self.pool.refuse_hopeless(bytes).is_err() {
             return given > 0;
         }
-        let relieved = self.pool.ask(bytes - free, None);
-        self.pool.release_free(u64::MAX) > 0 || relieved || given > 0
+        let helped = self.pool.ask_reclaimers(bytes - free, None);
+        self.pool.release_free(u64::MAX) > 0 || helped || given > 0
     }
 
     /// Returns the current counts of the pool.

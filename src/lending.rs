@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use crate::elastic::Lender;
 use crate::error::{Error, Result};
-use crate::pages::{Change, HookGuard, LentPlace, PageId, next_number};
+use crate::pages::{HookGuard, LentPlace, PageId, Transaction, next_number};
 use crate::space::{Common, Recall};
 use crate::sync::{Mutex, thread_token, yield_now};
 use crate::units::Stream;
@@ -192,12 +192,12 @@ impl Leases {
         let large = common.shared.geometry().large();
         to.check(large, &common.device, &part)?;
         let (pool, account, id) = (common.pool(), common.shared.account(), next_number());
-        let mut choose = |change: &mut Change<'_>, places: &[LentPlace]| -> Result<Vec<PageId>> {
+        let mut choose = |transaction: &mut Transaction<'_>, places: &[LentPlace]| -> Result<Vec<PageId>> {
             let bytes = large * places.len() as u64;
             if places.is_empty() {
                 return Err(bytes_of_lease(bytes, "at least one page"));
             }
-            let pages = common.shared.to_lend(change, places.len());
+            let pages = common.shared.to_lend(transaction, places.len());
             if pages.len() < places.len() {
                 return Err(bytes_of_lease(
                     bytes,

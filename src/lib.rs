@@ -93,7 +93,8 @@ pub use order::ReplayOrder;
 pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
 pub use ring::{HostBuffer, Pinning, Ring, RingCaptureOptions, RingGraph, RingOptions, RingStats, RingUnit};
 pub use space::{
-    Block, Carry, Difference, POISON, Phase, RetainPolicy, SealReport, Space, SpaceStats, TracedBlock,
+    Block, Difference, POISON, Phase, PreservedBlocks, RetainPolicy, SealReport, Space, SpaceStats,
+    TracedBlock,
 };
 pub use space::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
 pub use stats::{ArenaStats, Snapshot};

@@ -23,7 +23,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pages::{Events, Fence, Mark, NamedStream, Promise};
+use crate::pages::{DeferredMark, Events, Fence, Mark, NamedStream};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{ExclusiveSection, Mutex, thread_token};
 use crate::units::Stream;
@@ -43,7 +43,7 @@ const MARKING: u64 = u64::MAX - 2;
 #[derive(Debug)]
 pub struct ReplayOrder {
     events: Arc<Events>,
-    turn: ExclusiveSection,
+    replay_slot: ExclusiveSection,
     /// Stream of the last replay while unmarked, or [`ELSEWHERE`]; [`MARKED`] if marked or without
     /// replay. A marking thread sets [`MARKING`] before it records, and a launch sets the stream
     /// again when leaving: so a mark recorded during a launch never counts for this launch.
@@ -77,7 +77,7 @@ struct Last {
     stream: NamedStream,
     /// Deferred events of fences requested while the stream was captured, one per fence: an event
     /// recorded for one fence is not after later replays.
-    promises: Vec<Promise>,
+    deferred_marks: Vec<DeferredMark>,
 }
 
 /// Exclusive section of one launch; dropping ends the section.
@@ -92,11 +92,21 @@ impl ReplayOrder {
     /// Creates an order without replays, on the device of `events`.
     #[must_use]
     pub fn new(events: &Arc<Events>) -> Self {
-        let (turn, last) = (ExclusiveSection::default(), Mutex::default());
+        let (replay_slot, last) = (ExclusiveSection::default(), Mutex::default());
         let replays = AtomicU64::new(0);
         let (gate, contents) = (AtomicU64::new(OPEN), Mutex::default());
         let (on, entered) = (AtomicU64::new(MARKED), Mutex::default());
-        Self { events: Arc::clone(events), turn, on, last, gate, contents, replays, entered, serial: None }
+        Self {
+            events: Arc::clone(events),
+            replay_slot,
+            on,
+            last,
+            gate,
+            contents,
+            replays,
+            entered,
+            serial: None,
+        }
     }
 
     /// Like [`new`](Self::new), but replays must stay on the stream and thread of the first one,
@@ -155,12 +165,13 @@ impl ReplayOrder {
     /// # Errors
     /// As [`leave`](Self::leave).
     pub(crate) fn leave_of(&self, thread: u64) -> Result<()> {
-        let on =
-            if self.turn.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(|| {
+        let on = if self.replay_slot.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(
+            || {
                 Error::wrong_state(
                     "cannot leave a replay: this thread is in none; enter one on this thread first",
                 )
-            })?;
+            },
+        )?;
         drop(Entered { order: self, on });
         Ok(())
     }
@@ -168,7 +179,7 @@ impl ReplayOrder {
     /// Like [`replay`](Self::replay) up to the launch, which lasts as long as the result. `prepare`
     /// runs first, between two replays; its error refuses the launch.
     pub(crate) fn begin(&self, stream: Stream, prepare: impl FnOnce() -> Result<()>) -> Result<Entered<'_>> {
-        self.turn.enter().map_err(|_| waits_for_itself())?;
+        self.replay_slot.enter().map_err(|_| waits_for_itself())?;
         let mut entered = Entered { order: self, on: MARKED };
         let gate = self.gate.load(Ordering::SeqCst);
         if gate == SHUT {
@@ -199,7 +210,7 @@ impl ReplayOrder {
     /// # Errors
     /// [`Error::WrongState`] if the call would wait for itself.
     pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
-        self.turn.enter().map_err(|_| waits_for_itself())?;
+        self.replay_slot.enter().map_err(|_| waits_for_itself())?;
         let _given_back = Entered { order: self, on: MARKED };
         Ok(work())
     }
@@ -251,7 +262,7 @@ impl ReplayOrder {
         match self.events.record_named(last.stream) {
             Ok(mark) => {
                 now(MARKED);
-                last.promises.drain(..).for_each(|promise| promise.keep(mark.clone()));
+                last.deferred_marks.drain(..).for_each(|deferred_mark| deferred_mark.set(mark.clone()));
                 Ok(Some(last.mark.insert(mark).clone()))
             }
             Err(error) => {
@@ -269,7 +280,7 @@ impl ReplayOrder {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
-        if self.turn.is_of(thread_token()) {
+        if self.replay_slot.is_of(thread_token()) {
             return Err(waits_for_itself());
         }
         if self.on.load(Ordering::SeqCst) == MARKED {
@@ -303,10 +314,10 @@ impl ReplayOrder {
             Err(_) => {
                 // The next mark of this order also records the deferred event, so the stream may
                 // then be destroyed.
-                let promise = Promise::default();
-                fence.add_promise(last.stream, &promise);
-                last.promises.retain(Promise::is_open);
-                last.promises.push(promise);
+                let deferred_mark = DeferredMark::default();
+                fence.add_deferred_mark(last.stream, &deferred_mark);
+                last.deferred_marks.retain(DeferredMark::is_open);
+                last.deferred_marks.push(deferred_mark);
             }
         }
         fence
@@ -315,7 +326,7 @@ impl ReplayOrder {
 
 impl Entered<'_> {
     /// Keeps the launch open until [`ReplayOrder::leave`].
-    pub(crate) fn stay(self) {
+    pub(crate) fn stay_entered(self) {
         *self.order.entered.lock() = Some(self.on);
         std::mem::forget(self);
     }
@@ -334,7 +345,7 @@ impl Drop for Entered<'_> {
                 tracing::warn!(%error, "a replay on a default stream of a thread or context could not be marked; only there it can be");
             }
         }
-        self.order.turn.leave();
+        self.order.replay_slot.leave();
     }
 }
 

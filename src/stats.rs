@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::pages::{AccountStats, Holder, Holding, PoolStats};
+use crate::pages::{AccountStats, OwnedPages, Owner, PoolStats};
 use crate::space::SpaceStats;
 
 /// Statistics of one arena. All numbers are maintained incrementally: the cost of a query is
@@ -61,7 +61,8 @@ pub struct Snapshot {
     /// The device's page pool, shared with other arenas.
     pub pool: PoolStats,
     /// Owners of the pool's pages, over all arenas and spaces of the device.
-    pub holders: Vec<Holding>,
+    #[serde(rename = "holders")]
+    pub owners: Vec<OwnedPages>,
     /// The arena.
     pub arena: ArenaStats,
     /// Spaces of the arena, in the order of opening.
@@ -99,20 +100,20 @@ impl fmt::Display for Snapshot {
             pool.reserved_bytes,
             pool.pending
         )?;
-        for held in &self.holders {
-            let Holding { pages, bytes, mappings, .. } = held;
-            match held.holder {
-                Holder::Shared { arena } => write!(f, "  arena {arena}, shared")?,
-                Holder::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
-                Holder::Kept { arena } => write!(f, "  arena {arena}, kept")?,
-                Holder::Exclusive { arena } => write!(f, "  arena {arena}, exclusive")?,
-                Holder::Region { region } => write!(f, "  region {region}")?,
-                Holder::Elastic { buffer } => write!(f, "  elastic buffer {buffer}")?,
-                Holder::Ring { ring } => write!(f, "  ring {ring}")?,
-                Holder::Workspace { group } => write!(f, "  workspaces {group}")?,
-                Holder::Exported => write!(f, "  other processes")?,
-                Holder::Free => write!(f, "  free")?,
-                Holder::Leaving => write!(f, "  refused by the driver")?,
+        for held in &self.owners {
+            let OwnedPages { pages, bytes, mappings, .. } = held;
+            match held.owner {
+                Owner::Shared { arena } => write!(f, "  arena {arena}, shared")?,
+                Owner::Retained { arena, space } => write!(f, "  arena {arena}, space {space}, retained")?,
+                Owner::Kept { arena } => write!(f, "  arena {arena}, kept")?,
+                Owner::Exclusive { arena } => write!(f, "  arena {arena}, exclusive")?,
+                Owner::Region { region } => write!(f, "  region {region}")?,
+                Owner::Elastic { buffer } => write!(f, "  elastic buffer {buffer}")?,
+                Owner::Ring { ring } => write!(f, "  ring {ring}")?,
+                Owner::Workspace { group } => write!(f, "  workspaces {group}")?,
+                Owner::Exported => write!(f, "  other processes")?,
+                Owner::Free => write!(f, "  free")?,
+                Owner::Leaving => write!(f, "  refused by the driver")?,
             }
             writeln!(f, ": {bytes} bytes in {pages} pages, {mappings} mappings")?;
         }

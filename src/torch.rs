@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::space::{Carry, Core, Kind, RetainPolicy, Space};
+use crate::space::{Core, Kind, PreservedBlocks, RetainPolicy, Space};
 use crate::units::{Address, Stream};
 use crate::workspace::Workspace;
 
@@ -79,8 +79,8 @@ impl VmmTorchAllocator {
     /// packed. Arena size and [layout hash](crate::SealReport::layout_hash) then depend on the
     /// order of captures. A point is excluded for good if its block is freed before the first
     /// launch and the next capture.
-    pub fn keep_as_before(&self) {
-        self.core.keep_as_before();
+    pub fn predict_retained(&self) {
+        self.core.predict_retained();
     }
 
     /// Declares a stream of the capture which outlives the blocks and may use them without
@@ -95,8 +95,8 @@ impl VmmTorchAllocator {
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) while another one exists.
-    pub fn carry(&self, policy: RetainPolicy) -> Result<Carry> {
-        Carry::begin(&self.core, policy)
+    pub fn preserve(&self, policy: RetainPolicy) -> Result<PreservedBlocks> {
+        PreservedBlocks::begin(&self.core, policy)
     }
 
     /// Creates a workspace on the arena's device for this space's graphs.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::driver::Alias;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Change, Fence, Holder, Limits, PageId, PagePool, RangeId, Reservation};
+use crate::pages::{Account, Fence, Limits, Owner, PageId, PagePool, RangeId, Reservation, Transaction};
 use crate::sync::{Mutex, ProcessMutex};
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
@@ -94,20 +94,20 @@ impl Workspace {
             return Err(Error::InvalidSize { what: "workspace", bytes, limit });
         }
         let bytes = bytes.next_multiple_of(capabilities.granularity);
-        let mut relief = device.pool().relief();
+        let mut memory_retry = device.pool().memory_retry();
         loop {
             match Self::make(device, bytes) {
-                Err(error) if relief.helps(&error) => {}
+                Err(error) if memory_retry.helps(&error) => {}
                 result => return result,
             }
         }
     }
 
     fn make(device: &Arc<Device>, bytes: u64) -> Result<Self> {
-        let mut change = Change::on(device.pool());
-        let range = change.reserve(bytes, 0, Peers::NONE)?;
-        let group = show(device, &mut change, range, bytes, |_| true)?;
-        let reserved = change.commit().1.pop();
+        let mut transaction = Transaction::on(device.pool());
+        let range = transaction.reserve(bytes, 0, Peers::NONE)?;
+        let group = show(device, &mut transaction, range, bytes, |_| true)?;
+        let reserved = transaction.commit().1.pop();
         let range =
             reserved.ok_or_else(|| Error::Internal { what: "a workspace lacks its addresses".into() })?;
         open(&group);
@@ -169,25 +169,25 @@ impl Workspace {
     /// Moves to the page of a group used on the stream, or to a new page.
     fn change_page(&self, place: &mut Place, on: Option<Stream>) -> Result<()> {
         let Some(range) = &self.range else { return Ok(()) };
-        let mut change = Change::on(self.device.pool());
+        let mut transaction = Transaction::on(self.device.pool());
         let shown = (|| {
             if !place.hole {
-                change.unmap(range.id(), 0, self.bytes)?;
+                transaction.unmap(range.id(), 0, self.bytes)?;
             }
-            show(&self.device, &mut change, range.id(), self.bytes, |group| {
+            show(&self.device, &mut transaction, range.id(), self.bytes, |group| {
                 on.is_some_and(|on| group.is_used_on(on))
             })
         })();
         let group = match shown {
             Ok(group) => group,
             Err(error) => {
-                if !change.undo() {
+                if !transaction.undo() {
                     place.hole = range.gap(0, self.bytes).is_some();
                 }
                 return Err(error);
             }
         };
-        change.commit();
+        transaction.commit();
         if let Some(on) = on {
             *group.stream.lock() = Some(on);
             open(&group);
@@ -237,8 +237,8 @@ impl Group {
         only
     }
 
-    fn holder(&self) -> Holder {
-        Holder::Workspace { group: self.id }
+    fn owner(&self) -> Owner {
+        Owner::Workspace { group: self.id }
     }
 }
 
@@ -254,7 +254,7 @@ fn open(group: &Arc<Group>) {
 /// Maps the page of the first suitable open group, or a new page, at the start of a range.
 fn show(
     device: &Arc<Device>,
-    change: &mut Change<'_>,
+    transaction: &mut Transaction<'_>,
     range: RangeId,
     bytes: u64,
     suits: impl Fn(&Group) -> bool,
@@ -270,15 +270,15 @@ fn show(
         .collect();
     for group in known {
         // A group whose last workspace is being dropped has no page.
-        if suits(&group) && change.rely_on(group.page, group.holder()).is_some() {
-            change.map(range, 0, &[group.page])?;
+        if suits(&group) && transaction.pin_owned(group.page, group.owner()).is_some() {
+            transaction.map(range, 0, &[group.page])?;
             return Ok(group);
         }
     }
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let account = device.account(&format!("workspaces {id}"), None, Limits::default())?;
-    let page = change.take(bytes, Holder::Workspace { group: id }, account.id())?;
-    change.map(range, 0, &[page])?;
+    let page = transaction.take(bytes, Owner::Workspace { group: id }, account.id())?;
+    transaction.map(range, 0, &[page])?;
     let (stream, left) = (Mutex::default(), AtomicBool::new(false));
     Ok(Arc::new(Group { id, pool, bytes, page, _account: account, stream, left }))
 }
@@ -292,7 +292,7 @@ impl Drop for Workspace {
             group.left.store(true, Ordering::SeqCst);
         }
         if let Some(range) = self.range.take() {
-            pool.finish(std::mem::take(&mut place.behind), range.leave());
+            pool.unmap_after(std::mem::take(&mut place.behind), range.leave());
         }
         pool.check();
     }

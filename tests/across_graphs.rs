@@ -88,7 +88,7 @@ impl World {
         let blocks = VmmTorchAllocator::new(&space);
         blocks.launch_by_replay_only(self.random.below(4) > 0);
         if self.random.below(2) == 0 {
-            blocks.keep_as_before();
+            blocks.predict_retained();
         }
         Graph { space, blocks, steps: Vec::new(), outputs: Vec::new(), reads: Vec::new() }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::{Holder, Limits};
+use vmmgraph::pages::{Limits, Owner};
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, Phase, Region, RegionOptions, Result, RetainPolicy,
     SharedVmmAllocator, Stream,
@@ -251,8 +251,8 @@ fn the_budget_holds_while_threads_race_and_others_change_it() {
         let (arena, ended, device, looks) = (&arena, &ended, &device, &looks);
         let watching = scope.spawn(move || {
             while !ended.load(Relaxed) {
-                let of_arena = device.pool().holdings().into_iter().filter(|held| match held.holder {
-                    Holder::Shared { arena: of } | Holder::Retained { arena: of, .. } => of == arena.id(),
+                let of_arena = device.pool().owned_pages().into_iter().filter(|held| match held.owner {
+                    Owner::Shared { arena: of } | Owner::Retained { arena: of, .. } => of == arena.id(),
                     _ => false,
                 });
                 assert!(of_arena.map(|held| held.bytes).sum::<u64>() <= BUDGET);

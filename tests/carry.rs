@@ -32,8 +32,8 @@ fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
     let blocks = VmmTorchAllocator::new(&space);
     let [dropped, stays] = [16 * MIB, 20 * MIB].map(|bytes| blocks.allocate(bytes, A, false).unwrap());
     bench.stamps.write(dropped, 16 * MIB, 5).unwrap();
-    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
-    assert_eq!(carry.blocks(), [(dropped, 16 * MIB), (stays, 20 * MIB)]);
+    let preserved = blocks.preserve(RetainPolicy::Retain).unwrap();
+    assert_eq!(preserved.blocks(), [(dropped, 16 * MIB), (stays, 20 * MIB)]);
     std::thread::scope(|scope| scope.spawn(|| blocks.free(dropped, &[]).unwrap()).join()).unwrap();
     assert_eq!(space.live_blocks(), [dropped, stays], "it goes later");
     let report = space.seal().unwrap();
@@ -42,7 +42,7 @@ fn what_is_put_back_to_a_block_that_was_freed_meanwhile_reaches_nobody() {
     bench.stamps.write(passing, 16 * MIB, 7).unwrap();
     bench.stamps.write(dropped, 16 * MIB, 5).unwrap();
     assert!(bench.stamps.holds(passing, 16 * MIB, 7).unwrap());
-    drop(carry);
+    drop(preserved);
     assert_eq!(space.live_blocks(), [stays]);
     assert!(matches!(blocks.free(dropped, &[]), Err(Error::DoubleFree { .. })));
     drop((space, blocks, _graph));
@@ -55,11 +55,11 @@ fn a_block_that_was_freed_meanwhile_goes_behind_those_who_read_it() {
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
     let block = blocks.allocate(2 * MIB, A, false).unwrap();
-    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    let preserved = blocks.preserve(RetainPolicy::Retain).unwrap();
     blocks.free(block, &[B]).unwrap();
     space.seal().unwrap();
     bench.faulty.set_busy(true);
-    drop(carry);
+    drop(preserved);
     bench.stamps.write(block, 2 * MIB, 5).unwrap();
     // A small block meanwhile needs a different page.
     let other = bench.arena.open_space().unwrap();
@@ -85,21 +85,21 @@ fn only_what_the_seal_may_move_is_carried() {
     let freed = blocks.allocate(3 * MIB, A, false).unwrap();
     blocks.free(freed, &[]).unwrap();
     let carried =
-        |policy| blocks.carry(policy).unwrap().blocks().iter().map(|(at, _)| *at).collect::<Vec<_>>();
+        |policy| blocks.preserve(policy).unwrap().blocks().iter().map(|(at, _)| *at).collect::<Vec<_>>();
     let mut all = vec![local, remote];
     all.sort_unstable();
     assert_eq!(carried(RetainPolicy::Retain), all);
     assert_eq!(carried(RetainPolicy::ShareRemote), [local]);
     assert_eq!(carried(RetainPolicy::Share), []);
     assert_eq!(carried(RetainPolicy::InPlace), []);
-    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    let preserved = blocks.preserve(RetainPolicy::Retain).unwrap();
     blocks.free(kept, &[]).unwrap();
     assert!(space.live_blocks().contains(&kept));
-    drop(carry);
+    drop(preserved);
     assert!(!space.live_blocks().contains(&kept));
     let bump = bench.arena.open_bump_space().unwrap();
     bump.allocate(3 * MIB, A).unwrap();
-    assert_eq!(VmmTorchAllocator::new(&bump).carry(RetainPolicy::Share).unwrap().blocks(), []);
+    assert_eq!(VmmTorchAllocator::new(&bump).preserve(RetainPolicy::Share).unwrap().blocks(), []);
     drop((space, blocks, bump));
     bench.end();
 }
@@ -114,8 +114,8 @@ fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
     blocks.record_stream(crossing, B).unwrap();
     blocks.free(crossing, &[]).unwrap();
     let (_graph, _) = bench.graph();
-    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
-    assert!(matches!(blocks.carry(RetainPolicy::Retain), Err(Error::WrongState { .. })));
+    let preserved = blocks.preserve(RetainPolicy::Retain).unwrap();
+    assert!(matches!(blocks.preserve(RetainPolicy::Retain), Err(Error::WrongState { .. })));
     blocks.free(one, &[]).unwrap();
     for freed in [one, crossing] {
         assert!(matches!(blocks.free(freed, &[]), Err(Error::DoubleFree { .. })));
@@ -126,13 +126,13 @@ fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
     bench.device.set_budget(Some(bench.device.stats().physical_bytes));
     assert!(matches!(space.seal(), Err(Error::OverBudget { .. })));
     bench.device.set_budget(None);
-    drop(carry);
+    drop(preserved);
     assert_eq!(space.live_blocks(), [two]);
     assert_eq!(blocks.allocate(3 * MIB, A, false), Ok(one));
-    let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+    let preserved = blocks.preserve(RetainPolicy::Retain).unwrap();
     space.seal().unwrap();
     drop((space, blocks));
-    drop(carry);
+    drop(preserved);
     drop(_graph);
     bench.end();
 }
@@ -145,7 +145,7 @@ fn a_block_that_was_freed_meanwhile_goes_behind_the_default_stream_of_the_thread
         let space = bench.arena.open_space().unwrap();
         let blocks = VmmTorchAllocator::new(&space);
         let block = blocks.allocate(2 * MIB, A, false).unwrap();
-        let carry = blocks.carry(RetainPolicy::Retain).unwrap();
+        let preserved = blocks.preserve(RetainPolicy::Retain).unwrap();
         // While it is captured there is nothing to note but that it is to be asked later.
         bench.faulty.set_capturing(Stream::PER_THREAD, captured);
         let (freed, free) = std::sync::mpsc::channel::<()>();
@@ -160,7 +160,7 @@ fn a_block_that_was_freed_meanwhile_goes_behind_the_default_stream_of_the_thread
             let _ = free.recv();
             space.seal().unwrap();
             bench.faulty.set_busy(true);
-            drop(carry);
+            drop(preserved);
             bench.stamps.write(block, 2 * MIB, 5).unwrap();
             let other = bench.arena.open_space().unwrap();
             for _ in 0..2 {

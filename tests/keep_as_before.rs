@@ -20,7 +20,7 @@ impl Capture {
         let blocks = VmmTorchAllocator::new(&space);
         blocks.launch_by_replay_only(true);
         if learns {
-            blocks.keep_as_before();
+            blocks.predict_retained();
         }
         Self { space, blocks, outputs: Vec::new() }
     }

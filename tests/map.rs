@@ -61,9 +61,9 @@ fn agrees(map: &ArenaMap, arena: &SharedVmmAllocator) {
     assert_eq!(bytes(map, |class| class == PageClass::Kept), stats.arena.kept_bytes);
     assert_eq!(map.pages.len() as u64, {
         let own = format!("arena: {}", arena.id());
-        let ours = stats.holders.iter().filter(|held| {
-            let holder = format!("{:?}", held.holder);
-            holder.contains(&format!("{own},")) || holder.contains(&format!("{own} "))
+        let ours = stats.owners.iter().filter(|held| {
+            let owner = format!("{:?}", held.owner);
+            owner.contains(&format!("{own},")) || owner.contains(&format!("{own} "))
         });
         ours.map(|held| held.pages).sum::<u64>()
     });

@@ -28,7 +28,7 @@ fn capture(bench: &Bench, sizes: &[u64]) -> Graph {
     let space = bench.arena.open_space().unwrap();
     let blocks = VmmTorchAllocator::new(&space);
     blocks.launch_by_replay_only(true);
-    blocks.keep_as_before();
+    blocks.predict_retained();
     let mut passing = Vec::new();
     for bytes in sizes {
         let [first, second] = [0, 1].map(|_| blocks.allocate(*bytes, A, false).unwrap());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use vmmgraph::driver::{HostDriver, SharedDriver};
-use vmmgraph::pages::{Holder, Limits};
+use vmmgraph::pages::{Limits, Owner};
 use vmmgraph::ring::{Adjustment, HostRun, Pace, Remainder};
 use vmmgraph::{
     Address, Device, ElasticOptions, Error, HostBuffer, HostOptions, Pinning, Ring, RingOptions, RingUnit,
@@ -111,8 +111,8 @@ fn units_have_addresses_of_their_own_over_the_pages_of_their_slots() {
     assert_eq!((stats.device_bytes, stats.reserved_bytes), (4 * PAGE, 12 * PAGE));
     assert_eq!(stats.account.charged_bytes, 4 * PAGE);
     assert_eq!(tenant.stats().charged_bytes, 4 * PAGE);
-    let holdings = device.pool().holdings();
-    let own = holdings.iter().find(|holding| holding.holder == Holder::Ring { ring: stats.id }).unwrap();
+    let owned_pages = device.pool().owned_pages();
+    let own = owned_pages.iter().find(|owned| owned.owner == Owner::Ring { ring: stats.id }).unwrap();
     assert_eq!((own.pages, own.bytes, own.mappings), (4, 4 * PAGE, 12));
     let at = |unit| ring.address(unit).unwrap();
     let driver: SharedDriver = host.clone();
@@ -148,13 +148,13 @@ fn a_ring_that_does_not_fit_changes_nothing() {
     let device = Device::with_driver(host.clone());
     let units = [RingUnit::streamed(2 * PAGE); 6];
     let over = RingOptions { budget_bytes: Some(5 * PAGE), ..RingOptions::default() };
-    let before = (host.leftovers(), device.pool().holdings());
+    let before = (host.leftovers(), device.pool().owned_pages());
     let refused = device.ring(&units, &over);
     assert!(matches!(refused, Err(Error::OverBudget { budget, .. }) if budget == 5 * PAGE), "{refused:?}");
     let long = [RingUnit::streamed(40 << 20); 6];
     assert!(matches!(device.ring(&long, &RingOptions::default()), Err(Error::OutOfMemory { .. })));
     device.trim().unwrap();
-    assert_eq!((host.leftovers(), device.pool().holdings()), before);
+    assert_eq!((host.leftovers(), device.pool().owned_pages()), before);
     for (units, options) in [
         (&units[..], RingOptions { page_bytes: PAGE + 1, ..RingOptions::default() }),
         (&[RingUnit::streamed(0)], RingOptions::default()),

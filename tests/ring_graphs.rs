@@ -110,14 +110,15 @@ impl Model {
         let streamed = schedule.streamed().len();
         for unit in 0..schedule.units() {
             // As far ahead as slots are free: copies come before independent uses.
-            let turn = schedule.turn_of(unit).unwrap_or(0);
-            while let Some(next) = coming.next_if(|next| *next < turn + schedule.slots() && *next < streamed)
+            let position = schedule.position_of(unit).unwrap_or(0);
+            while let Some(next) =
+                coming.next_if(|next| *next < position + schedule.slots() && *next < streamed)
             {
-                nodes.push(Node::Copy { turn: next });
+                nodes.push(Node::Copy { position: next });
             }
             nodes.push(Node::Use { unit });
         }
-        nodes.extend(coming.map(|turn| Node::Copy { turn }));
+        nodes.extend(coming.map(|position| Node::Copy { position }));
         nodes.push(Node::End);
         assert_eq!(
             code!(cuStreamBeginCapture_v2(
@@ -157,8 +158,8 @@ impl Model {
         let schedule = self.ring.schedule();
         match node {
             Node::Begin | Node::End => 0,
-            Node::Copy { turn } => {
-                let unit = schedule.unit_at(turn).unwrap();
+            Node::Copy { position } => {
+                let unit = schedule.unit_at(position).unwrap();
                 let (to, from) = (self.ring.address(unit).unwrap().0, self.sources[unit].as_ptr());
                 code!(cuMemcpyHtoDAsync_v2(to, from.cast::<c_void>(), UNIT as usize, stream))
             }

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::Holder;
+use vmmgraph::pages::Owner;
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, Phase, RetainPolicy, SharedVmmAllocator, Space, Stream,
     VmmTorchAllocator,
@@ -314,17 +314,17 @@ fn a_snapshot_says_who_holds_what() {
 
     let snapshot = arenas[0].snapshot();
     let held: Vec<_> =
-        snapshot.holders.iter().map(|held| (held.holder, held.pages, held.bytes, held.mappings)).collect();
+        snapshot.owners.iter().map(|held| (held.owner, held.pages, held.bytes, held.mappings)).collect();
     let ids = [arenas[0].id(), arenas[1].id()];
-    let retained = Holder::Retained { arena: ids[0], space: spaces[0].id() };
+    let retained = Owner::Retained { arena: ids[0], space: spaces[0].id() };
     let mut expected = vec![
-        (Holder::Shared { arena: ids[0] }, 3, 48 * MIB, 3),
-        (Holder::Shared { arena: ids[1] }, 1, 16 * MIB, 1),
+        (Owner::Shared { arena: ids[0] }, 3, 48 * MIB, 3),
+        (Owner::Shared { arena: ids[1] }, 1, 16 * MIB, 1),
         (retained, 1, 2 * MIB, 1),
     ];
     expected.sort_unstable();
     assert_eq!(held, expected);
-    let all: u64 = snapshot.holders.iter().map(|held| held.bytes).sum();
+    let all: u64 = snapshot.owners.iter().map(|held| held.bytes).sum();
     assert_eq!(all, snapshot.pool.physical_bytes);
     let text = snapshot.to_string();
     let line =

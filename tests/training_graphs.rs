@@ -62,7 +62,7 @@ impl World {
         self.bench.faulty.set_capturing(A, self.captures);
         let blocks = VmmTorchAllocator::new(&space);
         blocks.launch_by_replay_only(true);
-        blocks.keep_as_before();
+        blocks.predict_retained();
         Pass { space, blocks, steps: Vec::new() }
     }
 

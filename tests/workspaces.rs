@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use vmmgraph::pages::{Fence, Holder};
+use vmmgraph::pages::{Fence, Owner};
 use vmmgraph::{Device, Error, Stream, Workspace};
 use vmmgraph_testkit::{Bench, MIB, Random, stream};
 
@@ -17,8 +17,8 @@ fn nothing() -> Fence {
 }
 
 fn pages(device: &Device) -> (u64, u64) {
-    let all = device.pool().holdings();
-    let mine = all.iter().filter(|one| matches!(one.holder, Holder::Workspace { .. }));
+    let all = device.pool().owned_pages();
+    let mine = all.iter().filter(|one| matches!(one.owner, Owner::Workspace { .. }));
     mine.fold((0, 0), |(pages, mappings), one| (pages + one.pages, mappings + one.mappings))
 }
 

@@ -21,14 +21,14 @@ public:
     // Takes the arena's replay slot for this thread. `lasts`: the stream exists as long as the
     // process. Throws Error.
     void begin(vmmgraph_arena_t arena, void* stream, bool lasts, std::optional<std::uint64_t> bytes) {
-        detail::check(bridge::begin_eager(*turn_, reinterpret_cast<std::size_t>(arena), reinterpret_cast<std::size_t>(stream),
+        detail::check(bridge::begin_eager(*scope_, reinterpret_cast<std::size_t>(arena), reinterpret_cast<std::size_t>(stream),
                                           bytes.has_value(), bytes.value_or(0)));
         marks_ = lasts ? nullptr : arena;
     }
     // Releases the replay slot once. Throws Error if refused, without effect.
     void end() {
         const bool before = over_.exchange(true, std::memory_order_acq_rel);
-        if (const auto status = bridge::end_eager(*turn_); status != VMMGRAPH_OK) {
+        if (const auto status = bridge::end_eager(*scope_); status != VMMGRAPH_OK) {
             over_.store(before, std::memory_order_release);
             detail::check(status);
         }
@@ -37,7 +37,7 @@ public:
     // Ends on the scope's own thread, where the end is never refused.
     void end_here() noexcept {
         over_.store(true, std::memory_order_release);
-        static_cast<void>(bridge::end_eager(*turn_));
+        static_cast<void>(bridge::end_eager(*scope_));
         mark();
     }
     [[nodiscard]] bool over() const noexcept { return over_.load(std::memory_order_acquire); }
@@ -53,7 +53,7 @@ private:
     std::atomic<bool> over_ = false;
     // Arena to mark after the scope; null if no mark is needed.
     vmmgraph_arena_t marks_ = nullptr;
-    rust::Box<bridge::EagerTurn> turn_ = bridge::no_turn();
+    rust::Box<bridge::EagerScopeHandle> scope_ = bridge::no_eager_scope();
 };
 
 }  // namespace vmmgraph::torch

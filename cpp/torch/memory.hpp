@@ -70,17 +70,17 @@ public:
     void launch_by_replay_only(bool only) { detail::check(bridge::launch_by_replay_only(*allocator_, only)); }
     // Allocates short blocks as kept blocks if the same blocks outlived earlier captures of the
     // arena.
-    void keep_as_before() { detail::check(bridge::keep_as_before(*allocator_)); }
+    void predict_retained() { detail::check(bridge::predict_retained(*allocator_)); }
     // Records a captured stream that is never destroyed. The program may use tensors on it without
     // record_stream().
     void captured_on(void* stream) { detail::check(bridge::captured_on(*allocator_, reinterpret_cast<std::size_t>(stream))); }
 
     // Call before a seal that must preserve contents: no block is freed until the returned object
     // is destroyed. Throws Error.
-    [[nodiscard]] rust::Box<bridge::Carry> carry(Retain retain) const {
-        auto carry = bridge::no_carry();
-        detail::check(bridge::begin_carry(*carry, *allocator_, static_cast<std::int32_t>(retain)));
-        return carry;
+    [[nodiscard]] rust::Box<bridge::PreservedBlocks> preserve(Retain retain) const {
+        auto preserved = bridge::no_preserved_blocks();
+        detail::check(bridge::begin_preserving(*preserved, *allocator_, static_cast<std::int32_t>(retain)));
+        return preserved;
     }
 
     // Reserves addresses for transient kernel memory.

@@ -30,7 +30,7 @@ using Others = compat::GraphOfOthers<at::cuda::CUDAGraph>;
 // else in host memory.
 class Contents {
 public:
-    Contents(const rust::Vec<bridge::CarriedBlock>& blocks, cudaStream_t stream) : stream_(stream) {
+    Contents(const rust::Vec<bridge::PreservedBlock>& blocks, cudaStream_t stream) : stream_(stream) {
         std::size_t total = 0;
         for (const auto& block : blocks) {
             parts_.push_back({reinterpret_cast<char*>(block.address), total, block.bytes});
@@ -100,7 +100,7 @@ Shape::Shape(SharedVmmAllocator& arena)
       workspace_(Workspace::of(arena, memory_)),
       pool_(ExecutablePool::of(arena)) {
     memory_->launch_by_replay_only(true);
-    memory_->keep_as_before();
+    memory_->predict_retained();
 }
 
 Shape::~Shape() {
@@ -259,8 +259,8 @@ SealReport Shape::seal_keeping_contents(Retain retain) {
     }
     // Blocks must not be freed between here and put_back(): the copy would land on pages a graph
     // uses.
-    const auto carry = memory_->carry(retain);
-    const auto blocks = bridge::carried(*carry);
+    const auto preserved = memory_->preserve(retain);
+    const auto blocks = bridge::preserved_blocks(*preserved);
     if (blocks.empty()) {
         return space_.seal(retain);
     }

@@ -23,7 +23,7 @@ struct Capture {
     std::shared_ptr<Memory> memory;
 };
 
-struct Books {
+struct BlockTable {
     std::mutex mutex;
     std::unordered_map<const void*, Block> blocks;
     std::vector<Capture> captures;
@@ -34,8 +34,8 @@ struct Books {
 
 // Never destroyed: tensors in static storage are freed after this library's destructors would have
 // run.
-Books& books() {
-    static auto* const instance = new Books;
+BlockTable& block_table() {
+    static auto* const instance = new BlockTable;
     return *instance;
 }
 
@@ -51,14 +51,14 @@ void announce(std::shared_ptr<Memory> memory) { next = std::move(memory); }
 std::shared_ptr<Memory> announced() { return std::exchange(next, nullptr); }
 
 void begin_capture(const PoolKey& pool, Filter filter, std::shared_ptr<Memory> memory) {
-    auto& all = books();
+    auto& all = block_table();
     const std::lock_guard lock(all.mutex);
     all.captures.push_back({pool, std::move(filter), std::move(memory)});
     all.under_way.fetch_add(1, std::memory_order_release);
 }
 
 bool end_capture(const PoolKey& pool) {
-    auto& all = books();
+    auto& all = block_table();
     Capture ended{};
     const std::lock_guard lock(all.mutex);
     const auto found = std::find_if(all.captures.begin(), all.captures.end(), [&](const Capture& one) { return one.pool == pool; });
@@ -71,13 +71,13 @@ bool end_capture(const PoolKey& pool) {
     return true;
 }
 
-std::size_t captures_under_way() { return books().under_way.load(std::memory_order_acquire); }
+std::size_t captures_under_way() { return block_table().under_way.load(std::memory_order_acquire); }
 
 std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, void* stream) {
     if (captures_under_way() == 0) {
         return nullptr;
     }
-    auto& all = books();
+    auto& all = block_table();
     const std::lock_guard lock(all.mutex);
     for (auto capture = all.captures.rbegin(); capture != all.captures.rend(); ++capture) {
         if (capture->pool.device == device && capture->filter(stream)) {
@@ -98,7 +98,7 @@ void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex dev
         TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes, " bytes on device ",
                          static_cast<int>(device), " for a graph capture: ", error.what());
     }
-    auto& all = books();
+    auto& all = block_table();
     try {
         const std::lock_guard lock(all.mutex);
         all.blocks.insert_or_assign(block, Block{memory, bytes, device});
@@ -111,7 +111,7 @@ void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex dev
 }
 
 bool release_block(void* block) noexcept {
-    auto& all = books();
+    auto& all = block_table();
     if (all.alive.load(std::memory_order_acquire) == 0) {
         return false;
     }
@@ -145,7 +145,7 @@ bool release_block(void* block) noexcept {
 }
 
 std::shared_ptr<Memory> owner_of(const void* block, std::size_t* bytes) {
-    auto& all = books();
+    auto& all = block_table();
     if (block == nullptr || all.alive.load(std::memory_order_acquire) == 0) {
         return nullptr;
     }

@@ -32,7 +32,7 @@ mod ffi {
         fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32;
         /// Makes short blocks persistent where blocks of earlier captures were live-out. Returns
         /// the status.
-        fn keep_as_before(allocator: &VmmTorchAllocator) -> i32;
+        fn predict_retained(allocator: &VmmTorchAllocator) -> i32;
         /// Declares a permanent stream of the capture, on which blocks may be used. Returns the
         /// status.
         fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32;
@@ -61,14 +61,18 @@ mod ffi {
         fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32;
 
         /// Blocks with contents preserved over a seal, or none.
-        type Carry;
+        type PreservedBlocks;
         /// Returns no blocks.
-        fn no_carry() -> Box<Carry>;
-        /// Call before a seal with a policy of `VMMGRAPH_RETAIN_*`: until `carry` is dropped no
+        fn no_preserved_blocks() -> Box<PreservedBlocks>;
+        /// Call before a seal with a policy of `VMMGRAPH_RETAIN_*`: until `preserved` is dropped no
         /// block is freed. Returns the status.
-        fn begin_carry(carry: &mut Carry, allocator: &VmmTorchAllocator, retain: i32) -> i32;
+        fn begin_preserving(
+            preserved: &mut PreservedBlocks,
+            allocator: &VmmTorchAllocator,
+            retain: i32,
+        ) -> i32;
         /// Returns the blocks whose pages the seal may replace.
-        fn carried(carry: &Carry) -> Vec<CarriedBlock>;
+        fn preserved_blocks(preserved: &PreservedBlocks) -> Vec<PreservedBlock>;
         /// Returns whether the address is in the space, in a live block or not.
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
         /// Records a second stream of a block. Returns the status. Sets `own` to the block's
@@ -90,7 +94,7 @@ mod ffi {
     }
 
     /// A block with contents preserved over a seal.
-    struct CarriedBlock {
+    struct PreservedBlock {
         address: usize,
         bytes: usize,
     }
@@ -159,11 +163,11 @@ fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32 {
     )
 }
 
-fn keep_as_before(allocator: &VmmTorchAllocator) -> i32 {
+fn predict_retained(allocator: &VmmTorchAllocator) -> i32 {
     guarded(
         || allocator.0.close_arena(),
         || {
-            allocator.0.keep_as_before();
+            allocator.0.predict_retained();
             Ok(())
         },
     )
@@ -259,24 +263,24 @@ fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32 
 }
 
 /// Dropping frees the blocks freed in the meantime.
-struct Carry(Option<GuardedDrop<space::Carry>>);
+struct PreservedBlocks(Option<GuardedDrop<space::PreservedBlocks>>);
 
-fn no_carry() -> Box<Carry> {
-    Box::new(Carry(None))
+fn no_preserved_blocks() -> Box<PreservedBlocks> {
+    Box::new(PreservedBlocks(None))
 }
 
-fn begin_carry(carry: &mut Carry, allocator: &VmmTorchAllocator, retain: i32) -> i32 {
+fn begin_preserving(preserved: &mut PreservedBlocks, allocator: &VmmTorchAllocator, retain: i32) -> i32 {
     guarded(
         || allocator.0.close_arena(),
         || {
             let policy = retain_of(retain)?.unwrap_or_default();
-            carry.0 = Some(GuardedDrop::new(allocator.0.carry(policy)?));
+            preserved.0 = Some(GuardedDrop::new(allocator.0.preserve(policy)?));
             Ok(())
         },
     )
 }
 
-fn carried(carry: &Carry) -> Vec<ffi::CarriedBlock> {
-    let blocks = carry.0.iter().flat_map(|carry| carry.blocks());
-    blocks.map(|(at, bytes)| ffi::CarriedBlock { address: at.0 as usize, bytes: *bytes as usize }).collect()
+fn preserved_blocks(preserved: &PreservedBlocks) -> Vec<ffi::PreservedBlock> {
+    let blocks = preserved.0.iter().flat_map(|preserved| preserved.blocks());
+    blocks.map(|(at, bytes)| ffi::PreservedBlock { address: at.0 as usize, bytes: *bytes as usize }).collect()
 }

@@ -13,17 +13,23 @@ mod ffi {
         type EagerMemory;
 
         /// An eager scope, or none.
-        type EagerTurn;
+        type EagerScopeHandle;
         /// Returns the eager memory of the arena behind a C handle. Keeps its blocks alive, not the
         /// arena.
         fn eager_memory(arena: usize) -> Result<Box<EagerMemory>>;
         /// Returns no scope.
-        fn no_turn() -> Box<EagerTurn>;
+        fn no_eager_scope() -> Box<EagerScopeHandle>;
         /// Begins eager work on a stream, of at most `bytes` bytes if `limited`. Returns the
         /// status.
-        fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32;
+        fn begin_eager(
+            handle: &mut EagerScopeHandle,
+            arena: usize,
+            stream: usize,
+            limited: bool,
+            bytes: u64,
+        ) -> i32;
         /// Ends an active scope, on any thread. Returns the status.
-        fn end_eager(turn: &EagerTurn) -> i32;
+        fn end_eager(handle: &EagerScopeHandle) -> i32;
         /// Allocates in the active scope of a stream. Returns the status, and on success the
         /// address in `block`.
         fn allocate_eager(
@@ -45,18 +51,18 @@ mod ffi {
 struct EagerMemory(GuardedDrop<EagerBlocks>);
 
 /// An eager scope, active or ended.
-struct EagerTurn(Option<GuardedDrop<EagerEnd>>);
+struct EagerScopeHandle(Option<GuardedDrop<EagerEnd>>);
 
 fn eager_memory(arena: usize) -> Result<Box<EagerMemory>> {
     let blocks = arena_of(arena as vmmgraph_arena_t)?.eager_blocks();
     Ok(Box::new(EagerMemory(GuardedDrop::new(blocks))))
 }
 
-fn no_turn() -> Box<EagerTurn> {
-    Box::new(EagerTurn(None))
+fn no_eager_scope() -> Box<EagerScopeHandle> {
+    Box::new(EagerScopeHandle(None))
 }
 
-fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32 {
+fn begin_eager(handle: &mut EagerScopeHandle, arena: usize, stream: usize, limited: bool, bytes: u64) -> i32 {
     guarded(
         || {
             if let Ok(arena) = arena_of(arena as vmmgraph_arena_t) {
@@ -67,14 +73,14 @@ fn begin_eager(turn: &mut EagerTurn, arena: usize, stream: usize, limited: bool,
             let arena = arena_of(arena as vmmgraph_arena_t)?;
             let stream = stream_of(stream as *mut _);
             let scope = if limited { arena.eager_scope_of(stream, bytes) } else { arena.eager_scope(stream) };
-            turn.0 = Some(GuardedDrop::new(scope?.into_end()));
+            handle.0 = Some(GuardedDrop::new(scope?.into_end()));
             Ok(())
         },
     )
 }
 
-fn end_eager(turn: &EagerTurn) -> i32 {
-    guarded(|| (), || turn.0.as_ref().map_or(Ok(()), |scope| scope.end()))
+fn end_eager(handle: &EagerScopeHandle) -> i32 {
+    guarded(|| (), || handle.0.as_ref().map_or(Ok(()), |scope| scope.end()))
 }
 
 fn allocate_eager(memory: &EagerMemory, bytes: usize, stream: usize, kept: bool, block: &mut usize) -> i32 {

@@ -4,7 +4,7 @@ use super::guard::{copy_items, guard, items, out};
 use super::locked::{create, destroy, with};
 use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
-use crate::policy::{Admission, Answer, Due, Grants, Growing, Lengths, Need, in_turn};
+use crate::policy::{Admission, Answer, Due, Grants, Growing, Lengths, Need, deadline_order};
 
 /// Never defined: a vmmgraph_grants_t is a key, not an address.
 pub struct vmmgraph_grants {
@@ -230,10 +230,10 @@ pub unsafe extern "C" fn vmmgraph_in_turn(
         // SAFETY: the caller's contract.
         let all = unsafe { items(all, count, "all") }?;
         let due = |one: &vmmgraph_due_t| Due { by: one.by, takes: one.takes, patience: one.patience };
-        let (turns, first) = in_turn(now, &all.iter().map(due).collect::<Vec<_>>());
-        // SAFETY: the caller's contract; `turns` has `count` entries.
+        let (served, first) = deadline_order(now, &all.iter().map(due).collect::<Vec<_>>());
+        // SAFETY: the caller's contract; `served` has `count` entries.
         unsafe {
-            copy_items(&turns, order, count)?;
+            copy_items(&served, order, count)?;
             if let Some(timely) = timely.as_mut() {
                 *timely = first;
             }

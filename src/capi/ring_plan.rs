@@ -131,7 +131,7 @@ pub(super) unsafe fn write_schedule(
     let result = if result.is_null() { None } else { Some(unsafe { OutStruct::new(result, "result") }?) };
     let place = |unit: usize| vmmgraph_ring_place_t {
         place: schedule.place_of(unit).map_or(u64::MAX, |place| place as u64),
-        turn: schedule.turn_of(unit).map_or(u64::MAX, |turn| turn as u64),
+        turn: schedule.position_of(unit).map_or(u64::MAX, |position| position as u64),
     };
     let found: Vec<_> = (0..schedule.units()).map(place).collect();
     // SAFETY: the caller's contract.

@@ -117,7 +117,7 @@ pub(super) fn with(
     guard_closing(close, || {
         let space = get(space)?;
         let result = body(&space);
-        space.check_books();
+        space.check_page_tables();
         result
     })
 }

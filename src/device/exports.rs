@@ -129,10 +129,10 @@ impl Device {
         pool.pin_export(page, arena, times)?;
         let gone =
             Error::wrong_state("cannot export the page: its arena is gone; export it while the arena lives");
-        let stays = owner.ok_or(gone).and_then(|owner: Arc<dyn Pausable>| owner.stay(page));
-        if stays.is_err() {
+        let pinned = owner.ok_or(gone).and_then(|owner: Arc<dyn Pausable>| owner.pin_page(page));
+        if pinned.is_err() {
             pool.unpin_export(page, times)?;
         }
-        stays
+        pinned
     }
 }

@@ -1,6 +1,6 @@
 //! Backing: address ranges and their pages. Makes all driver calls of elastic memory.
 //!
-//! The monitor `books` guards the page states. No lock is held during maps, unmaps, observers and
+//! The monitor `states` guards the page states. No lock is held during maps, unmaps, observers and
 //! waits for fences.
 
 use std::fmt;
@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::books::{Books, Place, Plan, Run, Tally};
 use super::observer::{Observers, Shown};
+use super::page_states::{PageStates, Place, Plan, Run, Tally};
 use super::worker::{Worker, refuse_waiting};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, AccountId, Change, Fence, Holder, Limits, Reclaimer, Remains, Reservation};
+use crate::pages::{
+    Account, AccountId, Fence, Limits, Owner, PendingUnmap, Reclaimer, Reservation, Transaction,
+};
 use crate::sync::Monitor;
 use crate::units::{Address, Peers, Stream, checked_size};
 
@@ -22,7 +24,7 @@ mod borrowed;
 mod moving;
 
 pub(crate) use borrowed::Lender;
-use moving::{Leaving, Marks};
+use moving::{Marks, UnmapGuard};
 
 /// Maximum wait of one reclaim for fences of decommitted pages.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -52,7 +54,7 @@ pub(super) struct Backing {
     page: u64,
     ranges: Vec<Reservation>,
     account: Account,
-    books: Monitor<Books>,
+    states: Monitor<PageStates>,
     observers: Observers,
     worker: Worker,
     device: Arc<Device>,
@@ -71,15 +73,15 @@ impl Backing {
         let name = options.name.to_owned();
         let limits = Limits { most: options.budget_bytes, least: options.least_bytes };
         let account = device.account(&format!("elastic buffer {id} {name:?}"), options.account, limits)?;
-        let mut change = Change::on(device.pool());
+        let mut transaction = Transaction::on(device.pool());
         for bytes in lengths {
             let bytes = checked_size("an elastic buffer", *bytes)?;
-            change.reserve(bytes.next_multiple_of(page), id, Peers::NONE)?;
+            transaction.reserve(bytes.next_multiple_of(page), id, Peers::NONE)?;
         }
-        let (_, ranges) = change.commit();
-        let (books, observers, worker) = (Monitor::default(), Observers::default(), Worker::default());
+        let (_, ranges) = transaction.commit();
+        let (states, observers, worker) = (Monitor::default(), Observers::default(), Worker::default());
         let device = Arc::clone(device);
-        let backing = Arc::new(Self { id, name, page, ranges, account, books, observers, worker, device });
+        let backing = Arc::new(Self { id, name, page, ranges, account, states, observers, worker, device });
         let reclaimer: Arc<dyn Reclaimer> = backing.clone();
         backing.device.add_reclaimer(&reclaimer);
         tracing::info!(
@@ -125,12 +127,12 @@ impl Backing {
         self.carry_out(self.mark(runs)?)
     }
 
-    /// Repeats `work` while reclaimers, called without a lock or turn, free memory.
+    /// Repeats `work` while reclaimers, called without a lock or commit section, free memory.
     pub(super) fn patiently<R>(&self, mut work: impl FnMut() -> Result<R, Refused>) -> Result<R> {
-        let mut relief = self.device.pool().relief();
+        let mut memory_retry = self.device.pool().memory_retry();
         loop {
             match work() {
-                Err(Refused { error, helps: true }) if relief.helps(&error) => {}
+                Err(Refused { error, helps: true }) if memory_retry.helps(&error) => {}
                 result => return result.map_err(|refused| refused.error),
             }
         }
@@ -141,8 +143,9 @@ impl Backing {
         let (there, marked) = (Arc::clone(self), runs.clone());
         let hopeless = self.refuse_hopeless(&runs).is_err();
         let mark = || {
-            let free = |books: &Books| !hopeless && !books.moving(&marked) && !books.is_recalled(&marked);
-            self.books.change(|books| free(books).then(|| books.begin(&marked)))
+            let free =
+                |states: &PageStates| !hopeless && !states.moving(&marked) && !states.is_recalled(&marked);
+            self.states.change(|states| free(states).then(|| states.begin(&marked)))
         };
         self.worker.push(mark, move |plan| {
             let plan = plan.map_or_else(|| there.mark(&runs), Ok)?;
@@ -159,7 +162,7 @@ impl Backing {
     /// mapped.
     fn mark(&self, runs: &[Run]) -> Result<Plan> {
         self.refuse_hopeless(runs)?;
-        let begin = |books: &mut Books| (!books.is_recalled(runs)).then(|| books.begin(runs));
+        let begin = |states: &mut PageStates| (!states.is_recalled(runs)).then(|| states.begin(runs));
         if let Some(plan) = self.when_at_rest(runs, begin)? {
             return Ok(plan);
         }
@@ -171,13 +174,13 @@ impl Backing {
         })
     }
 
-    fn when_at_rest<R>(&self, runs: &[Run], mut then: impl FnMut(&mut Books) -> R) -> Result<R> {
-        let now = self.books.wait_for(|books| Some((!books.moving(runs)).then(|| then(books))));
+    fn when_at_rest<R>(&self, runs: &[Run], mut then: impl FnMut(&mut PageStates) -> R) -> Result<R> {
+        let now = self.states.wait_for(|states| Some((!states.moving(runs)).then(|| then(states))));
         if let Some(result) = now {
             return Ok(result);
         }
         refuse_waiting()?;
-        Ok(self.books.wait_for(|books| (!books.moving(runs)).then(|| then(books))))
+        Ok(self.states.wait_for(|states| (!states.moving(runs)).then(|| then(states))))
     }
 
     fn carry_out(&self, plan: Plan) -> Result<Committed, Refused> {
@@ -186,37 +189,37 @@ impl Backing {
         // After the marks, so pages committed again are not unmapped.
         self.settle();
         let mut done = Committed { revived: plan.revived_pages(), ..Committed::default() };
-        let mut change = Change::on(self.device.pool());
-        change.announce(plan.absent_pages() * self.page);
+        let mut transaction = Transaction::on(self.device.pool());
+        transaction.expect_bytes(plan.absent_pages() * self.page);
         for run in &plan.absent {
-            self.map(&mut change, *run).map_err(|error| Refused { error, helps: true })?;
+            self.map(&mut transaction, *run).map_err(|error| Refused { error, helps: true })?;
         }
-        let calls = change.commit().0;
+        let calls = transaction.commit().0;
         (done.pages, done.bytes) = (calls.maps, calls.mapped_bytes);
         // A mapped page costs two calls, and a created page one more.
         done.created = calls.all - 2 * calls.maps;
-        self.tell(&plan.absent, false);
+        self.notify(&plan.absent, false);
         marked.finish(&done);
         self.device.pool().check();
         Ok(done)
     }
 
-    fn map(&self, change: &mut Change<'_>, run: Run) -> Result<()> {
+    fn map(&self, transaction: &mut Transaction<'_>, run: Run) -> Result<()> {
         let Some(range) = self.ranges.get(run.range) else {
             return Err(Error::Internal { what: "an elastic buffer lacks a range".to_owned() });
         };
-        let holder = Holder::Elastic { buffer: self.id };
+        let owner = Owner::Elastic { buffer: self.id };
         let mut pages = Vec::new();
         for _ in run.first..run.end {
-            pages.push(change.take(self.page, holder, self.account.id())?);
+            pages.push(transaction.take(self.page, owner, self.account.id())?);
         }
-        change.map(range.id(), run.first * self.page, &pages)
+        transaction.map(range.id(), run.first * self.page, &pages)
     }
 
     /// Decommits present pages after a fence and returns their bytes. Waits for pages being moved,
     /// but not for the fence.
     pub(super) fn decommit(&self, runs: &[Run], fence: &Fence) -> Result<u64> {
-        let pages = self.when_at_rest(runs, |books| books.leave(runs, fence.clone()))?;
+        let pages = self.when_at_rest(runs, |states| states.decommit(runs, fence.clone()))?;
         self.settle();
         Ok(pages * self.page)
     }
@@ -224,22 +227,22 @@ impl Backing {
     /// Unmaps decommitted pages with finished fences and returns the bytes.
     pub(super) fn settle(&self) -> u64 {
         let events = self.device.pool().events();
-        let going = self.read(|books| books.take_done(events));
+        let going = self.read(|states| states.take_done(events));
         if going.is_empty() {
             return 0;
         }
-        let leaving = Leaving { backing: self, runs: going };
-        self.tell(&leaving.runs, true);
-        for run in &leaving.runs {
+        let unmapping = UnmapGuard { backing: self, runs: going };
+        self.notify(&unmapping.runs, true);
+        for run in &unmapping.runs {
             if let Some(range) = self.ranges.get(run.range) {
-                let mut remains = Remains::default();
-                remains.add_part(range.id(), run.first * self.page, run.pages() * self.page);
+                let mut pending = PendingUnmap::default();
+                pending.add_part(range.id(), run.first * self.page, run.pages() * self.page);
                 // Not as a pending unmap: a page that stays may be committed again before the
                 // retry.
-                self.device.pool().finish_now(remains);
+                self.device.pool().unmap_now(pending);
             }
         }
-        leaving.end() * self.page
+        unmapping.end() * self.page
     }
 
     fn is_mapped(&self, (range, page): (usize, u64)) -> bool {
@@ -247,43 +250,44 @@ impl Backing {
         found.is_some_and(|range| range.gap(page * self.page, (page + 1) * self.page).is_none())
     }
 
-    fn tell(&self, runs: &[Run], gone: bool) {
+    fn notify(&self, runs: &[Run], gone: bool) {
         let at = |run: &Run| {
             let base = self.base(run.range)?;
             Some((base.plus(run.first * self.page), run.pages() * self.page))
         };
         let ranges: Vec<_> = runs.iter().filter_map(at).collect();
-        self.observers.tell(&Shown { name: &self.name, buffer: self.id, ranges: &ranges }, gone);
+        self.observers.notify(&Shown { name: &self.name, buffer: self.id, ranges: &ranges }, gone);
     }
 
     pub(super) fn before(&self, stream: Stream) -> Result<()> {
-        let mut earlier = self.read(|books| books.earlier());
+        let mut earlier = self.read(|states| states.earlier());
         earlier.before(self.device.pool().events(), stream)
     }
 
-    pub(super) fn had(&self, places: impl IntoIterator<Item = Place>, fence: Fence) {
-        self.read(|books| books.had(places, fence));
+    pub(super) fn previous_users(&self, places: impl IntoIterator<Item = Place>, fence: Fence) {
+        self.read(|states| states.previous_users(places, fence));
     }
 
-    pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
-        self.read(|books| books.here(runs))
+    pub(super) fn committed(&self, runs: &[Run]) -> Vec<Run> {
+        self.read(|states| states.committed(runs))
     }
 
-    fn read<R>(&self, read: impl FnOnce(&mut Books) -> R) -> R {
+    fn read<R>(&self, read: impl FnOnce(&mut PageStates) -> R) -> R {
         let mut read = Some(read);
-        self.books.wait_for(|books| read.take().map(|read| read(books)))
+        self.states.wait_for(|states| read.take().map(|read| read(states)))
     }
 
     pub(super) fn stats(&self) -> ElasticStats {
-        let (Tally { here, coming, leaving }, counts) = self.read(|books| (books.tally(), books.counts));
+        let (Tally { committed, committing, decommitted }, counts) =
+            self.read(|states| (states.tally(), states.counts));
         ElasticStats {
             id: self.id,
             page_bytes: self.page,
             reserved_bytes: self.ranges.iter().map(Reservation::bytes).sum(),
-            committed_bytes: here * self.page,
-            peak_committed_bytes: counts.most_here * self.page,
-            coming_bytes: coming * self.page,
-            leaving_bytes: leaving * self.page,
+            committed_bytes: committed * self.page,
+            peak_committed_bytes: counts.most_committed * self.page,
+            coming_bytes: committing * self.page,
+            leaving_bytes: decommitted * self.page,
             commits: counts.commits,
             refused: counts.refused,
             decommits: counts.decommits,
@@ -299,7 +303,7 @@ impl Backing {
     pub(super) fn audit(&self) -> Result<()> {
         self.device.pool().audit()?;
         let stats = self.stats();
-        let (held, _) = self.device.pool().held(Holder::Elastic { buffer: self.id });
+        let (held, _) = self.device.pool().held(Owner::Elastic { buffer: self.id });
         let known = stats.committed_bytes + stats.leaving_bytes;
         let (charged, held) = (held, held + self.borrowed());
         let equal = [
@@ -319,7 +323,7 @@ impl Backing {
             }
         }
         let unmapped = |run: &Run| run.places().find(|place| !self.is_mapped(*place));
-        match self.read(|books| books.all()).iter().find_map(unmapped) {
+        match self.read(|states| states.all()).iter().find_map(unmapped) {
             None => Ok(()),
             Some(place) => Err(Error::Internal {
                 what: format!("elastic buffer {}: page {place:?} is not mapped", self.id),
@@ -351,7 +355,7 @@ impl Reclaimer for Backing {
         let mut given = self.settle();
         if given < bytes {
             let start = Instant::now();
-            for mut fence in self.read(|books| books.fences()) {
+            for mut fence in self.read(|states| states.fences()) {
                 // After a failed wait, the pages stay.
                 let _ = fence.block(self.device.pool().events(), PATIENCE.saturating_sub(start.elapsed()));
             }
@@ -372,13 +376,13 @@ impl Reclaimer for Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         self.worker.end();
-        let all = self.read(|books| books.all());
-        self.tell(&all, true);
-        let (mut fence, mut remains) = (self.read(|books| books.earlier()), Remains::default());
-        self.read(|books| books.fences()).into_iter().for_each(|waiting| fence.join(waiting));
-        self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        let all = self.read(|states| states.all());
+        self.notify(&all, true);
+        let (mut fence, mut pending) = (self.read(|states| states.earlier()), PendingUnmap::default());
+        self.read(|states| states.fences()).into_iter().for_each(|waiting| fence.join(waiting));
+        self.ranges.drain(..).for_each(|range| pending.join(range.leave()));
         let pool = self.device.pool();
-        pool.finish(fence, remains);
+        pool.unmap_after(fence, pending);
         pool.check();
     }
 }

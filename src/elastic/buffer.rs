@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backing::{Backing, Lender};
-use super::books::{Run, runs_of};
+use super::page_states::{Run, runs_of};
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -123,8 +123,8 @@ impl ElasticBuffer {
 
     /// Returns the range from the first to the last committed page of these leased pages.
     pub(crate) fn in_use(&self, lent: &[LentPlace]) -> Option<Range<u64>> {
-        let here = self.backing.here(&runs_of(self.backing.places(lent)));
-        let (first, last) = here.first().zip(here.last())?;
+        let committed = self.backing.committed(&runs_of(self.backing.places(lent)));
+        let (first, last) = committed.first().zip(committed.last())?;
         Some(first.first * self.page_bytes()..last.end * self.page_bytes())
     }
 
@@ -162,7 +162,7 @@ impl ElasticBuffer {
     pub fn committed(&self) -> Vec<Range<u64>> {
         let page = self.page_bytes();
         let all = Run { range: 0, first: 0, end: self.bytes.div_ceil(page) };
-        self.backing.here(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
+        self.backing.committed(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
     }
 
     /// Notifies `observer` of maps and unmaps until the observer is dropped.

@@ -1,9 +1,9 @@
 //! KV cache: planes of blocks which grow and shrink together.
 //!
-//! The mutex `books` guards the block states and is held for short updates only. The monitor `turn`
-//! gives one thread the right to commit and decommit. Growing calls wait for the turn. Releasing
-//! calls queue in `Books::released` for the owner of the turn. Lock order: `turn`, `books`, the
-//! page states of `Backing`.
+//! The mutex `states` guards the block states and is held for short updates only. The monitor
+//! `commit_section` gives one thread the right to commit and decommit. Growing calls wait for the
+//! commit section. Releasing calls queue in `BlockStates::released` for the owner of the commit
+//! section. Lock order: `commit_section`, `states`, the page states of `Backing`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::backing::{Backing, Refused};
-use super::books::{Place, Run, runs_of};
+use super::page_states::{Place, Run, runs_of};
 use super::planes::{KvLayout, Shape};
 use super::worker::refuse_waiting;
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
@@ -21,11 +21,11 @@ use crate::pages::{Account, Fence};
 use crate::sync::{Monitor, Mutex};
 use crate::units::{Address, Stream};
 
-mod books;
+mod block_states;
 mod lent;
 
-pub use books::LimitChange;
-use books::{Books, count};
+pub use block_states::LimitChange;
+use block_states::{BlockStates, count};
 
 /// Options of a KV cache.
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,9 +68,9 @@ pub struct KvStats {
 pub struct KvCache {
     backing: Arc<Backing>,
     shape: Shape,
-    books: Mutex<Books>,
-    /// Whether a thread has the turn.
-    turn: Monitor<bool>,
+    states: Mutex<BlockStates>,
+    /// Whether a thread has the commit section.
+    commit_section: Monitor<bool>,
 }
 
 impl Device {
@@ -83,8 +83,8 @@ impl Device {
         let shape = Shape::new(options.layout, options.planes, options.blocks_most)?;
         let backing = Backing::new(self, &shape.lengths(), &options.memory)?;
         let shape = shape.with_pages(backing.page());
-        let books = Mutex::new(Books::new(options.blocks_most));
-        Ok(Arc::new(KvCache { backing, shape, books, turn: Monitor::default() }))
+        let states = Mutex::new(BlockStates::new(options.blocks_most));
+        Ok(Arc::new(KvCache { backing, shape, states, commit_section: Monitor::default() }))
     }
 }
 
@@ -168,7 +168,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::OverBudget`] (also beyond the limit) or driver errors, all
     /// without effect. [`Error::InvalidArgument`] beyond the cache's end. [`Error::WrongState`] in
-    /// an observer, while another thread has the turn.
+    /// an observer, while another thread has the commit section.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.check(&blocks)?;
         self.backing.patiently(|| self.try_commit(&blocks, None))
@@ -184,10 +184,10 @@ impl KvCache {
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         self.check(&blocks)?;
         let there = Arc::clone(self);
-        let number = self.books.lock().begin_ahead();
+        let number = self.states.lock().begin_ahead();
         let work = move |_: Option<()>| {
             let done = there.try_commit(&blocks, Some(number)).map_err(|refused| refused.error);
-            there.books.lock().end_ahead(number);
+            there.states.lock().end_ahead(number);
             done
         };
         Ok(self.backing.worker().push(|| None, work))
@@ -195,26 +195,26 @@ impl KvCache {
 
     /// Commits; `ahead` is the number of a request ahead of need.
     fn try_commit(&self, blocks: &Range<u64>, ahead: Option<u64>) -> Result<Committed, Refused> {
-        let _turn = self.take_turn()?;
+        let _section = self.enter_commit_section()?;
         // First, so blocks released before this call do not count as backed.
         self.let_go_now();
         let missing = {
-            let books = self.books.lock();
-            if blocks.end > books.limit {
-                return Err(self.beyond_limit(&books, blocks.end).into());
+            let states = self.states.lock();
+            if blocks.end > states.limit {
+                return Err(self.beyond_limit(&states, blocks.end).into());
             }
-            books.backed.missing(&(blocks.start..blocks.end.min(books.cap(ahead))))
+            states.backed.missing(&(blocks.start..blocks.end.min(states.cap(ahead))))
         };
         let runs: Vec<Run> = missing.iter().flat_map(|span| self.shape.pages(span)).collect();
         let done = self.backing.try_commit(&runs)?;
-        self.came(blocks.end, &missing, ahead);
+        self.note_committed(blocks.end, &missing, ahead);
         Ok(done)
     }
 
-    /// Marks missing blocks as backed. The caller has the turn.
-    fn came(&self, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
-        let (stayed, users) = self.books.lock().came(&self.shape, end, missing, ahead);
-        self.backing.had(stayed, users);
+    /// Marks missing blocks as backed. The caller has the commit section.
+    fn note_committed(&self, end: u64, missing: &[Range<u64>], ahead: Option<u64>) {
+        let (stayed, users) = self.states.lock().note_committed(&self.shape, end, missing, ahead);
+        self.backing.previous_users(stayed, users);
     }
 
     /// Returns the bytes of a page.
@@ -223,12 +223,12 @@ impl KvCache {
         self.backing.page()
     }
 
-    fn beyond_limit(&self, books: &Books, blocks: u64) -> Error {
+    fn beyond_limit(&self, states: &BlockStates, blocks: u64) -> Error {
         let bytes = |blocks: u64| blocks * self.shape.block();
         Error::OverBudget {
-            requested: bytes(blocks - books.limit),
-            held: bytes(books.backed.count()),
-            budget: bytes(books.limit),
+            requested: bytes(blocks - states.limit),
+            held: bytes(states.backed.count()),
+            budget: bytes(states.limit),
             device: self.device().driver().info().ordinal,
             account: Some(format!("the block limit of elastic buffer {}", self.backing.id())),
             lowest: Some(0),
@@ -244,19 +244,20 @@ impl KvCache {
     /// [`Error::InvalidArgument`] beyond the cache's end.
     pub fn shrink_to(&self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.check(&(0..blocks))?;
-        let left = self.books.lock().shrink(blocks, busy, fence);
+        let left = self.states.lock().shrink(blocks, busy, fence);
         self.let_go();
         Ok(left)
     }
 
     /// Releases blocks. A page is unmapped after `fence`, once no block on the page is backed. Does
-    /// not wait: if another thread has the turn, that thread unmaps. Ignores blocks without memory.
+    /// not wait: if another thread has the commit section, that thread unmaps. Ignores blocks
+    /// without memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] beyond the cache's end.
     pub fn release(&self, blocks: Range<u64>, fence: &Fence) -> Result<()> {
         self.check(&blocks)?;
-        self.books.lock().released.push_back((blocks, fence.clone()));
+        self.states.lock().released.push_back((blocks, fence.clone()));
         self.let_go();
         Ok(())
     }
@@ -264,19 +265,19 @@ impl KvCache {
     /// Sets an external limit of blocks for all later grants; clamped to the maximum. Revisions
     /// grow; older revisions are ignored.
     pub fn set_limit(&self, blocks: u64, revision: u64) -> LimitChange {
-        self.books.lock().set_limit(blocks, revision)
+        self.states.lock().set_limit(blocks, revision)
     }
 
     /// Returns blocks with memory beyond the usable number. The engine should release these blocks.
     #[must_use]
     pub fn beyond(&self) -> Vec<Range<u64>> {
-        self.books.lock().beyond()
+        self.states.lock().beyond()
     }
 
     /// Returns the blocks with memory.
     #[must_use]
     pub fn backed(&self) -> Vec<Range<u64>> {
-        self.books.lock().backed.within(&(0..self.shape.most()))
+        self.states.lock().backed.within(&(0..self.shape.most()))
     }
 
     /// Unmaps released pages with finished fences and returns the bytes. Does not wait.
@@ -303,14 +304,14 @@ impl KvCache {
     #[must_use]
     pub fn stats(&self) -> KvStats {
         let memory = self.backing.stats();
-        let books = self.books.lock();
+        let states = self.states.lock();
         KvStats {
-            blocks: books.blocks,
-            limit_blocks: books.limit,
-            revision: books.revision,
+            blocks: states.blocks,
+            limit_blocks: states.limit,
+            revision: states.revision,
             most_blocks: self.shape.most(),
-            backed_blocks: books.backed.count(),
-            beyond_blocks: count(&books.beyond()),
+            backed_blocks: states.backed.count(),
+            beyond_blocks: count(&states.beyond()),
             block_bytes: self.shape.block(),
             memory,
         }
@@ -326,7 +327,8 @@ impl KvCache {
         let backed = self.backed();
         let wanted = backed.iter().flat_map(|span| self.shape.pages(span)).flat_map(Run::places);
         let places: BTreeSet<Place> = wanted.collect();
-        let there: u64 = self.backing.here(&runs_of(places.iter().copied())).iter().map(Run::pages).sum();
+        let there: u64 =
+            self.backing.committed(&runs_of(places.iter().copied())).iter().map(Run::pages).sum();
         let stats = self.backing.stats();
         if places.len() as u64 != there || there * stats.page_bytes != stats.committed_bytes {
             let (wanted, bytes) = (places.len(), stats.committed_bytes);
@@ -351,35 +353,37 @@ impl KvCache {
         Ok(())
     }
 
-    fn take_turn(&self) -> Result<Turn<'_>> {
-        if let Some(turn) = self.try_turn() {
-            return Ok(turn);
+    fn enter_commit_section(&self) -> Result<CommitSection<'_>> {
+        if let Some(commit_section) = self.try_enter_commit_section() {
+            return Ok(commit_section);
         }
         refuse_waiting()?;
-        self.turn.wait_for(|taken| (!std::mem::replace(taken, true)).then_some(()));
-        Ok(Turn(self))
+        self.commit_section.wait_for(|taken| (!std::mem::replace(taken, true)).then_some(()));
+        Ok(CommitSection(self))
     }
 
-    fn try_turn(&self) -> Option<Turn<'_>> {
-        self.turn.wait_for(|taken| Some(!std::mem::replace(taken, true))).then(|| Turn(self))
+    fn try_enter_commit_section(&self) -> Option<CommitSection<'_>> {
+        self.commit_section
+            .wait_for(|taken| Some(!std::mem::replace(taken, true)))
+            .then(|| CommitSection(self))
     }
 
-    /// Decommits the pages of released blocks, or leaves this to the owner of the turn.
+    /// Decommits the pages of released blocks, or leaves this to the owner of the commit section.
     fn let_go(&self) {
-        drop(self.try_turn());
+        drop(self.try_enter_commit_section());
     }
 
-    /// As [`let_go`](Self::let_go). The caller has the turn.
+    /// As [`let_go`](Self::let_go). The caller has the commit section.
     fn let_go_now(&self) {
         loop {
             let (fence, (runs, stayed, users)) = {
-                let books = &mut *self.books.lock();
-                let Some((blocks, fence)) = books.released.pop_front() else { return };
-                let going = books.unback(&self.shape, self.device().pool().events(), &blocks, &fence);
+                let states = &mut *self.states.lock();
+                let Some((blocks, fence)) = states.released.pop_front() else { return };
+                let going = states.unback(&self.shape, self.device().pool().events(), &blocks, &fence);
                 (fence, going)
             };
-            self.backing.had(stayed, users);
-            // No wait: only the owner of the turn moves pages of backed blocks.
+            self.backing.previous_users(stayed, users);
+            // No wait: only the owner of the commit section moves pages of backed blocks.
             if let Err(error) = self.backing.decommit(&runs, &fence) {
                 tracing::error!(%error, "released blocks keep their memory");
             }
@@ -390,22 +394,22 @@ impl KvCache {
 impl Drop for KvCache {
     fn drop(&mut self) {
         // All pages are unmapped now, including pages kept for unreleased blocks.
-        let (stayed, users) = self.books.get_mut().stayed();
-        self.backing.had(stayed, users);
+        let (stayed, users) = self.states.get_mut().stayed();
+        self.backing.previous_users(stayed, users);
     }
 }
 
 /// Right to commit and decommit. At its end, queued releases are carried out.
-struct Turn<'a>(&'a KvCache);
+struct CommitSection<'a>(&'a KvCache);
 
-impl Drop for Turn<'_> {
+impl Drop for CommitSection<'_> {
     fn drop(&mut self) {
         loop {
             self.0.let_go_now();
-            self.0.turn.change(|taken| *taken = false);
-            // Released since, by a thread which found the turn taken.
-            let again = !self.0.books.lock().released.is_empty();
-            if !again || self.0.turn.wait_for(|taken| Some(std::mem::replace(taken, true))) {
+            self.0.commit_section.change(|taken| *taken = false);
+            // Released since, by a thread which found the commit section taken.
+            let again = !self.0.states.lock().released.is_empty();
+            if !again || self.0.commit_section.wait_for(|taken| Some(std::mem::replace(taken, true))) {
                 return;
             }
         }

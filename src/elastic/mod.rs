@@ -3,7 +3,7 @@
 //! Addresses never move, so captured graphs stay valid while other parts change.
 //!
 //! ```text
-//!   absent ─ commit ─> coming ─> here ─ decommit ─> leaving ─ fence done ─> going ─> absent
+//!   absent ─ commit ─> committing ─> committed ─ decommit ─> decommitted ─> unmapping ─> absent
 //!     ^                  │        ^                   │                       │
 //!     └── commit failed ─┘        └─ committed again ─┘                       └─> free page
 //! ```
@@ -29,16 +29,16 @@
 //!   blocks.rs                                 BlockPool: choice of blocks, so that pages run empty
 //!   policy/                                   decisions of an engine: who gets memory, and when
 //!   backing.rs  backing/*.rs  observer.rs     ranges, transactions, leases, observers
-//!   books.rs                                  state of each page
+//!   page_states.rs                            state of each page
 //!   worker.rs                                 thread for commits ahead of need
 //! ```
 
 mod backing;
 mod blocks;
-mod books;
 mod buffer;
 mod cache;
 mod observer;
+mod page_states;
 mod planes;
 pub mod policy;
 mod spans;
@@ -91,7 +91,7 @@ pub struct Committed {
 /// Current state and counters of elastic memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElasticStats {
-    /// Number in the process; also in the [`Holder`](crate::pages::Holder).
+    /// Number in the process; also in the [`Owner`](crate::pages::Owner).
     pub id: u64,
     /// Bytes of a page.
     pub page_bytes: u64,

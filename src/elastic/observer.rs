@@ -40,7 +40,7 @@ impl Observers {
         all.push(Arc::downgrade(observer));
     }
 
-    pub(super) fn tell(&self, shown: &Shown<'_>, gone: bool) {
+    pub(super) fn notify(&self, shown: &Shown<'_>, gone: bool) {
         if shown.ranges.is_empty() {
             return;
         }

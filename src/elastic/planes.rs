@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::books::Run;
+use super::page_states::Run;
 use crate::error::Result;
 use crate::units::{checked_product, checked_size};
 

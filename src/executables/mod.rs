@@ -141,11 +141,11 @@ impl ExecutablePool {
     /// # Safety
     /// The graphs belong to this device, outlive the template, and never change.
     pub unsafe fn add(self: &Arc<Self>, graphs: &[Graph], pinned: bool) -> Result<GraphTemplate> {
-        let door = self.door()?;
+        let graph_driver = self.graph_driver()?;
         let (mut size, mut pinned) = (Size::default(), pinned);
         for graph in graphs {
             // SAFETY: the caller's contract.
-            let nodes = unsafe { door.graph_nodes(*graph) }?;
+            let nodes = unsafe { graph_driver.graph_nodes(*graph) }?;
             size.executables += 1;
             size.nodes += nodes.count;
             pinned |= nodes.may_allocate;
@@ -160,7 +160,7 @@ impl ExecutablePool {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    fn door(&self) -> Result<&dyn Graphs> {
+    fn graph_driver(&self) -> Result<&dyn Graphs> {
         if self.closed.load(Ordering::Relaxed) {
             let sentence = "cannot use the pool of executables: an internal error closed it; make a pool and capture again";
             return Err(Error::wrong_state(sentence));
@@ -176,13 +176,13 @@ impl ExecutablePool {
 
     /// Destroys executables, including those the driver refused to destroy before.
     fn destroy(&self, executables: impl IntoIterator<Item = Executable>) {
-        let Some(door) = self.driver.graphs() else { return };
+        let Some(graph_driver) = self.driver.graphs() else { return };
         let undestroyed = self.state.change(|state| std::mem::take(&mut state.undestroyed));
         let mut refused = Vec::new();
         for executable in undestroyed.into_iter().chain(executables) {
             // SAFETY: made by this pool and removed from its set; the driver keeps the executable
             // until its last launch is done.
-            if let Err(error) = unsafe { door.executable_destroy(executable) } {
+            if let Err(error) = unsafe { graph_driver.executable_destroy(executable) } {
                 tracing::warn!(%error, "cannot destroy an executable now: trying again later");
                 refused.push(executable);
             }
@@ -337,7 +337,7 @@ impl GraphTemplate {
     /// Instantiates all graphs. Returns the executables and, if measured, the decrease of free
     /// device memory in bytes.
     fn try_instantiate(&self) -> Result<(Vec<Executable>, Option<u64>)> {
-        let door = self.pool.door()?;
+        let graph_driver = self.pool.graph_driver()?;
         let measure = self.pool.read(|policy| policy.ledger.wants_measure());
         // For statistics only, so an error is ignored.
         let free = || measure.then(|| self.pool.driver.free_bytes().ok()).flatten();
@@ -345,7 +345,7 @@ impl GraphTemplate {
         let mut made = Vec::with_capacity(self.graphs.len());
         for graph in &self.graphs {
             // SAFETY: the graph is live (contract of `add`).
-            match unsafe { door.instantiate(*graph) } {
+            match unsafe { graph_driver.instantiate(*graph) } {
                 Ok(executable) => made.push(executable),
                 Err(error) => {
                     self.pool.destroy(made);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
 use super::{ArenaMap, MAP_FORMAT, MapBlock, MapHolder, MapPage, MapSpace, MapTile, PageClass};
-use crate::pages::{Class, Holder, Other, PageId, PageName, RangeId, SurveyedPage};
+use crate::pages::{Class, Other, Owner, PageId, PageName, RangeId, SurveyedPage};
 use crate::space::{Common, Core, Phase, Picture, Spot};
 
 /// Maximum number of attempts while the arena changes.
@@ -91,24 +91,24 @@ fn named(
             PageClass::Large | PageClass::Slab | PageClass::Filler => number,
             _ => counted,
         };
-        let owner = match page.holder {
-            Holder::Retained { space, .. } => Some(space),
+        let owner = match page.owner {
+            Owner::Retained { space, .. } => Some(space),
             _ => None,
         };
         // Kept and exclusive blocks have addresses of the arena, equal for all spaces.
         let common = matches!(class, PageClass::Kept | PageClass::Exclusive);
         let address = page.shown.first().filter(|_| common).map(|(_, at)| at.0);
-        let (bytes, absent, lease) = (page.bytes, page.absent, page.lease);
+        let (bytes, absent, lease) = (page.bytes, page.non_resident, page.lease);
         (MapPage { class, number, bytes, owner, address, spaces: 0, absent, lease }, page)
     });
     numbered.collect()
 }
 
 fn class_and_number(page: &SurveyedPage, names: &HashMap<PageId, PageName>, slabs: u64) -> (PageClass, u64) {
-    match (page.holder, names.get(&page.id)) {
-        (Holder::Retained { space, .. }, _) => (PageClass::Own, space),
-        (Holder::Kept { .. }, _) => (PageClass::Kept, 0),
-        (Holder::Exclusive { .. }, _) => (PageClass::Exclusive, 0),
+    match (page.owner, names.get(&page.id)) {
+        (Owner::Retained { space, .. }, _) => (PageClass::Own, space),
+        (Owner::Kept { .. }, _) => (PageClass::Kept, 0),
+        (Owner::Exclusive { .. }, _) => (PageClass::Exclusive, 0),
         (_, Some(PageName::Tape(at))) => (PageClass::Tape, *at),
         (_, Some(PageName::Number(no))) => {
             let number = u64::from(no.index);
@@ -216,19 +216,18 @@ fn phase(phase: Phase) -> &'static str {
 /// Sums the other owners by name, one row each.
 fn holders(others: Vec<Other>) -> Vec<MapHolder> {
     let mut rows: BTreeMap<(&'static str, String), (u64, u64)> = BTreeMap::new();
-    for Other { holder, name, pages, bytes } in others {
-        let kind = match holder {
-            Holder::Shared { .. }
-            | Holder::Retained { .. }
-            | Holder::Kept { .. }
-            | Holder::Exclusive { .. } => "arena",
-            Holder::Region { .. } => "region",
-            Holder::Elastic { .. } => "elastic",
-            Holder::Ring { .. } => "ring",
-            Holder::Workspace { .. } => "workspaces",
-            Holder::Exported => "exported",
-            Holder::Free => "free",
-            Holder::Leaving => "leaving",
+    for Other { owner, name, pages, bytes } in others {
+        let kind = match owner {
+            Owner::Shared { .. } | Owner::Retained { .. } | Owner::Kept { .. } | Owner::Exclusive { .. } => {
+                "arena"
+            }
+            Owner::Region { .. } => "region",
+            Owner::Elastic { .. } => "elastic",
+            Owner::Ring { .. } => "ring",
+            Owner::Workspace { .. } => "workspaces",
+            Owner::Exported => "exported",
+            Owner::Free => "free",
+            Owner::Leaving => "leaving",
         };
         let row = rows.entry((kind, name)).or_default();
         *row = (row.0 + pages, row.1 + bytes);

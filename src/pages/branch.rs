@@ -36,7 +36,7 @@ impl Part<'_> {
 }
 
 fn graphs(driver: &SharedDriver) -> Result<&dyn Graphs> {
-    let (what, expected) = ("a ring's capture", "on a platform whose graphs are behind the door");
+    let (what, expected) = ("a ring's capture", "on a platform whose graphs are behind the driver interface");
     driver.graphs().ok_or(Error::InvalidArgument { what, value: 0, expected })
 }
 
@@ -107,7 +107,7 @@ impl Branch {
 /// Last parameters of a copy node in an executable. Only changes are sent: each update costs the
 /// host about as much as one node in a launch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ToldCopy {
+pub(crate) struct CopyNodeState {
     /// Destination, source and bytes. `None`: unknown.
     copy: Option<(Address, usize, usize)>,
     enabled: Option<bool>,
@@ -117,32 +117,32 @@ pub(crate) struct ToldCopy {
 ///
 /// # Safety
 /// The executable belongs to the node's graph, both live, without use by other threads. The part is
-/// as for [`Branch::copy`]. `told` describes this node of this executable, with still valid
+/// as for [`Branch::copy`]. `known` describes this node of this executable, with still valid
 /// registrations.
-pub(crate) unsafe fn tell(
+pub(crate) unsafe fn update_copy_node(
     driver: &SharedDriver,
     executable: Executable,
     node: CopyNode,
-    told: &mut ToldCopy,
+    known: &mut CopyNodeState,
     copy: Option<(Address, Part<'_>)>,
 ) -> Result<()> {
     let graphs = graphs(driver)?;
     if let Some((to, part)) = copy {
         let copy = part.copy(to)?;
         let now = Some((copy.to, copy.from as usize, copy.bytes));
-        if told.copy != now {
+        if known.copy != now {
             // Unknown after a failure.
-            told.copy = None;
+            known.copy = None;
             // SAFETY: the caller's promise.
             unsafe { graphs.executable_set_copy(executable, node, copy) }?;
-            told.copy = now;
+            known.copy = now;
         }
     }
-    if told.enabled != Some(copy.is_some()) {
-        told.enabled = None;
+    if known.enabled != Some(copy.is_some()) {
+        known.enabled = None;
         // SAFETY: the caller's promise.
         unsafe { graphs.executable_enable_copy(executable, node, copy.is_some()) }?;
-        told.enabled = Some(copy.is_some());
+        known.enabled = Some(copy.is_some());
     }
     Ok(())
 }

@@ -216,13 +216,13 @@ impl Mark {
 /// If a destroyed stream's handle is reused, marks of the new stream count as running while a mark
 /// of the old stream is.
 #[derive(Debug)]
-pub struct Look<'a> {
+pub struct Poll<'a> {
     pub(super) events: &'a Arc<Events>,
     /// First running mark of each stream.
     under_way: Vec<(NamedStream, u64)>,
 }
 
-impl<'a> Look<'a> {
+impl<'a> Poll<'a> {
     /// Begins a poll.
     #[must_use]
     pub fn new(events: &'a Arc<Events>) -> Self {

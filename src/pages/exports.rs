@@ -3,7 +3,7 @@
 //! A page is pinned before its export, and unpinned after the last process closed the page. A
 //! pinned page is not freed, released, lent, replaced or given to a different owner: such
 //! operations refuse, or take a different page. A pinned page without mappings in this process gets
-//! the owner [`Holder::Exported`], in its old account, until the last unpin.
+//! the owner [`Owner::Exported`], in its old account, until the last unpin.
 //!
 //! The mutex of [`PagePool`] guards the pins; an atomic counter answers "no exports" without the
 //! mutex.
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use slotmap::{Key, KeyData};
 
 use super::pool::State;
-use super::{Holder, PageId, PagePool};
+use super::{Owner, PageId, PagePool};
 use crate::driver::{FabricHandle, PageHandle, Sharing};
 use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
@@ -66,14 +66,14 @@ fn too_many() -> Error {
 }
 
 impl State {
-    /// Gives an exported page without local mappings to [`Holder::Exported`].
+    /// Gives an exported page without local mappings to [`Owner::Exported`].
     pub(super) fn abandon(&mut self, id: PageId) {
         let Some(page) = self.pages.get_mut(id) else { return };
-        let (from, to) = (page.holder, Holder::Exported);
+        let (from, to) = (page.owner, Owner::Exported);
         if from == to {
             return;
         }
-        page.holder = to;
+        page.owner = to;
         let (pages, bytes, mappings) = page.weight();
         self.count(from, -pages, -bytes, -mappings);
         self.count(to, pages, bytes, mappings);
@@ -97,7 +97,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::InvalidArgument`] for a page without an arena.
     pub(crate) fn arena_of(&self, id: PageId) -> Result<u64> {
-        self.holder(id).and_then(Holder::arena).ok_or_else(|| unknown(id))
+        self.owner(id).and_then(Owner::arena).ok_or_else(|| unknown(id))
     }
 
     /// Adds export pins to a page of an arena.
@@ -108,12 +108,12 @@ impl PagePool {
     pub(crate) fn pin_export(&self, id: PageId, arena: u64, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let leases: Vec<u64> = state.lent.get(&id).map(super::lent::Lent::lease).into_iter().collect();
-        let page = state.pages.get_mut(id).filter(|page| page.holder.arena() == Some(arena));
+        let page = state.pages.get_mut(id).filter(|page| page.owner.arena() == Some(arena));
         let page = page.ok_or_else(|| unknown(id))?;
         if !leases.is_empty() {
             return Err(Error::Lent { leases });
         }
-        if page.handle.is_none() || !page.away.is_empty() {
+        if page.handle.is_none() || !page.unmapped.is_empty() {
             return Err(Error::wrong_state("cannot export the page: its arena is paused; resume it first"));
         }
         let before = page.exported;
@@ -131,7 +131,7 @@ impl PagePool {
     /// [`Error::InvalidArgument`] for any other page.
     pub(crate) fn pin_abandoned(&self, id: PageId, times: u32) -> Result<()> {
         let mut state = self.lock();
-        let page = state.pages.get_mut(id).filter(|page| page.holder == Holder::Exported);
+        let page = state.pages.get_mut(id).filter(|page| page.owner == Owner::Exported);
         let page = page.ok_or_else(|| unknown(id))?;
         page.exported = page.exported.checked_add(times).ok_or_else(too_many)?;
         Ok(())
@@ -211,7 +211,7 @@ impl PagePool {
         let state = self.lock();
         let theirs = state.pages.iter().filter(|(_, page)| page.exported > 0);
         let mut pages: Vec<u64> = theirs
-            .filter(|(_, page)| page.holder.movable_arena() == Some(arena))
+            .filter(|(_, page)| page.owner.movable_arena() == Some(arena))
             .map(|(id, _)| id.number())
             .collect();
         pages.sort_unstable();

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::stream::NamedStream;
-use super::{Events, Look, Mark};
+use super::{Events, Mark, Poll};
 use crate::driver::Event;
 use crate::error::{Error, Result};
 use crate::units::Stream;
@@ -18,11 +18,11 @@ const PAUSE: Duration = Duration::from_micros(50);
 /// Deferred event: a mark to be recorded later, shared by fences. After the first recording no
 /// fence needs the stream.
 #[derive(Clone, Debug, Default)]
-pub struct Promise(Arc<OnceLock<Mark>>);
+pub struct DeferredMark(Arc<OnceLock<Mark>>);
 
-impl Promise {
+impl DeferredMark {
     /// Stores the recorded mark. Only the first mark is used; each later mark would be correct too.
-    pub fn keep(&self, mark: Mark) {
+    pub fn set(&self, mark: Mark) {
         let _ = self.0.set(mark);
     }
 
@@ -37,7 +37,7 @@ enum Point {
     At(Mark),
     /// End of a stream's work, not yet recordable: the stream is under capture, or this thread
     /// cannot name the stream.
-    Later(NamedStream, Promise),
+    Later(NamedStream, DeferredMark),
     /// An event of the caller.
     Of(Arc<Events>, Event),
 }
@@ -72,7 +72,7 @@ impl Fence {
             Ok(mark) => Point::At(mark),
             Err(error) => {
                 tracing::debug!(%error, ?stream, "a stream's end is recorded later");
-                Point::Later(stream, Promise::default())
+                Point::Later(stream, DeferredMark::default())
             }
         });
     }
@@ -82,7 +82,7 @@ impl Fence {
     /// until that thread queries or ends.
     pub fn add_user(&mut self, events: &Arc<Events>, stream: NamedStream) {
         if stream.is_never_anothers() && !events.can_name(stream) {
-            self.add_promise(stream, &Promise::default());
+            self.add_deferred_mark(stream, &DeferredMark::default());
         } else {
             self.add_kept(events, stream);
         }
@@ -101,10 +101,10 @@ impl Fence {
         self.points.push(Point::Of(Arc::clone(events), event));
     }
 
-    /// Adds all work submitted to a stream before its next recording, by `promise` or by this
+    /// Adds all work submitted to a stream before its next recording, by `deferred_mark` or by this
     /// fence.
-    pub fn add_promise(&mut self, stream: NamedStream, promise: &Promise) {
-        self.points.push(Point::Later(stream, promise.clone()));
+    pub fn add_deferred_mark(&mut self, stream: NamedStream, deferred_mark: &DeferredMark) {
+        self.points.push(Point::Later(stream, deferred_mark.clone()));
     }
 
     /// Returns true if no point is left, without a driver call.
@@ -123,21 +123,21 @@ impl Fence {
     /// # Errors
     /// Driver errors; the fence is not done.
     pub fn done(&mut self, events: &Arc<Events>) -> Result<bool> {
-        self.done_at(&mut Look::new(events))
+        self.done_at(&mut Poll::new(events))
     }
 
     /// As [`done`](Self::done), in one poll of many fences.
     ///
     /// # Errors
     /// As [`done`](Self::done).
-    pub fn done_at(&mut self, look: &mut Look<'_>) -> Result<bool> {
+    pub fn done_at(&mut self, poll: &mut Poll<'_>) -> Result<bool> {
         let mut first = Ok(());
         self.points.retain_mut(|point| {
             let over = match point {
                 // SAFETY: the caller of `add_event` promised a valid event.
                 Point::Of(events, event) => unsafe { events.driver().event_query(*event) },
-                point => match point.record(look.events) {
-                    Ok(Some(mark)) => look.done(mark),
+                point => match point.record(poll.events) {
+                    Ok(Some(mark)) => poll.done(mark),
                     Ok(None) => Ok(false),
                     Err(error) => Err(error),
                 },
@@ -226,15 +226,15 @@ impl Fence {
 
 impl Point {
     fn record(&mut self, events: &Arc<Events>) -> Result<Option<&Mark>> {
-        if let Self::Later(stream, promise) = self {
-            if promise.0.get().is_none() {
+        if let Self::Later(stream, deferred_mark) = self {
+            if deferred_mark.0.get().is_none() {
                 match events.record_named(*stream) {
-                    Ok(mark) => promise.keep(mark),
+                    Ok(mark) => deferred_mark.set(mark),
                     Err(Error::StreamCapturing { .. }) => return Ok(None),
                     Err(error) => return Err(error),
                 }
             }
-            if let Some(mark) = promise.0.get().cloned() {
+            if let Some(mark) = deferred_mark.0.get().cloned() {
                 *self = Self::At(mark);
             }
         }

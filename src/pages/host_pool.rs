@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::copier::Copier;
 use super::host_memory::HostMemory;
 use super::host_room::check_host_room;
-use super::{Events, Fence, HostPiece, Look, PagePool, RangeId, Stretches};
+use super::{Events, Fence, HostPiece, PagePool, Poll, RangeId, Stretches};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
@@ -399,9 +399,9 @@ impl State {
     }
 
     pub(super) fn settle(&mut self, events: &Arc<Events>) {
-        let (mut done, mut look) = (Vec::new(), Look::new(events));
+        let (mut done, mut poll) = (Vec::new(), Poll::new(events));
         self.waiting.retain_mut(|(fence, pieces)| {
-            let over = fence.done_at(&mut look).unwrap_or(false);
+            let over = fence.done_at(&mut poll).unwrap_or(false);
             if over {
                 done.append(pieces);
             }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Holder, PageId, PagePool, RangeId};
+use super::{Owner, PageId, PagePool, RangeId};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::units::{Address, Peers, Stream};
@@ -70,8 +70,8 @@ impl PagePool {
             if let (Some(found), Some(page)) = (state.ranges.get_mut(range), state.pages.get_mut(*id)) {
                 found.mapped.insert(end, (*id, whole.bytes));
                 page.mappings.insert((range, end));
-                let (holder, lent) = (page.holder, state.lent.is_at(*id, (range, end)));
-                state.count_mapping(holder, 1, lent);
+                let (owner, lent) = (page.owner, state.lent.is_at(*id, (range, end)));
+                state.count_mapping(owner, 1, lent);
             }
             state.stats.maps += 1;
             state.stats.mappings += 1;
@@ -105,7 +105,7 @@ impl PagePool {
             let ranges = state.ranges.iter();
             let of_range = |(id, range): (RangeId, &Range)| {
                 let base = range.base;
-                let there = range.mapped.iter().filter(|(at, (page, _))| !state.is_away(*page, id, **at));
+                let there = range.mapped.iter().filter(|(at, (page, _))| !state.is_unmapped(*page, id, **at));
                 let each = there.map(move |(at, (page, bytes))| (id, base, *at, *page, *bytes));
                 each.collect::<Vec<_>>()
             };
@@ -116,7 +116,7 @@ impl PagePool {
             // SAFETY: was one whole mapping. If another thread unmapped it since, the driver
             // returns an error, ignored below.
             let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
-            let there = || self.shows(range, offset, page) && !self.lock().is_away(page, range, offset);
+            let there = || self.shows(range, offset, page) && !self.lock().is_unmapped(page, range, offset);
             if granted.is_err() && there() {
                 result = result.and(granted);
             }
@@ -151,23 +151,23 @@ impl PagePool {
     /// Driver errors; earlier runs stay unmapped.
     pub(super) fn unmap(&self, range: RangeId, offset: u64, len: u64) -> Result<()> {
         loop {
-            let (at, from, to, away) = {
+            let (at, from, to, unmapped) = {
                 let state = self.lock();
                 let Some(found) = state.ranges.get(range) else { return Ok(()) };
                 let mut run: Option<(u64, u64, bool)> = None;
                 let each = self.driver().capabilities().unmap_each;
                 for (at, (page, bytes)) in found.mapped.range(offset..offset.saturating_add(len)) {
-                    let away = state.is_away(*page, range, *at);
+                    let unmapped = state.is_unmapped(*page, range, *at);
                     match &mut run {
-                        None => run = Some((*at, at + bytes, away)),
-                        Some((_, end, same)) if !each && *end == *at && *same == away => *end += bytes,
+                        None => run = Some((*at, at + bytes, unmapped)),
+                        Some((_, end, same)) if !each && *end == *at && *same == unmapped => *end += bytes,
                         Some(_) => break,
                     }
                 }
-                let Some((from, to, away)) = run else { return Ok(()) };
-                (found.base.plus(from), from, to, away)
+                let Some((from, to, unmapped)) = run else { return Ok(()) };
+                (found.base.plus(from), from, to, unmapped)
             };
-            if !away {
+            if !unmapped {
                 // SAFETY: whole mappings without a gap. The caller has waited for the device.
                 unsafe { self.driver().unmap(at, to - from) }?;
             }
@@ -181,9 +181,9 @@ impl PagePool {
                 let lent = self.unmapped_from(state, id, (range, at));
                 if let Some(page) = state.pages.get_mut(id) {
                     page.mappings.remove(&(range, at));
-                    counted = !page.away.remove(&(range, at));
-                    let holder = page.holder;
-                    state.count_mapping(holder, -i64::from(counted), lent);
+                    counted = !page.unmapped.remove(&(range, at));
+                    let owner = page.owner;
+                    state.count_mapping(owner, -i64::from(counted), lent);
                     state.settle(id);
                 }
                 state.stats.unmaps += u64::from(counted);
@@ -233,10 +233,10 @@ impl PagePool {
 
     /// Returns true if a page has this owner and size, is resident, and has no pin, lease or export
     /// pin. All its mappings must be in ranges with a tag below `tag`.
-    pub(super) fn is_unseen(&self, page: PageId, (holder, bytes): (Holder, u64), tag: u64) -> bool {
+    pub(super) fn is_unseen(&self, page: PageId, (owner, bytes): (Owner, u64), tag: u64) -> bool {
         let state = self.lock();
         let Some(found) = state.pages.get(page) else { return false };
-        (found.holder, found.bytes, found.pins, found.exported) == (holder, bytes, 0, 0)
+        (found.owner, found.bytes, found.pins, found.exported) == (owner, bytes, 0, 0)
             && found.handle.is_some()
             && state.lent.get(&page).is_none()
             && found
@@ -287,7 +287,7 @@ impl PagePool {
         let found = state.ranges.get(range).ok_or(gone("a range"))?;
         let first = found.mapped.range(..=offset).next_back().map_or(offset, |(at, _)| *at);
         let mut pages = found.mapped.range(first..offset + len);
-        if gap.is_some() || pages.any(|(at, (page, _))| state.is_away(*page, range, *at)) {
+        if gap.is_some() || pages.any(|(at, (page, _))| state.is_unmapped(*page, range, *at)) {
             return Err(gone("a mapping"));
         }
         Ok(found.base.plus(offset))

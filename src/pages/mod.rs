@@ -5,16 +5,16 @@
 //! * **Page**: one physical allocation of the driver, small or large. A page is mapped as a whole.
 //! * **Range**: reserved addresses. A [`Reservation`] is the handle of a range.
 //! * **Mapping**: a page at an offset of a range, recorded in the page and in the range.
-//! * **Owner** ([`Holder`]): the user of a page: an arena, space, region, elastic buffer, ring or
+//! * **Owner** ([`Owner`]): the user of a page: an arena, space, region, elastic buffer, ring or
 //!   group of workspaces, or the device for a free page.
 //! * **Account** ([`Account`]): the budget charged for a page. Accounts form a tree and are
 //!   independent of owners.
 //! * **Pin**: a running transaction needs the page (`Page::pins`). An **export pin**
 //!   (`Page::exported`) means: other processes map the page.
-//! * **Transaction** ([`Change`]): driver calls and table updates that commit together or are
+//! * **Transaction** ([`Transaction`]): driver calls and table updates that commit together or are
 //!   undone in reverse order.
 //! * **Fence** ([`Fence`]): points in stream work. Memory is reused or unmapped after its fence.
-//! * **Pending unmap** ([`Remains`]): ranges or parts of ranges to unmap after a fence.
+//! * **Pending unmap** ([`PendingUnmap`]): ranges or parts of ranges to unmap after a fence.
 //! * **Non-resident page**: a page of a paused arena. Owner, account and addresses stay, the memory
 //!   is released.
 //!
@@ -37,9 +37,9 @@
 //! [`PagePool::audit`] checks:
 //!
 //! * A page has exactly one owner. A page is charged to exactly one account, except free pages and
-//!   pages refused by the driver (`Holder::Leaving`).
+//!   pages refused by the driver (`Owner::Leaving`).
 //! * An owned page is mapped or pinned. The exception is a page used only by other processes
-//!   (`Holder::Exported`).
+//!   (`Owner::Exported`).
 //! * A free page has no mapping and no pin, and is in the free list of its size. Its old `PageId`
 //!   finds nothing.
 //! * Each mapping is recorded in its page and its range. Mappings of a range do not overlap.
@@ -68,18 +68,18 @@
 //! | file | contents |
 //! |---|---|
 //! | `pool.rs` | [`PagePool`]: tables, free lists, creation and release of pages |
-//! | `ledger.rs` | owners and the audit |
+//! | `owner.rs` | owners and the audit |
 //! | `mappings.rs`, `reservation.rs` | ranges and mappings |
 //! | `account.rs` | tree of budgets |
-//! | `change.rs` | transactions |
+//! | `transaction.rs` | transactions |
 //! | `events.rs`, `fence.rs`, `stream.rs` | recycled events, fences, names of streams |
-//! | `teardown.rs`, `deferred.rs` | unmapping after a fence, pending unmaps, retries |
+//! | `teardown.rs`, `pending_unmaps.rs` | unmapping after a fence, pending unmaps, retries |
 //! | `reclaim.rs` | out-of-memory retry |
 //! | `waits.rs` | captures, and platforms on which a capture forbids waits |
 //! | `shared.rs` | numbered pages of one arena |
 //! | `lent.rs` | pages on lease |
 //! | `exports.rs`, `peer.rs` | pages exported to and imported from other processes |
-//! | `absent.rs`, `pausable.rs`, `resume.rs` | non-resident pages, pause and resume |
+//! | `non_resident.rs`, `pausable.rs`, `resume.rs` | non-resident pages, pause and resume |
 //! | `host_pool.rs`, `host_piece.rs` | host memory for contents of pages |
 //! | `host_memory.rs`, `host_room.rs` | mapped host memory, limits of the machine |
 //! | `copier.rs`, `copies.rs` | copies between device and host |
@@ -87,13 +87,10 @@
 //! | `stretches.rs` | free address ranges |
 //! | `survey.rs` | snapshot of all pages |
 
-mod absent;
 mod account;
 mod branch;
-mod change;
 mod copier;
 mod copies;
-mod deferred;
 mod events;
 mod exports;
 mod fence;
@@ -101,11 +98,13 @@ mod host_memory;
 mod host_piece;
 mod host_pool;
 mod host_room;
-mod ledger;
 mod lent;
 mod mappings;
+mod non_resident;
+mod owner;
 mod pausable;
 mod peer;
+mod pending_unmaps;
 mod pool;
 mod reclaim;
 mod reservation;
@@ -117,26 +116,26 @@ mod survey;
 mod teardown;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod waits;
 
-pub(crate) use absent::{Hold, Standing};
 pub use account::{Account, AccountStats, Limits};
-pub(crate) use branch::{Branch, Part, ToldCopy, tell};
-pub use change::{Calls, Change};
+pub(crate) use branch::{Branch, CopyNodeState, Part, update_copy_node};
 pub(crate) use copies::{Copied, HostCopy, Run, behind_copies};
-pub(crate) use deferred::retry_orphans;
-pub use events::{Events, Look, Mark};
+pub use events::{Events, Mark, Poll};
 pub use exports::Extent;
-pub use fence::{Fence, Promise};
+pub use fence::{DeferredMark, Fence};
 pub use host_piece::HostPiece;
 pub use host_pool::{CopyPath, HostPool, HostStats};
 pub(crate) use host_room::check_host_room;
-pub use ledger::{Holder, Holding};
 pub(crate) use lent::LentPlace;
 pub use mappings::Mapping;
-pub(crate) use pausable::{HookGuard, MoveTurn, Pausables, next_number};
+pub(crate) use non_resident::{ArenaPage, Hold};
+pub use owner::{OwnedPages, Owner};
+pub(crate) use pausable::{HookGuard, Pausables, PauseSection, next_number};
 pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
 pub(crate) use peer::{PeerId, PeerSpan};
+pub(crate) use pending_unmaps::retry_orphans;
 pub use pool::{PagePool, PoolStats};
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
@@ -145,7 +144,8 @@ pub use shared::{SetPeers, SharedSet};
 pub use stream::NamedStream;
 pub(crate) use stretches::Stretches;
 pub(crate) use survey::{Other, PageName, SurveyedPage};
-pub use teardown::Remains;
+pub use teardown::PendingUnmap;
+pub use transaction::{Calls, Transaction};
 pub(crate) use waits::Capturing;
 
 slotmap::new_key_type! {

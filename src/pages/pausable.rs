@@ -4,7 +4,7 @@
 //! [`Pausables`] is the registry of a device: finds pausable memory by tag, and calls the hooks.
 //! The traits split a resume into steps, so several objects resume together or not at all.
 //!
-//! [`Pausables`] has one lock per list, not held during calls. [`MoveTurn`] is the exclusive
+//! [`Pausables`] has one lock per list, not held during calls. [`PauseSection`] is the exclusive
 //! section of a pause or resume of one object.
 
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::host_pool::CopyPath;
-use super::{Change, Fence, PageId};
+use super::{Fence, PageId, Transaction};
 use crate::error::{Error, Result};
 use crate::sync::{ExclusiveSection, Mutex, thread_token};
 use crate::units::{Address, Stream};
@@ -156,7 +156,7 @@ pub trait Pausable: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The reason of a refusal. The caller then removes the pin.
-    fn stay(&self, page: PageId) -> Result<()> {
+    fn pin_page(&self, page: PageId) -> Result<()> {
         let (value, expected) = (page.number().into(), "that of a page of an arena");
         Err(Error::InvalidArgument { what: "a page's number", value, expected })
     }
@@ -172,7 +172,7 @@ pub trait Pausable: Send + Sync + fmt::Debug {
     }
 
     /// Polls memory freed while in use by a stream. Does not wait.
-    fn look_again(&self) {
+    fn poll_pending(&self) {
         // Default: no such memory.
     }
 
@@ -193,13 +193,13 @@ pub trait Resuming {
     ///
     /// # Errors
     /// Out of memory; driver errors.
-    fn take(&mut self, change: &mut Change<'_>) -> Result<()>;
+    fn take(&mut self, transaction: &mut Transaction<'_>) -> Result<()>;
 
     /// Maps the pages.
     ///
     /// # Errors
     /// Driver errors.
-    fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()>;
+    fn map(&mut self, transaction: &mut Transaction<'_>, report: &mut ResumeReport) -> Result<()>;
 
     /// Submits the copies and fills of the contents.
     ///
@@ -282,7 +282,7 @@ impl Pausables {
     }
 
     /// Calls the hooks. The caller has no lock.
-    pub(crate) fn tell(&self, moved: &Moved<'_>, gone: bool) {
+    pub(crate) fn call_hooks(&self, moved: &Moved<'_>, gone: bool) {
         let hooks = self.hooks(moved.tag);
         let _inside = HookGuard::enter();
         for hooks in hooks {
@@ -324,9 +324,9 @@ impl HookGuard {
 
 /// Exclusive section of one object's pause or resume.
 #[derive(Debug, Default)]
-pub(crate) struct MoveTurn(ExclusiveSection);
+pub(crate) struct PauseSection(ExclusiveSection);
 
-impl MoveTurn {
+impl PauseSection {
     /// Enters the section, after waiting for its current thread. Ends with [`give`](Self::give).
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //! the pool: they use no budget, and have no owner.
 //!
 //! Spans in use by the device and pages refused by the driver are plain data in the pool, retried
-//! as in `deferred.rs`. The mutex of [`PagePool`] guards the tables.
+//! as in `pending_unmaps.rs`. The mutex of [`PagePool`] guards the tables.
 
 use std::os::fd::BorrowedFd;
 
@@ -181,7 +181,7 @@ impl PagePool {
     }
 
     /// Tears down spans with finished fences, and retries refused calls.
-    pub(super) fn finish_peers_done(&self) {
+    pub(super) fn reap_peers(&self) {
         let (waiting, refused) = {
             let peers = &mut self.lock().foreign;
             if peers.is_empty() {

@@ -11,14 +11,14 @@ use serde::Serialize;
 use slotmap::SlotMap;
 
 use super::account::Accounts;
-use super::deferred::{Arriving, ArrivingId, Deferred, DeferredId};
 use super::events::Events;
-use super::ledger::{Holder, Tally};
 use super::lent::LentPages;
 use super::mappings::Range;
+use super::owner::{Owner, Tally};
 use super::peer::PeerPages;
+use super::pending_unmaps::{Arriving, ArrivingId, FencedUnmap, FencedUnmapId};
 use super::reclaim::Reclaimers;
-use super::teardown::Leaving;
+use super::teardown::RunningTeardown;
 use super::waits::Captures;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
@@ -32,17 +32,17 @@ const TRIES: u32 = 1000;
 
 #[derive(Debug)]
 pub(super) struct Page {
-    /// `None`: the page is non-resident, see `absent.rs`. Owner, account and mappings stay.
+    /// `None`: the page is non-resident, see `non_resident.rs`. Owner, account and mappings stay.
     pub(super) handle: Option<PageHandle>,
     pub(super) bytes: u64,
-    pub(super) holder: Holder,
+    pub(super) owner: Owner,
     /// Account charged for the page. `None` for free pages and pages refused by the driver.
     pub(super) account: Option<AccountId>,
     /// All mappings: range and offset.
     pub(super) mappings: BTreeSet<(RangeId, u64)>,
     /// Subset of `mappings` unknown to the driver: all of a non-resident page, some of a page whose
     /// pause or resume is incomplete.
-    pub(super) away: BTreeSet<(RangeId, u64)>,
+    pub(super) unmapped: BTreeSet<(RangeId, u64)>,
     /// Number of running transactions that need the page.
     pub(super) pins: u32,
     /// Number of export pins: other processes map the page.
@@ -50,14 +50,14 @@ pub(super) struct Page {
 }
 
 impl Page {
-    fn new(handle: PageHandle, bytes: u64, holder: Holder, account: Option<AccountId>, pins: u32) -> Self {
-        let (mappings, away) = (BTreeSet::new(), BTreeSet::new());
-        Self { handle: Some(handle), bytes, holder, account, mappings, away, pins, exported: 0 }
+    fn new(handle: PageHandle, bytes: u64, owner: Owner, account: Option<AccountId>, pins: u32) -> Self {
+        let (mappings, unmapped) = (BTreeSet::new(), BTreeSet::new());
+        Self { handle: Some(handle), bytes, owner, account, mappings, unmapped, pins, exported: 0 }
     }
 
     /// Returns the page's share of the totals: pages, bytes, and mappings known to the driver.
     pub(super) fn weight(&self) -> (i64, i64, i64) {
-        let mappings = (self.mappings.len() - self.away.len()) as i64;
+        let mappings = (self.mappings.len() - self.unmapped.len()) as i64;
         if self.handle.is_some() { (1, self.bytes as i64, mappings) } else { (0, 0, mappings) }
     }
 }
@@ -112,23 +112,23 @@ pub(super) struct State {
     /// All ranges, by base address.
     pub(super) bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
-    pub(super) tallies: HashMap<Holder, Tally>,
+    pub(super) tallies: HashMap<Owner, Tally>,
     /// Bytes of free pages, and bytes of pages refused by the driver.
     pub(super) free_bytes: u64,
     pub(super) refused_bytes: u64,
     /// Pages refused by the driver at release.
     pub(super) refused: Vec<PageId>,
     /// Non-resident pages and their bytes.
-    pub(super) absent: (u64, u64),
+    pub(super) non_resident: (u64, u64),
     /// Exported pages and their bytes.
     pub(super) exported: (u64, u64),
     /// Pages imported from other processes.
     pub(super) foreign: PeerPages,
     /// Ranges whose teardown the driver refused.
     pub(super) stuck: Vec<RangeId>,
-    pub(super) deferred: SlotMap<DeferredId, Deferred>,
+    pub(super) pending_unmaps: SlotMap<FencedUnmapId, FencedUnmap>,
     /// Parts of ranges in teardown, by start. Parts do not overlap.
-    pub(super) leaving: BTreeMap<(RangeId, u64), Leaving>,
+    pub(super) teardowns: BTreeMap<(RangeId, u64), RunningTeardown>,
     /// Resumed arenas with running copies of contents.
     pub(super) arriving: SlotMap<ArrivingId, Arriving>,
     pub(super) lent: LentPages,
@@ -169,52 +169,52 @@ impl State {
     /// Adds a page to the totals of its owner and account.
     fn begin(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
-        match (page.holder, page.account) {
-            (Holder::Free, _) => self.free_bytes += page.bytes,
-            (Holder::Leaving, _) => self.refused_bytes += page.bytes,
+        match (page.owner, page.account) {
+            (Owner::Free, _) => self.free_bytes += page.bytes,
+            (Owner::Leaving, _) => self.refused_bytes += page.bytes,
             (_, Some(account)) => {
                 self.accounts.join(account);
                 self.accounts.change(account, bytes, 0);
             }
             (_, None) => {}
         }
-        self.count(page.holder, pages, bytes, mappings);
+        self.count(page.owner, pages, bytes, mappings);
     }
 
     /// Subtracts a page from the totals of its owner and account.
     pub(super) fn end(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
-        match (page.holder, page.account) {
-            (Holder::Free, _) => self.free_bytes -= page.bytes,
-            (Holder::Leaving, _) => self.refused_bytes -= page.bytes,
+        match (page.owner, page.account) {
+            (Owner::Free, _) => self.free_bytes -= page.bytes,
+            (Owner::Leaving, _) => self.refused_bytes -= page.bytes,
             (_, Some(account)) => {
                 self.accounts.change(account, -bytes, 0);
                 self.accounts.leave(account);
             }
             (_, None) => {}
         }
-        self.count(page.holder, -pages, -bytes, -mappings);
+        self.count(page.owner, -pages, -bytes, -mappings);
     }
 
     /// Adds to the totals of an owner.
-    pub(super) fn count(&mut self, holder: Holder, pages: i64, bytes: i64, mappings: i64) {
-        self.shared_changes += u64::from(matches!(holder, Holder::Shared { .. }));
-        if holder.retains() {
+    pub(super) fn count(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
+        self.shared_changes += u64::from(matches!(owner, Owner::Shared { .. }));
+        if owner.retains() {
             self.stats.retained_bytes = self.stats.retained_bytes.saturating_add_signed(bytes);
         }
-        let tally = self.tallies.entry(holder).or_default();
+        let tally = self.tallies.entry(owner).or_default();
         tally.pages = tally.pages.saturating_add_signed(pages);
         tally.bytes = tally.bytes.saturating_add_signed(bytes);
         tally.mappings = tally.mappings.saturating_add_signed(mappings);
         if *tally == Tally::default() {
-            self.tallies.remove(&holder);
+            self.tallies.remove(&owner);
         }
     }
 
     /// Counts mappings of an owner's page. `lent`: the mapping belongs to a lease.
-    pub(super) fn count_mapping(&mut self, holder: Holder, mappings: i64, lent: bool) {
+    pub(super) fn count_mapping(&mut self, owner: Owner, mappings: i64, lent: bool) {
         let before = self.shared_changes;
-        self.count(holder, 0, 0, mappings);
+        self.count(owner, 0, 0, mappings);
         if lent {
             self.shared_changes = before;
         }
@@ -232,16 +232,16 @@ impl State {
         if page.handle.is_some() {
             self.stats.physical_bytes -= page.bytes;
         } else {
-            self.absent = (self.absent.0 - 1, self.absent.1 - page.bytes);
+            self.non_resident = (self.non_resident.0 - 1, self.non_resident.1 - page.bytes);
         }
         self.end(&page);
         Some(page)
     }
 
-    fn rename(&mut self, id: PageId, holder: Holder, account: Option<AccountId>) -> Option<PageId> {
+    fn rename(&mut self, id: PageId, owner: Owner, account: Option<AccountId>) -> Option<PageId> {
         let mut page = self.pages.remove(id)?;
         self.end(&page);
-        (page.holder, page.account) = (holder, account);
+        (page.owner, page.account) = (owner, account);
         self.begin(&page);
         Some(self.pages.insert(page))
     }
@@ -249,8 +249,7 @@ impl State {
     /// Makes a page without mappings and pins free, under a new key. So stale keys find nothing.
     pub(super) fn settle(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
-        if page.pins > 0 || !page.mappings.is_empty() || matches!(page.holder, Holder::Free | Holder::Leaving)
-        {
+        if page.pins > 0 || !page.mappings.is_empty() || matches!(page.owner, Owner::Free | Owner::Leaving) {
             return;
         }
         let bytes = page.bytes;
@@ -259,7 +258,7 @@ impl State {
         } else if page.handle.is_none() {
             // A non-resident page has no memory to reuse.
             self.remove(id);
-        } else if let Some(id) = self.rename(id, Holder::Free, None) {
+        } else if let Some(id) = self.rename(id, Owner::Free, None) {
             self.free.entry(bytes).or_default().push(id);
         }
     }
@@ -308,12 +307,12 @@ impl PagePool {
             free_bytes: 0,
             refused_bytes: 0,
             refused: Vec::new(),
-            absent: (0, 0),
+            non_resident: (0, 0),
             exported: (0, 0),
             foreign: PeerPages::default(),
             stuck: Vec::new(),
-            deferred: SlotMap::with_key(),
-            leaving: BTreeMap::new(),
+            pending_unmaps: SlotMap::with_key(),
+            teardowns: BTreeMap::new(),
             arriving: SlotMap::with_key(),
             lent: LentPages::default(),
             shared_changes: 0,
@@ -364,15 +363,15 @@ impl PagePool {
     ///
     /// # Errors
     /// [`Error::OverBudget`] of the account or an ancestor; driver errors.
-    pub(super) fn take(&self, bytes: u64, holder: Holder, account: AccountId) -> Result<(PageId, bool)> {
+    pub(super) fn take(&self, bytes: u64, owner: Owner, account: AccountId) -> Result<(PageId, bool)> {
         let mut tries = 0;
         loop {
             let before = self.lock().activity();
-            let refused = match self.try_take(bytes, holder, account) {
+            let refused = match self.try_take(bytes, owner, account) {
                 Err(error) if error.is_out_of_memory() => error,
                 result => return result,
             };
-            if self.finish_done() || self.release_free(bytes) > 0 {
+            if self.reap() || self.release_free(bytes) > 0 {
                 continue;
             }
             // Other threads may be releasing memory now, or may have released memory since the
@@ -389,7 +388,7 @@ impl PagePool {
         }
     }
 
-    fn try_take(&self, bytes: u64, holder: Holder, account: AccountId) -> Result<(PageId, bool)> {
+    fn try_take(&self, bytes: u64, owner: Owner, account: AccountId) -> Result<(PageId, bool)> {
         {
             let state = &mut *self.lock();
             let others = state.unaccounted();
@@ -398,7 +397,7 @@ impl PagePool {
             if let Some(refusal) = state.accounts.refusal(account, bytes, of_device, self.ordinal()) {
                 return Err(refusal);
             }
-            if let Some(id) = state.pop_free(bytes).and_then(|id| state.rename(id, holder, Some(account))) {
+            if let Some(id) = state.pop_free(bytes).and_then(|id| state.rename(id, owner, Some(account))) {
                 if let Some(page) = state.pages.get_mut(id) {
                     page.pins = 1;
                 }
@@ -415,7 +414,7 @@ impl PagePool {
         state.accounts.change(account, 0, -(bytes as i64));
         let entered = created.map(|handle| {
             state.stats.pages_created += 1;
-            (state.enter(Page::new(handle, bytes, holder, Some(account), 1)), true)
+            (state.enter(Page::new(handle, bytes, owner, Some(account), 1)), true)
         });
         state.accounts.leave(account);
         entered
@@ -423,9 +422,9 @@ impl PagePool {
 
     /// Pins an owner's page until [`unpin`](Self::unpin) and returns its bytes. `None`: the page
     /// has a different owner or key.
-    pub(super) fn pin(&self, id: PageId, holder: Holder) -> Option<u64> {
+    pub(super) fn pin(&self, id: PageId, owner: Owner) -> Option<u64> {
         let mut state = self.lock();
-        let page = state.pages.get_mut(id).filter(|page| page.holder == holder)?;
+        let page = state.pages.get_mut(id).filter(|page| page.owner == owner)?;
         page.pins += 1;
         Some(page.bytes)
     }
@@ -465,13 +464,13 @@ impl PagePool {
 
     /// Changes the owner of a page from `from` to `to` and returns the page's bytes. With `sole`,
     /// only if the page has one mapping and no pin. `None`: nothing changed.
-    pub(crate) fn hand_over(&self, id: PageId, from: Holder, to: Holder, sole: bool) -> Option<u64> {
+    pub(crate) fn hand_over(&self, id: PageId, from: Owner, to: Owner, sole: bool) -> Option<u64> {
         let state = &mut *self.lock();
         let page = state.pages.get_mut(id)?;
-        if page.holder != from || sole && (page.mappings.len(), page.pins) != (1, 0) {
+        if page.owner != from || sole && (page.mappings.len(), page.pins) != (1, 0) {
             return None;
         }
-        page.holder = to;
+        page.owner = to;
         let (size, (pages, bytes, mappings)) = (page.bytes, page.weight());
         state.count(from, -pages, -bytes, -mappings);
         state.count(to, pages, bytes, mappings);
@@ -480,21 +479,21 @@ impl PagePool {
 
     /// Returns the owner of a page. `None`: the key is stale.
     #[must_use]
-    pub fn holder(&self, id: PageId) -> Option<Holder> {
-        self.lock().pages.get(id).map(|page| page.holder)
+    pub fn owner(&self, id: PageId) -> Option<Owner> {
+        self.lock().pages.get(id).map(|page| page.owner)
     }
 
     /// Returns the owner of a page and the ranges that map the page.
-    pub(crate) fn showing(&self, id: PageId) -> Option<(Holder, BTreeSet<RangeId>)> {
+    pub(crate) fn showing(&self, id: PageId) -> Option<(Owner, BTreeSet<RangeId>)> {
         let state = self.lock();
         let page = state.pages.get(id)?;
-        Some((page.holder, page.mappings.iter().map(|(range, _)| *range).collect()))
+        Some((page.owner, page.mappings.iter().map(|(range, _)| *range).collect()))
     }
 
     /// Returns bytes and number of an owner's pages.
     #[must_use]
-    pub fn held(&self, holder: Holder) -> (u64, u64) {
-        self.lock().tallies.get(&holder).map_or((0, 0), |tally| (tally.bytes, tally.pages))
+    pub fn held(&self, owner: Owner) -> (u64, u64) {
+        self.lock().tallies.get(&owner).map_or((0, 0), |tally| (tally.bytes, tally.pages))
     }
 
     /// Releases free pages to the driver, largest first, until `bytes` are released. Returns the
@@ -534,7 +533,7 @@ impl PagePool {
             state.stats.pages_released += 1;
             return true;
         };
-        let id = state.enter(Page::new(handle, bytes, Holder::Leaving, None, 0));
+        let id = state.enter(Page::new(handle, bytes, Owner::Leaving, None, 0));
         state.refused.push(id);
         drop(state);
         tracing::warn!(%error, bytes, "the driver did not take a page back; kept for another try");
@@ -562,13 +561,13 @@ impl PagePool {
         PoolStats {
             free_bytes: state.free_bytes,
             budget_bytes: state.accounts.stats(state.accounts.root()).most_bytes,
-            absent_bytes: state.absent.1,
+            absent_bytes: state.non_resident.1,
             exported_bytes: state.exported.1,
-            pages: state.pages.len() as u64 - state.absent.0,
+            pages: state.pages.len() as u64 - state.non_resident.0,
             reservations: state.ranges.len() as u64,
             pending: (state.refused.len()
                 + state.stuck.len()
-                + state.deferred.len()
+                + state.pending_unmaps.len()
                 + state.foreign.pending()) as u64,
             ..state.stats
         }

@@ -37,23 +37,23 @@ pub trait Reclaimer: Send + Sync {
 pub(super) struct Reclaimers {
     all: Mutex<Vec<Weak<dyn Reclaimer>>>,
     /// Threads in a call of a reclaimer.
-    asking: Mutex<HashSet<u64>>,
+    reclaiming: Mutex<HashSet<u64>>,
 }
 
 /// Marks this thread as asking, until dropped.
-struct Asking<'a>(&'a Reclaimers);
+struct ReclaimCall<'a>(&'a Reclaimers);
 
-impl<'a> Asking<'a> {
+impl<'a> ReclaimCall<'a> {
     /// `None`: this thread is already asking, so a reclaimer itself is short of memory.
     fn begin(reclaimers: &'a Reclaimers) -> Option<Self> {
-        let begins = reclaimers.asking.lock().insert(thread_token());
+        let begins = reclaimers.reclaiming.lock().insert(thread_token());
         begins.then(|| Self(reclaimers))
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for ReclaimCall<'_> {
     fn drop(&mut self) {
-        self.0.asking.lock().remove(&thread_token());
+        self.0.reclaiming.lock().remove(&thread_token());
     }
 }
 
@@ -66,14 +66,14 @@ impl PagePool {
     }
 
     /// Begins the out-of-memory retry of one call.
-    pub(crate) fn relief(&self) -> Relief<'_> {
-        Relief { pool: self, tries: 0 }
+    pub(crate) fn memory_retry(&self) -> MemoryRetry<'_> {
+        MemoryRetry { pool: self, tries: 0 }
     }
 
     /// Asks reclaimers, cheapest first, until `bytes` are freed. Returns true if a retry is useful.
     /// With `lowest`, asks only reclaimers within the account of that key. The caller has no lock.
-    pub(crate) fn ask(&self, bytes: u64, lowest: Option<u64>) -> bool {
-        let Some(_asking) = Asking::begin(&self.reclaimers) else { return false };
+    pub(crate) fn ask_reclaimers(&self, bytes: u64, lowest: Option<u64>) -> bool {
+        let Some(_call) = ReclaimCall::begin(&self.reclaimers) else { return false };
         let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
         if let Some(key) = lowest {
             all.retain(|reclaimer| {
@@ -89,17 +89,17 @@ impl PagePool {
             }
         }
         // Freed memory may still be in use by the device.
-        self.finish_waiting(PATIENCE) || given > 0
+        self.wait_and_reap(PATIENCE) || given > 0
     }
 }
 
 /// Out-of-memory retry of one call.
-pub(crate) struct Relief<'a> {
+pub(crate) struct MemoryRetry<'a> {
     pool: &'a PagePool,
     tries: u32,
 }
 
-impl Relief<'_> {
+impl MemoryRetry<'_> {
     /// Tries to get memory after this error. Returns true if the call should try again, at most
     /// eight times. The caller has no lock.
     pub(crate) fn helps(&mut self, error: &Error) -> bool {
@@ -121,11 +121,11 @@ impl Relief<'_> {
     /// pending memory always finishes.
     pub(crate) fn once(&mut self, error: &Error) -> bool {
         self.tries = self.tries.saturating_add(1);
-        let finished = self.pool.finish_waiting(PATIENCE);
+        let finished = self.pool.wait_and_reap(PATIENCE);
         if finished && self.tries == 1 {
             return true;
         }
-        self.pool.ask(error.requested_bytes(), error.lowest()) || finished
+        self.pool.ask_reclaimers(error.requested_bytes(), error.lowest()) || finished
     }
 }
 

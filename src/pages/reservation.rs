@@ -6,13 +6,13 @@ use std::sync::Arc;
 use slotmap::Key;
 
 use super::mappings::Mapping;
-use super::{PagePool, RangeId, Remains};
+use super::{PagePool, PendingUnmap, RangeId};
 use crate::error::Result;
 use crate::units::{Address, Stream};
 
-/// Reserved addresses, made by a transaction ([`Change`](super::Change)). Drop unmaps all pages and
-/// frees the addresses: the device must not use them any more. [`leave`](Self::leave) defers this
-/// to a fence.
+/// Reserved addresses, made by a transaction ([`Transaction`](super::Transaction)). Drop unmaps all
+/// pages and frees the addresses: the device must not use them any more. [`leave`](Self::leave)
+/// defers this to a fence.
 pub struct Reservation {
     pool: Arc<PagePool>,
     id: RangeId,
@@ -77,8 +77,8 @@ impl Reservation {
 
     /// Converts into a pending unmap, for [`PagePool::finish`] after a fence.
     #[must_use]
-    pub fn leave(mut self) -> Remains {
-        Remains::range(std::mem::take(&mut self.id))
+    pub fn leave(mut self) -> PendingUnmap {
+        PendingUnmap::range(std::mem::take(&mut self.id))
     }
 }
 

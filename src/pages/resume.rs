@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::reclaim::Relief;
-use super::{Change, Fence, HostPool, PagePool, Pausable, ResumeReport, Resuming};
+use super::reclaim::MemoryRetry;
+use super::{Fence, HostPool, PagePool, Pausable, ResumeReport, Resuming, Transaction};
 use crate::error::{Error, Result};
 
 /// Sleep between two attempts to get memory.
@@ -37,26 +37,26 @@ pub(crate) fn resume_into(
 ) -> Result<ResumeReport> {
     let start = Instant::now();
     let _go_on = pool.begin_waits()?;
-    let mut patience = Patience { relief: pool.relief(), start, deadline, late: 0 };
-    let (mut coming, mut mapped, mut change) = loop {
-        let (mut coming, mapped) = begin(all)?;
-        let error = match take(pool, &mut coming) {
-            Ok(change) => break (coming, mapped, change),
+    let mut patience = Patience { memory_retry: pool.memory_retry(), start, deadline, late: 0 };
+    let (mut resuming, mut mapped, mut transaction) = loop {
+        let (mut resuming, mapped) = begin(all)?;
+        let error = match take(pool, &mut resuming) {
+            Ok(transaction) => break (resuming, mapped, transaction),
             Err(error) => error,
         };
         // Leaves all sections before asking reclaimers. A reclaimer may pause these objects, or
         // wait for a thread doing so. No object has taken a page yet.
-        drop(coming);
+        drop(resuming);
         patience.wait(error)?;
     };
-    let mut report = ResumeReport { regions: coming.len() as u64, ..ResumeReport::default() };
+    let mut report = ResumeReport { regions: resuming.len() as u64, ..ResumeReport::default() };
     report.waited_micros = start.elapsed().as_micros() as u64;
     let copying = Instant::now();
-    let mut restored = restore(&mut coming, &mut change, &mut report);
+    let mut restored = restore(&mut resuming, &mut transaction, &mut report);
     if wait || restored.is_err() {
         // Also after a failure: the undo unmaps the pages, so all writes must end first.
-        for (_, resuming) in &coming {
-            restored = host.wait(&mut resuming.contents()).and(restored);
+        for (_, one) in &resuming {
+            restored = host.wait(&mut one.contents()).and(restored);
         }
         for (_, contents) in &mut mapped {
             restored = host.wait(contents).and(restored);
@@ -64,15 +64,15 @@ pub(crate) fn resume_into(
         report.copy_micros = copying.elapsed().as_micros() as u64;
     }
     if let Err(error) = restored {
-        drop(change);
+        drop(transaction);
         tracing::warn!(%error, "a resume failed and is undone");
         return Err(error);
     }
-    report.calls += change.commit().0.all;
+    report.calls += transaction.commit().0.all;
     behind.append(&mut mapped);
-    for (index, resuming) in coming {
-        behind.push((index, resuming.contents()));
-        resuming.finish();
+    for (index, one) in resuming {
+        behind.push((index, one.contents()));
+        one.finish();
     }
     report.micros = start.elapsed().as_micros() as u64;
     pool.check();
@@ -86,12 +86,12 @@ pub(crate) fn resume_into(
 /// millisecond instead of 40 us (H200, docs/performance.md, Regions). So all mappings precede the
 /// first copy.
 fn restore(
-    coming: &mut [(usize, Box<dyn Resuming + '_>)],
-    change: &mut Change<'_>,
+    resuming: &mut [(usize, Box<dyn Resuming + '_>)],
+    transaction: &mut Transaction<'_>,
     report: &mut ResumeReport,
 ) -> Result<()> {
-    coming.iter_mut().try_for_each(|(_, resuming)| resuming.map(change, report))?;
-    coming.iter_mut().try_for_each(|(_, resuming)| resuming.fill(report))
+    resuming.iter_mut().try_for_each(|(_, one)| one.map(transaction, report))?;
+    resuming.iter_mut().try_for_each(|(_, one)| one.fill(report))
 }
 
 /// Resumes in progress, and fences of already resident objects, each with its index.
@@ -102,29 +102,32 @@ type Begun<'a> = (Vec<(usize, Box<dyn Resuming + 'a>)>, Vec<(usize, Fence)>);
 fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<Begun<'a>> {
     let mut numbered: Vec<_> = all.iter().enumerate().collect();
     numbered.sort_by_key(|(_, known)| known.id());
-    let (mut coming, mut mapped) = (Vec::new(), Vec::new());
+    let (mut resuming, mut mapped) = (Vec::new(), Vec::new());
     for (index, known) in numbered {
         match known.resuming()? {
-            Some(resuming) => coming.push((index, resuming)),
+            Some(one) => resuming.push((index, one)),
             // Contents of a resident object may still be in transfer.
             None => mapped.push((index, known.contents())),
         }
     }
-    coming.sort_by_key(|(index, _)| *index);
-    Ok((coming, mapped))
+    resuming.sort_by_key(|(index, _)| *index);
+    Ok((resuming, mapped))
 }
 
 /// Takes the pages of all objects or of none.
-fn take<'a>(pool: &'a Arc<PagePool>, coming: &mut [(usize, Box<dyn Resuming + '_>)]) -> Result<Change<'a>> {
-    let mut change = Change::on(pool);
-    change.announce(coming.iter().map(|(_, resuming)| resuming.missing()).sum());
-    coming.iter_mut().try_for_each(|(_, resuming)| resuming.take(&mut change))?;
-    Ok(change)
+fn take<'a>(
+    pool: &'a Arc<PagePool>,
+    resuming: &mut [(usize, Box<dyn Resuming + '_>)],
+) -> Result<Transaction<'a>> {
+    let mut transaction = Transaction::on(pool);
+    transaction.expect_bytes(resuming.iter().map(|(_, one)| one.missing()).sum());
+    resuming.iter_mut().try_for_each(|(_, one)| one.take(&mut transaction))?;
+    Ok(transaction)
 }
 
 /// Retry state of a resume without enough memory.
 struct Patience<'a> {
-    relief: Relief<'a>,
+    memory_retry: MemoryRetry<'a>,
     start: Instant,
     deadline: Duration,
     late: u32,
@@ -139,14 +142,14 @@ impl Patience<'_> {
         if !error.is_out_of_memory() {
             return Err(error);
         }
-        let relieved = self.relief.once(&error);
+        let helped = self.memory_retry.once(&error);
         let left = self.deadline.saturating_sub(self.start.elapsed());
         if left.is_zero() {
             self.late += 1;
-            if !relieved || self.late > TRIES {
+            if !helped || self.late > TRIES {
                 return Err(error);
             }
-        } else if !relieved {
+        } else if !helped {
             std::thread::sleep(PAUSE.min(left));
         }
         Ok(())

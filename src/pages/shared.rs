@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::survey::PageName;
-use super::{Account, Change, Class, Fence, Holder, Look, Mark, PageId, PageNo, PagePool};
+use super::{Account, Class, Fence, Mark, Owner, PageId, PageNo, PagePool, Poll, Transaction};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -68,22 +68,22 @@ struct Numbers {
     spare: BTreeMap<u64, Vec<PageId>>,
     /// Live-out pages with only freed blocks, possibly still in use by a stream: fence, page,
     /// previous owner, and first space that may use the page.
-    returning: Vec<(Fence, PageId, Holder, u64)>,
+    returning: Vec<(Fence, PageId, Owner, u64)>,
     /// For recent versions: the version, and a mark after all replays before the version.
     marks: VecDeque<(u64, Mark)>,
     /// Pinned pages: they stay at their numbers and addresses.
-    fixed: HashSet<PageId>,
+    pinned: HashSet<PageId>,
     /// Pages of freed blocks that graphs captured before the free may still read. Each entry names
     /// the writing space and the first space that may use the page for other blocks. Eager work
     /// does not use these pages.
-    since: HashMap<PageId, Vec<(u64, Holder)>>,
+    since: HashMap<PageId, Vec<(u64, Owner)>>,
     /// Number of eager scopes active or waiting for the replay slot. Pages may leave their numbers
     /// at the end of a scope.
     eager: u32,
 }
 
 /// Returns true if the space may map the page.
-fn is_for(since: &HashMap<PageId, Vec<(u64, Holder)>>, page: PageId, space: u64) -> bool {
+fn is_for(since: &HashMap<PageId, Vec<(u64, Owner)>>, page: PageId, space: u64) -> bool {
     since.get(&page).is_none_or(|writers| writers.iter().all(|(from, _)| space >= *from))
 }
 
@@ -148,20 +148,20 @@ impl SharedSet {
 
     /// Returns the owner of the shared pages.
     #[must_use]
-    pub fn holder(&self) -> Holder {
-        Holder::Shared { arena: self.arena }
+    pub fn owner(&self) -> Owner {
+        Owner::Shared { arena: self.arena }
     }
 
     /// Returns the page of a number, pinned by the transaction. A number without a page gets a
     /// spare, a free or a new page. `space`: number of the calling space. 0: eager work, for a
-    /// number whose page [may be replaced](Self::is_fixed).
+    /// number whose page [may be replaced](Self::is_pinned).
     ///
     /// The lock is held across the driver call: two spaces with the same number must get one page.
     ///
     /// # Errors
-    /// As [`Change::take`]; [`Error::Lent`] for a page on lease.
-    pub fn page(&self, change: &mut Change, no: PageNo, space: u64) -> Result<PageId> {
-        self.page_apart(change, no, &HashSet::new(), space)
+    /// As [`Transaction::take`]; [`Error::Lent`] for a page on lease.
+    pub fn page(&self, transaction: &mut Transaction, no: PageNo, space: u64) -> Result<PageId> {
+        self.page_apart(transaction, no, &HashSet::new(), space)
     }
 
     /// As [`page`](Self::page), but skips numbers with a page in `shown`, the pages already mapped
@@ -171,7 +171,7 @@ impl SharedSet {
     /// As [`page`](Self::page).
     pub fn page_apart(
         &self,
-        change: &mut Change,
+        transaction: &mut Transaction,
         from: PageNo,
         shown: &HashSet<PageId>,
         space: u64,
@@ -184,24 +184,24 @@ impl SharedSet {
         while numbers.pages.get(&no).is_some_and(passed_over) {
             no.index += 1;
         }
-        self.numbered(numbers, change, no, shown, space)
+        self.numbered(numbers, transaction, no, shown, space)
     }
 
     fn numbered(
         &self,
         numbers: &mut Numbers,
-        change: &mut Change,
+        transaction: &mut Transaction,
         no: PageNo,
         shown: &HashSet<PageId>,
         space: u64,
     ) -> Result<PageId> {
         if let Some(page) = numbers.pages.get(&no).copied()
-            && change.rely_on(page, self.holder()).is_some()
+            && transaction.pin_owned(page, self.owner()).is_some()
         {
             let leases = self.pool.leases([page].iter());
             return if leases.is_empty() { Ok(page) } else { Err(Error::Lent { leases }) };
         }
-        let page = self.spare_or_new(change, numbers, self.page_bytes(no.class), shown, space)?;
+        let page = self.spare_or_new(transaction, numbers, self.page_bytes(no.class), shown, space)?;
         numbers.pages.insert(no, page);
         if numbers.since.contains_key(&page) {
             // Older spaces skip this number and use the page of the next one, which they may
@@ -222,7 +222,7 @@ impl SharedSet {
     /// Returns true if the page is a shared page of this arena.
     #[must_use]
     pub fn is_ours(&self, page: PageId) -> bool {
-        self.pool.holder(page) == Some(self.holder())
+        self.pool.owner(page) == Some(self.owner())
     }
 
     /// Returns the current page of a number.
@@ -245,11 +245,11 @@ impl SharedSet {
     /// Gives pages to a new owner and frees their numbers. The pages stay mapped at all addresses.
     /// Returns how many pages changed owner. `before`: a mark after all replays before the work
     /// that wrote to these pages.
-    pub fn leave(&self, pages: &[(PageNo, PageId)], to: Holder, before: Mark) -> u64 {
+    pub fn leave(&self, pages: &[(PageNo, PageId)], to: Owner, before: Mark) -> u64 {
         let numbers = &mut *self.numbers.lock();
         let mut left = 0;
         for (no, page) in pages {
-            if self.pool.hand_over(*page, self.holder(), to, false).is_some() {
+            if self.pool.hand_over(*page, self.owner(), to, false).is_some() {
                 if numbers.pages.get(no) == Some(page) {
                     numbers.pages.remove(no);
                 }
@@ -277,9 +277,9 @@ impl SharedSet {
     /// Takes back a page given away by [`leave`](Self::leave), used in replay order only. The page
     /// gets `no` if the number has no page, else becomes a spare page. Returns true if the page got
     /// the number.
-    pub fn come_back(&self, page: PageId, from: Holder, no: PageNo) -> bool {
+    pub fn return_page(&self, page: PageId, from: Owner, no: PageNo) -> bool {
         let numbers = &mut *self.numbers.lock();
-        let Some(bytes) = self.pool.hand_over(page, from, self.holder(), false) else { return false };
+        let Some(bytes) = self.pool.hand_over(page, from, self.owner(), false) else { return false };
         if numbers.pages.get(&no).is_some_and(|listed| self.is_ours(*listed)) {
             numbers.spare.entry(bytes).or_default().push(page);
             return false;
@@ -289,7 +289,7 @@ impl SharedSet {
     }
 
     /// Returns the number of large pages with a number, not on lease and not [bound to the
-    /// number](Self::is_fixed).
+    /// number](Self::is_pinned).
     #[must_use]
     pub fn lendable(&self) -> u64 {
         self.free_large_ones().len() as u64
@@ -307,7 +307,8 @@ impl SharedSet {
 
     fn free_large_ones(&self) -> Vec<(u32, PageId)> {
         let numbers = self.numbers.lock();
-        let free = |page: PageId| !self.stays(&numbers, page) && self.pool.leases([page].iter()).is_empty();
+        let free =
+            |page: PageId| !self.keeps_number(&numbers, page) && self.pool.leases([page].iter()).is_empty();
         self.large_ones(&numbers).filter(|(_, page)| free(*page)).collect()
     }
 
@@ -323,7 +324,7 @@ impl SharedSet {
     ///
     /// Pages are ranked again only if pages of an arena changed since the last lease, other than by
     /// leases.
-    pub(crate) fn to_lend(&self, change: &mut Change<'_>, wanted: usize) -> Vec<PageId> {
+    pub(crate) fn to_lend(&self, transaction: &mut Transaction<'_>, wanted: usize) -> Vec<PageId> {
         let (numbers, pool) = (self.numbers.lock(), &self.pool);
         if !pool.is_ranked(&self.account) {
             pool.rank_candidates(&self.account, &self.large_ones(&numbers).collect::<Vec<_>>());
@@ -333,8 +334,8 @@ impl SharedSet {
             after = pool.next_candidate(&self.account, after);
             let Some((.., page)) = after else { break };
             // A trim or seal on a different thread may have taken the page since the ranking.
-            let may_leave = self.is_ours(page) && !self.stays(&numbers, page);
-            if may_leave && change.rely_on(page, self.holder()) == Some(self.geometry.large()) {
+            let may_leave = self.is_ours(page) && !self.keeps_number(&numbers, page);
+            if may_leave && transaction.pin_owned(page, self.owner()) == Some(self.geometry.large()) {
                 taken.push(page);
             }
         }
@@ -364,8 +365,10 @@ impl SharedSet {
         let (all, page) = (self.large(), self.geometry.large());
         let lent = || all.iter().filter(|(_, _, lease)| lease.is_some());
         let numbers = self.numbers.lock();
-        let stay =
-            all.iter().filter(|(_, page, lease)| lease.is_none() && self.stays(&numbers, *page)).count();
+        let stay = all
+            .iter()
+            .filter(|(_, page, lease)| lease.is_none() && self.keeps_number(&numbers, *page))
+            .count();
         drop(numbers);
         let most = all.last().map_or(0, |(index, ..)| u64::from(*index) + 1);
         let there = most - (lent().count() + stay) as u64;
@@ -409,7 +412,7 @@ impl SharedSet {
     ///
     /// # Errors
     /// [`Error::WrongState`] if a page is not shared any more, or eager work is active.
-    pub fn fix(&self, pages: &HashSet<PageId>) -> Result<()> {
+    pub fn pin_pages(&self, pages: &HashSet<PageId>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }
@@ -419,7 +422,7 @@ impl SharedSet {
                 "cannot pin pages of the arena: eager work uses them; end the eager scope first",
             ));
         }
-        numbers.fixed.extend(pages);
+        numbers.pinned.extend(pages);
         // Eager work with such a page must check.
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
@@ -429,7 +432,7 @@ impl SharedSet {
     ///
     /// # Errors
     /// [`Error::WrongState`] while eager work is active, since a page could leave its number.
-    pub fn stay(&self) -> Result<()> {
+    pub fn note_export(&self) -> Result<()> {
         let numbers = self.numbers.lock();
         if numbers.eager > 0 {
             return Err(Error::wrong_state(
@@ -443,13 +446,13 @@ impl SharedSet {
 
     /// Returns true if the page of this number is pinned, exported, or reserved for older graphs.
     #[must_use]
-    pub fn is_fixed(&self, no: PageNo) -> bool {
+    pub fn is_pinned(&self, no: PageNo) -> bool {
         let numbers = self.numbers.lock();
-        numbers.pages.get(&no).is_some_and(|page| self.stays(&numbers, *page))
+        numbers.pages.get(&no).is_some_and(|page| self.keeps_number(&numbers, *page))
     }
 
-    fn stays(&self, numbers: &Numbers, page: PageId) -> bool {
-        numbers.fixed.contains(&page) || numbers.since.contains_key(&page) || self.pool.is_exported(page)
+    fn keeps_number(&self, numbers: &Numbers, page: PageId) -> bool {
+        numbers.pinned.contains(&page) || numbers.since.contains_key(&page) || self.pool.is_exported(page)
     }
 
     /// Returns the pages of the tape in `[from, to)`, pinned by the transaction: start and bytes of
@@ -459,25 +462,25 @@ impl SharedSet {
     ///
     /// # Errors
     /// As [`page`](Self::page).
-    pub fn tape(&self, change: &mut Change, from: u64, to: u64) -> Result<Vec<(u64, PageId, u64)>> {
+    pub fn tape(&self, transaction: &mut Transaction, from: u64, to: u64) -> Result<Vec<(u64, PageId, u64)>> {
         let numbers = &mut *self.numbers.lock();
         let mut found = Vec::new();
         let mut at = from;
         while at < to {
             let there = numbers.tape.get(&at).copied();
-            let page = match there.filter(|(page, _)| change.rely_on(*page, self.holder()).is_some()) {
+            let page = match there.filter(|(page, _)| transaction.pin_owned(*page, self.owner()).is_some()) {
                 Some(page) => page,
                 None => {
                     // Later pages still owned by the arena stay at their bytes. The page at `at` is
                     // gone.
                     numbers.tape.retain(|start, (page, _)| {
-                        *start < at || *start > at && self.pool.holder(*page) == Some(self.holder())
+                        *start < at || *start > at && self.pool.owner(*page) == Some(self.owner())
                     });
                     let next = numbers.tape.range(at..).next().map(|(start, _)| *start);
                     let least = (at / 16).min(self.geometry.large() / 2);
                     let bytes = (to - at).max(least).next_multiple_of(self.geometry.small());
                     let bytes = next.map_or(bytes, |next| bytes.min(next - at));
-                    let page = (self.spare_or_new(change, numbers, bytes, &HashSet::new(), 0)?, bytes);
+                    let page = (self.spare_or_new(transaction, numbers, bytes, &HashSet::new(), 0)?, bytes);
                     numbers.tape.insert(at, page);
                     page
                 }
@@ -499,7 +502,7 @@ impl SharedSet {
 
     fn spare_or_new(
         &self,
-        change: &mut Change,
+        transaction: &mut Transaction,
         numbers: &mut Numbers,
         bytes: u64,
         shown: &HashSet<PageId>,
@@ -513,18 +516,18 @@ impl SharedSet {
             let fits = |page: &PageId| !shown.contains(page) && is_for(since, *page, space);
             while let Some(at) = spare.iter().rposition(fits) {
                 let page = spare.remove(at);
-                if change.rely_on(page, self.holder()).is_some() {
+                if transaction.pin_owned(page, self.owner()).is_some() {
                     return Ok(page);
                 }
             }
         }
-        change.take(bytes, self.holder(), self.account.id())
+        transaction.take(bytes, self.owner(), self.account.id())
     }
 
     /// Returns a live-out page with only freed blocks. After the fence, the page becomes spare:
     /// spaces from number `since` on may map the page, under any number of its size. The page stays
     /// mapped at its addresses.
-    pub fn give(&self, page: PageId, from: Holder, fence: Fence, since: u64) {
+    pub fn give(&self, page: PageId, from: Owner, fence: Fence, since: u64) {
         let mut numbers = self.numbers.lock();
         numbers.returning.push((fence, page, from, since));
         self.settle(&mut numbers);
@@ -546,16 +549,16 @@ impl SharedSet {
     pub fn take_passed(
         &self,
         (bytes, count): (u64, usize),
-        (space, writer): (u64, Holder),
+        (space, writer): (u64, Owner),
         until: u64,
     ) -> Vec<PageId> {
         let numbers = &mut *self.numbers.lock();
         self.settle(numbers);
-        let Numbers { since, fixed, .. } = numbers;
-        let fits = |page: PageId, writers: &[(u64, Holder)]| {
+        let Numbers { since, pinned, .. } = numbers;
+        let fits = |page: PageId, writers: &[(u64, Owner)]| {
             writers.iter().all(|(from, _)| space >= *from)
-                && !fixed.contains(&page)
-                && self.pool.is_unseen(page, (self.holder(), bytes), space)
+                && !pinned.contains(&page)
+                && self.pool.is_unseen(page, (self.owner(), bytes), space)
         };
         let mut taken: Vec<PageId> =
             since.iter().filter(|(page, writers)| fits(**page, writers)).map(|(page, _)| *page).collect();
@@ -568,7 +571,7 @@ impl SharedSet {
     }
 
     /// Called at the end of a graph: no graph reads the blocks this owner wrote.
-    pub fn gone(&self, from: Holder) {
+    pub fn gone(&self, from: Owner) {
         let numbers = &mut *self.numbers.lock();
         let returning = numbers.returning.iter_mut().filter(|(_, _, of, _)| *of == from);
         returning.for_each(|(.., since)| *since = 0);
@@ -594,13 +597,13 @@ impl SharedSet {
     /// removed: otherwise a space could find one page under two numbers.
     fn settle(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, since, .. } = numbers;
-        let mut look = Look::new(self.pool.events());
+        let mut poll = Poll::new(self.pool.events());
         returning.retain_mut(|(fence, page, from, space)| {
             // Exported pages are not reused by other graphs.
-            if !fence.done_at(&mut look).unwrap_or(false) || self.pool.is_exported(*page) {
+            if !fence.done_at(&mut poll).unwrap_or(false) || self.pool.is_exported(*page) {
                 return true;
             }
-            if let Some(bytes) = self.pool.hand_over(*page, *from, self.holder(), false) {
+            if let Some(bytes) = self.pool.hand_over(*page, *from, self.owner(), false) {
                 pages.retain(|_, listed| listed != page);
                 spare.entry(bytes).or_default().push(*page);
                 if *space > 0 {
@@ -622,10 +625,10 @@ impl SharedSet {
     /// Removes stale entries from all tables.
     pub fn forget(&self) {
         let mut numbers = self.numbers.lock();
-        let holder = Some(self.holder());
-        let there = |id: PageId| self.pool.holder(id) == holder;
-        let Numbers { pages, tape, spare, fixed, since, .. } = &mut *numbers;
-        fixed.retain(|id| there(*id));
+        let owner = Some(self.owner());
+        let there = |id: PageId| self.pool.owner(id) == owner;
+        let Numbers { pages, tape, spare, pinned, since, .. } = &mut *numbers;
+        pinned.retain(|id| there(*id));
         since.retain(|id, _| there(*id));
         pages.retain(|_, id| there(*id));
         tape.retain(|_, (id, _)| there(*id));

@@ -3,18 +3,18 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::ledger::Tally;
 use super::lent::Lent;
-use super::{Holder, PageId, PageNo, PagePool, RangeId};
+use super::owner::Tally;
+use super::{Owner, PageId, PageNo, PagePool, RangeId};
 use crate::units::Address;
 
 #[derive(Clone, Debug)]
 pub(crate) struct SurveyedPage {
     pub(crate) id: PageId,
     pub(crate) bytes: u64,
-    pub(crate) holder: Holder,
+    pub(crate) owner: Owner,
     /// Without memory, because the arena is paused.
-    pub(crate) absent: bool,
+    pub(crate) non_resident: bool,
     /// Lease number, if on lease.
     pub(crate) lease: Option<u64>,
     /// Mapped ranges and addresses, without pending unmaps.
@@ -24,7 +24,7 @@ pub(crate) struct SurveyedPage {
 /// Totals of a different owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Other {
-    pub(crate) holder: Holder,
+    pub(crate) owner: Owner,
     /// Label of its account; empty without an account.
     pub(crate) name: String,
     pub(crate) pages: u64,
@@ -51,18 +51,18 @@ impl PagePool {
     /// arena's pages.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
         let state = self.lock();
-        let going: HashSet<RangeId> = state.leaving_ranges().collect();
+        let going: HashSet<RangeId> = state.pending_ranges().collect();
         let mut parts: HashMap<RangeId, Vec<(u64, u64)>> = HashMap::new();
-        for (range, from, bytes) in state.leaving_parts() {
+        for (range, from, bytes) in state.pending_parts() {
             parts.entry(range).or_default().push((from, from.saturating_add(bytes)));
         }
         let (mut pages, mut others) = (Vec::new(), BTreeMap::<_, Tally>::new());
         for (id, page) in &state.pages {
-            if page.holder.arena() != Some(arena) {
+            if page.owner.arena() != Some(arena) {
                 if page.handle.is_none() {
                     continue;
                 }
-                let other = others.entry((page.holder, page.account)).or_default();
+                let other = others.entry((page.owner, page.account)).or_default();
                 other.pages += 1;
                 other.bytes += page.bytes;
                 continue;
@@ -74,13 +74,13 @@ impl PagePool {
             let shown = there.filter_map(|(range, at)| {
                 state.ranges.get(*range).map(|found| (*range, found.base.plus(*at)))
             });
-            let (bytes, holder, absent) = (page.bytes, page.holder, page.handle.is_none());
+            let (bytes, owner, non_resident) = (page.bytes, page.owner, page.handle.is_none());
             let lease = state.lent.get(&id).map(Lent::lease);
-            pages.push(SurveyedPage { id, bytes, holder, absent, lease, shown: shown.collect() });
+            pages.push(SurveyedPage { id, bytes, owner, non_resident, lease, shown: shown.collect() });
         }
-        let others = others.into_iter().map(|((holder, account), tally)| {
+        let others = others.into_iter().map(|((owner, account), tally)| {
             let name = account.and_then(|account| state.accounts.label(account)).unwrap_or_default();
-            Other { holder, name: name.to_owned(), pages: tally.pages, bytes: tally.bytes }
+            Other { owner, name: name.to_owned(), pages: tally.pages, bytes: tally.bytes }
         });
         let others = others.collect();
         Survey { pages, others }

@@ -7,21 +7,21 @@
 //! A thread with a conflicting request does not wait. Its request joins the pending unmaps, and the
 //! active thread runs the pending unmaps at its end.
 
-use super::deferred::Deferred;
+use super::pending_unmaps::FencedUnmap;
 use super::pool::State;
 use super::{Fence, PagePool, RangeId};
 use crate::error::Result;
 
 /// A pending unmap: ranges and parts of ranges, to be torn down after a fence.
 #[derive(Clone, Debug, Default)]
-pub struct Remains {
+pub struct PendingUnmap {
     /// Ranges to unmap and free as a whole.
     pub(super) ranges: Vec<RangeId>,
     /// Parts of remaining ranges: range, offset and bytes.
     pub(super) parts: Vec<(RangeId, u64, u64)>,
 }
 
-impl Remains {
+impl PendingUnmap {
     /// Creates a pending unmap of a whole range.
     #[must_use]
     pub fn range(range: RangeId) -> Self {
@@ -73,13 +73,13 @@ impl Remains {
             let mapped = state.ranges.get(range).map(|range| range.mapped.range(from..to));
             mapped.into_iter().flatten().map(|(_, (page, _))| *page)
         });
-        pages.any(|page| state.pages.get(page).is_some_and(|page| page.holder.movable_arena() == Some(arena)))
+        pages.any(|page| state.pages.get(page).is_some_and(|page| page.owner.movable_arena() == Some(arena)))
     }
 }
 
 /// Part of a range in teardown; the key of the table is its start.
 #[derive(Debug, Default)]
-pub(super) struct Leaving {
+pub(super) struct RunningTeardown {
     to: u64,
     /// An overlapping request was added to the pending unmaps since.
     awaited: bool,
@@ -96,27 +96,28 @@ pub(super) struct TornDown {
 
 impl State {
     /// Returns true if a part of the range is in teardown.
-    pub(super) fn is_leaving(&self, range: RangeId) -> bool {
-        self.leaving.range((range, 0)..=(range, u64::MAX)).next().is_some()
+    pub(super) fn is_in_teardown(&self, range: RangeId) -> bool {
+        self.teardowns.range((range, 0)..=(range, u64::MAX)).next().is_some()
     }
 
-    /// Registers [merged](Remains::apart) parts as in teardown. Returns false if a part is in use.
-    /// With `keep`, the conflicting teardown polls the pending unmaps at its end.
+    /// Registers [merged](PendingUnmap::apart) parts as in teardown. Returns false if a part is in
+    /// use. With `keep`, the conflicting teardown polls the pending unmaps at its end.
     fn begin_teardown(&mut self, apart: &[(RangeId, u64, u64)], keep: bool) -> bool {
         for (range, from, to) in apart {
             if self.ranges.get(*range).is_some_and(|range| range.held) {
                 return false;
             }
             // Parts do not overlap, so the last part that begins before `to` also ends last.
-            let before = self.leaving.range_mut((*range, 0)..(*range, *to)).next_back();
+            let before = self.teardowns.range_mut((*range, 0)..(*range, *to)).next_back();
             if let Some((_, other)) = before.filter(|(_, other)| other.to > *from) {
                 other.awaited |= keep;
                 return false;
             }
         }
-        let leaving =
-            |(range, from, to): &(RangeId, u64, u64)| ((*range, *from), Leaving { to: *to, awaited: false });
-        self.leaving.extend(apart.iter().map(leaving));
+        let leaving = |(range, from, to): &(RangeId, u64, u64)| {
+            ((*range, *from), RunningTeardown { to: *to, awaited: false })
+        };
+        self.teardowns.extend(apart.iter().map(leaving));
         true
     }
 
@@ -124,7 +125,7 @@ impl State {
     fn end_teardown(&mut self, apart: &[(RangeId, u64, u64)]) -> bool {
         let mut awaited = false;
         for (range, from, _) in apart {
-            awaited |= self.leaving.remove(&(*range, *from)).is_some_and(|leaving| leaving.awaited);
+            awaited |= self.teardowns.remove(&(*range, *from)).is_some_and(|leaving| leaving.awaited);
         }
         awaited
     }
@@ -134,33 +135,33 @@ impl PagePool {
     /// Tears down now, unless a part is in use: by a different teardown, a pause, a resume or
     /// copies. With `keep`, a refused request joins the pending unmaps. The caller has waited for
     /// the device.
-    pub(super) fn tear_down(&self, remains: Remains, keep: bool) -> TornDown {
-        let apart = remains.apart();
-        let wait = |state: &mut State, remains| {
+    pub(super) fn tear_down(&self, pending: PendingUnmap, keep: bool) -> TornDown {
+        let apart = pending.apart();
+        let wait = |state: &mut State, pending| {
             if keep {
-                state.deferred.insert(Deferred { fence: Fence::default(), remains });
+                state.pending_unmaps.insert(FencedUnmap { fence: Fence::default(), pending });
             }
         };
         {
             let state = &mut *self.lock();
             if !state.begin_teardown(&apart, keep) {
                 // Under the same lock, so the conflicting teardown finds the request at its end.
-                wait(state, remains);
+                wait(state, pending);
                 return TornDown { done: false, awaited: false, refused: Ok(()) };
             }
         }
         // Checked after the registration: a resume holds the ranges before its copies, and the hold
         // waits for this teardown.
-        let done = self.arrived(&remains);
+        let done = self.arrived(&pending);
         let mut refused = Ok(());
         if done {
-            for (range, offset, bytes) in remains.parts.iter().copied() {
+            for (range, offset, bytes) in pending.parts.iter().copied() {
                 // A refused part is unmapped with its range.
                 if let Err(error) = self.unmap(range, offset, bytes) {
                     tracing::warn!(%error, "the driver did not unmap a part of a range; it goes with the range");
                 }
             }
-            for range in remains.ranges.iter().copied() {
+            for range in pending.ranges.iter().copied() {
                 let closed = self.close_now(range);
                 if closed.is_err() {
                     self.lock().stuck.push(range);
@@ -171,16 +172,16 @@ impl PagePool {
         let state = &mut *self.lock();
         let awaited = state.end_teardown(&apart);
         if !done {
-            wait(state, remains);
+            wait(state, pending);
         }
         TornDown { done, awaited, refused }
     }
 
     /// Tears down now, for a caller that otherwise keeps the request. Returns false if a part is in
     /// use.
-    pub(crate) fn finish_now(&self, remains: Remains) -> bool {
-        let torn = self.tear_down(remains, false);
-        self.look_again(&torn);
+    pub(crate) fn unmap_now(&self, pending: PendingUnmap) -> bool {
+        let torn = self.tear_down(pending, false);
+        self.poll_pending(&torn);
         torn.done
     }
 
@@ -190,15 +191,15 @@ impl PagePool {
     /// # Errors
     /// Driver errors; the pool retries.
     pub(super) fn close(&self, range: RangeId) -> Result<()> {
-        let torn = self.tear_down(Remains::range(range), true);
-        self.look_again(&torn);
+        let torn = self.tear_down(PendingUnmap::range(range), true);
+        self.poll_pending(&torn);
         torn.refused
     }
 
     /// Runs the requests that arrived during a teardown.
-    pub(super) fn look_again(&self, torn: &TornDown) {
+    pub(super) fn poll_pending(&self, torn: &TornDown) {
         if torn.awaited {
-            self.finish_done();
+            self.reap();
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use super::{Account, Change, Holder, Limits, PageId, PagePool, RangeId, Reservation};
+use super::{Account, Limits, Owner, PageId, PagePool, RangeId, Reservation, Transaction};
 use crate::driver::{
     Capabilities, DeviceInfo, Driver, Event, HostDriver, HostOptions, Memory, NotMapped, PageHandle,
     StreamState, Timeline, Transfer, Whole,
@@ -19,11 +19,11 @@ mod falsified;
 
 const UNIT: u64 = 4096;
 const RANGE: u64 = 16 * UNIT;
-const HOLDERS: [Holder; 4] = [
-    Holder::Shared { arena: 1 },
-    Holder::Shared { arena: 2 },
-    Holder::Retained { arena: 1, space: 7 },
-    Holder::Kept { arena: 1 },
+const OWNERS: [Owner; 4] = [
+    Owner::Shared { arena: 1 },
+    Owner::Shared { arena: 2 },
+    Owner::Retained { arena: 1, space: 7 },
+    Owner::Kept { arena: 1 },
 ];
 
 /// Host driver with planted failures in calls that change state.
@@ -192,7 +192,7 @@ unsafe impl Transfer for Faulty {
 struct Page {
     id: PageId,
     bytes: u64,
-    holder: Holder,
+    owner: Owner,
     account: usize,
     at: BTreeSet<(RangeId, u64)>,
     pins: u32,
@@ -226,8 +226,8 @@ impl Twin {
     fn room(&self, bytes: u64, account: usize) -> bool {
         let mut with = self.clone();
         let id = PageId::default();
-        let (holder, at) = (HOLDERS[0], BTreeSet::new());
-        with.pages.push(Page { id, bytes, holder, account, at, pins: 1 });
+        let (owner, at) = (OWNERS[0], BTreeSet::new());
+        with.pages.push(Page { id, bytes, owner, account, at, pins: 1 });
         let reused = self.free.contains(&bytes);
         let mut next = Some(account);
         while let Some(account) = next {
@@ -293,10 +293,10 @@ impl Twin {
         let pages = (self.pages.len() + self.free.len()) as u64;
         assert_eq!((stats.pages, stats.mappings, stats.pending), (pages, mappings as u64, 0));
         assert_eq!((stats.reservations, stats.budget_bytes), (self.ranges.len() as u64, self.limits[0].most));
-        for holder in HOLDERS {
+        for owner in OWNERS {
             let theirs: Vec<u64> =
-                self.pages.iter().filter(|page| page.holder == holder).map(|page| page.bytes).collect();
-            assert_eq!(pool.held(holder), (theirs.iter().sum(), theirs.len() as u64), "{holder:?}");
+                self.pages.iter().filter(|page| page.owner == owner).map(|page| page.bytes).collect();
+            assert_eq!(pool.held(owner), (theirs.iter().sum(), theirs.len() as u64), "{owner:?}");
         }
         for (number, account) in accounts.iter().enumerate() {
             assert_eq!(account.stats().charged_bytes, self.used(number + 1), "account {}", number + 1);
@@ -384,20 +384,20 @@ impl World {
     fn change(&mut self, input: &mut Numbers) -> bool {
         let Self { driver, pool, accounts, twin, ranges } = self;
         let mut before = twin.clone();
-        let mut change = Change::on(pool);
+        let mut transaction = Transaction::on(pool);
         driver.fail_in([0, 0, 0, 3, 5, 7][input.below(6)]);
         let mut failed = false;
         for _ in 0..1 + input.below(6) {
             let planted = |error: &Error| matches!(error, Error::Driver { code: 999, .. });
             let pages: Vec<PageId> = twin.pages.iter().map(|page| page.id).collect();
             match input.below(8) {
-                0 => match change.reserve(RANGE, 5, Peers::NONE) {
+                0 => match transaction.reserve(RANGE, 5, Peers::NONE) {
                     Ok(range) => twin.ranges.push(range),
                     Err(error) => failed = planted(&error),
                 },
                 1 | 2 => {
                     let bytes = input.bytes();
-                    let (Some(holder), account) = (input.pick(&HOLDERS), 1 + input.below(4)) else {
+                    let (Some(owner), account) = (input.pick(&OWNERS), 1 + input.below(4)) else {
                         continue;
                     };
                     // These free pages are released first, whatever the result.
@@ -413,7 +413,7 @@ impl World {
                     if refusing {
                         driver.fail_in(0);
                     }
-                    let taken = change.take(bytes, holder, accounts[account - 1].id());
+                    let taken = transaction.take(bytes, owner, accounts[account - 1].id());
                     *twin = after;
                     for bytes in released {
                         let at = before.free.iter().position(|free| *free == bytes).unwrap();
@@ -425,34 +425,27 @@ impl World {
                             if let Some(at) = twin.free.iter().position(|free| *free == bytes) {
                                 twin.free.swap_remove(at);
                             }
-                            twin.pages.push(Page {
-                                id,
-                                bytes,
-                                holder,
-                                account,
-                                at: BTreeSet::new(),
-                                pins: 1,
-                            });
+                            twin.pages.push(Page { id, bytes, owner, account, at: BTreeSet::new(), pins: 1 });
                         }
                         Err(error) if planted(&error) => failed = true,
                         Err(error) => assert!(!room && matches!(error, Error::OverBudget { .. }), "{error}"),
                     }
                 }
                 3 => {
-                    let (Some(id), Some(holder)) = (input.pick(&pages), input.pick(&HOLDERS)) else {
+                    let (Some(id), Some(owner)) = (input.pick(&pages), input.pick(&OWNERS)) else {
                         continue;
                     };
                     let page = twin.page(id);
-                    let expected = (page.holder == holder).then_some(page.bytes);
+                    let expected = (page.owner == owner).then_some(page.bytes);
                     page.pins += u32::from(expected.is_some());
-                    assert_eq!(change.rely_on(id, holder), expected);
+                    assert_eq!(transaction.pin_owned(id, owner), expected);
                 }
                 4 | 5 => {
-                    let relied: Vec<PageId> =
+                    let pinned: Vec<PageId> =
                         twin.pages.iter().filter(|page| page.pins > 0).map(|page| page.id).collect();
                     let Some(range) = input.pick(&twin.ranges) else { continue };
                     let some =
-                        (0..1 + input.below(2)).filter_map(|_| input.pick(&relied)).collect::<Vec<_>>();
+                        (0..1 + input.below(2)).filter_map(|_| input.pick(&pinned)).collect::<Vec<_>>();
                     if some.is_empty() {
                         continue;
                     }
@@ -466,7 +459,7 @@ impl World {
                     let end = places.last().unwrap().2;
                     let taken =
                         twin.shown(range).iter().any(|(at, (_, bytes))| *at < end && at + bytes > offset);
-                    match change.map(range, offset, &some) {
+                    match transaction.map(range, offset, &some) {
                         Ok(()) => {
                             assert!(!taken && end <= RANGE);
                             for (id, at, _) in places {
@@ -488,7 +481,7 @@ impl World {
                         .range(offset..offset + bytes)
                         .map(|(at, (id, _))| (*at, *id))
                         .collect();
-                    match change.unmap(range, offset, bytes) {
+                    match transaction.unmap(range, offset, bytes) {
                         Ok(()) => {
                             for (at, id) in gone {
                                 let page = twin.page(id);
@@ -501,17 +494,17 @@ impl World {
                 }
                 _ => {
                     let (Some(id), Some(from), Some(to)) =
-                        (input.pick(&pages), input.pick(&HOLDERS), input.pick(&HOLDERS))
+                        (input.pick(&pages), input.pick(&OWNERS), input.pick(&OWNERS))
                     else {
                         continue;
                     };
                     let sole = input.below(2) == 0;
                     let page = twin.page(id);
-                    let may = page.holder == from && (!sole || (page.at.len(), page.pins) == (1, 0));
+                    let may = page.owner == from && (!sole || (page.at.len(), page.pins) == (1, 0));
                     if may {
-                        page.holder = to;
+                        page.owner = to;
                     }
-                    assert_eq!(change.hand_over(id, from, to, sole), may);
+                    assert_eq!(transaction.hand_over(id, from, to, sole), may);
                 }
             }
             if failed {
@@ -522,14 +515,14 @@ impl World {
         // A failed transaction is undone, as all callers do.
         if !failed && input.below(3) > 0 {
             driver.fail_in(0);
-            let (_, reserved) = change.commit();
+            let (_, reserved) = transaction.commit();
             ranges.extend(reserved);
             twin.settle();
             return true;
         }
         let again = input.below(12) == 0;
         driver.fail_in(if again { 2 + input.below(3) as u64 } else { 0 });
-        let restored = change.undo();
+        let restored = transaction.undo();
         let met = again && *driver.fail_in.lock() == 0;
         driver.fail_in(0);
         *twin = before;

@@ -16,22 +16,22 @@
 //!
 //! # Locks
 //!
-//! Pause and resume own the region's exclusive section (`turn.rs`), so they exclude each other, but
-//! not `free`, `record_stream` and statistics. A resume leaves the section while it waits for
-//! memory.
+//! Pause and resume own the region's exclusive section (`pause_section.rs`), so they exclude each
+//! other, but not `free`, `record_stream` and statistics. A resume leaves the section while it
+//! waits for memory.
 //!
-//! The mutex `Region::books` guards the state in `books.rs`. Pause and resume do not hold the mutex
-//! while pages move or hooks run. Allocations and frees hold the mutex across their own driver
-//! calls.
+//! The mutex `Region::table` guards the state in `block_table.rs`. Pause and resume do not hold the
+//! mutex while pages move or hooks run. Allocations and frees hold the mutex across their own
+//! driver calls.
 //!
 //! # Files
 //!
 //! ```text
 //!   mod.rs  options.rs              Region: allocate, free, streams of a block
 //!   tags.rs                         pause and resume by tag
-//!   pause.rs  resume.rs  turn.rs    pages of one region
-//!   relief.rs                       out-of-memory retry: pages of freed blocks
-//!   books.rs                        places, blocks, pending frees
+//!   pause.rs  resume.rs  pause_section.rs  pages of one region
+//!   reclaim.rs                      out-of-memory retry: pages of freed blocks
+//!   block_table.rs                  places, blocks, pending frees
 //!   sizes.rs                        page sizes                          plain code
 //! ```
 
@@ -42,24 +42,24 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Account, Change, Fence, Holder, HostCopy, Limits, MoveTurn, PageId, Pausable, PauseReport, RangeId,
-    Reclaimer, Reservation, ResumeReport, Resuming, next_number, resume,
+    Account, Fence, HostCopy, Limits, Owner, PageId, Pausable, PauseReport, PauseSection, RangeId, Reclaimer,
+    Reservation, ResumeReport, Resuming, Transaction, next_number, resume,
 };
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, MAX_BYTES, Peers, Stream};
 
-mod books;
+mod block_table;
 mod options;
 mod pause;
-mod relief;
+mod pause_section;
+mod reclaim;
 mod resume;
 mod sizes;
 mod tags;
-mod turn;
 
-use books::{Books, Phase};
+use block_table::{BlockTable, Phase};
 pub use options::{Policy, RegionOptions, RegionStats};
-use relief::PATIENCE;
+use reclaim::PATIENCE;
 use sizes::{LONGEST, Sizes};
 pub use tags::Ready;
 
@@ -78,8 +78,8 @@ pub struct Region {
     options: RegionOptions,
     sizes: Sizes,
     account: Account,
-    books: Mutex<Books>,
-    turn: MoveTurn,
+    table: Mutex<BlockTable>,
+    pause_section: PauseSection,
     device: Arc<Device>,
 }
 
@@ -117,8 +117,8 @@ impl Region {
             options,
             sizes: Sizes { granularity, fixed, longest },
             account: device.account(&format!("region {id} {tag:?}"), above, limits)?,
-            books: Mutex::new(Books::new()),
-            turn: MoveTurn::default(),
+            table: Mutex::new(BlockTable::new()),
+            pause_section: PauseSection::default(),
             device: Arc::clone(device),
         });
         let weak = Arc::downgrade(&region);
@@ -135,8 +135,8 @@ impl Region {
         &self.device
     }
 
-    fn holder(&self) -> Holder {
-        Holder::Region { region: self.id }
+    fn owner(&self) -> Owner {
+        Owner::Region { region: self.id }
     }
 
     /// Allocates a block, first used on `stream`, at a fixed address. Rounds up to 512 bytes. If a
@@ -156,10 +156,10 @@ impl Region {
     /// As [`allocate`](Self::allocate).
     pub fn allocate_as(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
         let bytes = BlockBytes::round_up(bytes)?.get();
-        let mut relief = self.device.pool().relief();
+        let mut memory_retry = self.device.pool().memory_retry();
         loop {
             match self.try_allocate(bytes, policy, stream) {
-                Err(error) if relief.helps_with(&error, || self.outwait(PATIENCE)) => {}
+                Err(error) if memory_retry.helps_with(&error, || self.outwait(PATIENCE)) => {}
                 result => return result,
             }
         }
@@ -168,45 +168,45 @@ impl Region {
     fn try_allocate(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
         let (pool, host) = (self.device.pool(), self.device.host_pool());
         let user = pool.events().keep(stream);
-        let mut books = self.books.lock();
-        books.settle(pool, host);
-        books.require(Phase::Resident)?;
-        let placed = match books.place(bytes, policy, user) {
+        let mut table = self.table.lock();
+        table.settle(pool, host);
+        table.require(Phase::Resident)?;
+        let placed = match table.place(bytes, policy, user) {
             None => {
                 pool.refuse_hopeless(bytes)?;
-                self.grow(&mut books, bytes, policy)?;
-                books.place(bytes, policy, user)
+                self.grow(&mut table, bytes, policy)?;
+                table.place(bytes, policy, user)
             }
             placed => placed,
         };
         let at = placed.ok_or_else(|| Error::Internal { what: "a region grew by too little".into() })?;
         // The host has no contents of this block.
-        let pages = books.pages_under(at, bytes);
-        books.written(&pages, host);
-        let arriving = books.arriving(&pages, pool.events());
-        drop(books);
+        let pages = table.pages_under(at, bytes);
+        table.written(&pages, host);
+        let arriving = table.arriving(&pages, pool.events());
+        drop(table);
         let behind = arriving.map_or(Ok(()), |mut contents| contents.before_or_over(pool.events(), stream));
         behind.map(|()| at).inspect_err(|_| drop(self.free(at)))
     }
 
     /// Maps `bytes` more, minus the free bytes at the end, on consecutive pages.
-    fn grow(&self, books: &mut Books, bytes: u64, policy: Policy) -> Result<()> {
-        let held = books.bytes_of(policy);
-        let tail = books.tail(policy);
+    fn grow(&self, table: &mut BlockTable, bytes: u64, policy: Policy) -> Result<()> {
+        let held = table.bytes_of(policy);
+        let tail = table.tail(policy);
         let room = |need: u64| {
-            let last = books.last_range().filter(|(_, _, range)| range - books.end >= need);
+            let last = table.last_range().filter(|(_, _, range)| range - table.end >= need);
             // After a failed undo, leftover mappings are freed with their range.
-            last.filter(|(range, ..)| self.device.pool().mapped_in(*range, books.end, u64::MAX).is_empty())
+            last.filter(|(range, ..)| self.device.pool().mapped_in(*range, table.end, u64::MAX).is_empty())
         };
         for tight in [false, true] {
             let cut = |more| if tight { self.sizes.tight(more) } else { self.sizes.pages(more, held) };
             let pages = cut(bytes - tail);
             let at = room(pages.iter().sum());
             let pages = if at.is_some() { pages } else { cut(bytes) };
-            match self.map(at.map(|(range, ..)| (range, books.end)), &pages) {
+            match self.map(at.map(|(range, ..)| (range, table.end)), &pages) {
                 Ok((pages, reserved)) => {
-                    reserved.into_iter().for_each(|range| books.add_range(range));
-                    books.add_pages(policy, &pages);
+                    reserved.into_iter().for_each(|range| table.add_range(range));
+                    table.add_pages(policy, &pages);
                     return Ok(());
                 }
                 Err(error) if error.is_out_of_memory() && !tight => {}
@@ -217,20 +217,20 @@ impl Region {
     }
 
     fn map(&self, at: Option<(RangeId, u64)>, pages: &[u64]) -> Result<(Mapped, Vec<Reservation>)> {
-        let mut change = Change::on(self.device.pool());
+        let mut transaction = Transaction::on(self.device.pool());
         let all: u64 = pages.iter().sum();
-        change.announce(all);
+        transaction.expect_bytes(all);
         let (range, offset) = match at {
             Some(at) => at,
-            None => (change.reserve(RANGE.max(all).min(MAX_BYTES), self.id, Peers::NONE)?, 0),
+            None => (transaction.reserve(RANGE.max(all).min(MAX_BYTES), self.id, Peers::NONE)?, 0),
         };
         let mut taken = Vec::new();
         for bytes in pages {
-            taken.push((change.take(*bytes, self.holder(), self.account.id())?, *bytes));
+            taken.push((transaction.take(*bytes, self.owner(), self.account.id())?, *bytes));
         }
         let keys: Vec<_> = taken.iter().map(|(page, _)| *page).collect();
-        change.map(range, offset, &keys)?;
-        Ok((taken, change.commit().1))
+        transaction.map(range, offset, &keys)?;
+        Ok((taken, transaction.commit().1))
     }
 
     /// Frees a block, even while paused. Its bytes are reused after the work submitted to its
@@ -239,15 +239,15 @@ impl Region {
     /// # Errors
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
     pub fn free(&self, address: Address) -> Result<()> {
-        let mut books = self.books.lock();
-        if self.options.verify_clean && books.phase == Phase::Resident {
+        let mut table = self.table.lock();
+        if self.options.verify_clean && table.phase == Phase::Resident {
             // Checksums cover all live bytes of a page.
-            let bytes = books.bytes_at(address)?;
-            let pages = books.pages_under(address, bytes);
-            books.written(&pages, self.device.host_pool());
+            let bytes = table.bytes_at(address)?;
+            let pages = table.pages_under(address, bytes);
+            table.written(&pages, self.device.host_pool());
         }
-        books.free(address, self.device.pool().events())?;
-        books.settle(self.device.pool(), self.device.host_pool());
+        table.free(address, self.device.pool().events())?;
+        table.settle(self.device.pool(), self.device.host_pool());
         Ok(())
     }
 
@@ -256,7 +256,7 @@ impl Region {
     /// # Errors
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.books.lock().use_on(address, self.device.pool().events().keep(stream))
+        self.table.lock().use_on(address, self.device.pool().events().keep(stream))
     }
 
     /// Reports that a block was written after its backup, or (`None`) all blocks. The next pause
@@ -266,16 +266,16 @@ impl Region {
     /// [`Error::WrongState`] unless the region is resident; [`Error::ForeignPointer`] and
     /// [`Error::DoubleFree`].
     pub fn mark_written(&self, block: Option<Address>) -> Result<()> {
-        let mut books = self.books.lock();
-        books.require(Phase::Resident)?;
+        let mut table = self.table.lock();
+        table.require(Phase::Resident)?;
         let pages = match block {
             Some(at) => {
-                let bytes = books.bytes_at(at)?;
-                books.pages_under(at, bytes)
+                let bytes = table.bytes_at(at)?;
+                table.pages_under(at, bytes)
             }
-            None => books.extents.keys().copied().collect(),
+            None => table.extents.keys().copied().collect(),
         };
-        books.written(&pages, self.device.host_pool());
+        table.written(&pages, self.device.host_pool());
         Ok(())
     }
 
@@ -287,9 +287,9 @@ impl Region {
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the
     /// block's end.
     pub fn get_backup(&self, block: Address, skip: u64, into: &mut [u8]) -> Result<()> {
-        let mut books = self.books.lock();
-        let bytes = books.bytes_at(block)?;
-        books.require(Phase::Paused)?;
+        let mut table = self.table.lock();
+        let bytes = table.bytes_at(block)?;
+        table.require(Phase::Paused)?;
         let length = into.len() as u64;
         if skip.checked_add(length).is_none_or(|end| end > bytes) {
             let limit = bytes.saturating_sub(skip);
@@ -299,7 +299,7 @@ impl Region {
         let (mut at, end) = (block.0 + skip, block.0 + skip + length);
         let mut parts = Vec::new();
         while at < end {
-            let (run, from) = books.backup_at(at).ok_or_else(|| {
+            let (run, from) = table.backup_at(at).ok_or_else(|| {
                 Error::wrong_state(
                     "cannot read the backup of the block: it has none; its policy must be backup and its region paused",
                 )
@@ -325,9 +325,9 @@ impl Region {
     /// not be used; [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         let mut contents = {
-            let books = self.books.lock();
-            books.require(Phase::Resident)?;
-            books.contents.clone()
+            let table = self.table.lock();
+            table.require(Phase::Resident)?;
+            table.contents.clone()
         };
         contents.before(self.device.pool().events(), stream)
     }
@@ -337,7 +337,7 @@ impl Region {
     /// # Errors
     /// As [`Device::pause`].
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
-        self.step_aside(fence)
+        self.pause_pages(fence)
     }
 
     /// Resumes this region. See [`Device::resume`].
@@ -357,26 +357,26 @@ impl Region {
     /// Returns the current state. Also releases empty pages of freed blocks whose streams are done.
     #[must_use]
     pub fn stats(&self) -> RegionStats {
-        let mut books = self.books.lock();
-        books.settle(self.device.pool(), self.device.host_pool());
-        let (live_bytes, free_bytes) = books.usage();
+        let mut table = self.table.lock();
+        table.settle(self.device.pool(), self.device.host_pool());
+        let (live_bytes, free_bytes) = table.usage();
         let bytes = |there: bool| {
-            let extents = books.extents.values().filter(|extent| extent.page.is_some() == there);
+            let extents = table.extents.values().filter(|extent| extent.page.is_some() == there);
             extents.map(|extent| extent.bytes).sum()
         };
-        let copies = books.extents.values().filter_map(|extent| extent.copy.as_ref());
+        let copies = table.extents.values().filter_map(|extent| extent.copy.as_ref());
         RegionStats {
             id: self.id,
-            paused: books.phase == Phase::Paused,
-            generation: books.generation,
+            paused: table.phase == Phase::Paused,
+            generation: table.generation,
             resident_bytes: bytes(true),
             paused_bytes: bytes(false),
             host_bytes: copies.map(HostCopy::bytes).sum(),
-            pages: books.extents.len() as u64,
-            blocks: books.blocks.len() as u64,
+            pages: table.extents.len() as u64,
+            blocks: table.blocks.len() as u64,
             live_bytes,
             free_bytes,
-            reserved_bytes: books.reserved(),
+            reserved_bytes: table.reserved(),
             account: self.account.stats(),
         }
     }
@@ -392,15 +392,15 @@ impl Pausable for Region {
     }
 
     fn pause(&self, fence: Fence) -> Result<PauseReport> {
-        self.step_aside(fence)
+        self.pause_pages(fence)
     }
 
     fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
-        self.coming_back()
+        self.begin_resume()
     }
 
     fn contents(&self) -> Fence {
-        self.books.lock().contents.clone()
+        self.table.lock().contents.clone()
     }
 
     fn give_up(&self, limit: Duration) -> u64 {
@@ -411,8 +411,8 @@ impl Pausable for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let pool = self.device.pool();
-        let (fence, remains) = self.books.get_mut().leave(pool.events(), self.device.host_pool());
-        pool.finish(fence, remains);
+        let (fence, pending) = self.table.get_mut().leave(pool.events(), self.device.host_pool());
+        pool.unmap_after(fence, pending);
         pool.check();
     }
 }

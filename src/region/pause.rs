@@ -5,13 +5,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::books::Phase;
+use super::block_table::Phase;
 use super::{Policy, Region};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Copied, Fence, HostCopy, Moved, PauseReport, RangeId, behind_copies};
+use crate::pages::{Copied, Fence, HostCopy, Moved, PauseReport, RangeId, Transaction, behind_copies};
 use crate::units::Address;
 
-struct Leaving {
+struct PausingPage {
     at: u64,
     range: RangeId,
     offset: u64,
@@ -22,8 +22,8 @@ struct Leaving {
     clean: Option<(u64, u64)>,
 }
 
-struct Left {
-    page: Leaving,
+struct PausedPage {
+    page: PausingPage,
     /// New host copy, if copied.
     copy: Option<HostCopy>,
     /// `None`: still mapped. Else whether the driver accepted the release.
@@ -34,33 +34,33 @@ struct Left {
 }
 
 impl Region {
-    pub(super) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
-        let mut turn = self.take_turn()?;
+    pub(super) fn pause_pages(&self, fence: Fence) -> Result<PauseReport> {
+        let mut guard = self.enter_pause_section()?;
         let _go_on = self.device.pool().begin_waits()?;
         let start = Instant::now();
         let mut report = PauseReport::default();
         let (leaving, generation) = {
-            let mut books = self.books.lock();
+            let mut table = self.table.lock();
             let going = |policy: Policy, resident: bool| resident && policy != Policy::Keep;
-            let any = books.extents.values().any(|extent| going(extent.policy, extent.page.is_some()));
-            if books.phase == Phase::Paused && !any {
+            let any = table.extents.values().any(|extent| going(extent.policy, extent.page.is_some()));
+            if table.phase == Phase::Paused && !any {
                 return Ok(report);
             }
-            report.regions = u64::from(books.phase == Phase::Resident);
-            turn.back = Some(books.phase);
-            books.phase = Phase::Pausing;
-            (any, books.generation)
+            report.regions = u64::from(table.phase == Phase::Resident);
+            guard.back = Some(table.phase);
+            table.phase = Phase::Pausing;
+            (any, table.generation)
         };
         self.wait_for_users(fence)?;
-        report.kept_bytes = self.books.lock().bytes_of(Policy::Keep);
+        report.kept_bytes = self.table.lock().bytes_of(Policy::Keep);
         if leaving {
             let all = self.plan();
             let ranges: Vec<_> = all.iter().map(|page| (Address(page.at), page.bytes)).collect();
-            self.tell(generation, &ranges, true);
+            self.call_hooks(generation, &ranges, true);
             self.move_out(all, &mut report);
         }
-        turn.back = Some(Phase::Paused);
-        drop(turn);
+        guard.back = Some(Phase::Paused);
+        drop(guard);
         report.micros = start.elapsed().as_micros() as u64;
         let (bytes, copied, failures) = (report.bytes, report.copied_bytes, report.failures.len());
         tracing::info!(region = self.id, tag = %self.tag, bytes, copied, failures, micros = report.micros, "region paused");
@@ -71,34 +71,34 @@ impl Region {
     /// Waits for the caller's fence and the work submitted to all streams of blocks.
     fn wait_for_users(&self, mut fence: Fence) -> Result<()> {
         let events = self.device.pool().events();
-        fence.join(self.books.lock().users(events));
+        fence.join(self.table.lock().users(events));
         fence.block(events, Duration::MAX).map(drop)
     }
 
-    pub(super) fn tell(&self, generation: u64, ranges: &[(Address, u64)], gone: bool) {
+    pub(super) fn call_hooks(&self, generation: u64, ranges: &[(Address, u64)], gone: bool) {
         let moved = Moved { tag: &self.tag, region: self.id, generation, ranges };
-        self.device.pausables().tell(&moved, gone);
+        self.device.pausables().call_hooks(&moved, gone);
     }
 
-    fn plan(&self) -> Vec<Leaving> {
-        let books = self.books.lock();
-        let there = books.extents.iter().filter(|(_, extent)| extent.page.is_some());
+    fn plan(&self) -> Vec<PausingPage> {
+        let table = self.table.lock();
+        let there = table.extents.iter().filter(|(_, extent)| extent.page.is_some());
         let going = there.filter(|(_, extent)| extent.policy != Policy::Keep);
         let plan = going.map(|(at, extent)| {
             let known = extent.copy.as_ref();
             let copies = extent.policy == Policy::Backup && (known.is_none() || self.options.verify_clean);
-            let runs = if copies { books.runs(*at, extent.bytes) } else { Vec::new() };
+            let runs = if copies { table.runs(*at, extent.bytes) } else { Vec::new() };
             // Blocks may have been freed during an earlier pause; checksums of different runs are
             // not comparable.
             let clean = known.filter(|copy| !copies || copy.is_of(&runs));
             let clean = clean.map(|copy| (copy.bytes(), copy.sum));
             let (range, offset, bytes) = (extent.range, extent.offset, extent.bytes);
-            Leaving { at: *at, range, offset, bytes, runs, clean }
+            PausingPage { at: *at, range, offset, bytes, runs, clean }
         });
         plan.collect()
     }
 
-    fn move_out(&self, all: Vec<Leaving>, report: &mut PauseReport) {
+    fn move_out(&self, all: Vec<PausingPage>, report: &mut PauseReport) {
         let copies: u64 = all.iter().flat_map(|page| &page.runs).map(|(_, bytes)| bytes).sum();
         if copies > 0
             && let Err(error) = self.device.host_pool().make_room(copies)
@@ -109,7 +109,7 @@ impl Region {
         let start = Instant::now();
         let left = if copies > 0 {
             let (pool, host) = (self.device.pool(), self.device.host_pool());
-            let copy = |page: &Leaving| {
+            let copy = |page: &PausingPage| {
                 let at = (page.range, page.offset);
                 (!page.runs.is_empty()).then(|| host.save(pool, at, &page.runs, report))
             };
@@ -123,9 +123,9 @@ impl Region {
     }
 
     /// Unmaps and releases a page once its copy is done.
-    fn finish(&self, page: Leaving, copied: Option<Result<Copied>>) -> Left {
+    fn finish(&self, page: PausingPage, copied: Option<Result<Copied>>) -> PausedPage {
         let (pool, host) = (self.device.pool(), self.device.host_pool());
-        let mut left = Left { page, copy: None, gone: None, copied: None, calls: 0, failure: None };
+        let mut left = PausedPage { page, copy: None, gone: None, copied: None, calls: 0, failure: None };
         match copied {
             None => {}
             Some(Err(error)) => {
@@ -148,10 +148,10 @@ impl Region {
                 left.copy = Some(copy);
             }
         }
-        let mut change = Change::on(pool);
-        match change.unmap(left.page.range, left.page.offset, left.page.bytes) {
+        let mut transaction = Transaction::on(pool);
+        match transaction.unmap(left.page.range, left.page.offset, left.page.bytes) {
             Ok(()) => {
-                left.gone = Some(change.commit_to_driver());
+                left.gone = Some(transaction.commit_to_driver());
                 left.calls = 2;
             }
             Err(error) => left.failure = Some(error),
@@ -159,11 +159,11 @@ impl Region {
         left
     }
 
-    fn note(&self, all: Vec<Left>, report: &mut PauseReport) {
+    fn note(&self, all: Vec<PausedPage>, report: &mut PauseReport) {
         let host = self.device.host_pool();
-        let books = &mut *self.books.lock();
+        let table = &mut *self.table.lock();
         for left in all {
-            let Left { page, copy, gone, calls, failure, .. } = left;
+            let PausedPage { page, copy, gone, calls, failure, .. } = left;
             report.calls += calls;
             report.failures.extend(failure);
             match gone {
@@ -193,14 +193,14 @@ impl Region {
                 }
                 _ => {}
             }
-            let Some(extent) = books.extents.get_mut(&page.at) else { continue };
+            let Some(extent) = table.extents.get_mut(&page.at) else { continue };
             if gone.is_some() {
                 extent.page = None;
             }
             if let Some(copy) = copy
                 && let Some(old) = extent.copy.replace(copy)
             {
-                host.give_copies([old], &books.contents);
+                host.give_copies([old], &table.contents);
             }
         }
     }

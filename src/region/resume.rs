@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::books::Phase;
-use super::turn::Turn;
+use super::block_table::Phase;
+use super::pause_section::PauseGuard;
 use super::{Policy, Region};
 use crate::error::Result;
-use crate::pages::{Change, Fence, HostCopy, PageId, PagePool, RangeId, ResumeReport, Resuming};
+use crate::pages::{Fence, HostCopy, PageId, PagePool, RangeId, ResumeReport, Resuming, Transaction};
 use crate::units::Address;
 
 struct Place {
@@ -22,38 +22,44 @@ struct Place {
 }
 
 /// A running resume; owns the region's exclusive section.
-struct Coming<'a> {
+struct RegionResume<'a> {
     region: &'a Region,
     places: BTreeMap<u64, Place>,
     contents: Fence,
     finished: bool,
     /// Last field: the section is left after the tables are updated.
-    turn: Turn<'a>,
+    guard: PauseGuard<'a>,
 }
 
 impl Region {
     /// Begins a resume. `None`: not paused.
-    pub(super) fn coming_back(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
-        let mut turn = self.take_turn()?;
-        let mut books = self.books.lock();
-        if books.phase != Phase::Paused {
-            drop(books);
+    pub(super) fn begin_resume(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
+        let mut guard = self.enter_pause_section()?;
+        let mut table = self.table.lock();
+        if table.phase != Phase::Paused {
+            drop(table);
             return Ok(None);
         }
-        turn.back = Some(Phase::Paused);
-        books.phase = Phase::Resuming;
+        guard.back = Some(Phase::Paused);
+        table.phase = Phase::Resuming;
         if !self.options.verify_clean {
             // Checksums compared by `verify_clean` need the original pages.
-            books.join_places(|bytes, held| self.sizes.join(bytes, held));
+            table.join_places(|bytes, held| self.sizes.join(bytes, held));
         }
-        let gone = books.extents.iter_mut().filter(|(_, extent)| extent.page.is_none());
+        let gone = table.extents.iter_mut().filter(|(_, extent)| extent.page.is_none());
         let places = gone.map(|(at, extent)| {
             let (range, offset, bytes, policy) = (extent.range, extent.offset, extent.bytes, extent.policy);
             (*at, Place { range, offset, bytes, policy, page: None, copy: extent.copy.take() })
         });
         let places = places.collect();
-        drop(books);
-        Ok(Some(Box::new(Coming { region: self, places, contents: Fence::default(), finished: false, turn })))
+        drop(table);
+        Ok(Some(Box::new(RegionResume {
+            region: self,
+            places,
+            contents: Fence::default(),
+            finished: false,
+            guard,
+        })))
     }
 }
 
@@ -68,30 +74,30 @@ fn clear(pool: &Arc<PagePool>, place: &Place) -> Result<()> {
     if pool.mapped_in(place.range, place.offset, place.bytes).is_empty() {
         return Ok(());
     }
-    let mut change = Change::on(pool);
-    change.unmap(place.range, place.offset, place.bytes)?;
-    change.commit();
+    let mut transaction = Transaction::on(pool);
+    transaction.unmap(place.range, place.offset, place.bytes)?;
+    transaction.commit();
     Ok(())
 }
 
-impl Resuming for Coming<'_> {
+impl Resuming for RegionResume<'_> {
     fn missing(&self) -> u64 {
         self.places.values().map(|place| place.bytes).sum()
     }
 
-    fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
-        let (holder, account) = (self.region.holder(), self.region.account.id());
+    fn take(&mut self, transaction: &mut Transaction<'_>) -> Result<()> {
+        let (owner, account) = (self.region.owner(), self.region.account.id());
         for place in self.places.values_mut() {
-            clear(change.pool(), place)?;
-            place.page = Some(change.take(place.bytes, holder, account)?);
+            clear(transaction.pool(), place)?;
+            place.page = Some(transaction.take(place.bytes, owner, account)?);
         }
         Ok(())
     }
 
-    fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
+    fn map(&mut self, transaction: &mut Transaction<'_>, report: &mut ResumeReport) -> Result<()> {
         for place in self.places.values() {
             let Place { range, offset, bytes, page: Some(page), .. } = place else { continue };
-            change.map(*range, *offset, &[*page])?;
+            transaction.map(*range, *offset, &[*page])?;
             report.pages += 1;
             report.bytes += *bytes;
         }
@@ -127,41 +133,41 @@ impl Resuming for Coming<'_> {
         self.finished = true;
         let (region, host) = (self.region, self.region.device.host_pool());
         let (generation, ranges) = {
-            let books = &mut *region.books.lock();
-            books.contents = std::mem::take(&mut self.contents);
+            let table = &mut *region.table.lock();
+            table.contents = std::mem::take(&mut self.contents);
             for (at, place) in std::mem::take(&mut self.places) {
-                let Some(extent) = books.extents.get_mut(&at) else { continue };
+                let Some(extent) = table.extents.get_mut(&at) else { continue };
                 extent.arrives = place.copy.is_some() || place.policy == Policy::Zero;
                 (extent.page, extent.copy) = (place.page, place.copy);
             }
             if !region.options.read_only {
                 // Writable from now on.
-                let all: Vec<_> = books.extents.keys().copied().collect();
-                books.written(&all, host);
+                let all: Vec<_> = table.extents.keys().copied().collect();
+                table.written(&all, host);
             }
             // Includes pages announced by a pause but not unmapped.
-            let moved = books.extents.iter().filter(|(_, extent)| extent.policy != Policy::Keep);
+            let moved = table.extents.iter().filter(|(_, extent)| extent.policy != Policy::Keep);
             let ranges: Vec<_> = moved.map(|(at, extent)| (Address(*at), extent.bytes)).collect();
-            books.phase = Phase::Resident;
-            books.generation += u64::from(!ranges.is_empty());
-            (books.generation, ranges)
+            table.phase = Phase::Resident;
+            table.generation += u64::from(!ranges.is_empty());
+            (table.generation, ranges)
         };
-        self.turn.back = Some(Phase::Resident);
+        self.guard.back = Some(Phase::Resident);
         if !ranges.is_empty() {
-            region.tell(generation, &ranges, false);
+            region.call_hooks(generation, &ranges, false);
         }
         tracing::info!(region = region.id, tag = %region.tag, pages = ranges.len(), "region resumed");
     }
 }
 
-impl Drop for Coming<'_> {
+impl Drop for RegionResume<'_> {
     fn drop(&mut self) {
         if self.finished {
             return;
         }
-        let books = &mut *self.region.books.lock();
+        let table = &mut *self.region.table.lock();
         for (at, place) in std::mem::take(&mut self.places) {
-            if let Some(extent) = books.extents.get_mut(&at) {
+            if let Some(extent) = table.extents.get_mut(&at) {
                 extent.copy = place.copy;
             }
         }

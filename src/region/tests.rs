@@ -9,12 +9,12 @@ fn a_turn_is_one_threads_and_comes_back() {
     let driver = HostDriver::new(0, HostOptions::default()).unwrap();
     let device = Device::with_driver(Arc::new(driver));
     let region = device.region("weights", RegionOptions::default()).unwrap();
-    let turn = region.take_turn().unwrap();
-    assert!(matches!(region.take_turn(), Err(Error::WrongState { .. })));
+    let guard = region.enter_pause_section().unwrap();
+    assert!(matches!(region.enter_pause_section(), Err(Error::WrongState { .. })));
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| region.take_turn().map(drop));
-        drop(turn);
+        let other = scope.spawn(|| region.enter_pause_section().map(drop));
+        drop(guard);
         assert_eq!(other.join().unwrap(), Ok(()));
     });
-    assert!(region.take_turn().is_ok());
+    assert!(region.enter_pause_section().is_ok());
 }

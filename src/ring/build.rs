@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::books::Books;
+use super::state::RingState;
 use super::{Demand, Pace, Remainder, Ring, RingOptions, RingUnit, Schedule, ceiling, plan};
 use crate::device::Device;
 use crate::driver::Alias;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Change, Holder, Limits, Reservation};
+use crate::pages::{Account, Limits, Owner, Reservation, Transaction};
 use crate::sync::Mutex;
 use crate::units::{Peers, checked_size};
 
@@ -52,10 +52,10 @@ impl Device {
         let limits = Limits { most: options.budget_bytes, least: 0 };
         let account = self.account(&format!("ring {id} {:?}", options.name), options.account, limits)?;
         let wanted = Wanted { id, units, page, schedule: &schedule, offsets: &offsets, account: &account };
-        let mut relief = self.pool().relief();
+        let mut memory_retry = self.pool().memory_retry();
         let range = loop {
             match wanted.build(self, end) {
-                Err(error) if relief.helps(&error) => {}
+                Err(error) if memory_retry.helps(&error) => {}
                 result => break result?,
             }
         };
@@ -78,11 +78,11 @@ impl Device {
         if schedule.slots() > 0 {
             self.streaming().fetch_add(1, Ordering::Relaxed);
         }
-        let books = Mutex::new(Books::new(&schedule));
+        let state = Mutex::new(RingState::new(&schedule));
         let (name, across_steps) = (options.name.to_owned(), !options.within_step);
         let (units, device) = (units.to_vec(), Arc::clone(self));
         let range = Some(range);
-        Ok(Ring { id, name, schedule, units, page, offsets, across_steps, range, account, books, device })
+        Ok(Ring { id, name, schedule, units, page, offsets, across_steps, range, account, state, device })
     }
 }
 
@@ -125,15 +125,15 @@ struct Wanted<'a> {
 impl Wanted<'_> {
     /// Reserves addresses and maps pages in one transaction.
     fn build(&self, device: &Arc<Device>, bytes: u64) -> Result<Reservation> {
-        let mut change = Change::on(device.pool());
-        let range = change.reserve(bytes, self.id, Peers::NONE)?;
+        let mut transaction = Transaction::on(device.pool());
+        let range = transaction.reserve(bytes, self.id, Peers::NONE)?;
         let mut places = Vec::new();
         let place_bytes = plan::place_bytes(self.schedule, self.units, self.page);
-        change.announce(place_bytes.iter().sum());
+        transaction.expect_bytes(place_bytes.iter().sum());
         for bytes in place_bytes {
             let mut pages = Vec::new();
             for _ in 0..bytes / self.page {
-                pages.push(change.take(self.page, Holder::Ring { ring: self.id }, self.account.id())?);
+                pages.push(transaction.take(self.page, Owner::Ring { ring: self.id }, self.account.id())?);
             }
             places.push(pages);
         }
@@ -142,9 +142,9 @@ impl Wanted<'_> {
             let pages = self.schedule.place_of(unit).and_then(|place| places.get(place)?.get(..count));
             let pages =
                 pages.ok_or_else(|| Error::Internal { what: "a ring's unit lacks pages".to_owned() })?;
-            change.map(range, *offset, pages)?;
+            transaction.map(range, *offset, pages)?;
         }
-        let (_, mut reserved) = change.commit();
+        let (_, mut reserved) = transaction.commit();
         reserved.pop().ok_or_else(super::gone)
     }
 }

@@ -1,13 +1,13 @@
 //! Capture of a step into a graph: copies fork from the captured stream, run in the order of use,
 //! and join the stream again.
 //!
-//! `StepCapture` is part of the ring's state, guarded by the mutex `books`.
+//! `StepCapture` is part of the ring's state, guarded by the mutex `state`.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::books::{Source, no_source};
 use super::graph::RingGraph;
+use super::state::{Source, no_source};
 use super::{HostBuffer, Pinning, Ring, gone, no_unit};
 use crate::driver::CopyNode;
 use crate::error::{Error, Result};
@@ -29,14 +29,14 @@ pub struct RingCaptureOptions {
 #[derive(Debug)]
 pub(super) struct StepCapture {
     branch: Branch,
-    /// Turns copied by the step.
-    turns: Range<usize>,
+    /// Positions copied by the step.
+    positions: Range<usize>,
     most_runs: Option<usize>,
-    /// Turn of the next unit to acquire.
+    /// Position of the next unit to acquire.
     next: usize,
-    /// Turn of the next unit to release.
+    /// Position of the next unit to release.
     released: usize,
-    /// Nodes, by turn from `turns.start`.
+    /// Nodes, by position from `positions.start`.
     nodes: Vec<Vec<CopyNode>>,
     /// One-byte source for nodes without a run; launches disable these nodes.
     nothing: Arc<HostBuffer>,
@@ -77,28 +77,28 @@ impl Ring {
             let (what, value) = ("the most runs of a unit", options.most_runs as i128);
             return Err(Error::InvalidArgument { what, value, expected: "at most 4096" });
         }
-        let mut books = self.books.lock();
-        if books.capturing.is_some() {
+        let mut state = self.state.lock();
+        if state.capturing.is_some() {
             return Err(Error::wrong_state(
                 "cannot begin the capture of a ring: another one is under way; end or abandon that one first",
             ));
         }
-        let nothing = match &books.nothing {
+        let nothing = match &state.nothing {
             Some(nothing) => Arc::clone(nothing),
-            None => Arc::clone(books.nothing.insert(self.device.host_buffer(1, Pinning::Required)?)),
+            None => Arc::clone(state.nothing.insert(self.device.host_buffer(1, Pinning::Required)?)),
         };
         let points = 1 + 2 * self.schedule.slots();
         // A branch whose capture ended.
-        let idle = books.branches.iter().position(|branch| branch.points() == points && branch.free());
+        let idle = state.branches.iter().position(|branch| branch.points() == points && branch.free());
         let branch = match idle {
-            Some(idle) => books.branches.swap_remove(idle),
+            Some(idle) => state.branches.swap_remove(idle),
             None => Branch::new(self.device.driver(), points)?,
         };
         let tail = if self.across_steps { options.tail.max(1) } else { 0 };
-        let turns = self.schedule.copies(tail);
+        let positions = self.schedule.copies(tail);
         let mut capturing = StepCapture {
             branch,
-            turns,
+            positions,
             most_runs: (options.most_runs > 0).then_some(options.most_runs),
             next: 0,
             released: 0,
@@ -106,17 +106,17 @@ impl Ring {
             nothing,
             broken: false,
         };
-        let result = self.begin(&mut capturing, &books.sources, stream);
+        let result = self.begin(&mut capturing, &state.sources, stream);
         if result.is_err() {
-            books.branches.push(capturing.branch);
+            state.branches.push(capturing.branch);
             return result;
         }
-        books.capturing = Some(capturing);
+        state.capturing = Some(capturing);
         Ok(())
     }
 
     fn begin(&self, capturing: &mut StepCapture, sources: &Sources, stream: Stream) -> Result<()> {
-        if !capturing.turns.is_empty() {
+        if !capturing.positions.is_empty() {
             capturing.branch.mark(FORK, stream)?;
             capturing.branch.wait(FORK, capturing.branch.stream())?;
         }
@@ -129,19 +129,19 @@ impl Ring {
     /// [`Error::WrongState`] without a capture, after a failed call, or if units were not acquired
     /// or released; driver errors. All errors [abandon](Self::capture_abandon) the capture.
     pub fn capture_end(self: &Arc<Self>, stream: Stream) -> Result<RingGraph> {
-        let mut books = self.books.lock();
-        let Some(mut capturing) = books.capturing.take() else {
+        let mut state = self.state.lock();
+        let Some(mut capturing) = state.capturing.take() else {
             return Err(Error::wrong_state(
                 "cannot end the capture of a ring: none is under way; begin one first",
             ));
         };
-        let result = self.end(&mut capturing, &books.sources, stream);
-        let StepCapture { branch, nodes, turns, .. } = capturing;
+        let result = self.end(&mut capturing, &state.sources, stream);
+        let StepCapture { branch, nodes, positions, .. } = capturing;
         // The branch is part of the capture until the capture ends.
-        books.branches.push(branch);
-        drop(books);
+        state.branches.push(branch);
+        drop(state);
         result?;
-        Ok(RingGraph::new(Arc::clone(self), turns.start, nodes))
+        Ok(RingGraph::new(Arc::clone(self), positions.start, nodes))
     }
 
     fn end(&self, capturing: &mut StepCapture, sources: &Sources, stream: Stream) -> Result<()> {
@@ -161,7 +161,7 @@ impl Ring {
             return wrong("a unit was not released");
         }
         self.capture_copies(capturing, sources)?;
-        if !capturing.turns.is_empty() {
+        if !capturing.positions.is_empty() {
             capturing.branch.mark(FORK, capturing.branch.stream())?;
             capturing.branch.join(FORK, stream)?;
         }
@@ -170,23 +170,23 @@ impl Ring {
 
     /// Abandons a capture, if there is one. Its graph must not be launched.
     pub fn capture_abandon(&self) {
-        let mut books = self.books.lock();
-        if let Some(capturing) = books.capturing.take() {
-            books.branches.push(capturing.branch);
+        let mut state = self.state.lock();
+        if let Some(capturing) = state.capturing.take() {
+            state.branches.push(capturing.branch);
         }
     }
 
     pub(super) fn acquire_captured(&self, unit: usize, stream: Stream) -> Result<()> {
         self.captured(stream, |ring, capturing, sources| {
-            let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
-            if turn != capturing.next {
+            let Some(position) = ring.schedule.position_of(unit) else { return ring.resident(sources, unit) };
+            if position != capturing.next {
                 let expected = "in a capture, the one whose turn it is";
                 return Err(Error::InvalidArgument { what: "a ring's unit", value: unit as i128, expected });
             }
             ring.capture_copies(capturing, sources)?;
-            if turn >= capturing.turns.start {
-                let slot = turn % ring.schedule.slots();
-                if capturing.nodes.len() <= turn - capturing.turns.start {
+            if position >= capturing.positions.start {
+                let slot = position % ring.schedule.slots();
+                if capturing.nodes.len() <= position - capturing.positions.start {
                     return Err(Error::wrong_state(
                         "cannot acquire the unit: another unit of its slot is not released; release that one first",
                     ));
@@ -200,13 +200,13 @@ impl Ring {
 
     pub(super) fn release_captured(&self, unit: usize, stream: Stream) -> Result<()> {
         self.captured(stream, |ring, capturing, sources| {
-            let Some(turn) = ring.schedule.turn_of(unit) else { return ring.resident(sources, unit) };
-            if turn != capturing.released || turn >= capturing.next {
+            let Some(position) = ring.schedule.position_of(unit) else { return ring.resident(sources, unit) };
+            if position != capturing.released || position >= capturing.next {
                 return Err(Error::wrong_state(
                     "cannot release the unit: it is not the first one that is acquired; release units in the order of use",
                 ));
             }
-            capturing.branch.mark(released(turn % ring.schedule.slots()), stream)?;
+            capturing.branch.mark(released(position % ring.schedule.slots()), stream)?;
             capturing.released += 1;
             ring.capture_copies(capturing, sources)
         })
@@ -223,12 +223,12 @@ impl Ring {
         stream: Stream,
         call: impl FnOnce(&Self, &mut StepCapture, &Sources) -> Result<()>,
     ) -> Result<()> {
-        let mut guard = self.books.lock();
-        let books = &mut *guard;
-        let Some(capturing) = &mut books.capturing else {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(capturing) = &mut state.capturing else {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         };
-        let result = call(self, capturing, &books.sources);
+        let result = call(self, capturing, &state.sources);
         capturing.broken |= result.is_err();
         result
     }
@@ -237,17 +237,19 @@ impl Ring {
     fn capture_copies(&self, capturing: &mut StepCapture, sources: &Sources) -> Result<()> {
         let slots = self.schedule.slots();
         loop {
-            let turn = capturing.turns.start + capturing.nodes.len();
+            let position = capturing.positions.start + capturing.nodes.len();
             // The slot's last reader belongs to the previous step, or was released in this one.
-            let reader = turn.checked_sub(slots);
-            if turn >= capturing.turns.end || reader.is_some_and(|reader| reader >= capturing.released) {
+            let reader = position.checked_sub(slots);
+            if position >= capturing.positions.end
+                || reader.is_some_and(|reader| reader >= capturing.released)
+            {
                 return Ok(());
             }
-            let slot = turn % slots;
+            let slot = position % slots;
             if reader.is_some() {
                 capturing.branch.wait(released(slot), capturing.branch.stream())?;
             }
-            let unit = self.schedule.unit_at(turn).ok_or_else(gone)?;
+            let unit = self.schedule.unit_at(position).ok_or_else(gone)?;
             let nodes = self.capture_unit(capturing, sources, unit)?;
             capturing.nodes.push(nodes);
             capturing.branch.mark(copied(slot), capturing.branch.stream())?;

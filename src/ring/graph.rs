@@ -1,20 +1,20 @@
 //! Captured step: updates the executable before a launch and records the contents after it.
 //!
-//! Lock order: `RingGraph::told`, `Ring::books`, `HostBuffer::used`, `Launches`. No lock is held
-//! between `enter` and `leave`: the field `Books::launching` reserves the ring.
+//! Lock order: `RingGraph::node_states`, `Ring::state`, `HostBuffer::used`, `Launches`. No lock is
+//! held between `enter` and `leave`: the field `RingState::launching` reserves the ring.
 
 use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::books::{Books, Launching, Stores, no_source};
 use super::host::changes;
 use super::schedule::Held;
+use super::state::{Launching, RingState, Stores, no_source};
 use super::{HostBuffer, Ring, no_unit};
 use crate::driver::{CopyNode, Executable};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, Part, ToldCopy, tell};
+use crate::pages::{CopyNodeState, Fence, Part, update_copy_node};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
@@ -26,16 +26,16 @@ pub struct RingGraph {
     ring: Arc<Ring>,
     tail: usize,
     copies: usize,
-    told: Mutex<Told>,
+    node_states: Mutex<NodeStates>,
     launches: Arc<Launches>,
 }
 
 /// State last written to the executable.
 #[derive(Debug, Default)]
-struct Told {
+struct NodeStates {
     executable: Option<Executable>,
-    /// By turn, from the tail on.
-    units: Vec<ToldUnit>,
+    /// By position, from the tail on.
+    units: Vec<UnitNodes>,
     /// Result of the last launch: the next change number at its time, and its copies. With the same
     /// number, the next launch copies the same and needs no wait for stores. So a launch reads a
     /// few words instead of every source, which are cold in the cache after a long step.
@@ -43,21 +43,21 @@ struct Told {
 }
 
 #[derive(Debug, Default)]
-struct ToldUnit {
+struct UnitNodes {
     /// Change number of the source; 0: none yet.
     set: u64,
     /// Buffers read, by run.
     buffers: SmallVec<[Arc<HostBuffer>; 1]>,
-    copies: SmallVec<[(CopyNode, ToldCopy); 1]>,
+    copies: SmallVec<[(CopyNode, CopyNodeState); 1]>,
 }
 
-impl ToldUnit {
+impl UnitNodes {
     fn forget(&mut self) {
-        self.copies.iter_mut().for_each(|(_, copy)| *copy = ToldCopy::default());
+        self.copies.iter_mut().for_each(|(_, copy)| *copy = CopyNodeState::default());
     }
 }
 
-impl Told {
+impl NodeStates {
     /// Marks all copies as unknown. Keeps the buffers: the previous executable may still be
     /// launched.
     fn forget(&mut self) {
@@ -126,12 +126,13 @@ fn under_way() -> Error {
 impl RingGraph {
     pub(super) fn new(ring: Arc<Ring>, tail: usize, nodes: Vec<Vec<CopyNode>>) -> Self {
         let copies = nodes.iter().map(Vec::len).sum();
-        let unit = |nodes: Vec<CopyNode>| ToldUnit {
-            copies: nodes.into_iter().map(|node| (node, ToldCopy::default())).collect(),
-            ..ToldUnit::default()
+        let unit = |nodes: Vec<CopyNode>| UnitNodes {
+            copies: nodes.into_iter().map(|node| (node, CopyNodeState::default())).collect(),
+            ..UnitNodes::default()
         };
-        let told = Told { executable: None, units: nodes.into_iter().map(unit).collect(), last: None };
-        Self { ring, tail, copies, told: Mutex::new(told), launches: Arc::default() }
+        let node_states =
+            NodeStates { executable: None, units: nodes.into_iter().map(unit).collect(), last: None };
+        Self { ring, tail, copies, node_states: Mutex::new(node_states), launches: Arc::default() }
     }
 
     /// Returns the ring.
@@ -149,7 +150,7 @@ impl RingGraph {
     /// Reports that the executable was destroyed, or updated by other code. The next launch then
     /// updates every node, even with the same handle.
     pub fn forget_executable(&self) {
-        self.told.lock().forget();
+        self.node_states.lock().forget();
     }
 
     /// Prepares a launch: fills resident units and units expected by the graph, updates the
@@ -173,13 +174,13 @@ impl RingGraph {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }
         self.launches.begin()?;
-        let mut told = self.told.lock();
-        let mut books = self.ring.books.lock();
+        let mut node_states = self.node_states.lock();
+        let mut state = self.ring.state.lock();
         // SAFETY: the caller's promise.
-        let result = unsafe { self.prepare(&mut told, &mut books, executable, stream) };
+        let result = unsafe { self.prepare(&mut node_states, &mut state, executable, stream) };
         match result {
             Ok(launching) => {
-                books.launching = Some(launching);
+                state.launching = Some(launching);
                 Ok(())
             }
             Err(error) => {
@@ -191,65 +192,65 @@ impl RingGraph {
 
     unsafe fn prepare(
         &self,
-        told: &mut Told,
-        books: &mut Books,
+        node_states: &mut NodeStates,
+        state: &mut RingState,
         executable: Executable,
         stream: Stream,
     ) -> Result<Launching> {
-        books.between_launches()?;
-        if books.acquired() > 0 {
+        state.between_launches()?;
+        if state.acquired() > 0 {
             return Err(Error::wrong_state(
                 "cannot launch the ring's graph: eager work holds a unit; release it first",
             ));
         }
         let ring = &self.ring;
         let events = ring.device.pool().events();
-        if told.executable != Some(executable) {
-            told.forget();
-            told.executable = Some(executable);
+        if node_states.executable != Some(executable) {
+            node_states.forget();
+            node_states.executable = Some(executable);
         }
         // Read after this launch began and before any source is read.
         let next = changes();
-        let same = told.last.take().filter(|(at, _)| *at == next).map(|(_, launching)| launching);
+        let same = node_states.last.take().filter(|(at, _)| *at == next).map(|(_, launching)| launching);
         let early = ring.schedule.streamed().iter().take(self.tail);
         for unit in ring.schedule.residents().iter().chain(early) {
-            let there = same.as_ref().is_some_and(|same| ring.holds(books, *unit, &same.stamps));
-            let filled = !there && ring.fill(books, *unit)?;
-            books.counts.filled_ahead += u64::from(filled);
+            let there = same.as_ref().is_some_and(|same| ring.holds(state, *unit, &same.stamps));
+            let filled = !there && ring.fill(state, *unit)?;
+            state.counts.filled_ahead += u64::from(filled);
         }
         let (launching, stores) = match same {
             Some(same) => (same, Fence::default()),
             None => {
-                for (at, told) in told.units.iter_mut().enumerate() {
+                for (at, node_states) in node_states.units.iter_mut().enumerate() {
                     let unit = ring.schedule.unit_at(self.tail + at).ok_or_else(|| no_unit(at))?;
                     // SAFETY: the caller's promise.
-                    unsafe { self.tell(told, books, unit, executable) }?;
+                    unsafe { self.update_unit(node_states, state, unit, executable) }?;
                 }
-                self.launching(books)?
+                self.launching(state)?
             }
         };
-        let mut before = std::mem::take(&mut books.graphs);
+        let mut before = std::mem::take(&mut state.graphs);
         before.join(stores);
-        for place in &mut books.places {
+        for place in &mut state.places {
             before.join(std::mem::take(&mut place.ready));
             before.join(std::mem::take(&mut place.readers));
         }
         let result = before.before(events, stream);
         // The launch is ordered after all of these. Kept until `leave`, in case of an error.
-        books.graphs = before;
+        state.graphs = before;
         result?;
-        told.last = Some((next, launching.clone()));
+        node_states.last = Some((next, launching.clone()));
         Ok(launching)
     }
 
     /// Returns the copies of the launch, and the running stores to its sources.
-    fn launching(&self, books: &Books) -> Result<(Launching, Fence)> {
+    fn launching(&self, state: &RingState) -> Result<(Launching, Fence)> {
         let (mut launching, mut stores) = (Launching::default(), Stores::default());
-        let mut stamps = Vec::with_capacity(books.sources.len());
-        for (unit, source) in books.sources.iter().enumerate() {
+        let mut stamps = Vec::with_capacity(state.sources.len());
+        for (unit, source) in state.sources.iter().enumerate() {
             let stamp = source.as_ref().map_or(Ok(0), |source| source.stamp_and_stores(&mut stores))?;
             stamps.push(stamp);
-            if let Some(source) = source.as_ref().filter(|_| self.ring.schedule.turn_of(unit).is_some()) {
+            if let Some(source) = source.as_ref().filter(|_| self.ring.schedule.position_of(unit).is_some()) {
                 launching.copies += source.runs.len() as u64;
                 launching.bytes += source.runs.iter().map(|run| run.bytes).sum::<u64>();
             }
@@ -259,18 +260,18 @@ impl RingGraph {
     }
 
     /// Updates the nodes of a unit, if its source changed.
-    unsafe fn tell(
+    unsafe fn update_unit(
         &self,
-        told: &mut ToldUnit,
-        books: &Books,
+        node_states: &mut UnitNodes,
+        state: &RingState,
         unit: usize,
         executable: Executable,
     ) -> Result<()> {
-        let source = books.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
-        if told.set == source.set {
+        let source = state.sources.get(unit).and_then(Option::as_ref).ok_or_else(no_source)?;
+        if node_states.set == source.set {
             return Ok(());
         }
-        if source.runs.len() > told.copies.len() {
+        if source.runs.len() > node_states.copies.len() {
             let (what, expected) = ("a unit's runs", "at most as many as its graph has copies");
             return Err(Error::InvalidArgument { what, value: source.runs.len() as i128, expected });
         }
@@ -278,31 +279,31 @@ impl RingGraph {
         let parts =
             source.runs.iter().map(|run| Ok((base.plus(run.to), run.source.part(run.from, run.bytes)?)));
         let parts = parts.collect::<Result<SmallVec<[(_, Part<'_>); 1]>>>()?;
-        told.set = 0;
+        node_states.set = 0;
         // Usually more of the same buffers.
-        let same = told.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
+        let same = node_states.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
         let mut old = SmallVec::new();
         if !same {
             // Registered before the executable reads a buffer, and until it no longer does.
             let new: SmallVec<[_; 1]> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
             new.iter().for_each(|buffer| buffer.read_by(&self.launches));
-            old = std::mem::replace(&mut told.buffers, new);
+            old = std::mem::replace(&mut node_states.buffers, new);
             // Different memory may be registered at the same addresses.
-            told.forget();
+            node_states.forget();
         }
         let driver = self.ring.device.driver();
-        let result = told.copies.iter_mut().enumerate().try_for_each(|(place, (node, copy))| {
+        let result = node_states.copies.iter_mut().enumerate().try_for_each(|(place, (node, copy))| {
             // SAFETY: the caller's promise; the parts are registered, and the graph keeps their
             // buffers.
-            unsafe { tell(driver, executable, *node, copy, parts.get(place).copied()) }
+            unsafe { update_copy_node(driver, executable, *node, copy, parts.get(place).copied()) }
         });
         if result.is_err() {
             // The executable may read old or new buffers.
-            told.buffers.extend(old);
+            node_states.buffers.extend(old);
             return result;
         }
         old.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
-        told.set = source.set;
+        node_states.set = source.set;
         Ok(())
     }
 
@@ -316,20 +317,20 @@ impl RingGraph {
         let mut last = Fence::default();
         // If the stream cannot be recorded now, the fence records later.
         last.add(ring.device.pool().events(), stream);
-        let mut guard = ring.books.lock();
-        let books = &mut *guard;
-        let launching = books.launching.take().unwrap_or_default();
-        books.graphs = last.clone();
-        let mut held: Vec<Option<Held>> = books.places.iter().map(|place| place.held).collect();
+        let mut guard = ring.state.lock();
+        let state = &mut *guard;
+        let launching = state.launching.take().unwrap_or_default();
+        state.graphs = last.clone();
+        let mut held: Vec<Option<Held>> = state.places.iter().map(|place| place.held).collect();
         if launched {
             ring.schedule.advance(self.tail, &mut held, &launching.stamps);
-            books.counts.launches += 1;
-            books.counts.copies += launching.copies;
-            books.counts.copied_bytes += launching.bytes;
+            state.counts.launches += 1;
+            state.counts.copies += launching.copies;
+            state.counts.copied_bytes += launching.bytes;
         } else {
             held.iter_mut().take(ring.schedule.slots()).for_each(|held| *held = None);
         }
-        for (place, held) in books.places.iter_mut().zip(held) {
+        for (place, held) in state.places.iter_mut().zip(held) {
             place.held = held;
         }
         drop(guard);
@@ -361,7 +362,7 @@ impl RingGraph {
 
 impl Drop for RingGraph {
     fn drop(&mut self) {
-        for unit in std::mem::take(&mut self.told.get_mut().units) {
+        for unit in std::mem::take(&mut self.node_states.get_mut().units) {
             unit.buffers.iter().for_each(|buffer| buffer.no_longer_read_by(&self.launches));
         }
     }

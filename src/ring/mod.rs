@@ -18,7 +18,7 @@
 //!
 //! # Locks
 //!
-//! The mutex `Ring::books` guards all state of a ring. It is held while copies are submitted and
+//! The mutex `Ring::state` guards all state of a ring. It is held while copies are submitted and
 //! marks are recorded, never during a wait, except for unregistered memory. Each `HostBuffer` has
 //! its own mutex. Lock order: see `graph.rs`.
 //!
@@ -26,12 +26,12 @@
 //!
 //! ```text
 //!   mod.rs  build.rs  options.rs    Ring: addresses, pages, account, audit
-//!   books.rs                        state of the places and sources
-//!   turns.rs                        eager work: acquire, release, copies ahead
+//!   state.rs                        state of the places and sources
+//!   acquire.rs                      eager work: acquire, release, copies ahead
 //!   capture.rs                      a step in a captured graph
 //!   graph.rs                        RingGraph: launches of a captured step
 //!   host.rs                         HostBuffer: sources in host memory
-//!   schedule.rs                     slots, turns and dependencies         plain code
+//!   schedule.rs                     slots, positions and dependencies         plain code
 //!   plan.rs                         ceiling: upper bound of a ring        plain code
 //!   runs.rs                         merging of copies                     plain code
 //! ```
@@ -42,11 +42,11 @@ use std::sync::atomic::Ordering;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Account, Fence, Holder, Reservation};
+use crate::pages::{Account, Fence, Owner, Reservation};
 use crate::sync::Mutex;
 use crate::units::Address;
 
-mod books;
+mod acquire;
 mod build;
 mod capture;
 mod graph;
@@ -55,9 +55,8 @@ mod options;
 mod plan;
 mod runs;
 mod schedule;
-mod turns;
+mod state;
 
-use books::Books;
 pub(crate) use build::SLOTS;
 pub use capture::RingCaptureOptions;
 pub use graph::RingGraph;
@@ -65,6 +64,7 @@ pub use host::{HostBuffer, Pinning};
 pub use options::{HostRun, Pace, RingOptions, RingStats};
 pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
 pub use schedule::{Adjustment, Edge, Held, Node, Remainder, Schedule, Why};
+use state::RingState;
 
 /// Units read in one order, again and again, with only some of them on the device.
 ///
@@ -83,7 +83,7 @@ pub struct Ring {
     /// `None` during the drop.
     range: Option<Reservation>,
     account: Account,
-    books: Mutex<Books>,
+    state: Mutex<RingState>,
     device: Arc<Device>,
 }
 
@@ -125,8 +125,8 @@ impl Ring {
     /// Returns the current state and counters.
     #[must_use]
     pub fn stats(&self) -> RingStats {
-        let books = self.books.lock();
-        let counts = books.counts;
+        let state = self.state.lock();
+        let counts = state.counts;
         RingStats {
             id: self.id,
             units: self.units.len() as u64,
@@ -135,7 +135,7 @@ impl Ring {
             page_bytes: self.page,
             reserved_bytes: self.range.as_ref().map_or(0, Reservation::bytes),
             device_bytes: self.place_bytes().iter().sum(),
-            acquired: books.acquired(),
+            acquired: state.acquired(),
             copies: counts.copies,
             copied_bytes: counts.copied_bytes,
             acquires: counts.acquires,
@@ -158,7 +158,7 @@ impl Ring {
         let pool = self.device.pool();
         pool.audit()?;
         let expected: u64 = self.place_bytes().iter().sum();
-        let (held, pages) = pool.held(Holder::Ring { ring: self.id });
+        let (held, pages) = pool.held(Owner::Ring { ring: self.id });
         let charged = self.account.stats().charged_bytes;
         if (held, pages, charged) != (expected, expected / self.page, expected) {
             return wrong(format!(
@@ -188,7 +188,7 @@ impl Ring {
         if all.len() != count {
             return wrong("two places show one page".to_owned());
         }
-        self.books.lock().audit(&self.schedule).or_else(wrong)
+        self.state.lock().audit(&self.schedule).or_else(wrong)
     }
 
     fn place_bytes(&self) -> Vec<u64> {
@@ -211,9 +211,9 @@ impl Drop for Ring {
         }
         let pool = self.device.pool();
         let mut fence = Fence::default();
-        self.books.get_mut().leave(pool.events(), &mut fence);
+        self.state.get_mut().leave(pool.events(), &mut fence);
         if let Some(range) = self.range.take() {
-            pool.finish(fence, range.leave());
+            pool.unmap_after(fence, range.leave());
         }
         pool.check();
     }

@@ -55,7 +55,7 @@ pub struct HostRun {
 /// Current state and counters of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingStats {
-    /// Number in the process; also in the [`Holder`](crate::pages::Holder).
+    /// Number in the process; also in the [`Owner`](crate::pages::Owner).
     pub id: u64,
     /// Number of units.
     pub units: u64,

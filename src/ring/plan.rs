@@ -249,7 +249,7 @@ fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
         schedule.streamed().iter().for_each(|unit| streams[*unit] = true);
         spread(&streams, times * slots).into_iter().for_each(|unit| streams[unit] = false);
         let resident: Vec<bool> = streams.iter().map(|streams| !streams).collect();
-        // A multiple of the slots is left. A single turn for each slot would make all units
+        // A multiple of the slots is left. A single unit for each slot would make all units
         // resident.
         if let Ok(next) = Schedule::new(&resident, slots, Remainder::Refuse) {
             let row = residency_of(&next, demand);

@@ -1,10 +1,10 @@
 //! Schedule: slot of each streaming unit, and the dependencies of a step. Plain code without driver
 //! or memory.
 //!
-//! A **turn** is the position of a unit among the streaming units, from 0. Turn `q` uses slot
-//! `q % slots`. With `s` streaming units, turn `s + k` is turn `k` of the next step. The slots
-//! divide `s`, so a unit has the same slot in every step, wherever a step begins. The **tail** of a
-//! step copies the first units of the next step.
+//! A **position** is the index of a unit among the streaming units, from 0. Position `q` uses slot
+//! `q % slots`. With `s` streaming units, position `s + k` is position `k` of the next step. The
+//! slots divide `s`, so a unit has the same slot in every step, wherever a step begins. The
+//! **tail** of a step copies the first units of the next step.
 //!
 //! ```text
 //!   main    begin ─> use 0 ─> use 1 ─> use 2 ─> use 3 ─> ...               ─> end
@@ -57,10 +57,10 @@ pub enum Adjustment {
 pub enum Node {
     /// Start of the step: the fork point.
     Begin,
-    /// Copy of a turn. Turns from the number of streaming units on belong to the next step.
+    /// Copy of a position. Positions from the number of streaming units on belong to the next step.
     Copy {
-        /// The turn.
-        turn: usize,
+        /// The position.
+        position: usize,
     },
     /// Work reading a unit.
     Use {
@@ -111,9 +111,9 @@ pub struct Held {
 /// Streaming units and their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Turn of each unit, if streaming.
-    turns: Vec<Option<usize>>,
-    /// Unit of each turn.
+    /// Position of each unit, if streaming.
+    positions: Vec<Option<usize>>,
+    /// Unit of each position.
     streamed: Vec<usize>,
     /// Resident units, in the order of use.
     residents: Vec<usize>,
@@ -147,7 +147,7 @@ impl Schedule {
             streams.fill(false);
             given = 0;
         } else {
-            // Otherwise the remainder could leave one turn for each slot.
+            // Otherwise the remainder could leave one unit for each slot.
             if slots > asked / 2 {
                 given = asked / 2;
                 adjustments.push(Adjustment::FewerSlots { asked: slots, given });
@@ -164,15 +164,15 @@ impl Schedule {
         }
         let streamed: Vec<usize> = (0..streams.len()).filter(|unit| streams[*unit]).collect();
         let residents = (0..streams.len()).filter(|unit| !streams[*unit]).collect();
-        let mut turns = vec![None; streams.len()];
-        streamed.iter().enumerate().for_each(|(turn, unit)| turns[*unit] = Some(turn));
-        Ok(Self { turns, streamed, residents, slots: given, adjustments })
+        let mut positions = vec![None; streams.len()];
+        streamed.iter().enumerate().for_each(|(position, unit)| positions[*unit] = Some(position));
+        Ok(Self { positions, streamed, residents, slots: given, adjustments })
     }
 
     /// Returns the number of units.
     #[must_use]
     pub fn units(&self) -> usize {
-        self.turns.len()
+        self.positions.len()
     }
 
     /// Returns the number of slots. 0: no unit streams.
@@ -187,7 +187,7 @@ impl Schedule {
         self.slots + self.residents.len()
     }
 
-    /// Returns the streaming units, by turn.
+    /// Returns the streaming units, by position.
     #[must_use]
     pub fn streamed(&self) -> &[usize] {
         &self.streamed
@@ -205,30 +205,30 @@ impl Schedule {
         &self.adjustments
     }
 
-    /// Returns the turn of a unit. `None`: resident or unknown.
+    /// Returns the position of a unit. `None`: resident or unknown.
     #[must_use]
-    pub fn turn_of(&self, unit: usize) -> Option<usize> {
-        self.turns.get(unit).copied().flatten()
+    pub fn position_of(&self, unit: usize) -> Option<usize> {
+        self.positions.get(unit).copied().flatten()
     }
 
     /// Returns the place of a unit. `None`: unknown.
     #[must_use]
     pub fn place_of(&self, unit: usize) -> Option<usize> {
-        match self.turns.get(unit)? {
-            Some(turn) => Some(turn % self.slots),
+        match self.positions.get(unit)? {
+            Some(position) => Some(position % self.slots),
             None => self.residents.binary_search(&unit).ok().map(|at| self.slots + at),
         }
     }
 
-    /// Returns the unit of a turn, in this or a later step. `None`: no unit streams.
+    /// Returns the unit of a position, in this or a later step. `None`: no unit streams.
     #[must_use]
-    pub fn unit_at(&self, turn: usize) -> Option<usize> {
-        (!self.streamed.is_empty()).then(|| self.streamed[turn % self.streamed.len()])
+    pub fn unit_at(&self, position: usize) -> Option<usize> {
+        (!self.streamed.is_empty()).then(|| self.streamed[position % self.streamed.len()])
     }
 
-    /// Returns the turns copied by one captured step. The first `tail` turns were copied by the
-    /// previous step or [primed](Self::primes), and the first `tail` of the next step are added.
-    /// `tail` is at most the number of slots.
+    /// Returns the positions copied by one captured step. The first `tail` positions were copied by
+    /// the previous step or [primed](Self::primes), and the first `tail` of the next step are
+    /// added. `tail` is at most the number of slots.
     #[must_use]
     pub fn copies(&self, tail: usize) -> std::ops::Range<usize> {
         let tail = tail.min(self.slots);
@@ -239,8 +239,8 @@ impl Schedule {
     /// implied: a launch follows the last launch.
     #[must_use]
     pub fn edges(&self, tail: usize) -> Vec<Edge> {
-        let (turns, streamed) = (self.copies(tail), self.streamed.len());
-        let (first, last) = (turns.start, turns.end);
+        let (positions, streamed) = (self.copies(tail), self.streamed.len());
+        let (first, last) = (positions.start, positions.end);
         let mut edges = Vec::new();
         let mut add = |before, after, why| edges.push(Edge { before, after, why });
         let mut previous = Node::Begin;
@@ -249,21 +249,21 @@ impl Schedule {
             previous = Node::Use { unit };
         }
         add(previous, Node::End, Why::Program);
-        for turn in turns {
-            let copy = Node::Copy { turn };
+        for position in positions {
+            let copy = Node::Copy { position };
             // The slot's last reader. The first readers belong to the previous step.
-            let reader = turn.checked_sub(self.slots);
-            if turn > first {
-                add(Node::Copy { turn: turn - 1 }, copy, Why::Chain);
+            let reader = position.checked_sub(self.slots);
+            if position > first {
+                add(Node::Copy { position: position - 1 }, copy, Why::Chain);
             } else if reader.is_none() {
                 add(Node::Begin, copy, Why::Fork);
             }
             if let Some(reader) = reader {
                 add(Node::Use { unit: self.streamed[reader] }, copy, Why::Read);
             }
-            if turn < streamed {
-                add(copy, Node::Use { unit: self.streamed[turn] }, Why::Filled);
-            } else if turn + 1 == last {
+            if position < streamed {
+                add(copy, Node::Use { unit: self.streamed[position] }, Why::Filled);
+            } else if position + 1 == last {
                 add(copy, Node::End, Why::Join);
             }
         }
@@ -289,9 +289,9 @@ impl Schedule {
     /// Updates the contents of the places for a launch, which copies each unit at its stamp in
     /// `wanted`.
     pub fn advance(&self, tail: usize, held: &mut [Option<Held>], wanted: &[u64]) {
-        for turn in self.copies(tail) {
-            let Some(unit) = self.unit_at(turn) else { continue };
-            if let Some(place) = held.get_mut(turn % self.slots) {
+        for position in self.copies(tail) {
+            let Some(unit) = self.unit_at(position) else { continue };
+            if let Some(place) = held.get_mut(position % self.slots) {
                 *place = Some(Held { unit, stamp: wanted.get(unit).copied().unwrap_or(0) });
             }
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{Core, Phase, Space};
 use crate::error::{Error, Result};
-use crate::pages::{Holder, PageId, RangeId};
+use crate::pages::{Owner, PageId, RangeId};
 use crate::units::Address;
 
 /// A part of a page under a live block.
@@ -47,15 +47,15 @@ impl Core {
         for (number, range) in state.ranges.iter().enumerate() {
             let mapped = range.mapped();
             for at in &mapped {
-                let Some((holder, shown)) = pool.showing(at.page) else { continue };
-                let ours = match holder {
-                    Holder::Retained { .. } => holder == self.own() && shown.is_subset(&ranges),
-                    other => other == self.common.shared.holder(),
+                let Some((owner, shown)) = pool.showing(at.page) else { continue };
+                let ours = match owner {
+                    Owner::Retained { .. } => owner == self.own() && shown.is_subset(&ranges),
+                    other => other == self.common.shared.owner(),
                 };
                 // Pages which left are replaced before the next replay.
-                let ours = ours || self.is_behind() && matches!(holder, Holder::Retained { .. });
+                let ours = ours || self.is_behind() && matches!(owner, Owner::Retained { .. });
                 if !ours {
-                    return wrong(format!("{self:?} shows {:?} of {holder:?}, as do {shown:?}", at.page));
+                    return wrong(format!("{self:?} shows {:?} of {owner:?}, as do {shown:?}", at.page));
                 }
             }
             for block in blocks.iter().filter(|block| block.place.range == number) {
@@ -117,12 +117,14 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{ComingBack, Common, Exclusives, Heap, LiveCounts, Presence, RetainPolicy, Totals};
+    use super::super::{
+        Common, Exclusives, Heap, LiveCounts, PendingRestores, Residency, RetainPolicy, Totals,
+    };
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
     use crate::order::ReplayOrder;
-    use crate::pages::{Change, Limits, SetPeers, SharedSet};
+    use crate::pages::{Limits, SetPeers, SharedSet, Transaction};
     use crate::sync::Mutex;
     use crate::units::{Geometry, Stream};
 
@@ -138,7 +140,7 @@ mod tests {
             order: ReplayOrder::new(device.pool().events()),
             heap: Heap::default(),
             exclusives: Exclusives::default(),
-            presence: Presence::default(),
+            residency: Residency::default(),
             tag: String::new(),
             retain: RetainPolicy::Retain,
             poison: false,
@@ -149,10 +151,10 @@ mod tests {
             live_counts: LiveCounts::default(),
             spaces: Mutex::default(),
             retired: Mutex::default(),
-            coming_back: ComingBack::default(),
+            pending_restores: PendingRestores::default(),
             spare_ranges: crate::space::SpareRanges::default(),
             own_captures: std::sync::atomic::AtomicU64::new(0),
-            outliving: crate::space::Outliving::default(),
+            lifetime_profile: crate::space::LifetimeProfile::default(),
             eager: Mutex::default(),
             recalls: Default::default(),
             device,
@@ -169,11 +171,11 @@ mod tests {
         };
         let mapped = core.state.lock().ranges[0].mapped();
         let page = mapped.into_iter().find(|mapped| mapped.offset == from).unwrap();
-        let mut change = Change::on(pool);
-        change.rely_on(page.page, core.common.shared.holder()).unwrap();
-        change.unmap(range, at, page.bytes).unwrap();
-        change.map(range, at, &[page.page]).unwrap();
-        change.commit();
+        let mut transaction = Transaction::on(pool);
+        transaction.pin_owned(page.page, core.common.shared.owner()).unwrap();
+        transaction.unmap(range, at, page.bytes).unwrap();
+        transaction.map(range, at, &[page.page]).unwrap();
+        transaction.commit();
     }
 
     #[test]
@@ -202,9 +204,9 @@ mod tests {
         assert_eq!((first.audit(), second.audit()), (Ok(()), Ok(())));
         let page = second.core().state.lock().ranges[0].mapped()[0].page;
         let (core, pool) = (second.core(), common.pool());
-        assert!(pool.hand_over(page, core.common.shared.holder(), first.core().own(), false).is_some());
+        assert!(pool.hand_over(page, core.common.shared.owner(), first.core().own(), false).is_some());
         assert!(second.audit().is_err());
-        assert!(pool.hand_over(page, first.core().own(), core.common.shared.holder(), false).is_some());
+        assert!(pool.hand_over(page, first.core().own(), core.common.shared.owner(), false).is_some());
         assert_eq!((first.audit(), second.audit()), (Ok(()), Ok(())));
     }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use super::layout::{Live, NotLive, Place, RANGE_PAGES_FIRST, RANGE_PAGES_MAX, Usage};
 use super::{Common, Phase, Placement, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Reservation};
+use crate::pages::{Reservation, Transaction};
 use crate::units::BlockBytes;
 
 /// Part of the tape mapped in one range.
@@ -112,18 +112,18 @@ impl State {
         let last = if ahead { Some(&first) } else { bump.stretches.last() };
         let shown = last.map_or(0, |stretch| stretch.to);
         let fits = last.zip(self.ranges.last());
-        let mut change = Change::on(common.pool());
+        let mut transaction = Transaction::on(common.pool());
         let mut begins = None;
         let to = if shown >= end {
             shown
         } else {
-            let cells = common.shared.tape(&mut change, shown, end)?;
+            let cells = common.shared.tape(&mut transaction, shown, end)?;
             let behind = cells.last().map_or(shown, |(at, _, bytes)| at + bytes);
             match fits.filter(|(stretch, range)| behind - stretch.from <= range.bytes()) {
                 Some((stretch, range)) => {
                     let pages: Vec<_> = cells.iter().map(|(_, page, _)| *page).collect();
-                    if let Err(error) = change.map(range.id(), shown - stretch.from, &pages) {
-                        self.undo(change);
+                    if let Err(error) = transaction.map(range.id(), shown - stretch.from, &pages) {
+                        self.undo(transaction);
                         return Err(error);
                     }
                 }
@@ -131,16 +131,16 @@ impl State {
                     // The new range begins with the page of the last block's end, which is then
                     // mapped in both ranges.
                     let from = common.shared.tape_start(bump.end);
-                    let cells = common.shared.tape(&mut change, from, end)?;
+                    let cells = common.shared.tape(&mut transaction, from, end)?;
                     let pages: Vec<_> = cells.iter().map(|(_, page, _)| *page).collect();
                     let large = common.shared.geometry().large();
                     let bytes =
                         bump.next_range(self.ranges.last().map(Reservation::bytes), large, behind - from);
-                    let mapped = change
+                    let mapped = transaction
                         .reserve(bytes, space, common.shared.peers())
-                        .and_then(|range| change.map(range, 0, &pages));
+                        .and_then(|range| transaction.map(range, 0, &pages));
                     if let Err(error) = mapped {
-                        self.undo(change);
+                        self.undo(transaction);
                         return Err(error);
                     }
                     begins = Some(from);
@@ -148,7 +148,7 @@ impl State {
             }
             behind
         };
-        let (calls, reserved) = change.commit();
+        let (calls, reserved) = transaction.commit();
         self.adopt(common, calls, reserved);
         let range = self.ranges.len() - 1;
         let Placement::Bump(bump) = &mut self.placement else {
@@ -177,8 +177,8 @@ impl State {
     }
 
     /// Undoes a transaction. If the driver refuses, the space is broken.
-    pub(super) fn undo(&mut self, change: Change) {
-        if !change.undo() {
+    pub(super) fn undo(&mut self, transaction: Transaction) {
+        if !transaction.undo() {
             self.phase = Phase::Broken;
         }
     }

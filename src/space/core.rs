@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::block::{Origin, Origins};
-use super::carry::Postponed;
 use super::events::Events;
-use super::exchanged::{Captures, Exchanged};
 use super::kept::KeptBlocks;
 use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
 use super::layout_hash::LayoutHash;
+use super::lifetime_profile::LifetimeTrace;
 use super::live_count::LiveCount;
-use super::outliving::Course;
 use super::placement::Placement;
-use super::presence::Opened;
+use super::preserve::Postponed;
 use super::refresh::Stale;
+use super::replaced::{Captures, ReplacedMapping};
+use super::residency::Opened;
 use super::users::Users;
 use super::{Common, Phase};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Calls, Capturing, Change, Fence, Holder, NamedStream, PageId, Reservation};
+use crate::pages::{Calls, Capturing, Fence, NamedStream, Owner, PageId, Reservation, Transaction};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
@@ -50,15 +50,15 @@ pub(super) struct State {
     pub(super) captures_at_seal: Option<Captures>,
     /// Slots with pages replaced by the seal, restorable until the first launch. Empty if launches
     /// are not observed.
-    pub(super) exchanged: Vec<Exchanged>,
+    pub(super) replaced: Vec<ReplacedMapping>,
     /// Lifetime profile of the capture, if short blocks may be predicted persistent.
-    pub(super) course: Option<Course>,
+    pub(super) lifetime_trace: Option<LifetimeTrace>,
     /// Pages exported before the seal.
-    pub(super) told: HashSet<PageId>,
+    pub(super) exported: HashSet<PageId>,
     /// Captured streams on which the program uses blocks without `record_stream`.
     pub(super) captured_on: Vec<NamedStream>,
     /// Fence after the work of `captured_on` at each free of a block with a [pending
-    /// restore](super::exchanged).
+    /// restore](super::replaced).
     pub(super) captured_work: Fence,
     /// Streams recorded for live blocks since the seal.
     pub(super) users: Users,
@@ -120,8 +120,8 @@ impl Core {
     }
 
     /// Returns the owner of this space's own pages.
-    pub(super) fn own(&self) -> Holder {
-        Holder::Retained { arena: self.common.shared.arena(), space: self.id }
+    pub(super) fn own(&self) -> Owner {
+        Owner::Retained { arena: self.common.shared.arena(), space: self.id }
     }
 
     pub(crate) fn close_arena(&self) {
@@ -156,18 +156,18 @@ impl Core {
         }
         let mut state = self.state.lock();
         if kind == Kind::Local
-            && let Some((point, keeps)) = self.keeps_as_before(&mut state, bytes.get())
+            && let Some((point, keeps)) = self.predicts_retained(&mut state, bytes.get())
         {
             let placed = if keeps { None } else { self.place_on_mapped(&mut state, bytes, lane) };
             if let Some(address) = placed {
                 self.count(&mut state, bytes.get());
-                state.note_course(address, point);
+                state.note_trace_point(address, point);
                 return Ok(address);
             }
             drop(state);
             let kind = if keeps { Kind::Kept } else { kind };
             let address = self.allocate_or_grow(bytes, lane, kind, None)?;
-            self.state.lock().note_course(address, point);
+            self.state.lock().note_trace_point(address, point);
             return Ok(address);
         }
         if let Some(address) = self.place_on_mapped(&mut state, bytes, lane) {
@@ -212,7 +212,7 @@ impl Core {
             }
             Ok(address)
         };
-        let result = self.common.recalled(|| self.relieved(&mut placed));
+        let result = self.common.recalled(|| self.with_memory_retry(&mut placed));
         if let Err(error) = &result {
             let label = self.label();
             tracing::debug!(%error, space = self.id, label, "growing a space failed and is undone");
@@ -222,7 +222,7 @@ impl Core {
             // The block may reuse bytes which the last resume is still restoring. The block's
             // stream waits for the copy.
             let events = self.common.pool().events();
-            let behind = self.common.presence.contents(events).before_or_over(events, lane.stream);
+            let behind = self.common.residency.contents(events).before_or_over(events, lane.stream);
             behind.inspect_err(|_| drop(self.free(address, &[])))?;
         }
         Ok(address)
@@ -232,10 +232,11 @@ impl Core {
         state.live_count.get_or_insert_with(|| self.common.live_counts.take()).add(bytes);
     }
 
-    /// Like [`Common::relieved`]; errors carry the space's label. The caller holds no lock.
+    /// Like [`Common::with_memory_retry`]; errors carry the space's label. The caller holds no
+    /// lock.
     #[inline]
-    pub(super) fn relieved<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
-        self.common.relieved(work).map_err(|error| error.of_space(self.label().as_deref()))
+    pub(super) fn with_memory_retry<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
+        self.common.with_memory_retry(work).map_err(|error| error.of_space(self.label().as_deref()))
     }
 
     fn place(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Address> {
@@ -340,7 +341,7 @@ impl Core {
                 self.free_kept(state, address)?
             }
         };
-        self.forget_course(state, address);
+        self.note_traced_free(state, address);
         if let Some(origins) = &mut state.origins {
             origins.remove(&address);
         }
@@ -400,17 +401,17 @@ impl Common {
     /// Retries `work` after out-of-memory errors as long as memory is reclaimed. The caller holds
     /// no lock.
     #[inline]
-    pub(super) fn relieved<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
-        work().or_else(|error| self.relieved_of(error, &mut work))
+    pub(super) fn with_memory_retry<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
+        work().or_else(|error| self.retry_with_memory(error, &mut work))
     }
 
     #[cold]
-    fn relieved_of<T>(&self, mut error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+    fn retry_with_memory<T>(&self, mut error: Error, work: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         if error.is_out_of_memory() {
             self.spare_ranges.clear(self.pool());
         }
-        let mut relief = self.pool().relief();
-        while relief.helps(&error) {
+        let mut memory_retry = self.pool().memory_retry();
+        while memory_retry.helps(&error) {
             match work() {
                 Err(again) => error = again,
                 done => return done,
@@ -465,9 +466,9 @@ impl State {
     }
 
     pub(super) fn begin_range(&mut self, common: &Common, space: u64, bytes: u64) -> Result<()> {
-        let mut change = Change::on(common.pool());
-        change.reserve(bytes, space, common.shared.peers())?;
-        let (calls, reserved) = change.commit();
+        let mut transaction = Transaction::on(common.pool());
+        transaction.reserve(bytes, space, common.shared.peers())?;
+        let (calls, reserved) = transaction.commit();
         self.adopt(common, calls, reserved);
         Ok(())
     }

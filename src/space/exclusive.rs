@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::Common;
 use crate::error::{Error, Result};
-use crate::pages::{Change, Extent, Fence, Holder, PagePool, Remains, Reservation};
+use crate::pages::{Extent, Fence, Owner, PagePool, PendingUnmap, Reservation, Transaction};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, MAX_BYTES};
 
@@ -40,11 +40,11 @@ impl Exclusives {
 
     /// Frees all blocks at the end of the arena, after a fence.
     pub(super) fn end(&self, pool: &PagePool, fence: Fence) {
-        let mut remains = Remains::default();
+        let mut pending = PendingUnmap::default();
         for block in std::mem::take(&mut *self.0.lock()).into_values() {
-            remains.join(block.range.leave());
+            pending.join(block.range.leave());
         }
-        pool.finish(fence, remains);
+        pool.unmap_after(fence, pending);
     }
 }
 
@@ -55,8 +55,8 @@ impl fmt::Debug for Exclusives {
 }
 
 impl Common {
-    pub(crate) fn exclusive_holder(&self) -> Holder {
-        Holder::Exclusive { arena: self.shared.arena() }
+    pub(crate) fn exclusive_owner(&self) -> Owner {
+        Owner::Exclusive { arena: self.shared.arena() }
     }
 
     /// Returns the rounded bytes of a block, and the alignment of bytes and address.
@@ -87,10 +87,10 @@ impl Common {
         self.usable()?;
         let (whole, each) = self.whole(bytes, granularity)?;
         let _go_on = self.pool().begin_waits()?;
-        let (range, offset) = self.relieved(|| self.map_exclusive(whole, each))?;
+        let (range, offset) = self.with_memory_retry(|| self.map_exclusive(whole, each))?;
         let (zeroed, behind) = self.zero(&range, offset, whole);
         if let Err(error) = zeroed {
-            self.pool().finish(behind, range.leave());
+            self.pool().unmap_after(behind, range.leave());
             return Err(error);
         }
         let at = range.base().plus(offset);
@@ -102,13 +102,13 @@ impl Common {
     /// Maps one page at a multiple of `each` in a new range. Returns the range and the offset in
     /// the range.
     fn map_exclusive(&self, whole: u64, each: u64) -> Result<(Reservation, u64)> {
-        let mut change = Change::on(self.pool());
+        let mut transaction = Transaction::on(self.pool());
         let least = self.pool().driver().capabilities().granularity;
-        let (range, base) = change.reserve_at(whole + each - least, 0, self.shared.remote_peers())?;
+        let (range, base) = transaction.reserve_at(whole + each - least, 0, self.shared.remote_peers())?;
         let offset = base.0.next_multiple_of(each) - base.0;
-        let page = change.take(whole, self.exclusive_holder(), self.shared.account().id())?;
-        change.map(range, offset, &[page])?;
-        let reserved = change.commit().1.pop();
+        let page = transaction.take(whole, self.exclusive_owner(), self.shared.account().id())?;
+        transaction.map(range, offset, &[page])?;
+        let reserved = transaction.commit().1.pop();
         let lost = || Error::Internal { what: "a range that was reserved is not there".into() };
         Ok((reserved.ok_or_else(lost)?, offset))
     }
@@ -131,7 +131,7 @@ impl Common {
         self.usable()?;
         let block = self.exclusives.0.lock().remove(&address);
         let block = block.ok_or(Error::ForeignPointer { address })?;
-        self.pool().finish(self.order.fence(), block.range.leave());
+        self.pool().unmap_after(self.order.fence(), block.range.leave());
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Common, Core, Phase, Placement, Space};
 use crate::error::{Error, Result};
-use crate::pages::{Extent, Holder, PageId};
+use crate::pages::{Extent, Owner, PageId};
 use crate::units::Address;
 
 impl Space {
@@ -44,16 +44,16 @@ impl Core {
             return Err(Error::ForeignPointer { address: base });
         }
         let extents = common.pool().extents(base, bytes)?;
-        let ours = [common.shared.holder(), self.own(), Holder::Kept { arena: common.shared.arena() }];
+        let ours = [common.shared.owner(), self.own(), Owner::Kept { arena: common.shared.arena() }];
         for extent in &extents {
-            if !common.pool().holder(extent.page).is_some_and(|holder| ours.contains(&holder)) {
+            if !common.pool().owner(extent.page).is_some_and(|owner| ours.contains(&owner)) {
                 return Err(Error::wrong_state(
                     "cannot export the range: eager work has replaced pages of its space; replay its graph first",
                 ));
             }
         }
         if state.phase == Phase::Open && matches!(state.placement, Placement::Stitched(_)) {
-            state.told.extend(extents.iter().map(|extent| extent.page));
+            state.exported.extend(extents.iter().map(|extent| extent.page));
         }
         Ok(extents)
     }
@@ -67,19 +67,19 @@ impl Common {
     /// [`Error::InvalidArgument`] for a page of an eager block, which is freed with the block;
     /// [`Error::WrongState`] during eager work, which may take the page at its end, and while the
     /// arena is paused, pausing or resuming.
-    pub(super) fn stay_for_others(&self, page: PageId) -> Result<()> {
+    pub(super) fn pin_for_peers(&self, page: PageId) -> Result<()> {
         self.usable()?;
-        if self.pool().holder(page) == Some(self.exclusive_holder()) {
+        if self.pool().owner(page) == Some(self.exclusive_owner()) {
             // Such pages never move.
             return Ok(());
         }
         self.require_resident()?;
         let eager = self.eager.lock().upgrade();
-        if eager.is_some_and(|eager| self.pool().holder(page) == Some(eager.own())) {
+        if eager.is_some_and(|eager| self.pool().owner(page) == Some(eager.own())) {
             let expected = "that of a page of a graph, as an export names it";
             let value = page.number().into();
             return Err(Error::InvalidArgument { what: "a page's number", value, expected });
         }
-        self.shared.stay()
+        self.shared.note_export()
     }
 }

@@ -11,7 +11,9 @@ use std::fmt;
 use super::layout::Usage;
 use super::{Core, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Holder, Look, PagePool, Remains, Reservation, SharedSet, Stretches};
+use crate::pages::{
+    Fence, Owner, PagePool, PendingUnmap, Poll, Reservation, SharedSet, Stretches, Transaction,
+};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes};
 
@@ -60,10 +62,10 @@ impl Heap {
     pub(super) fn end(&self, pool: &PagePool) {
         let mut inner = self.0.lock();
         inner.settle(pool);
-        let (mut fence, mut remains) = (Fence::default(), Remains::default());
+        let (mut fence, mut pending) = (Fence::default(), PendingUnmap::default());
         inner.waiting.drain(..).for_each(|(waiting, _)| fence.join(waiting));
-        inner.ranges.drain(..).for_each(|range| remains.join(range.leave()));
-        pool.finish(fence, remains);
+        inner.ranges.drain(..).for_each(|range| pending.join(range.leave()));
+        pool.unmap_after(fence, pending);
     }
 
     /// Returns a fence after all users of freed blocks.
@@ -83,7 +85,7 @@ impl Inner {
     /// Maps missing pages for a stretch of `bytes` at the end. Returns its address.
     fn grow(&mut self, shared: &SharedSet, bytes: u64) -> Result<u64> {
         let small = shared.geometry().small();
-        let mut change = Change::on(shared.pool());
+        let mut transaction = Transaction::on(shared.pool());
         let last = self.ranges.last();
         // The block begins in the free bytes before the end.
         let had = last.map_or(0, |range| self.free.before(range.base().0 + self.end));
@@ -91,21 +93,21 @@ impl Inner {
         let room =
             last.filter(|range| range.bytes() - self.end >= more).map(|range| (range.id(), range.base()));
         let account = shared.account().id();
-        let holder = Holder::Kept { arena: shared.arena() };
+        let owner = Owner::Kept { arena: shared.arena() };
         if let Some((range, base)) = room {
-            let page = change.take(more, holder, account)?;
-            change.map(range, self.end, &[page])?;
-            change.commit();
+            let page = transaction.take(more, owner, account)?;
+            transaction.map(range, self.end, &[page])?;
+            transaction.commit();
             let end = base.0 + self.end;
             self.end += more;
             self.free.add(end, more);
             return Ok(end - had);
         }
         let more = bytes.next_multiple_of(small);
-        let range = change.reserve(RANGE.max(more), 0, shared.peers())?;
-        let page = change.take(more, holder, account)?;
-        change.map(range, 0, &[page])?;
-        let (_, reserved) = change.commit();
+        let range = transaction.reserve(RANGE.max(more), 0, shared.peers())?;
+        let page = transaction.take(more, owner, account)?;
+        transaction.map(range, 0, &[page])?;
+        let (_, reserved) = transaction.commit();
         self.ranges.extend(reserved);
         self.end = more;
         let start = self.ranges.last().map_or(0, |range| range.base().0);
@@ -115,9 +117,9 @@ impl Inner {
     }
 
     fn settle(&mut self, pool: &PagePool) {
-        let (mut done, mut look) = (Vec::new(), Look::new(pool.events()));
+        let (mut done, mut poll) = (Vec::new(), Poll::new(pool.events()));
         self.waiting.retain_mut(|(fence, blocks)| {
-            let over = fence.done_at(&mut look).unwrap_or(false);
+            let over = fence.done_at(&mut poll).unwrap_or(false);
             if over {
                 done.append(blocks);
             }
@@ -145,9 +147,9 @@ impl Inner {
         }
         for (from, bytes, range, offset) in &empty {
             self.free.cut(*from, *bytes);
-            let mut remains = Remains::default();
-            remains.add_part(*range, *offset, *bytes);
-            pool.finish(Fence::default(), remains);
+            let mut pending = PendingUnmap::default();
+            pending.add_part(*range, *offset, *bytes);
+            pool.unmap_after(Fence::default(), pending);
         }
         if !empty.is_empty() {
             self.leave_empty_ranges();
@@ -211,9 +213,9 @@ impl KeptBlocks {
 
     /// Polls the fences of freed blocks, which records deferred events.
     pub(super) fn settle(&mut self, pool: &PagePool) {
-        let mut look = Look::new(pool.events());
+        let mut poll = Poll::new(pool.events());
         for fence in self.blocks.values_mut().filter_map(|kept| kept.freed.as_mut()) {
-            let _ = fence.done_at(&mut look);
+            let _ = fence.done_at(&mut poll);
         }
     }
 

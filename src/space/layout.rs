@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   range     addresses reserved at once, filled from the left
-//!             |---------- window 0 ----------|----- window 1 -----|-- window 2 --|   (unmapped)
+//!             |---------- extent 0 ----------|----- extent 1 -----|-- extent 2 --|   (unmapped)
 //!   slots     | page 0   | page 1   | page 2 | page 0   | page 3  | page 2       |
 //!                                              ^ mapped twice: live blocks never overlap
 //!   blocks    [ whole pages,    tail ]         [  whole page, tail]  [ head  ...
@@ -14,10 +14,10 @@
 //! page. A smaller block lies in the lowest page with room. The smallest blocks lie in
 //! [slabs](super::slabs), in ranges of their own.
 //!
-//! A *window* is the address range of one stitched block. A block takes the oldest free window of
+//! An *extent* is the address range of one stitched block. A block takes the oldest free extent of
 //! its size, so identical layers of a model settle at the same addresses. Without one, the block
-//! takes a gap in a window of a different size, or any run of free slots, which becomes a window.
-//! Only then are pages stitched together in a new window. Peer-visible (remote) blocks share pages
+//! takes a gap in an extent of a different size, or any run of free slots, which becomes an extent.
+//! Only then are pages stitched together in a new extent. Peer-visible (remote) blocks share pages
 //! only with their kind, each in one page or on whole pages.
 //!
 //! Equal requests always give equal numbers and offsets. So an arena holds, in each size class, the
@@ -26,7 +26,7 @@
 use std::collections::HashSet;
 
 use super::lane::Lane;
-use super::page_table::{PageTable, TileNo};
+use super::page_table::{PageSlot, PageTable};
 use super::peak::Peak;
 use super::sealed::Sealed;
 use super::slab::NotABlock;
@@ -34,14 +34,14 @@ use super::slabs::{Slabs, Slot};
 use crate::pages::Class;
 use crate::units::{BLOCK_GRANULE, BlockBytes, Geometry, Stream};
 
+mod extents;
 mod growth;
 mod held;
 mod retained;
-mod windows;
 
+use extents::Extents;
 pub(super) use growth::{RANGE_PAGES_FIRST, RANGE_PAGES_MAX};
 pub(crate) use retained::Unit;
-use windows::Windows;
 
 /// Place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +112,7 @@ struct Range {
     remote: bool,
     bytes: u64,
     /// Page of each slot.
-    tiles: Vec<u32>,
+    page_slots: Vec<u32>,
     /// One bit per small-page unit: whether any block, live or freed, ever lay there.
     used: Vec<u64>,
 }
@@ -129,7 +129,7 @@ impl Range {
 #[derive(Clone, Copy)]
 enum Found {
     Slab(Slot),
-    Page { tile: TileNo, page: u32, start: u64 },
+    Page { page_slot: PageSlot, page: u32, start: u64 },
 }
 
 #[derive(Debug)]
@@ -138,9 +138,9 @@ pub(crate) struct Layout {
     pages: PageTable,
     slabs: Slabs,
     ranges: Vec<Range>,
-    windows: Windows,
+    extents: Extents,
     /// Slot of each slab.
-    slab_tiles: Vec<TileNo>,
+    slab_slots: Vec<PageSlot>,
     /// Live blocks used by a second stream.
     crossing: HashSet<Place>,
     /// Freed blocks used by a second stream: busy until the seal or `free_parked`.
@@ -156,8 +156,8 @@ impl Layout {
             pages: PageTable::new(geometry),
             slabs: Slabs::new(geometry.small()),
             ranges: Vec::new(),
-            windows: Windows::default(),
-            slab_tiles: Vec::new(),
+            extents: Extents::default(),
+            slab_slots: Vec::new(),
             crossing: HashSet::new(),
             parked: HashSet::new(),
             usage: Usage::default(),
@@ -187,12 +187,12 @@ impl Layout {
         }
     }
 
-    fn offset(&self, tile: TileNo) -> u64 {
-        tile.tile as u64 * self.page_bytes(self.ranges[tile.range].class)
+    fn offset(&self, page_slot: PageSlot) -> u64 {
+        page_slot.index as u64 * self.page_bytes(self.ranges[page_slot.range].class)
     }
 
-    fn page(&self, tile: TileNo) -> u32 {
-        self.ranges[tile.range].tiles[tile.tile]
+    fn page(&self, page_slot: PageSlot) -> u32 {
+        self.ranges[page_slot.range].page_slots[page_slot.index]
     }
 
     /// Places a block on mapped addresses, if possible.
@@ -202,19 +202,19 @@ impl Layout {
             return Some(self.settle_in_slab(slot, bytes));
         }
         if bytes.get() >= self.geometry.large() {
-            let window = self.find(bytes.get(), lane)?;
-            return Some(self.settle(window, bytes));
+            let extent = self.find(bytes.get(), lane)?;
+            return Some(self.settle(extent, bytes));
         }
         // Prefers memory used before.
         let length = bytes.get();
         let mut within = self.pages.room(length, lane, false);
         within = within.or_else(|| self.pages.idle_page(length, lane, true).map(|page| (page, 0)));
-        // Windows of a peer-visible lane consist of whole pages.
+        // Extents of a peer-visible lane consist of whole pages.
         if within.is_none()
             && !lane.remote
-            && let Some(window) = self.find(length, lane)
+            && let Some(extent) = self.find(length, lane)
         {
-            return Some(self.settle(window, bytes));
+            return Some(self.settle(extent, bytes));
         }
         within = within.or_else(|| self.pages.room(length, lane, true));
         within = within.or_else(|| self.pages.idle_page(length, lane, false).map(|page| (page, 0)));
@@ -251,11 +251,11 @@ impl Layout {
             Found::Slab(slot) => {
                 self.slabs.free(slot)?;
             }
-            Found::Page { tile, page, start } => {
-                let window = self.pages.release(page, start).and_then(|stay| stay.window);
-                window.into_iter().for_each(|window| self.windows.set_vacant(window, true));
+            Found::Page { page_slot, page, start } => {
+                let extent = self.pages.release(page, start).and_then(|stay| stay.extent);
+                extent.into_iter().for_each(|extent| self.extents.set_vacant(extent, true));
                 for next in 1..(start + bytes).div_ceil(self.geometry.large()) as usize {
-                    let page = self.page(TileNo { tile: tile.tile + next, ..tile });
+                    let page = self.page(PageSlot { index: page_slot.index + next, ..page_slot });
                     self.pages.release(page, 0);
                 }
             }
@@ -275,8 +275,8 @@ impl Layout {
                 self.slabs.block(slot)?;
                 self.slabs.lane(slot.slab).stream
             }
-            Found::Page { tile, page, start } => {
-                self.block(tile, page, start)?;
+            Found::Page { page_slot, page, start } => {
+                self.block(page_slot, page, start)?;
                 self.pages.lane(page).stream
             }
         };
@@ -301,17 +301,20 @@ impl Layout {
     }
 
     fn settle_in_slab(&mut self, slot: Slot, bytes: BlockBytes) -> Place {
-        let tile = self.slab_tiles[slot.slab];
+        let page_slot = self.slab_slots[slot.slab];
         self.count(bytes);
-        Place { range: tile.range, offset: self.offset(tile) + u64::from(slot.granule) * BLOCK_GRANULE }
+        Place {
+            range: page_slot.range,
+            offset: self.offset(page_slot) + u64::from(slot.granule) * BLOCK_GRANULE,
+        }
     }
 
     /// Finds the slab or page at a mapped place where a block may start.
     fn locate(&self, place: Place) -> Result<Found, NotLive> {
         let range = self.ranges.get(place.range).ok_or(NotLive::Foreign)?;
         let page_bytes = self.page_bytes(range.class);
-        let tile = TileNo { range: place.range, tile: (place.offset / page_bytes) as usize };
-        let page = *range.tiles.get(tile.tile).ok_or(NotLive::Foreign)?;
+        let page_slot = PageSlot { range: place.range, index: (place.offset / page_bytes) as usize };
+        let page = *range.page_slots.get(page_slot.index).ok_or(NotLive::Foreign)?;
         let start = place.offset % page_bytes;
         if !start.is_multiple_of(BLOCK_GRANULE) {
             return Err(NotLive::Foreign);
@@ -320,7 +323,7 @@ impl Layout {
             Class::Small => {
                 Found::Slab(Slot { slab: page as usize, granule: (start / BLOCK_GRANULE) as u32 })
             }
-            Class::Large => Found::Page { tile, page, start },
+            Class::Large => Found::Page { page_slot, page, start },
         })
     }
 
@@ -331,16 +334,17 @@ impl Layout {
             Found::Slab(slot) => {
                 Ok((u64::from(self.slabs.block(slot)?) * BLOCK_GRANULE, self.slabs.serial(slot)))
             }
-            Found::Page { tile, page, start } => self.block(tile, page, start),
+            Found::Page { page_slot, page, start } => self.block(page_slot, page, start),
         }
     }
 
     /// Returns bytes and number of the live block starting at a byte of a page, in this slot.
-    fn block(&self, tile: TileNo, page: u32, start: u64) -> Result<(u64, u64), NotLive> {
-        match self.pages.stay(page, start, tile) {
+    fn block(&self, page_slot: PageSlot, page: u32, start: u64) -> Result<(u64, u64), NotLive> {
+        match self.pages.stay(page, start, page_slot) {
             Some(stay) if stay.block > 0 => Ok((stay.block, stay.serial)),
             _ => {
-                let inside = self.pages.stays(page, tile).any(|stay| (stay.start..stay.end).contains(&start));
+                let inside =
+                    self.pages.stays(page, page_slot).any(|stay| (stay.start..stay.end).contains(&start));
                 Err(if inside { NotLive::Foreign } else { NotLive::FreedBefore })
             }
         }

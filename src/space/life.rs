@@ -10,10 +10,10 @@
 //! Effect of each event, and its fence:
 //!
 //! 1. A block is freed, no capture began since the seal, and the graph was not launched (known only
-//!    if launches are observed): the slots map their [pages from before the seal](super::exchanged)
+//!    if launches are observed): the slots map their [pages from before the seal](super::replaced)
 //!    again, after the block's recorded streams and the captured streams.
 //! 2. The same, but captures began since the seal: the slots map pages of [passed
-//!    blocks](super::exchanged) of earlier graphs, after the same streams and the arena's replays.
+//!    blocks](super::replaced) of earlier graphs, after the same streams and the arena's replays.
 //!    Without such pages, case 3 applies.
 //! 3. A block is freed and the graph exists: its pages become shared and stay mapped, after the
 //!    block's recorded streams. If captures began since the seal, only spaces opened later use the
@@ -43,7 +43,7 @@ use std::sync::atomic::Ordering;
 
 use super::layout::Place;
 use super::{Common, Core, Phase, Space, State, spaces_from_now_on};
-use crate::pages::{Fence, Remains, Reservation};
+use crate::pages::{Fence, PendingUnmap, Reservation};
 use crate::units::Address;
 
 impl Core {
@@ -88,7 +88,7 @@ impl Core {
             state.pass(freed.range, from, to);
         }
         let range = &state.ranges[freed.range];
-        let mut remains = Remains::default();
+        let mut pending = PendingUnmap::default();
         let mut unmapped = 0;
         for mapped in range.mapped_under(from, bytes) {
             let end = mapped.offset + mapped.bytes;
@@ -96,18 +96,18 @@ impl Core {
                 continue;
             }
             if retired {
-                remains.add_part(range.id(), mapped.offset, mapped.bytes);
+                pending.add_part(range.id(), mapped.offset, mapped.bytes);
                 unmapped += mapped.bytes;
-            } else if self.common.pool().holder(mapped.page) == Some(self.own())
-                && !state.may_come_back(freed.range, mapped.offset)
+            } else if self.common.pool().owner(mapped.page) == Some(self.own())
+                && !state.may_be_restored(freed.range, mapped.offset)
             {
                 self.common.shared.give(mapped.page, self.own(), fence.clone(), since);
             }
         }
         state.note_mapped(&self.common, unmapped, 0);
-        self.common.pool().finish(fence, remains);
+        self.common.pool().unmap_after(fence, pending);
         self.note_captured_work(state);
-        self.exchange_back(state);
+        self.restore_replaced(state);
     }
 
     /// Unmaps everything except pages under live blocks, after the graph has ended.
@@ -123,7 +123,7 @@ impl Core {
         }
         state.phase = Phase::Retired;
         self.common.shared.gone(self.own());
-        state.exchanged = Vec::new();
+        state.replaced = Vec::new();
         state.opened = None;
         state.capture = None;
         if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
@@ -131,22 +131,22 @@ impl Core {
             let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
             self.common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
             let mapped = state.work.mapped_bytes;
-            let remains = Self::leave_ranges(&self.common, state, &fence, true);
+            let pending = Self::leave_ranges(&self.common, state, &fence, true);
             state.note_mapped(&self.common, mapped, 0);
-            self.common.pool().finish(fence.clone(), remains);
+            self.common.pool().unmap_after(fence.clone(), pending);
         }
-        let mut remains = Remains::default();
+        let mut pending = PendingUnmap::default();
         let mut unmapped = 0;
         for (number, range) in state.ranges.iter().enumerate() {
             for mapped in range.mapped() {
                 if !state.placement.covered(number, mapped.offset, mapped.offset + mapped.bytes) {
-                    remains.add_part(range.id(), mapped.offset, mapped.bytes);
+                    pending.add_part(range.id(), mapped.offset, mapped.bytes);
                     unmapped += mapped.bytes;
                 }
             }
         }
         state.note_mapped(&self.common, unmapped, 0);
-        self.common.pool().finish(fence.clone(), remains);
+        self.common.pool().unmap_after(fence.clone(), pending);
         let mut fence = fence;
         let freed = state.kept.take(false, &mut fence);
         self.common.heap.free_all(self.common.pool(), freed, &fence);
@@ -199,13 +199,13 @@ impl Core {
         users.all().for_each(|stream| fence.add_kept(common.pool().events(), *stream));
         let whole = matches!(state.phase, Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
         let keep = whole && self.recycles.load(Ordering::Relaxed);
-        let remains = Self::leave_ranges(common, state, &fence, keep);
-        common.pool().finish(fence.clone(), remains);
+        let pending = Self::leave_ranges(common, state, &fence, keep);
+        common.pool().unmap_after(fence.clone(), pending);
         let kept = state.kept.take(true, &mut fence);
         common.heap.free_all(common.pool(), kept, &fence);
         common.shared.gone(own);
         common.shared.forget();
-        common.presence.forget(common.pool(), common.device.host_pool());
+        common.residency.forget(common.pool(), common.device.host_pool());
         common.pool().check();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! * [`layout`] chooses the place of each block: plain code over page numbers and offsets.
 //! * [`stitch`] maps the planned pages, [`seal`] ends a capture, [`life`] frees blocks and graphs.
-//!   Each sequence of driver calls is a transaction ([`Change`](crate::pages::Change)), which
+//!   Each sequence of driver calls is a [`Transaction`](crate::pages::Transaction), which
 //!   commits whole or is undone.
 //! * [`eager`] places eager work on the same pages.
 //!
@@ -27,16 +27,13 @@ use crate::pages::{Fence, PagePool, Reservation, SharedSet};
 use crate::sync::Mutex;
 use crate::units::{Address, ByNumber, Stream};
 
-mod aside;
 mod audit;
 mod bits;
 mod block;
 mod bump;
-mod carry;
 mod core;
 mod eager;
 mod events;
-mod exchanged;
 mod exclusive;
 mod exports;
 mod kept;
@@ -45,17 +42,20 @@ mod lane;
 mod layout;
 mod layout_hash;
 mod life;
+mod lifetime_profile;
 mod live_count;
-mod outliving;
 mod page_table;
+mod pause;
 mod peak;
 mod picture;
 mod placement;
 mod poison;
-mod presence;
+mod preserve;
 mod recall;
 mod recency;
 mod refresh;
+mod replaced;
+mod residency;
 mod seal;
 mod sealed;
 mod shrink;
@@ -71,26 +71,26 @@ pub(crate) use core::{Core, Kind};
 use core::{State, Work};
 pub(crate) use eager::EagerSpace;
 use events::Events;
-pub(crate) use exchanged::ComingBack;
 pub(crate) use exclusive::Exclusives;
 pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout_hash::LayoutHash;
+pub(crate) use lifetime_profile::LifetimeProfile;
 pub(crate) use live_count::LiveCounts;
-pub(crate) use outliving::Outliving;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
-pub(crate) use presence::Presence;
 pub(crate) use recall::{Recall, Recalls};
+pub(crate) use replaced::PendingRestores;
+pub(crate) use residency::Residency;
 use users::Users;
 
 pub(crate) use spare_ranges::SpareRanges;
 
 pub use block::Block;
-pub use carry::Carry;
 pub use eager::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
 pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
+pub use preserve::PreservedBlocks;
 pub use seal::{RetainPolicy, SealReport};
 
 /// State common to all spaces of an arena.
@@ -101,7 +101,7 @@ pub(crate) struct Common {
     pub(crate) heap: Heap,
     pub(crate) exclusives: Exclusives,
     /// Residency: whether the pages have memory.
-    pub(crate) presence: Presence,
+    pub(crate) residency: Residency,
     /// Policy for work on leased pages.
     pub(crate) recalls: Recalls,
     /// Selects the arena for pause and resume; empty: selected only by calls without tags.
@@ -121,11 +121,11 @@ pub(crate) struct Common {
     pub(crate) spaces: Mutex<ByNumber<Weak<Space>>>,
     /// Spaces without graph which still have live blocks, by number.
     pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
-    pub(crate) coming_back: ComingBack,
+    pub(crate) pending_restores: PendingRestores,
     pub(crate) spare_ranges: SpareRanges,
     /// Captures begun for spaces of this arena.
     pub(crate) own_captures: AtomicU64,
-    pub(crate) outliving: Outliving,
+    pub(crate) lifetime_profile: LifetimeProfile,
     /// The arena's eager work; empty before the first scope.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
     /// Last field, so the device closes after everything above.
@@ -140,7 +140,7 @@ impl Common {
     /// # Errors
     /// [`Error::WrongState`] while the arena is paused, pausing or resuming.
     pub(crate) fn require_resident(&self) -> Result<()> {
-        self.presence.require_resident()
+        self.residency.require_resident()
     }
 
     fn usable(&self) -> Result<()> {
@@ -153,13 +153,13 @@ impl Drop for Common {
     /// once.
     fn drop(&mut self) {
         let (copies, contents) = self
-            .presence
-            .with(|aside| (std::mem::take(&mut aside.copies), std::mem::take(&mut aside.contents)));
+            .residency
+            .with(|state| (std::mem::take(&mut state.copies), std::mem::take(&mut state.contents)));
         self.device.host_pool().give_copies(copies.into_values(), &contents);
         self.spare_ranges.clear(self.pool());
         self.heap.end(self.pool());
         self.exclusives.end(self.pool(), self.order.fence());
-        self.pool().finish_done();
+        self.pool().reap();
         self.pool().release_free(u64::MAX);
         self.pool().check();
     }
@@ -173,7 +173,7 @@ pub(crate) struct Totals {
     /// Peak bytes of any one space.
     pub(crate) high_water: AtomicU64,
     /// Mappings made in sealed spaces to replace pages which left the shared set.
-    pub(crate) replaced: AtomicU64,
+    pub(crate) refreshed: AtomicU64,
 }
 
 impl Totals {
@@ -283,8 +283,8 @@ impl Space {
 
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
         // A restore frees pages, which this space may need.
-        common.exchange_back();
-        let opened = Some(common.presence.open()?);
+        common.restore_replaced();
+        let opened = Some(common.residency.open()?);
         // A bump space may be opened long before its capture: its first block begins the capture.
         let capture = matches!(placement, Placement::Stitched(_)).then(|| {
             common.own_captures.fetch_add(1, Ordering::SeqCst);
@@ -303,9 +303,9 @@ impl Space {
             holes: Vec::new(),
             alone_since: None,
             captures_at_seal: None,
-            exchanged: Vec::new(),
-            course: None,
-            told: std::collections::HashSet::new(),
+            replaced: Vec::new(),
+            lifetime_trace: None,
+            exported: std::collections::HashSet::new(),
             live_count: None,
             captured_on: Vec::new(),
             captured_work: Fence::default(),
@@ -421,7 +421,7 @@ impl Space {
     }
 
     /// Audits the device's page tables in debug builds and logs a mismatch.
-    pub(crate) fn check_books(&self) {
+    pub(crate) fn check_page_tables(&self) {
         self.core.common.pool().check();
     }
 
@@ -466,7 +466,7 @@ impl Space {
     /// # Errors
     /// As [`replay`](Self::replay); then do not call `leave`.
     pub fn enter(&self, stream: Stream) -> Result<()> {
-        self.core.enter(stream)?.stay();
+        self.core.enter(stream)?.stay_entered();
         if self.core.common.poison {
             return self.fill_shared(POISON, stream).inspect_err(|_| {
                 // Cannot fail: this thread has entered above.

@@ -16,9 +16,9 @@ pub(crate) use plan::Part;
 
 /// A slot: page-sized addresses in a range, where one page is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct TileNo {
+pub(crate) struct PageSlot {
     pub(crate) range: usize,
-    pub(crate) tile: usize,
+    pub(crate) index: usize,
 }
 
 /// Part of a page covered by a live block.
@@ -29,12 +29,12 @@ pub(crate) struct Stay {
     /// End of the part within the page.
     pub(crate) end: u64,
     /// The slot with the addresses of this part.
-    pub(crate) tile: TileNo,
+    pub(crate) page_slot: PageSlot,
     /// Bytes of the whole block; 0 in all pages after its first.
     pub(crate) block: u64,
     pub(crate) serial: u64,
     /// Window of the block, if any.
-    pub(crate) window: Option<u32>,
+    pub(crate) extent: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -44,12 +44,12 @@ struct Page {
     /// Lane of all blocks on the page until the seal.
     lane: Lane,
     /// First slot of the page (first mapping).
-    home: TileNo,
+    first_slot: PageSlot,
     /// Number of slots of the page.
     shows: u32,
     /// High-water mark of the blocks, rounded up to small pages: memory after the mark is unused so
     /// far.
-    reach: u64,
+    high_water: u64,
     /// Value in [`Fits`], unless stale.
     fits: Fit,
     /// Whether blocks were placed or freed since `fits` was computed.
@@ -82,7 +82,7 @@ pub(crate) struct PageTable {
     /// Bytes not covered by a block, over all pages.
     free: u64,
     fits: HashMap<Lane, Fits>,
-    /// Pages with a stale `fits`. Updated at the next search, so blocks placed and freed in windows
+    /// Pages with a stale `fits`. Updated at the next search, so blocks placed and freed in extents
     /// cost nothing.
     stale: Vec<u32>,
     visits: Cell<u64>,
@@ -124,7 +124,7 @@ impl PageTable {
     /// Returns the lowest used page without blocks; with `reached`, one with a high-water mark of
     /// at least `bytes`.
     pub(crate) fn idle_page(&self, bytes: u64, lane: Lane, reached: bool) -> Option<u32> {
-        self.idle(lane).find(|number| !reached || self.pages[*number as usize].reach >= bytes)
+        self.idle(lane).find(|number| !reached || self.pages[*number as usize].high_water >= bytes)
     }
 
     /// Returns the lowest page in use by the lane with room for a block, and the place: at the
@@ -138,7 +138,7 @@ impl PageTable {
         if at_end {
             return Some((number, self.end(number)));
         }
-        let (from, to) = page.gaps(page.reach).find(|(from, to)| to.saturating_sub(*from) >= bytes)?;
+        let (from, to) = page.gaps(page.high_water).find(|(from, to)| to.saturating_sub(*from) >= bytes)?;
         let in_front = from == 0 && !page.stays.is_empty();
         Some((number, if in_front { to - bytes } else { from }))
     }
@@ -156,11 +156,11 @@ impl PageTable {
     /// Returns whether the lane may place a block over slots of these pages, from byte `from` of
     /// the first: all bytes must be free, and all pages different. If so, returns how many of the
     /// pages hold no block.
-    pub(crate) fn covers(&self, tiles: &[u32], from: u64, bytes: u64, lane: Lane) -> Option<u64> {
+    pub(crate) fn covers(&self, page_slots: &[u32], from: u64, bytes: u64, lane: Lane) -> Option<u64> {
         let (whole, visit) = (self.bytes(), self.visits.get() + 1);
         self.visits.set(visit);
         let (mut from, mut rest, mut idle) = (from, bytes, 0);
-        for number in tiles {
+        for number in page_slots {
             let (page, to) = (&self.pages[*number as usize], whole.min(from + rest));
             if page.lane != lane || page.visit.get() == visit || !page.is_free(from, to) {
                 return None;
@@ -177,15 +177,15 @@ impl PageTable {
     }
 
     /// Adds a slot of the page, for the lane. A new page must have the next unused number.
-    pub(crate) fn show(&mut self, number: u32, tile: TileNo, lane: Lane) {
+    pub(crate) fn show(&mut self, number: u32, page_slot: PageSlot, lane: Lane) {
         if number as usize == self.pages.len() {
             let (stays, fits) = (Vec::new(), Fit::default());
             self.pages.push(Page {
                 stays,
                 lane,
-                home: tile,
+                first_slot: page_slot,
                 shows: 0,
-                reach: 0,
+                high_water: 0,
                 fits,
                 stale: false,
                 visit: Cell::default(),
@@ -200,8 +200,8 @@ impl PageTable {
         self.pages.get(number as usize).is_none_or(|page| page.stays.is_empty())
     }
 
-    pub(crate) fn home(&self, number: u32) -> TileNo {
-        self.pages[number as usize].home
+    pub(crate) fn first_slot(&self, number: u32) -> PageSlot {
+        self.pages[number as usize].first_slot
     }
 
     pub(crate) fn lane(&self, number: u32) -> Lane {
@@ -214,8 +214,8 @@ impl PageTable {
         let page = &mut self.pages[number as usize];
         let at = page.stays.partition_point(|other| other.start < stay.start);
         debug_assert!(page.is_free(stay.start, stay.end), "page {number} is not free there");
-        if page.reach < stay.end {
-            page.reach = stay.end.next_multiple_of(small);
+        if page.high_water < stay.end {
+            page.high_water = stay.end.next_multiple_of(small);
         }
         page.stays.insert(at, stay);
         if page.stays.len() == 1 {
@@ -226,15 +226,15 @@ impl PageTable {
     }
 
     /// Returns the covered part beginning at a byte of the page, if it belongs to this slot.
-    pub(crate) fn stay(&self, number: u32, start: u64, tile: TileNo) -> Option<&Stay> {
+    pub(crate) fn stay(&self, number: u32, start: u64, page_slot: PageSlot) -> Option<&Stay> {
         let stays = &self.pages[number as usize].stays;
         let found = stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
-        Some(&stays[found]).filter(|stay| stay.tile == tile)
+        Some(&stays[found]).filter(|stay| stay.page_slot == page_slot)
     }
 
     /// Returns the parts of the page covered by blocks of this slot.
-    pub(crate) fn stays(&self, number: u32, tile: TileNo) -> impl Iterator<Item = Stay> {
-        self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.tile == tile)
+    pub(crate) fn stays(&self, number: u32, page_slot: PageSlot) -> impl Iterator<Item = Stay> {
+        self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.page_slot == page_slot)
     }
 
     /// Uncovers the part beginning at a byte of the page, and returns the part. The page stays in
@@ -253,13 +253,13 @@ impl PageTable {
 
     /// Takes a page without blocks out of use. Returns whether the page is out of use. Keeps the
     /// high-water mark, because no memory is used.
-    pub(crate) fn set_aside(&mut self, number: u32) -> bool {
+    pub(crate) fn exclude_page(&mut self, number: u32) -> bool {
         let whole = self.bytes();
         let Some(page) = self.pages.get_mut(number as usize).filter(|page| page.stays.is_empty()) else {
             return false;
         };
-        let (tile, window) = (page.home, None);
-        page.stays.push(Stay { start: 0, end: whole, tile, block: 0, serial: 0, window });
+        let (page_slot, extent) = (page.first_slot, None);
+        page.stays.push(Stay { start: 0, end: whole, page_slot, block: 0, serial: 0, extent });
         self.idle.set(number as usize, false);
         self.free -= whole;
         self.outdate(number);
@@ -308,7 +308,11 @@ impl Page {
             [] => Fit::default(),
             [only] if only.end - only.start == bytes => Fit::default(),
             [.., last] => Fit {
-                within: self.gaps(self.reach).map(|(from, to)| to.saturating_sub(from)).max().unwrap_or(0),
+                within: self
+                    .gaps(self.high_water)
+                    .map(|(from, to)| to.saturating_sub(from))
+                    .max()
+                    .unwrap_or(0),
                 at_end: bytes - last.end,
             },
         }

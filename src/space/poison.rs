@@ -107,7 +107,7 @@ impl Space {
         let mut found = Vec::new();
         for (number, range) in state.ranges.iter().enumerate() {
             for mapped in range.mapped() {
-                let shared = common.pool().holder(mapped.page) == Some(common.shared.holder());
+                let shared = common.pool().owner(mapped.page) == Some(common.shared.owner());
                 if shared && seen.insert(mapped.page) {
                     found.push((number, mapped.offset, mapped.bytes));
                 }

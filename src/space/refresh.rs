@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{Common, Core, State};
 use crate::error::{Error, Result};
 use crate::order::Entered;
-use crate::pages::{Change, Class, Holder, PageId, PageNo};
+use crate::pages::{Class, Owner, PageId, PageNo, Transaction};
 use crate::units::Stream;
 
 /// A mapping of a page which left the shared set, or of an unmapped hole: range, offset, bytes and
@@ -36,7 +36,7 @@ impl Core {
     fn enter_again(&self, stream: Stream, error: Error) -> Result<Entered<'_>> {
         let mut first = Some(error);
         self.common.recalled(|| {
-            self.relieved(|| match first.take() {
+            self.with_memory_retry(|| match first.take() {
                 Some(error) => Err(error),
                 None => self.begin(stream),
             })
@@ -89,16 +89,17 @@ impl Core {
         let shared = &self.common.shared;
         let (stale, holes) = state.stale(&self.common, self.own());
         let mut shown = state.shown();
-        let mut change = Change::on(self.common.pool());
+        let mut transaction = Transaction::on(self.common.pool());
         let pages: HashMap<PageId, u64> = stale.iter().map(|(.., bytes, page)| (*page, *bytes)).collect();
-        change.announce(pages.values().sum());
+        transaction.expect_bytes(pages.values().sum());
         let mut instead: HashMap<PageId, PageId> = HashMap::new();
         let done = stale.iter().enumerate().try_for_each(|(number, (range, offset, bytes, page))| {
             let new = match instead.get(page) {
                 Some(new) => *new,
                 None => {
                     let class = shared.class_of(*bytes)?;
-                    let new = shared.page_apart(&mut change, PageNo { class, index: 0 }, &shown, self.id)?;
+                    let new =
+                        shared.page_apart(&mut transaction, PageNo { class, index: 0 }, &shown, self.id)?;
                     shown.insert(new);
                     instead.insert(*page, new);
                     new
@@ -106,12 +107,12 @@ impl Core {
             };
             let range = state.ranges[*range].id();
             if number >= holes {
-                change.unmap(range, *offset, *bytes)?;
+                transaction.unmap(range, *offset, *bytes)?;
             }
-            change.map(range, *offset, &[new])
+            transaction.map(range, *offset, &[new])
         });
         if let Err(error) = done {
-            if !change.undo() {
+            if !transaction.undo() {
                 // Lost pages are not needed again. The next attempt maps a page at each hole.
                 let before = std::mem::take(&mut state.holes);
                 state.note_mapped(&self.common, 0, before.iter().map(|(_, _, bytes, _)| bytes).sum());
@@ -120,9 +121,9 @@ impl Core {
             return Err(error);
         }
         state.holes.clear();
-        let (calls, reserved) = change.commit();
+        let (calls, reserved) = transaction.commit();
         state.adopt(&self.common, calls, reserved);
-        self.common.totals.replaced.fetch_add(calls.maps, Ordering::Relaxed);
+        self.common.totals.refreshed.fetch_add(calls.maps, Ordering::Relaxed);
         Ok(())
     }
 
@@ -145,13 +146,13 @@ impl State {
     }
 
     /// Returns the places to map, holes first, and the number of holes.
-    fn stale(&self, common: &Common, own: Holder) -> (Vec<Stale>, usize) {
+    fn stale(&self, common: &Common, own: Owner) -> (Vec<Stale>, usize) {
         let mut stale = self.holes.clone();
         let holes = stale.len();
         for (number, range) in self.ranges.iter().enumerate() {
             for mapped in range.mapped() {
-                let holder = common.pool().holder(mapped.page);
-                if holder != Some(common.shared.holder()) && holder != Some(own) {
+                let owner = common.pool().owner(mapped.page);
+                if owner != Some(common.shared.owner()) && owner != Some(own) {
                     stale.push((number, mapped.offset, mapped.bytes, mapped.page));
                 }
             }
@@ -166,12 +167,12 @@ impl State {
         &self,
         common: &Common,
         (space, seen): (u64, u64),
-        change: &mut Change,
+        transaction: &mut Transaction,
         numbers: &[PageNo],
     ) -> Result<Vec<PageId>> {
         let shared = &common.shared;
         if shared.version() == seen {
-            let pages = numbers.iter().map(|no| shared.page(change, *no, space));
+            let pages = numbers.iter().map(|no| shared.page(transaction, *no, space));
             let pages = pages.collect::<Result<Vec<_>>>()?;
             // Otherwise a page may just have left and returned under a different number.
             if shared.version() == seen {
@@ -187,7 +188,7 @@ impl State {
         });
         let mapped: Vec<_> = mapped.collect();
         let mut known: HashMap<PageNo, PageId> = layout
-            .tiles()
+            .page_slots()
             .filter_map(|(range, offset, no)| Some((no, *mapped.get(range)?.get(&offset)?)))
             .collect();
         let mut shown = self.shown();
@@ -195,13 +196,13 @@ impl State {
             if let Some(page) = known.get(no) {
                 // The page may change owner at this moment. A free is impossible, because the page
                 // is mapped in this space.
-                let relied = (0..2).any(|_| {
-                    common.pool().holder(*page).is_some_and(|has| change.rely_on(*page, has).is_some())
+                let pinned = (0..2).any(|_| {
+                    common.pool().owner(*page).is_some_and(|has| transaction.pin_owned(*page, has).is_some())
                 });
                 let lost = || Error::Internal { what: "a space lost a page".into() };
-                return relied.then_some(*page).ok_or_else(lost);
+                return pinned.then_some(*page).ok_or_else(lost);
             }
-            let page = shared.page_apart(change, *no, &shown, space)?;
+            let page = shared.page_apart(transaction, *no, &shown, space)?;
             shown.insert(page);
             known.insert(*no, page);
             Ok(page)

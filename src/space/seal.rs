@@ -41,7 +41,7 @@ use serde::Serialize;
 use super::layout::{Layout, Unit};
 use super::{Block, Core, Events, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, Mapping, PageId, PageNo, RangeId};
+use crate::pages::{Class, Mapping, PageId, PageNo, RangeId, Transaction};
 
 /// Policy for live-out blocks: blocks still live at the end of their capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -91,8 +91,8 @@ pub struct SealReport {
     /// compare captures.
     ///
     /// Places of persistent (kept) blocks do not count. If [persistent blocks are
-    /// predicted](crate::VmmTorchAllocator::keep_as_before), the choice of blocks counts, and with
-    /// the choice the earlier captures. In a bump space, the arena's tape also counts from the
+    /// predicted](crate::VmmTorchAllocator::predict_retained), the choice of blocks counts, and
+    /// with the choice the earlier captures. In a bump space, the arena's tape also counts from the
     /// second range of addresses on.
     pub layout_hash: u64,
     /// Blocks still live, by address.
@@ -141,9 +141,9 @@ impl Space {
         // Spare ranges not used by this capture are freed, so pages mapped only in this space can
         // change owner.
         self.core.common.spare_ranges.clear(self.core.common.pool());
-        let report = self.core.relieved(|| self.core.seal(policy));
+        let report = self.core.with_memory_retry(|| self.core.seal(policy));
         // Events of blocks which this capture freed in other spaces can be recorded now.
-        self.core.common.exchange_back();
+        self.core.common.restore_replaced();
         self.core.common.shared.settle_returning();
         self.core.common.pool().check();
         if let Ok(report) = &report {
@@ -181,14 +181,14 @@ impl Core {
         let remote = state.live_remote();
         let start = Instant::now();
         let fillers = if policy == RetainPolicy::Share {
-            self.common.shared.fix(&state.shown_remote()).map(|()| 0)
+            self.common.shared.pin_pages(&state.shown_remote()).map(|()| 0)
         } else {
             self.retain(&mut state, policy)
         };
         state.work.time += start.elapsed();
         let fillers = fillers?;
         if policy != RetainPolicy::Share {
-            self.end_course(&state);
+            self.end_lifetime_trace(&state);
         }
         state.end_layout_hash(policy);
         state.end_placement();
@@ -197,7 +197,7 @@ impl Core {
         state.captures_at_seal = Some(self.common.captures());
         self.sealed.store(true, Ordering::Release);
         state.opened = None;
-        state.told = HashSet::new();
+        state.exported = HashSet::new();
         state.ranges.shrink_to_fit();
         state.events.iter_mut().for_each(Events::end);
         let usage = state.usage();
@@ -231,48 +231,55 @@ impl Core {
         let slabs = layout.pages().0;
         let shown = state.shown();
         let stay = if policy == RetainPolicy::InPlace { shown.clone() } else { state.shown_remote() };
-        self.common.shared.fix(&stay)?;
-        let (change, told) = (Change::on(self.common.pool()), state.told.clone());
-        let mut exchange =
-            Exchange { core: self, change, policy, next: slabs, shown, told, fillers: HashSet::new() };
-        let remote = layout.remote_tiles();
+        self.common.shared.pin_pages(&stay)?;
+        let (transaction, exported) = (Transaction::on(self.common.pool()), state.exported.clone());
+        let mut replacement = Replacement {
+            core: self,
+            transaction,
+            policy,
+            next: slabs,
+            shown,
+            exported,
+            fillers: HashSet::new(),
+        };
+        let remote = layout.remote_slots();
         let units: Vec<_> = (0..state.ranges.len()).map(|number| layout.units(number)).collect();
         let done = (|| {
-            let mut tiles = Vec::new();
+            let mut slots = Vec::new();
             for (number, range) in state.ranges.iter().enumerate() {
                 let units = &units[number];
                 for mapped in range.mapped() {
                     let unit = |at: u64| ((at / small) as usize).min(units.len());
                     let units = &units[unit(mapped.offset)..unit(mapped.offset + mapped.bytes)];
                     let remote = remote.contains(&(number, mapped.offset));
-                    let tile = Tile { number, range: range.id(), mapped, units, remote };
-                    if !exchange.keeps_its_page(&tile)? {
-                        tiles.push(tile);
+                    let slot = SealedSlot { number, range: range.id(), mapped, units, remote };
+                    if !replacement.keeps_its_page(&slot)? {
+                        slots.push(slot);
                     }
                 }
             }
-            let fresh = tiles.iter().flat_map(|tile| tile.units).filter(|unit| **unit != Unit::Idle).count();
-            exchange.change.announce(fresh as u64 * small);
-            tiles.iter().try_for_each(|tile| exchange.exchange(tile))?;
-            Ok(tiles.iter().filter(|tile| !tile.remote).map(|tile| (tile.number, tile.mapped)).collect())
+            let fresh = slots.iter().flat_map(|slot| slot.units).filter(|unit| **unit != Unit::Idle).count();
+            replacement.transaction.expect_bytes(fresh as u64 * small);
+            slots.iter().try_for_each(|slot| replacement.replace(slot))?;
+            Ok(slots.iter().filter(|slot| !slot.remote).map(|slot| (slot.number, slot.mapped)).collect())
         })();
-        let Exchange { change, next, fillers, .. } = exchange;
+        let Replacement { transaction, next, fillers, .. } = replacement;
         // Peers may receive the fillers later, so the fillers are pinned, too.
-        let done = done.and_then(|exchanged: Vec<(usize, Mapping)>| {
-            self.common.shared.fix(&fillers)?;
-            Ok(exchanged)
+        let done = done.and_then(|replaced: Vec<(usize, Mapping)>| {
+            self.common.shared.pin_pages(&fillers)?;
+            Ok(replaced)
         });
-        let exchanged = match done {
-            Ok(exchanged) => exchanged,
+        let replaced = match done {
+            Ok(replaced) => replaced,
             Err(error) => {
-                state.undo(change);
+                state.undo(transaction);
                 return Err(error);
             }
         };
-        let (calls, reserved) = change.commit();
+        let (calls, reserved) = transaction.commit();
         state.adopt(&self.common, calls, reserved);
         if !self.launched.load(Ordering::Acquire) {
-            state.note_exchanged(&exchanged);
+            state.note_replaced(&replaced);
         }
         Ok(next - slabs)
     }
@@ -287,7 +294,7 @@ impl State {
     /// Returns the mapped pages of peer-visible blocks.
     fn shown_remote(&self) -> HashSet<PageId> {
         let Some(layout) = self.placement.layout() else { return HashSet::new() };
-        let remote = layout.remote_tiles();
+        let remote = layout.remote_slots();
         if remote.is_empty() {
             return HashSet::new();
         }
@@ -314,22 +321,22 @@ impl State {
 }
 
 /// Replacement of shared pages under live-out blocks by pages of the space.
-struct Exchange<'a> {
+struct Replacement<'a> {
     core: &'a Core,
-    change: Change<'a>,
+    transaction: Transaction<'a>,
     policy: RetainPolicy,
     /// Next small page number not used by this space.
     next: usize,
     /// All pages mapped by the space.
     shown: HashSet<PageId>,
     /// Pages exported before the seal.
-    told: HashSet<PageId>,
+    exported: HashSet<PageId>,
     /// Fillers which now hold freed peer-visible blocks.
     fillers: HashSet<PageId>,
 }
 
 /// A slot: one mapped page, and the use of its addresses.
-struct Tile<'a> {
+struct SealedSlot<'a> {
     /// Index of the range.
     number: usize,
     range: RangeId,
@@ -338,7 +345,7 @@ struct Tile<'a> {
     remote: bool,
 }
 
-impl Tile<'_> {
+impl SealedSlot<'_> {
     /// Returns whether live-out blocks cover all units, of `small` bytes each.
     fn is_wholly_retained(&self, small: u64) -> bool {
         let covered = self.units.len() as u64 * small >= self.mapped.bytes;
@@ -346,21 +353,21 @@ impl Tile<'_> {
     }
 }
 
-impl Exchange<'_> {
+impl Replacement<'_> {
     /// Returns whether the slot keeps its page, because no live-out block is on the page, or
     /// because the page is the space's own now.
-    fn keeps_its_page(&mut self, tile: &Tile) -> Result<bool> {
-        let page = tile.mapped.page;
+    fn keeps_its_page(&mut self, slot: &SealedSlot) -> Result<bool> {
+        let page = slot.mapped.page;
         let shared = &self.core.common.shared;
-        if !tile.units.contains(&Unit::Retained) || tile.remote && self.policy == RetainPolicy::ShareRemote {
+        if !slot.units.contains(&Unit::Retained) || slot.remote && self.policy == RetainPolicy::ShareRemote {
             return Ok(true);
         }
         let driver = self.core.common.pool().driver();
-        let exchanges = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
-        let wholly = tile.is_wholly_retained(shared.geometry().small());
+        let replaces = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
+        let wholly = slot.is_wholly_retained(shared.geometry().small());
         // Change of owner without a driver call. The page's number in the shared set is free for a
         // new page.
-        if (wholly || !exchanges) && self.change.hand_over(page, shared.holder(), self.core.own(), true) {
+        if (wholly || !replaces) && self.transaction.hand_over(page, shared.owner(), self.core.own(), true) {
             return Ok(true);
         }
         if self.policy == RetainPolicy::InPlace {
@@ -371,18 +378,18 @@ impl Exchange<'_> {
         let instead =
             "a block that outlives its capture is to be a kept one, or on pages that only its space shows";
         driver.capabilities().require_replacing(driver.info(), instead)?;
-        if self.told.contains(&page) && self.core.common.pool().is_exported(page) {
+        if self.exported.contains(&page) && self.core.common.pool().is_exported(page) {
             return Err(Error::Exported { pages: vec![page.number()] });
         }
         Ok(false)
     }
 
     /// Maps pages of the space under live-out units, and fillers under units of freed blocks.
-    fn exchange(&mut self, tile: &Tile) -> Result<()> {
-        let Tile { range, mapped: Mapping { offset, bytes, .. }, units, remote, .. } = *tile;
+    fn replace(&mut self, slot: &SealedSlot) -> Result<()> {
+        let SealedSlot { range, mapped: Mapping { offset, bytes, .. }, units, remote, .. } = *slot;
         let shared = &self.core.common.shared;
         let small = shared.geometry().small();
-        let wholly = tile.is_wholly_retained(small);
+        let wholly = slot.is_wholly_retained(small);
         // Taking pages may fail, so pages are taken before the first driver call on the slot.
         let mut parts = Vec::new();
         let mut at = 0;
@@ -394,7 +401,7 @@ impl Exchange<'_> {
                     // Small pages fit any later use after their blocks are freed.
                     let each = if wholly { length } else { small };
                     let own = (0..length / each)
-                        .map(|_| self.change.take(each, self.core.own(), shared.account().id()));
+                        .map(|_| self.transaction.take(each, self.core.own(), shared.account().id()));
                     parts.push((offset + at, own.collect::<Result<Vec<_>>>()?));
                 }
                 Unit::Passing => {
@@ -403,7 +410,7 @@ impl Exchange<'_> {
                         let no = PageNo { class: Class::Small, index: self.next as u32 };
                         // A page which left the shared set and returned may have a new number, but
                         // be mapped in this space already.
-                        let page = shared.page_apart(&mut self.change, no, &self.shown, self.core.id)?;
+                        let page = shared.page_apart(&mut self.transaction, no, &self.shown, self.core.id)?;
                         self.shown.insert(page);
                         pages.push(page);
                         self.next += 1;
@@ -416,7 +423,7 @@ impl Exchange<'_> {
             }
             at += length;
         }
-        self.change.unmap(range, offset, bytes)?;
-        parts.iter().try_for_each(|(at, pages)| self.change.map(range, *at, pages))
+        self.transaction.unmap(range, offset, bytes)?;
+        parts.iter().try_for_each(|(at, pages)| self.transaction.map(range, *at, pages))
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use super::{Common, Core, Phase, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, Fence, Mapping, PageId, PageNo};
+use crate::pages::{Class, Fence, Mapping, PageId, PageNo, Transaction};
 
 /// Replacing must save one part in this many of the shared memory: in large arenas, many calls
 /// would save little.
@@ -46,14 +46,14 @@ impl Common {
         let driver = self.pool().driver();
         driver.capabilities().require_replacing(driver.info(), "an arena keeps the pages that it has")?;
         let _go_on = self.pool().begin_waits()?;
-        let _turn = self.keep_out(fence)?;
-        let before = self.pool().held(self.shared.holder()).0;
+        let _guard = self.exclude_users(fence)?;
+        let before = self.pool().held(self.shared.owner()).0;
         let cores = self.cores();
         let pages = self.worth_replacing(&cores, before);
         if !pages.is_empty() {
             cores.iter().try_for_each(|core| core.shrink(&pages))?;
         }
-        let saved = before.saturating_sub(self.pool().held(self.shared.holder()).0);
+        let saved = before.saturating_sub(self.pool().held(self.shared.owner()).0);
         tracing::debug!(arena = self.shared.arena(), replaced = pages.len(), saved, "arena shrunk");
         self.pool().check();
         Ok(saved)
@@ -123,47 +123,47 @@ impl Core {
         let shared = &self.common.shared;
         let small = shared.page_bytes(Class::Small);
         let ranges = state.ranges.iter().enumerate();
-        let tiles: Vec<(usize, Mapping)> = ranges
+        let slots: Vec<(usize, Mapping)> = ranges
             .flat_map(|(number, range)| range.mapped().into_iter().map(move |mapped| (number, mapped)))
             .filter(|(_, mapped)| pages.contains(&mapped.page))
             .collect();
-        if tiles.is_empty() {
+        if slots.is_empty() {
             return Ok(());
         }
-        let mut change = Change::on(self.common.pool());
+        let mut transaction = Transaction::on(self.common.pool());
         let mut shown = state.shown();
         let mut instead: HashMap<UnitOf, PageId> = HashMap::new();
         let done = (|| {
             // Taking pages may fail, so pages are taken before the first driver call.
-            let units: BTreeSet<UnitOf> = tiles
+            let units: BTreeSet<UnitOf> = slots
                 .iter()
                 .flat_map(|(number, mapped)| {
                     state.units_of(*number, *mapped, small).map(|unit| (mapped.page, unit))
                 })
                 .collect();
-            change.announce(units.len() as u64 * small);
+            transaction.expect_bytes(units.len() as u64 * small);
             for unit in units {
                 let lowest = PageNo { class: Class::Small, index: 0 };
-                let page = shared.page_apart(&mut change, lowest, &shown, self.id)?;
+                let page = shared.page_apart(&mut transaction, lowest, &shown, self.id)?;
                 shown.insert(page);
                 instead.insert(unit, page);
             }
-            for (number, mapped) in &tiles {
+            for (number, mapped) in &slots {
                 let range = state.ranges[*number].id();
-                change.unmap(range, mapped.offset, mapped.bytes)?;
+                transaction.unmap(range, mapped.offset, mapped.bytes)?;
                 for unit in state.units_of(*number, *mapped, small) {
                     let lost = || Error::Internal { what: "a small page's worth has no page".into() };
                     let page = *instead.get(&(mapped.page, unit)).ok_or_else(lost)?;
-                    change.map(range, mapped.offset + unit * small, &[page])?;
+                    transaction.map(range, mapped.offset + unit * small, &[page])?;
                 }
             }
             Ok(())
         })();
         if let Err(error) = done {
-            state.undo(change);
+            state.undo(transaction);
             return Err(error);
         }
-        let (calls, reserved) = change.commit();
+        let (calls, reserved) = transaction.commit();
         state.adopt(&self.common, calls, reserved);
         Ok(())
     }

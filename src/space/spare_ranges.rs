@@ -8,7 +8,7 @@
 
 use super::{Common, Core, State};
 use crate::error::Result;
-use crate::pages::{Change, Fence, Mapping, PageId, PagePool, Remains, Reservation};
+use crate::pages::{Fence, Mapping, PageId, PagePool, PendingUnmap, Reservation, Transaction};
 use crate::sync::Mutex;
 use crate::units::Peers;
 
@@ -30,9 +30,9 @@ pub(super) struct Spare {
 
 impl Spare {
     fn leave(self, pool: &PagePool) {
-        let mut remains = Remains::default();
-        remains.join(self.range.leave());
-        pool.finish(self.fence, remains);
+        let mut pending = PendingUnmap::default();
+        pending.join(self.range.leave());
+        pool.unmap_after(self.fence, pending);
     }
 
     /// Returns whether the range begins with exactly these pages, without gaps, and its fence is
@@ -50,10 +50,10 @@ impl Spare {
     }
 
     /// Unmaps everything after the first `pages` pages. Returns the bytes mapped before.
-    pub(super) fn cut(&self, change: &mut Change<'_>, pages: usize) -> Result<u64> {
+    pub(super) fn cut(&self, transaction: &mut Transaction<'_>, pages: usize) -> Result<u64> {
         let mapped = self.range.mapped();
         if let Some(first) = mapped.get(pages) {
-            change.unmap(self.range.id(), first.offset, self.range.bytes() - first.offset)?;
+            transaction.unmap(self.range.id(), first.offset, self.range.bytes() - first.offset)?;
         }
         Ok(mapped.iter().map(|at| at.bytes).sum())
     }
@@ -115,22 +115,27 @@ impl Common {
 impl Core {
     /// Takes all ranges from a space without live blocks. Stores the ranges suitable for the next
     /// capture as spares, and returns the rest for unmapping.
-    pub(super) fn leave_ranges(common: &Common, state: &mut State, fence: &Fence, keep: bool) -> Remains {
+    pub(super) fn leave_ranges(
+        common: &Common,
+        state: &mut State,
+        fence: &Fence,
+        keep: bool,
+    ) -> PendingUnmap {
         let pool = common.pool();
         let keep = keep && state.holes.is_empty() && common.require_resident().is_ok();
-        let mut remains = Remains::default();
+        let mut pending = PendingUnmap::default();
         for range in state.ranges.drain(..) {
             let mapped = range.mapped();
             let bytes: u64 = mapped.iter().map(|at| at.bytes).sum();
             let shared = |at: &Mapping| {
-                pool.holder(at.page) == Some(common.shared.holder()) && !pool.is_exported(at.page)
+                pool.owner(at.page) == Some(common.shared.owner()) && !pool.is_exported(at.page)
             };
             if keep && bytes > 0 && bytes <= MOST_BYTES && mapped.iter().all(shared) {
                 common.spare_ranges.put(pool, Spare { range, fence: fence.clone(), bytes });
             } else {
-                remains.join(range.leave());
+                pending.join(range.leave());
             }
         }
-        remains
+        pending
     }
 }

@@ -5,7 +5,7 @@ use super::layout::{Layout, Place};
 use super::spare_ranges::Spare;
 use super::{Common, Placement, State};
 use crate::error::{Error, Result};
-use crate::pages::Change;
+use crate::pages::Transaction;
 use crate::units::BlockBytes;
 
 impl State {
@@ -24,12 +24,12 @@ impl State {
         };
         let layout = layout.get_or_insert_with(|| Box::new(Layout::new(common.shared.geometry())));
         let growth = layout.plan(bytes, lane);
-        let mut change = Change::on(common.pool());
-        change.announce(growth.pages.iter().map(|no| common.shared.page_bytes(no.class)).sum());
+        let mut transaction = Transaction::on(common.pool());
+        transaction.expect_bytes(growth.pages.iter().map(|no| common.shared.page_bytes(no.class)).sum());
         let known = self.ranges.get(growth.range).map(|range| range.id());
         let mut spare = None;
         let mapped = (|| {
-            let pages = self.pages_of(common, (space, seen), &mut change, &growth.pages)?;
+            let pages = self.pages_of(common, (space, seen), &mut transaction, &growth.pages)?;
             let peers = if lane.remote { common.shared.remote_peers() } else { common.shared.peers() };
             let range = match known {
                 Some(range) => range,
@@ -37,22 +37,22 @@ impl State {
                     let asked = (growth.range_bytes, peers);
                     spare = common.spare_ranges.take(common.pool(), asked, &pages, space);
                     if let Some(spare) = &spare {
-                        return spare.cut(&mut change, pages.len());
+                        return spare.cut(&mut transaction, pages.len());
                     }
-                    change.reserve(growth.range_bytes, space, peers)?
+                    transaction.reserve(growth.range_bytes, space, peers)?
                 }
             };
-            change.map(range, growth.offset, &pages).map(|()| 0)
+            transaction.map(range, growth.offset, &pages).map(|()| 0)
         })();
         let shown = match mapped {
             Ok(shown) => shown,
             Err(error) => {
-                self.undo(change);
+                self.undo(transaction);
                 spare.into_iter().for_each(|spare| common.drop_spare(spare));
                 return Err(error);
             }
         };
-        let (done, mut reserved) = change.commit();
+        let (done, mut reserved) = transaction.commit();
         // Mappings of a spare range exist already.
         self.note_mapped(common, 0, shown);
         reserved.extend(spare.map(Spare::into_range));

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::{Extent, Fence, Holder};
+use vmmgraph::pages::{Extent, Fence, Owner};
 use vmmgraph::{Error, Handles, HostOptions, PagePin, PeerExtent, PeerMap, SharedVmmAllocator};
 use vmmgraph_testkit::{Random, ReorderingDriver, seeds};
 
@@ -26,9 +26,8 @@ impl Peer {
     fn new(world: &World, graph: &Graph, extents: &[Extent]) -> Self {
         let Graph { space, output, .. } = graph;
         let (mut pages, mut pins) = (Vec::new(), Vec::new());
-        let own = |extent: &Extent| {
-            matches!(world.device.pool().holder(extent.page), Some(Holder::Retained { .. }))
-        };
+        let own =
+            |extent: &Extent| matches!(world.device.pool().owner(extent.page), Some(Owner::Retained { .. }));
         let alone = extents.iter().all(own);
         for extent in extents {
             let exported = world.device.export_page(extent.page).unwrap();

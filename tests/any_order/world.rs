@@ -195,7 +195,7 @@ impl World {
         let space = if bump { arena.open_bump_space()? } else { arena.open_space()? };
         let stream = STREAMS[0];
         if !bump && random.below(2) == 0 {
-            VmmTorchAllocator::new(&space).keep_as_before();
+            VmmTorchAllocator::new(&space).predict_retained();
         }
         let mut passing = Vec::new();
         for bytes in [random.choose(&[40, 70, 100]) * KIB, 3 * KIB] {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use vmmgraph::policy::{
-    Admission, Decoding, Due, Growing, HostKv, Lengths, Prompt, SloControl, in_turn, prefill_waits,
+    Admission, Decoding, Due, Growing, HostKv, Lengths, Prompt, SloControl, deadline_order, prefill_waits,
 };
 use vmmgraph::{Error, Result};
 
@@ -395,7 +395,7 @@ impl<'a> Engine<'a> {
         if self.rules.patience.is_some() {
             let all: Vec<Due> =
                 order.iter().filter_map(|who| Some(self.prompt(self.all.get(*who)?).due)).collect();
-            let (turns, timely) = in_turn(self.now, &all);
+            let (turns, timely) = deadline_order(self.now, &all);
             order = turns.into_iter().filter_map(|at| self.waiting.get(at).copied()).collect();
             together = timely;
         }

@@ -1,13 +1,13 @@
 //! Leases: pages of an arena, also mapped in elastic memory.
 
 use super::super::Committed;
-use super::super::books::{Place, Run};
+use super::super::page_states::{Place, Run};
 use super::Backing;
 use super::moving::Marks;
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Holder, LentPlace, PageId, Reservation};
+use crate::pages::{Fence, LentPlace, Owner, PageId, Reservation, Transaction};
 
-type Choose<'a> = dyn FnMut(&mut Change<'_>, &[LentPlace]) -> Result<Vec<PageId>> + 'a;
+type Choose<'a> = dyn FnMut(&mut Transaction<'_>, &[LentPlace]) -> Result<Vec<PageId>> + 'a;
 
 /// Lender of a lease. The caller owns the lender's replay slot.
 pub(crate) struct Lender<'a> {
@@ -27,11 +27,11 @@ impl Backing {
             ))
         };
         self.settle();
-        let plan = self.when_at_rest(runs, |books| {
-            if books.is_recalled(runs) {
+        let plan = self.when_at_rest(runs, |states| {
+            if states.is_recalled(runs) {
                 return Err(there("being recalled"));
             }
-            if whole && !books.is_empty(runs) { Err(there("committed")) } else { Ok(books.begin(runs)) }
+            if whole && !states.is_empty(runs) { Err(there("committed")) } else { Ok(states.begin(runs)) }
         })??;
         let marked = Marks { backing: self, plan: Some(plan) };
         let Some(plan) = &marked.plan else { return Ok(()) };
@@ -41,23 +41,23 @@ impl Backing {
             let range = self.range(range)?;
             places.push((range.id(), page * self.page));
         }
-        let mut change = Change::on(self.device.pool());
-        let pages = (lender.choose)(&mut change, &places)?;
-        self.read(|books| books.borrow(absent.iter().flat_map(|run| run.places())));
+        let mut transaction = Transaction::on(self.device.pool());
+        let pages = (lender.choose)(&mut transaction, &places)?;
+        self.read(|states| states.borrow(absent.iter().flat_map(|run| run.places())));
         let mut rest = pages.as_slice();
         for run in &absent {
             let Some((these, others)) = rest.split_at_checked(run.pages() as usize) else {
                 return Err(Error::Internal { what: "fewer pages were lent than were asked for".to_owned() });
             };
-            change.map(self.range(run.range)?.id(), run.first * self.page, these)?;
+            transaction.map(self.range(run.range)?.id(), run.first * self.page, these)?;
             rest = others;
         }
         let revived = plan.revived_pages();
-        let calls = change.commit().0;
+        let calls = transaction.commit().0;
         let done =
             Committed { pages: calls.maps, bytes: calls.mapped_bytes, revived, ..Committed::default() };
-        self.tell(&absent, false);
-        self.read(|books| books.lent(absent.into_iter().flat_map(Run::places), lender.fence));
+        self.notify(&absent, false);
+        self.read(|states| states.lent(absent.into_iter().flat_map(Run::places), lender.fence));
         marked.finish(&done);
         self.device.pool().check();
         Ok(())
@@ -75,21 +75,21 @@ impl Backing {
     }
 
     pub(in super::super) fn recall(&self, places: &[Place]) {
-        self.read(|books| books.recall(places.iter().copied()));
+        self.read(|states| states.recall(places.iter().copied()));
     }
 
     pub(in super::super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
-        self.read(|books| books.owned(runs))
+        self.read(|states| states.owned(runs))
     }
 
-    fn holder(&self) -> Holder {
-        Holder::Elastic { buffer: self.id }
+    fn owner(&self) -> Owner {
+        Owner::Elastic { buffer: self.id }
     }
 
     /// Returns the bytes of mapped pages with other owners.
     pub(super) fn borrowed(&self) -> u64 {
         let pool = self.device.pool();
         let mapped = self.ranges.iter().flat_map(|range| range.mapped());
-        mapped.filter(|at| pool.holder(at.page) != Some(self.holder())).map(|at| at.bytes).sum()
+        mapped.filter(|at| pool.owner(at.page) != Some(self.owner())).map(|at| at.bytes).sum()
     }
 }

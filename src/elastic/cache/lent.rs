@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::backing::Lender;
-use super::super::books::Place;
+use super::super::page_states::Place;
 use super::super::spans::Spans;
 use super::KvCache;
 use crate::error::{Error, Result};
@@ -15,14 +15,14 @@ impl KvCache {
     /// lender's fence.
     pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.check(blocks)?;
-        let _turn = self.take_turn()?;
+        let _section = self.enter_commit_section()?;
         self.let_go_now();
         {
-            let books = self.books.lock();
-            if blocks.end > books.limit {
-                return Err(self.beyond_limit(&books, blocks.end));
+            let states = self.states.lock();
+            if blocks.end > states.limit {
+                return Err(self.beyond_limit(&states, blocks.end));
             }
-            if !books.backed.within(blocks).is_empty() {
+            if !states.backed.within(blocks).is_empty() {
                 return Err(Error::wrong_state(format!(
                     "cannot lend pages to blocks {}..{}: some have memory already; decommit them first",
                     blocks.start, blocks.end
@@ -30,14 +30,14 @@ impl KvCache {
             }
         }
         self.backing.borrow(&self.shape.pages(blocks), false, lender)?;
-        self.came(blocks.end, std::slice::from_ref(blocks), None);
+        self.note_committed(blocks.end, std::slice::from_ref(blocks), None);
         Ok(())
     }
 
     /// Returns the backed blocks on these pages, and all other backed blocks.
     pub(crate) fn blocks_on(&self, lent: &[LentPlace]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
         let on = self.spans_on(&self.backing.places(lent));
-        let backed = self.books.lock().backed.clone();
+        let backed = self.states.lock().backed.clone();
         let mut others = backed.clone();
         let all = 0..self.shape.most();
         let on: Vec<_> = on.within(&all).iter().flat_map(|span| backed.within(span)).collect();
@@ -56,23 +56,23 @@ impl KvCache {
     /// before the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], blocks: &[Range<u64>], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
-        let _turn = self.take_turn()?;
+        let _section = self.enter_commit_section()?;
         self.let_go_now();
         let (mut given, mut going) = (Spans::default(), Vec::new());
         blocks.iter().for_each(|blocks| given.insert(blocks));
         {
-            let books = &mut *self.books.lock();
+            let states = &mut *self.states.lock();
             for place in &places {
-                let mut on = books.backed.within(&self.shape.blocks_on(place.0, place.1)).into_iter();
+                let mut on = states.backed.within(&self.shape.blocks_on(place.0, place.1)).into_iter();
                 if on.all(|span| given.missing(&span).is_empty()) {
                     going.push(*place);
                 }
             }
-            // No commit runs: this thread has the turn.
+            // No commit runs: this thread has the commit section.
             self.backing.recall(&going);
             let on = self.spans_on(&places).within(&(0..self.shape.most()));
             let vacated = on.iter().flat_map(|span| given.within(span));
-            books.released.extend(vacated.map(|span| (span, fence.clone())));
+            states.released.extend(vacated.map(|span| (span, fence.clone())));
         }
         Ok(going.len() as u64 * self.backing.page())
     }

@@ -8,7 +8,7 @@
 //!   Grants        KV and activations of a step: both or neither                      grants.rs
 //!   Lengths       predicted lengths of sequences                                     lengths.rs
 //!   Admission     whether one more sequence fits until its end                       admission.rs
-//!   in_turn       deadline order, with the most in time                              turns.rs
+//!   deadline_order deadline order, with the most in time                             deadlines.rs
 //!   prefill_waits, Prompt::to_host   prompts against decoding sequences              pace.rs
 //!   HostKv        KV of waiting prompts in host memory, within a logical size        host_kv.rs
 //!   SloControl    logical size, by late tokens                                       slo.rs
@@ -16,6 +16,7 @@
 
 mod admission;
 mod ahead;
+mod deadlines;
 mod grants;
 mod host_kv;
 mod lengths;
@@ -23,10 +24,10 @@ mod limit;
 mod pace;
 mod slo;
 mod standing;
-mod turns;
 
 pub use admission::{Admission, Growing};
 pub use ahead::{Ahead, PreCommit, Watermarks};
+pub use deadlines::{Due, deadline_order};
 pub use grants::{Answer, Grants, Need};
 pub use host_kv::HostKv;
 pub use lengths::Lengths;
@@ -34,4 +35,3 @@ pub use limit::Limit;
 pub use pace::{Decoding, Prompt, prefill_waits};
 pub use slo::{SloChange, SloControl};
 pub use standing::Standing;
-pub use turns::{Due, in_turn};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Faulty, HOLDERS, RANGE, UNIT};
+use super::{Faulty, OWNERS, RANGE, UNIT};
 use crate::pages::pool::{Page, State};
-use crate::pages::teardown::Leaving;
-use crate::pages::{Account, AccountId, Change, Holder, Limits, PagePool, Reservation};
+use crate::pages::teardown::RunningTeardown;
+use crate::pages::{Account, AccountId, Limits, Owner, PagePool, Reservation, Transaction};
 use crate::units::Peers;
 
 /// A pool with one mapped page of a tenant and one free page.
@@ -19,12 +19,12 @@ impl Books {
     fn new() -> Self {
         let pool = PagePool::new(Faulty::new());
         let tenant = Account::new(&pool, None, "the tenant".to_owned(), Limits::default()).unwrap();
-        let mut change = Change::on(&pool);
-        let range = change.reserve(RANGE, 0, Peers::NONE).unwrap();
-        let page = change.take(UNIT, HOLDERS[2], tenant.id()).unwrap();
-        change.take(2 * UNIT, HOLDERS[0], tenant.id()).unwrap();
-        change.map(range, 0, &[page]).unwrap();
-        let (_, mut reserved) = change.commit();
+        let mut transaction = Transaction::on(&pool);
+        let range = transaction.reserve(RANGE, 0, Peers::NONE).unwrap();
+        let page = transaction.take(UNIT, OWNERS[2], tenant.id()).unwrap();
+        transaction.take(2 * UNIT, OWNERS[0], tenant.id()).unwrap();
+        transaction.map(range, 0, &[page]).unwrap();
+        let (_, mut reserved) = transaction.commit();
         assert_eq!(pool.audit_idle(), Ok(()));
         // Corrupted tables cannot be torn down.
         Self { pool, _range: std::mem::ManuallyDrop::new(reserved.remove(0)), tenant }
@@ -38,7 +38,7 @@ fn keep(books: Books) {
 }
 
 fn held(state: &mut State) -> &mut Page {
-    state.pages.values_mut().find(|page| page.holder != Holder::Free).unwrap()
+    state.pages.values_mut().find(|page| page.owner != Owner::Free).unwrap()
 }
 
 #[test]
@@ -48,11 +48,11 @@ fn every_miscount_is_found_and_named() {
         ("pages created", |state, _| state.stats.pages_created += 1),
         ("pages created", |state, _| state.stats.pages_released += 1),
         ("bytes counted", |state, _| state.stats.physical_bytes += 1),
-        ("absent pages counted", |state, _| state.absent.0 += 1),
-        ("absent bytes counted", |state, _| state.absent.1 += 512),
+        ("absent pages counted", |state, _| state.non_resident.0 += 1),
+        ("absent bytes counted", |state, _| state.non_resident.1 += 512),
         ("is absent and mapped", |state, _| {
             let range = state.ranges.keys().next().unwrap();
-            held(state).away.insert((range, UNIT));
+            held(state).unmapped.insert((range, UNIT));
             state.stats.mappings -= 1;
             state.stats.unmaps += 1;
         }),
@@ -61,26 +61,26 @@ fn every_miscount_is_found_and_named() {
         ("mappings made", |state, _| state.stats.unmaps += 1),
         ("bytes of addresses counted", |state, _| state.stats.reserved_bytes += 1),
         ("retained bytes counted", |state, _| state.stats.retained_bytes += 1),
-        ("counted for Retained { arena: 1, space: 7 }", |state, _| state.count(HOLDERS[2], 1, 0, 0)),
-        ("counted for Free", |state, _| state.count(Holder::Free, 0, 0, 1)),
-        ("which has nothing", |state, _| state.count(HOLDERS[1], 1, 0, 0)),
+        ("counted for Retained { arena: 1, space: 7 }", |state, _| state.count(OWNERS[2], 1, 0, 0)),
+        ("counted for Free", |state, _| state.count(Owner::Free, 0, 0, 1)),
+        ("which has nothing", |state, _| state.count(OWNERS[1], 1, 0, 0)),
         ("in account None", |state, _| held(state).account = None),
         ("the account \"the tenant\"", |state, tenant| state.accounts.change(tenant, 512, 0)),
         ("on their way into accounts", |state, tenant| state.accounts.change(tenant, 0, 512)),
         ("on their way into accounts", |state, _| state.creating += 512),
         ("lists of free pages", |state, _| state.free.clear()),
         ("is free, pinned 1 times", |state, _| {
-            let free = state.pages.values_mut().find(|page| page.holder == Holder::Free);
+            let free = state.pages.values_mut().find(|page| page.owner == Owner::Free);
             free.unwrap().pins = 1;
         }),
         ("is mapped nowhere", |state, _| {
             held(state).mappings.clear();
-            state.count(HOLDERS[2], 0, 0, -1);
+            state.count(OWNERS[2], 0, 0, -1);
         }),
         ("listed at pages", |state, _| {
             let range = state.ranges.keys().next().unwrap();
             held(state).mappings.insert((range, UNIT));
-            state.count(HOLDERS[2], 0, 0, 1);
+            state.count(OWNERS[2], 0, 0, 1);
         }),
         ("which does not know it", |state, _| {
             let range = state.ranges.values_mut().next().unwrap();
@@ -111,7 +111,7 @@ fn what_is_under_way_is_named_when_nothing_should_be() {
         ("or its pages move", |state| state.ranges.values_mut().for_each(|range| range.held = true)),
         ("being torn down", |state| {
             let range = state.ranges.keys().next().unwrap();
-            state.leaving.insert((range, 0), Leaving::default());
+            state.teardowns.insert((range, 0), RunningTeardown::default());
         }),
     ];
     for (named, plant) in plants {

@@ -97,7 +97,7 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
     let mut needed = BTreeSet::new();
     let start = list.iter().rposition(|does| matches!(does, Does::Use { step: 0, .. })).unwrap() + 1 + tail;
     let last = list.iter().rposition(|does| matches!(does, Does::Use { step: 1, .. })).unwrap() + 1 + tail;
-    let turn = |unit: usize, step: usize| {
+    let position = |unit: usize, step: usize| {
         streamed.iter().position(|other| *other == unit).unwrap() + (step - 1) * streamed.len()
     };
     let slot_of = |upto: usize, unit: usize| {
@@ -114,11 +114,11 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
                     _ => None,
                 });
                 if let Some((unit, step)) = filled {
-                    needed.insert((Node::Copy { turn: turn(unit, step) }, Node::Use { unit }));
+                    needed.insert((Node::Copy { position: position(unit, step) }, Node::Use { unit }));
                 }
             }
             Does::Copy { slot, unit, step } => {
-                let copy = Node::Copy { turn: turn(unit, step) };
+                let copy = Node::Copy { position: position(unit, step) };
                 // Every earlier reader of the slot, not only the last one.
                 for (before, does) in list.iter().enumerate().take(at).skip(start) {
                     if let Does::Use { unit: reader, .. } = *does
@@ -139,7 +139,7 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
 fn check(resident: &[bool], slots: usize, tail: usize) {
     let schedule = Schedule::new(resident, slots, Remainder::KeepResident).unwrap();
     let what = || format!("{resident:?} over {slots} with {tail}: {schedule:?}");
-    let kept: Vec<bool> = (0..resident.len()).map(|unit| schedule.turn_of(unit).is_none()).collect();
+    let kept: Vec<bool> = (0..resident.len()).map(|unit| schedule.position_of(unit).is_none()).collect();
     let streamed: Vec<usize> = (0..resident.len()).filter(|unit| !kept[*unit]).collect();
     assert_eq!(schedule.streamed(), streamed, "{}", what());
     if streamed.is_empty() {
@@ -148,7 +148,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
     }
     let (slots, tail) = (schedule.slots(), tail.min(schedule.slots()));
     let list = by_hand(&kept, slots, tail);
-    let copies: Vec<Node> = schedule.copies(tail).map(|turn| Node::Copy { turn }).collect();
+    let copies: Vec<Node> = schedule.copies(tail).map(|position| Node::Copy { position }).collect();
     let edges = schedule.edges(tail);
     let order = Order::of(&edges);
     // Needed dependencies exist, and readers of a unit use the slot filled by its copy.

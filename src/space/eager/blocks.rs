@@ -4,7 +4,7 @@ use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{ANY, EagerSpace, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, Fence, Look, PageNo, Reservation};
+use crate::pages::{Class, Fence, PageNo, Poll, Reservation, Transaction};
 use crate::space::lane::Lane;
 use crate::space::layout::Place;
 use crate::units::{Address, BlockBytes, Stream};
@@ -60,13 +60,13 @@ impl EagerSpace {
         }
         let (shared, made) = (&self.common.shared, &mut state.current);
         let growth = made.layout.plan(bytes, Lane::local(ANY));
-        let mut change = Change::on(self.common.pool());
-        change.announce(growth.pages.iter().map(|no| shared.page_bytes(no.class)).sum());
+        let mut transaction = Transaction::on(self.common.pool());
+        transaction.expect_bytes(growth.pages.iter().map(|no| shared.page_bytes(no.class)).sum());
         let mut fresh: Vec<(Class, Slot)> = Vec::new();
         let done = (|| {
             let known = made.ranges.get(growth.range).map(Reservation::id);
             let range =
-                known.map_or_else(|| change.reserve(growth.range_bytes, self.id, shared.peers()), Ok)?;
+                known.map_or_else(|| transaction.reserve(growth.range_bytes, self.id, shared.peers()), Ok)?;
             let mut pages = Vec::with_capacity(growth.pages.len());
             for no in &growth.pages {
                 let slots = made.slots.of(no.class);
@@ -76,8 +76,8 @@ impl EagerSpace {
                     fresh.get(behind).map(|(_, slot)| *slot)
                 });
                 if let Some(slot) = known {
-                    let holder = if slot.shared.is_some() { shared.holder() } else { self.own() };
-                    if change.rely_on(slot.page, holder).is_none() {
+                    let owner = if slot.shared.is_some() { shared.owner() } else { self.own() };
+                    if transaction.pin_owned(slot.page, owner).is_none() {
                         return Err(Error::Internal { what: "an eager space lost a page".into() });
                     }
                     pages.push(slot.page);
@@ -98,17 +98,17 @@ impl EagerSpace {
                         return Err(Error::Lent { leases });
                     }
                 }
-                let page = shared.page(&mut change, numbered, 0)?;
+                let page = shared.page(&mut transaction, numbered, 0)?;
                 fresh.push((no.class, Slot { page, shared: Some(number) }));
                 pages.push(page);
             }
-            change.map(range, growth.offset, &pages)
+            transaction.map(range, growth.offset, &pages)
         })();
         if let Err(error) = done {
-            state.broken |= !change.undo();
+            state.broken |= !transaction.undo();
             return Err(error);
         }
-        let (calls, reserved) = change.commit();
+        let (calls, reserved) = transaction.commit();
         let bytes: u64 = reserved.iter().map(Reservation::bytes).sum();
         self.common.totals.reserved.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         made.ranges.extend(reserved);
@@ -214,12 +214,12 @@ impl EagerSpace {
     pub(super) fn settle(&self, state: &mut State, before: Option<Stream>) {
         let events = self.common.pool().events();
         let State { waiting, current, .. } = state;
-        let mut look = Look::new(events);
+        let mut poll = Poll::new(events);
         waiting.retain_mut(|block| {
-            let over = block.noted.done_at(&mut look).unwrap_or(false)
+            let over = block.noted.done_at(&mut poll).unwrap_or(false)
                 && match before {
                     Some(stream) => block.own.before(events, stream).is_ok(),
-                    None => block.own.done_at(&mut look).unwrap_or(false),
+                    None => block.own.done_at(&mut poll).unwrap_or(false),
                 };
             // Cannot fail: the block was live when added.
             !over || current.layout.free(block.place).is_err()

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::slots::Slots;
 use super::{EagerSpace, slots::CLASSES};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, PageNo, Remains, Reservation};
+use crate::pages::{Fence, PageNo, PendingUnmap, Reservation};
 use crate::space::Common;
 use crate::space::layout::{Layout, Place};
 use crate::units::Address;
@@ -44,21 +44,21 @@ impl Generation {
 
     /// Returns whether the addresses are many times the size of the pages.
     pub(super) fn sprawls(&self) -> bool {
-        const TILES: usize = 64;
+        const SLOTS: usize = 64;
         let numbers: usize = CLASSES.into_iter().map(|class| self.layout.numbers(class)).sum();
-        self.layout.tiles().count() > TILES + 8 * numbers
+        self.layout.page_slots().count() > SLOTS + 8 * numbers
     }
 
     /// Unmaps all slots of the numbers selected by `gone`, after a fence.
     pub(super) fn unmap(&mut self, common: &Common, fence: Fence, gone: impl Fn(PageNo) -> bool) {
-        let (mut remains, mut bytes) = (Remains::default(), 0);
-        for (range, offset, no) in self.layout.tiles().filter(|(.., no)| gone(*no)) {
+        let (mut pending, mut bytes) = (PendingUnmap::default(), 0);
+        for (range, offset, no) in self.layout.page_slots().filter(|(.., no)| gone(*no)) {
             let page = common.shared.page_bytes(no.class);
-            remains.add_part(self.ranges[range].id(), offset, page);
+            pending.add_part(self.ranges[range].id(), offset, page);
             bytes += page;
         }
         self.note_mapped(common, bytes, 0);
-        common.pool().finish(fence, remains);
+        common.pool().unmap_after(fence, pending);
     }
 
     /// Frees all memory, after a fence.
@@ -66,9 +66,9 @@ impl Generation {
         common.totals.reserved.fetch_sub(self.reserved(), Ordering::Relaxed);
         let mapped = self.mapped;
         self.note_mapped(common, mapped, 0);
-        let mut remains = Remains::default();
-        self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
-        common.pool().finish(fence, remains);
+        let mut pending = PendingUnmap::default();
+        self.ranges.drain(..).for_each(|range| pending.join(range.leave()));
+        common.pool().unmap_after(fence, pending);
     }
 
     /// Replaces `before` by `after` in the count of mapped bytes.
@@ -90,7 +90,7 @@ impl Generation {
         if pages.len() != self.slots.all().len() {
             return wrong("two numbers have one page".into());
         }
-        for (range, offset, no) in self.layout.tiles() {
+        for (range, offset, no) in self.layout.page_slots() {
             if !self.layout.holds(no) {
                 continue;
             }
@@ -99,13 +99,9 @@ impl Generation {
             if shown.first().map(|mapped| mapped.page) != Some(slot.page) {
                 return wrong(format!("{no:?} does not show {:?} at {offset:#x}", slot.page));
             }
-            let own = pool.holder(slot.page) == Some(space.own());
+            let own = pool.owner(slot.page) == Some(space.own());
             if own != slot.shared.is_none() || !own && !scope {
-                return wrong(format!(
-                    "{:?} under a live block is {:?}'s",
-                    slot.page,
-                    pool.holder(slot.page)
-                ));
+                return wrong(format!("{:?} under a live block is {:?}'s", slot.page, pool.owner(slot.page)));
             }
         }
         Ok(())

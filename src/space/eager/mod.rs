@@ -53,14 +53,14 @@ use super::live_count::LiveCount;
 use super::users::Users;
 use super::{Common, next_space};
 use crate::error::{Error, Result};
-use crate::pages::{AccountId, Events, Fence, Holder, Mark, NamedStream, PageNo, Reclaimer};
+use crate::pages::{AccountId, Events, Fence, Mark, NamedStream, Owner, PageNo, Reclaimer};
 use crate::sync::{Mutex, thread_token};
 use crate::units::{Address, BlockBytes, Stream};
 
 mod blocks;
 mod generation;
+mod scope;
 mod slots;
-mod turns;
 
 use blocks::Waiting;
 use generation::Generation;
@@ -129,7 +129,7 @@ struct State {
     /// uses none of these.
     lent: BTreeSet<u32>,
     /// Layout numbers of leased pages, out of use until the scope ends.
-    aside: Vec<PageNo>,
+    excluded: Vec<PageNo>,
     /// Set if an undo failed: nothing more is mapped at these addresses.
     broken: bool,
     counts: EagerStats,
@@ -162,7 +162,7 @@ impl EagerSpace {
             seen: common.shared.version(),
             moved: false,
             lent: BTreeSet::new(),
-            aside: Vec::new(),
+            excluded: Vec::new(),
             broken: false,
             counts: EagerStats::default(),
         };
@@ -174,8 +174,8 @@ impl EagerSpace {
     }
 
     /// Returns the owner of pages which left the shared set.
-    pub(super) fn own(&self) -> Holder {
-        Holder::Retained { arena: self.common.shared.arena(), space: self.id }
+    pub(super) fn own(&self) -> Owner {
+        Owner::Retained { arena: self.common.shared.arena(), space: self.id }
     }
 
     pub(crate) fn stats(&self) -> EagerStats {
@@ -190,7 +190,7 @@ impl EagerSpace {
             own_bytes: self.common.pool().held(self.own()).0,
             reserved_bytes: all().map(Generation::reserved).sum(),
             mapped_bytes: all().map(|made| made.mapped).sum(),
-            graph_maps: self.common.totals.replaced.load(Ordering::Relaxed),
+            graph_maps: self.common.totals.refreshed.load(Ordering::Relaxed),
             ..state.counts
         }
     }
@@ -212,7 +212,7 @@ impl EagerSpace {
         state.current.audit(self, scope)?;
         let blocks = state.current.slots.all().into_iter();
         let mut blocks =
-            blocks.filter(|(no, _)| state.current.layout.holds(*no) && !state.aside.contains(no));
+            blocks.filter(|(no, _)| state.current.layout.holds(*no) && !state.excluded.contains(no));
         match blocks.find(|(_, slot)| !self.common.pool().leases([slot.page].iter()).is_empty()) {
             Some((no, slot)) => Err(Error::Internal {
                 what: format!("{self:?}: {no:?} has blocks on {:?}, which is on lease", slot.page),
@@ -243,7 +243,7 @@ impl Reclaimer for EagerSpace {
         let before = free(self.common.pool());
         if bytes > 0 && self.release() > 0 {
             // The pages are free after the arena's replays, for which the caller may wait.
-            self.common.pool().finish_waiting(std::time::Duration::from_secs(2));
+            self.common.pool().wait_and_reap(std::time::Duration::from_secs(2));
         }
         free(self.common.pool()).saturating_sub(before)
     }
@@ -276,7 +276,7 @@ impl Drop for EagerSpace {
             made.leave(common, fence.clone());
         }
         common.shared.forget();
-        common.presence.forget(common.pool(), common.device.host_pool());
+        common.residency.forget(common.pool(), common.device.host_pool());
         // Cleared last: a concurrent pause finds the fences in this space, or afterwards in the
         // heap and pool.
         *common.eager.lock() = Weak::new();
@@ -495,6 +495,6 @@ impl EagerSpace {
             state.live_count.add(bytes.get());
             Ok(address)
         };
-        self.common.recalled(|| self.common.relieved(place))
+        self.common.recalled(|| self.common.with_memory_retry(place))
     }
 }

@@ -76,7 +76,7 @@ impl Slots {
                 let Some(number) = slot.shared else { continue };
                 let no = PageNo { class, index: number };
                 let on_lease = class == Class::Large && lent.contains(&number);
-                if shared.is_fixed(no) || on_lease && shared.listed(no) != Some(slot.page) {
+                if shared.is_pinned(no) || on_lease && shared.listed(no) != Some(slot.page) {
                     let free = lowest_free(&taken);
                     taken.remove(&number);
                     taken.insert(free);
@@ -108,7 +108,7 @@ pub(super) fn lowest_free(
 ) -> u32 {
     let free = |index: &u32| {
         let on_lease = class == Class::Large && lent.contains(index);
-        !taken.contains(index) && !on_lease && !shared.is_fixed(PageNo { class, index: *index })
+        !taken.contains(index) && !on_lease && !shared.is_pinned(PageNo { class, index: *index })
     };
     (0..u32::MAX).find(free).unwrap_or(u32::MAX)
 }

@@ -3,7 +3,7 @@
 use super::{Layout, Place, Range, Slot, granules};
 use crate::pages::{Class, PageNo};
 use crate::space::lane::Lane;
-use crate::space::page_table::{Part, TileNo};
+use crate::space::page_table::{PageSlot, Part};
 use crate::units::BlockBytes;
 
 /// Size of the first range in pages; sizes double up to [`RANGE_PAGES_MAX`].
@@ -16,7 +16,7 @@ pub(crate) struct Growth {
     bytes: BlockBytes,
     lane: Lane,
     /// First slot of the block.
-    first: TileNo,
+    first: PageSlot,
     /// Page parts of the block, in address order; empty for a slab.
     parts: Vec<Part>,
     /// Index of the range. If equal to the number of ranges, reserve a new range first.
@@ -33,8 +33,8 @@ impl Layout {
     pub(crate) fn plan(&self, bytes: BlockBytes, lane: Lane) -> Growth {
         if self.packed(bytes) {
             let page = PageNo { class: Class::Small, index: self.slabs.len() as u32 };
-            let (first, range_bytes) = self.next_tiles(Class::Small, lane, 1);
-            let offset = first.tile as u64 * self.geometry.small();
+            let (first, range_bytes) = self.next_slots(Class::Small, lane, 1);
+            let offset = first.index as u64 * self.geometry.small();
             let (range, pages) = (first.range, vec![page]);
             return Growth { bytes, lane, first, parts: Vec::new(), range, range_bytes, offset, pages };
         }
@@ -45,11 +45,11 @@ impl Layout {
                 (first, shown, self.ranges[first.range].bytes)
             }
             None => {
-                let (first, range_bytes) = self.next_tiles(Class::Large, lane, parts.len());
+                let (first, range_bytes) = self.next_slots(Class::Large, lane, parts.len());
                 (first, 0, range_bytes)
             }
         };
-        let offset = (first.tile + shown) as u64 * self.geometry.large();
+        let offset = (first.index + shown) as u64 * self.geometry.large();
         let new = parts.iter().skip(shown);
         let pages = new.map(|part| PageNo { class: Class::Large, index: part.page }).collect();
         Growth { bytes, lane, first, parts, range: first.range, range_bytes, offset, pages }
@@ -58,38 +58,38 @@ impl Layout {
     /// Returns the slots at the end of a range with which a block of these parts can begin: the
     /// first slot, and how many, as many as possible. They map the block's head, if any, followed
     /// by free pages.
-    fn shown_end(&self, parts: &[Part], lane: Lane) -> Option<(TileNo, usize)> {
+    fn shown_end(&self, parts: &[Part], lane: Lane) -> Option<(PageSlot, usize)> {
         let head = parts.first().filter(|part| part.from > 0).map(|head| head.page);
         let free = parts.iter().filter(|part| self.pages.is_idle(part.page)).count();
-        let mut best: Option<(TileNo, usize)> = None;
+        let mut best: Option<(PageSlot, usize)> = None;
         for (range, found) in
             self.ranges.iter().enumerate().filter(|(_, range)| range.is_for(Class::Large, lane))
         {
             let mut shown = 0;
-            for (behind, page) in found.tiles.iter().rev().take(free + 1).enumerate() {
-                let tile = found.tiles.len() - behind - 1;
+            for (behind, page) in found.page_slots.iter().rev().take(free + 1).enumerate() {
+                let page_slot = found.page_slots.len() - behind - 1;
                 if head == Some(*page) {
                     shown = behind + 1;
                 }
                 let usable = self.pages.is_idle(*page) && self.pages.lane(*page) == lane;
-                if behind == free || !usable || found.tiles[tile + 1..].contains(page) {
+                if behind == free || !usable || found.page_slots[page_slot + 1..].contains(page) {
                     break;
                 }
                 if head.is_none() {
                     shown = behind + 1;
                 }
             }
-            let room = (found.bytes / self.geometry.large()) as usize - found.tiles.len();
+            let room = (found.bytes / self.geometry.large()) as usize - found.page_slots.len();
             if shown > best.map_or(0, |(_, most)| most) && shown + room >= parts.len() {
-                best = Some((TileNo { range, tile: found.tiles.len() - shown }, shown));
+                best = Some((PageSlot { range, index: found.page_slots.len() - shown }, shown));
             }
         }
         best
     }
 
     /// Reorders the free pages of a plan, so the block begins on mapped slots.
-    fn begin_at(&self, first: TileNo, shown: usize, parts: &mut [Part]) {
-        let there = &self.ranges[first.range].tiles[first.tile..first.tile + shown];
+    fn begin_at(&self, first: PageSlot, shown: usize, parts: &mut [Part]) {
+        let there = &self.ranges[first.range].page_slots[first.index..first.index + shown];
         let planned: Vec<u32> = parts.iter().map(|part| part.page).collect();
         let others = planned.iter().filter(|page| !there.contains(page));
         let mut pages = there.iter().chain(others).filter(|page| self.pages.is_idle(**page));
@@ -98,19 +98,19 @@ impl Layout {
         }
     }
 
-    /// Returns the first of `tiles` new slots of a class, and the bytes of their range, which may
-    /// be new.
-    fn next_tiles(&self, class: Class, lane: Lane, tiles: usize) -> (TileNo, u64) {
+    /// Returns the first of `page_slots` new slots of a class, and the bytes of their range, which
+    /// may be new.
+    fn next_slots(&self, class: Class, lane: Lane, page_slots: usize) -> (PageSlot, u64) {
         let page = self.page_bytes(class);
-        let length = tiles as u64 * page;
+        let length = page_slots as u64 * page;
         let mut fitting = self.ranges.iter().enumerate().filter(|(_, range)| range.is_for(class, lane));
-        let filled = |range: &Range| range.tiles.len() as u64 * page;
+        let filled = |range: &Range| range.page_slots.len() as u64 * page;
         match fitting.clone().find(|(_, range)| range.bytes - filled(range) >= length) {
-            Some((number, range)) => (TileNo { range: number, tile: range.tiles.len() }, range.bytes),
+            Some((number, range)) => (PageSlot { range: number, index: range.page_slots.len() }, range.bytes),
             None => {
                 let last = fitting.next_back().map_or(page * RANGE_PAGES_FIRST / 2, |(_, range)| range.bytes);
                 let bytes = (last * 2).min(page * RANGE_PAGES_MAX).max(length);
-                (TileNo { range: self.ranges.len(), tile: 0 }, bytes)
+                (PageSlot { range: self.ranges.len(), index: 0 }, bytes)
             }
         }
     }
@@ -122,22 +122,22 @@ impl Layout {
         let class = if parts.is_empty() { Class::Small } else { Class::Large };
         if *range == self.ranges.len() {
             let (bytes, remote) = (*range_bytes, lane.remote);
-            self.ranges.push(Range { class, remote, bytes, tiles: Vec::new(), used: Vec::new() });
+            self.ranges.push(Range { class, remote, bytes, page_slots: Vec::new(), used: Vec::new() });
         }
         let units = self.page_bytes(class) / self.geometry.small();
-        let filled = self.ranges[*range].tiles.len() as u64 * self.page_bytes(class);
+        let filled = self.ranges[*range].page_slots.len() as u64 * self.page_bytes(class);
         debug_assert_eq!(filled, *offset, "the plan is stale");
         for no in pages {
             let found = &mut self.ranges[*range];
-            let tile = TileNo { range: *range, tile: found.tiles.len() };
-            found.tiles.push(no.index);
-            found.used.resize((found.tiles.len() as u64 * units).div_ceil(64) as usize, 0);
+            let page_slot = PageSlot { range: *range, index: found.page_slots.len() };
+            found.page_slots.push(no.index);
+            found.used.resize((found.page_slots.len() as u64 * units).div_ceil(64) as usize, 0);
             if class == Class::Large {
-                self.pages.show(no.index, tile, *lane);
+                self.pages.show(no.index, page_slot, *lane);
             }
         }
         if class == Class::Small {
-            self.slab_tiles.push(*first);
+            self.slab_slots.push(*first);
             self.slabs.add(*lane);
             let slot = self.slabs.allocate(granules(*bytes), *lane, self.usage.allocations + 1);
             // An empty slab has room for any packed block, and no other slab has, or no plan would
@@ -146,7 +146,7 @@ impl Layout {
             let slot = slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 });
             return self.settle_in_slab(slot, *bytes);
         }
-        let window = self.windows.add(*first, parts.len(), parts[0].from, bytes.get());
-        self.settle(window, *bytes)
+        let extent = self.extents.add(*first, parts.len(), parts[0].from, bytes.get());
+        self.settle(extent, *bytes)
     }
 }

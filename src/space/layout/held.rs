@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Layout, NotLive, Place, TileNo};
+use super::{Layout, NotLive, PageSlot, Place};
 use crate::pages::{Class, PageNo};
 
 impl Layout {
@@ -14,10 +14,10 @@ impl Layout {
     }
 
     /// Returns every slot: range, offset and page number.
-    pub(crate) fn tiles(&self) -> impl Iterator<Item = (usize, u64, PageNo)> {
+    pub(crate) fn page_slots(&self) -> impl Iterator<Item = (usize, u64, PageNo)> {
         self.ranges.iter().enumerate().flat_map(move |(number, range)| {
-            range.tiles.iter().enumerate().map(move |(tile, index)| {
-                let offset = self.offset(TileNo { range: number, tile });
+            range.page_slots.iter().enumerate().map(move |(page_slot, index)| {
+                let offset = self.offset(PageSlot { range: number, index: page_slot });
                 (number, offset, PageNo { class: range.class, index: *index })
             })
         })
@@ -33,8 +33,8 @@ impl Layout {
 
     /// Takes a large page without blocks out of use, until [`put_back`](Self::put_back). Returns
     /// whether the page is out of use.
-    pub(crate) fn set_aside(&mut self, no: PageNo) -> bool {
-        no.class == Class::Large && self.pages.set_aside(no.index)
+    pub(crate) fn exclude_page(&mut self, no: PageNo) -> bool {
+        no.class == Class::Large && self.pages.exclude_page(no.index)
     }
 
     /// Puts a page back into use.
@@ -43,9 +43,9 @@ impl Layout {
     }
 
     /// Returns the slots for peer-visible (remote) blocks: range and offset.
-    pub(crate) fn remote_tiles(&self) -> HashSet<(usize, u64)> {
-        let tiles = self.tiles().filter(|(range, ..)| self.ranges[*range].remote);
-        tiles.map(|(range, offset, _)| (range, offset)).collect()
+    pub(crate) fn remote_slots(&self) -> HashSet<(usize, u64)> {
+        let page_slots = self.page_slots().filter(|(range, ..)| self.ranges[*range].remote);
+        page_slots.map(|(range, offset, _)| (range, offset)).collect()
     }
 
     /// Returns number and bytes of the live peer-visible blocks.
@@ -75,8 +75,8 @@ impl Layout {
     pub(crate) fn under(&self, place: Place, bytes: u64) -> Vec<PageNo> {
         let Some(range) = self.ranges.get(place.range) else { return Vec::new() };
         let page = self.page_bytes(range.class);
-        let tiles = (place.offset / page) as usize..(place.offset + bytes).div_ceil(page) as usize;
-        let shown = range.tiles.get(tiles).unwrap_or_default();
+        let page_slots = (place.offset / page) as usize..(place.offset + bytes).div_ceil(page) as usize;
+        let shown = range.page_slots.get(page_slots).unwrap_or_default();
         shown.iter().map(|index| PageNo { class: range.class, index: *index }).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! Live-out blocks of a layout, and the use of its addresses at the seal.
 
-use super::{Layout, Live, NotLive, Place, Sealed, TileNo};
+use super::{Layout, Live, NotLive, PageSlot, Place, Sealed};
 use crate::pages::Class;
 use crate::units::BLOCK_GRANULE;
 
@@ -26,7 +26,7 @@ impl Layout {
     /// not live-out.
     pub(crate) fn units(&self, range: usize) -> Vec<Unit> {
         let (small, found) = (self.geometry.small(), &self.ranges[range]);
-        let units = found.tiles.len() as u64 * (self.page_bytes(found.class) / small);
+        let units = found.page_slots.len() as u64 * (self.page_bytes(found.class) / small);
         let used = |unit: u64| match found.class {
             // A slab exists only if a block needed the slab.
             Class::Small => true,
@@ -64,8 +64,10 @@ impl Layout {
 
     /// Calls `found` with each block of a range, except parked ones.
     fn each_block(&self, range: usize, mut found: impl FnMut(Live)) {
-        for tile in (0..self.ranges[range].tiles.len()).map(|tile| TileNo { range, tile }) {
-            let (page, base) = (self.page(tile), self.offset(tile));
+        for page_slot in
+            (0..self.ranges[range].page_slots.len()).map(|page_slot| PageSlot { range, index: page_slot })
+        {
+            let (page, base) = (self.page(page_slot), self.offset(page_slot));
             let mut report = |start: u64, bytes: u64, serial: u64| {
                 let place = Place { range, offset: base + start };
                 if bytes > 0 && !self.parked.contains(&place) {
@@ -77,7 +79,9 @@ impl Layout {
                     report(u64::from(start) * BLOCK_GRANULE, u64::from(granules) * BLOCK_GRANULE, serial);
                 }),
                 Class::Large => {
-                    self.pages.stays(page, tile).for_each(|stay| report(stay.start, stay.block, stay.serial));
+                    self.pages
+                        .stays(page, page_slot)
+                        .for_each(|stay| report(stay.start, stay.block, stay.serial));
                 }
             }
         }

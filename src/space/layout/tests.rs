@@ -52,11 +52,11 @@ impl Mapped {
         let (mut at, end) = (place.offset, place.offset + bytes);
         let mut backing = Vec::new();
         while at < end {
-            let tile = (at / page_bytes) as usize;
-            let tile_end = (tile as u64 + 1) * page_bytes;
-            let page = PageNo { class: range.class, index: range.tiles[tile] };
-            backing.push((page, at % page_bytes, tile_end.min(end) - at));
-            at = tile_end;
+            let page_slot = (at / page_bytes) as usize;
+            let slot_end = (page_slot as u64 + 1) * page_bytes;
+            let page = PageNo { class: range.class, index: range.page_slots[page_slot] };
+            backing.push((page, at % page_bytes, slot_end.min(end) - at));
+            at = slot_end;
         }
         backing
     }
@@ -263,8 +263,8 @@ proptest! {
             let (count, bytes) = of.fold((0, 0), |(count, bytes), (_, more, _)| (count + 1, bytes + more));
             prop_assert_eq!(space.layout.live_remote(), (count, bytes));
         }
-        let tiles: HashSet<_> = space.layout.tiles().filter(|(.., no)| owner.get(no).is_some_and(|(_, remote)| *remote)).map(|(range, at, _)| (range, at)).collect();
-        prop_assert_eq!(space.layout.remote_tiles(), tiles);
+        let page_slots: HashSet<_> = space.layout.page_slots().filter(|(.., no)| owner.get(no).is_some_and(|(_, remote)| *remote)).map(|(range, at, _)| (range, at)).collect();
+        prop_assert_eq!(space.layout.remote_slots(), page_slots);
     }
 
     /// Equal requests give equal plans, independent of hash order.

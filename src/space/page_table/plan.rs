@@ -1,4 +1,4 @@
-//! Plan of a new window: selects its pages.
+//! Plan of a new extent: selects its pages.
 
 use super::PageTable;
 use crate::space::lane::Lane;
@@ -38,9 +38,9 @@ struct Choice {
 }
 
 impl PageTable {
-    /// Selects pages for a block without a window. First the *head*: the free end of a page in use.
-    /// Then whole free pages: used ones first, fewest slots first, so the windows of the space take
-    /// turns on its pages. Last the *tail*: the free beginning of a page in use.
+    /// Selects pages for a block without an extent. First the *head*: the free end of a page in
+    /// use. Then whole free pages: used ones first, fewest slots first, so the extents of the space
+    /// take turns on its pages. Last the *tail*: the free beginning of a page in use.
     ///
     /// Head and tail save free pages. A head must be at least a quarter of a page, because a
     /// smaller one costs a map and saves little. Peer-visible (remote) blocks have neither: they

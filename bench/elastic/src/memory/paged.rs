@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vmmgraph::driver::SharedDriver;
-use vmmgraph::pages::{Account, Fence, Holder, Limits};
+use vmmgraph::pages::{Account, Fence, Limits, Owner};
 use vmmgraph::policy::{Answer, Grants, Need, Standing};
 use vmmgraph::{
     Ahead, BlockPool, Device, ElasticBuffer, ElasticOptions, Error, KvCache, KvLayout, KvOptions, PreCommit,
@@ -603,10 +603,10 @@ impl Memory for Paged {
         if charged > self.budget * self.page {
             return internal(format!("{charged} bytes of {} pages", self.budget));
         }
-        let holdings = self.device.pool().holdings();
+        let owned_pages = self.device.pool().owned_pages();
         let nobodys =
-            holdings.iter().filter(|one| one.holder == Holder::Free).map(|one| one.mappings).sum::<u64>();
-        let mapped: u64 = holdings.iter().map(|one| one.mappings).sum();
+            owned_pages.iter().filter(|one| one.owner == Owner::Free).map(|one| one.mappings).sum::<u64>();
+        let mapped: u64 = owned_pages.iter().map(|one| one.mappings).sum();
         if nobodys != 0 || mapped != charged / self.page {
             return internal(format!("{nobodys} mappings of free pages, {mapped} of {charged} bytes"));
         }

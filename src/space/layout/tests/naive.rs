@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::Part;
 
-/// A window: first tile, number of tiles, offset of the block in the first page, bytes of the
+/// An extent: first slot, number of slots, offset of the block in the first page, bytes of the
 /// block.
-type Window = (usize, usize, u64, u64);
+type Extent = (usize, usize, u64, u64);
 
 /// A way to stitch a block: cost, page of the head, page of the tail.
 type Choice = ((u64, u64, u64, u64), Option<u32>, Option<u32>);
@@ -15,29 +15,29 @@ pub(super) struct Naive {
     small: u64,
     large: u64,
     /// (range, page) in order of mapping.
-    tiles: Vec<(usize, u32)>,
+    page_slots: Vec<(usize, u32)>,
     /// In order of creation.
-    windows: Vec<Window>,
+    extents: Vec<Extent>,
     /// Window numbers, least recently used first.
     used: Vec<usize>,
     live: Vec<Part>,
     owner: BTreeMap<u32, u64>,
     /// High-water mark of blocks in each page, in whole small pages.
-    reach: BTreeMap<u32, u64>,
+    high_water: BTreeMap<u32, u64>,
 }
 
 impl Naive {
     pub(super) fn new(small: u64, large: u64) -> Self {
-        let (owner, reach) = (BTreeMap::new(), BTreeMap::new());
+        let (owner, high_water) = (BTreeMap::new(), BTreeMap::new());
         Self {
             small,
             large,
-            tiles: Vec::new(),
-            windows: Vec::new(),
+            page_slots: Vec::new(),
+            extents: Vec::new(),
             used: Vec::new(),
             live: Vec::new(),
             owner,
-            reach,
+            high_water,
         }
     }
 
@@ -69,41 +69,41 @@ impl Naive {
     }
 
     /// Returns the page bytes of a new block, and whether they were mapped before. The place of new
-    /// tiles is not modelled: `first` is the range of the block and its first tile.
+    /// slots is not modelled: `first` is the range of the block and its first slot.
     pub(super) fn allocate(&mut self, bytes: u64, stream: u64, first: (usize, usize)) -> (Vec<Part>, bool) {
         let (parts, reused) = match self.within(bytes, stream) {
             Ok(part) => (vec![part], true),
-            Err(Some(window)) => (self.window(window, bytes).unwrap(), true),
+            Err(Some(extent)) => (self.extent(extent, bytes).unwrap(), true),
             Err(None) => (self.stitch(bytes, stream, first), false),
         };
         for part in &parts {
             self.owner.insert(part.page, stream);
-            let reach = self.reach.entry(part.page).or_default();
-            *reach = part.to.next_multiple_of(self.small).max(*reach);
+            let high_water = self.high_water.entry(part.page).or_default();
+            *high_water = part.to.next_multiple_of(self.small).max(*high_water);
         }
         self.live.extend(&parts);
         (parts, reused)
     }
 
-    /// Returns a place within one page; otherwise a window, if found.
-    fn within(&mut self, bytes: u64, stream: u64) -> Result<Part, Option<Window>> {
+    /// Returns a place within one page; otherwise an extent, if found.
+    fn within(&mut self, bytes: u64, stream: u64) -> Result<Part, Option<Extent>> {
         let part = |page, from| Part { page, from, to: from + bytes };
         if bytes >= self.large {
             return Err(self.find(bytes, stream));
         }
         for page in self.of(stream, true) {
-            for (from, to) in self.gaps(page, self.reach[&page]) {
+            for (from, to) in self.gaps(page, self.high_water[&page]) {
                 if to.saturating_sub(from) >= bytes {
                     return Ok(part(page, if from == 0 { to - bytes } else { from }));
                 }
             }
         }
         let idle = self.of(stream, false);
-        if let Some(page) = idle.iter().find(|page| self.reach[page] >= bytes) {
+        if let Some(page) = idle.iter().find(|page| self.high_water[page] >= bytes) {
             return Ok(part(*page, 0));
         }
-        if let Some(window) = self.find(bytes, stream) {
-            return Err(Some(window));
+        if let Some(extent) = self.find(bytes, stream) {
+            return Err(Some(extent));
         }
         let ends = |page: &u32| self.gaps(*page, self.large).pop().unwrap();
         if let Some(page) = self.of(stream, true).into_iter().find(|page| self.large - ends(page).0 >= bytes)
@@ -113,11 +113,11 @@ impl Naive {
         idle.first().map(|page| part(*page, 0)).ok_or(None)
     }
 
-    /// Returns the page parts of a block in a window, if enough tiles exist.
-    fn window(&self, (first, _, from, _): Window, bytes: u64) -> Option<Vec<Part>> {
-        let (home, mut parts, mut from, mut rest) = (self.tiles[first].0, Vec::new(), from, bytes);
-        // A range left for a larger one may be filled later: its tiles are adjacent all the same.
-        for (_, page) in self.tiles[first..].iter().filter(|tile| tile.0 == home) {
+    /// Returns the page parts of a block in an extent, if enough slots exist.
+    fn extent(&self, (first, _, from, _): Extent, bytes: u64) -> Option<Vec<Part>> {
+        let (first_slot, mut parts, mut from, mut rest) = (self.page_slots[first].0, Vec::new(), from, bytes);
+        // A range left for a larger one may be filled later: its slots are adjacent all the same.
+        for (_, page) in self.page_slots[first..].iter().filter(|page_slot| page_slot.0 == first_slot) {
             let to = self.large.min(from + rest);
             if rest > 0 {
                 parts.push(Part { page: *page, from, to });
@@ -131,15 +131,15 @@ impl Naive {
         None
     }
 
-    fn fits(&self, window: Window, bytes: u64, stream: u64) -> bool {
-        let Some(parts) = self.window(window, bytes) else { return false };
+    fn fits(&self, extent: Extent, bytes: u64, stream: u64) -> bool {
+        let Some(parts) = self.extent(extent, bytes) else { return false };
         let twice = (1..parts.len()).any(|n| parts[..n].iter().any(|part| part.page == parts[n].page));
         !twice && parts.iter().all(|part| self.is_free(*part, stream))
     }
 
-    fn find(&mut self, bytes: u64, stream: u64) -> Option<Window> {
-        let exact = |w: &Window| w.3 == bytes && !self.keeps_out(*w, bytes) && self.fits(*w, bytes, stream);
-        let number = match self.windows.iter().position(exact) {
+    fn find(&mut self, bytes: u64, stream: u64) -> Option<Extent> {
+        let exact = |w: &Extent| w.3 == bytes && !self.keeps_out(*w, bytes) && self.fits(*w, bytes, stream);
+        let number = match self.extents.iter().position(exact) {
             Some(number) => number,
             None => {
                 let most = if bytes < 2 * self.large { u64::MAX } else { self.plan(bytes, stream).0.1 };
@@ -151,28 +151,28 @@ impl Naive {
             }
         };
         self.touch(number);
-        Some(self.windows[number])
+        Some(self.extents[number])
     }
 
-    /// Returns whether a place is the beginning of a window and so belongs to the window.
-    fn begins(&self, number: usize, place: Window) -> bool {
-        (self.windows[number].0, self.windows[number].2) == (place.0, place.2)
+    /// Returns whether a place is the beginning of an extent and so belongs to the extent.
+    fn begins(&self, number: usize, place: Extent) -> bool {
+        (self.extents[number].0, self.extents[number].2) == (place.0, place.2)
     }
 
     /// Returns how many pages without blocks a place takes.
-    fn takes(&self, place: Window, bytes: u64) -> u64 {
-        let parts = self.window(place, bytes).unwrap();
+    fn takes(&self, place: Extent, bytes: u64) -> u64 {
+        let parts = self.extent(place, bytes).unwrap();
         parts.iter().filter(|part| self.live.iter().all(|live| live.page != part.page)).count() as u64
     }
 
-    fn keeps_out(&self, window: Window, bytes: u64) -> bool {
-        bytes < self.large && window.1 < 2
+    fn keeps_out(&self, extent: Extent, bytes: u64) -> bool {
+        bytes < self.large && extent.1 < 2
     }
 
-    /// Returns the places for a block in a tile, from byte `from`.
-    fn places(&self, tile: usize, from: u64, bytes: u64, stream: u64) -> Vec<Window> {
-        let place = |at: u64| (tile, (at + bytes).div_ceil(self.large) as usize, at, bytes);
-        let gaps = self.gaps(self.tiles[tile].1, self.large);
+    /// Returns the places for a block in a slot, from byte `from`.
+    fn places(&self, page_slot: usize, from: u64, bytes: u64, stream: u64) -> Vec<Extent> {
+        let place = |at: u64| (page_slot, (at + bytes).div_ceil(self.large) as usize, at, bytes);
+        let gaps = self.gaps(self.page_slots[page_slot].1, self.large);
         let whole = bytes.is_multiple_of(self.large);
         let begins = gaps
             .into_iter()
@@ -181,20 +181,20 @@ impl Naive {
         begins.map(place).filter(|w| self.fits(*w, bytes, stream)).collect()
     }
 
-    /// Returns the first place in the most recently used window with one, and the window. Only the
-    /// beginning of a window may take more pages.
-    fn gap(&self, bytes: u64, stream: u64, most: u64) -> Option<(usize, Window)> {
-        let windows = self.used.iter().rev().filter(|n| !self.keeps_out(self.windows[**n], bytes));
-        windows
+    /// Returns the first place in the most recently used extent with one, and the extent. Only the
+    /// beginning of an extent may take more pages.
+    fn gap(&self, bytes: u64, stream: u64, most: u64) -> Option<(usize, Extent)> {
+        let extents = self.used.iter().rev().filter(|n| !self.keeps_out(self.extents[**n], bytes));
+        extents
             .filter_map(|number| {
-                let (first, tiles, from, _) = self.windows[*number];
-                // Tiles of the range; in order of mapping, tiles of other ranges may lie between.
-                let of_range = self.of_range(self.tiles[first].0);
-                let begin = of_range.iter().position(|tile| *tile == first).unwrap();
-                let tiles = of_range[begin..begin + tiles].to_vec();
-                let mut places = (0..tiles.len()).flat_map(|n| {
-                    let places = self.places(tiles[n], if n == 0 { from } else { 0 }, bytes, stream);
-                    let inside = |w: &Window| n + w.1 <= tiles.len();
+                let (first, page_slots, from, _) = self.extents[*number];
+                // Slots of the range; in order of mapping, slots of other ranges may lie between.
+                let of_range = self.of_range(self.page_slots[first].0);
+                let begin = of_range.iter().position(|page_slot| *page_slot == first).unwrap();
+                let page_slots = of_range[begin..begin + page_slots].to_vec();
+                let mut places = (0..page_slots.len()).flat_map(|n| {
+                    let places = self.places(page_slots[n], if n == 0 { from } else { 0 }, bytes, stream);
+                    let inside = |w: &Extent| n + w.1 <= page_slots.len();
                     places.into_iter().filter(inside).collect::<Vec<_>>()
                 });
                 places.next().map(|place| (*number, place))
@@ -203,27 +203,27 @@ impl Naive {
     }
 
     /// Returns the first place anywhere in the free end of a page.
-    fn run(&self, bytes: u64, stream: u64, most: u64) -> Option<Window> {
-        let ranges = self.tiles.iter().map(|tile| tile.0).max().map_or(0, |last| last + 1);
-        let mut tiles = (0..ranges).flat_map(|range| self.of_range(range));
-        tiles.find_map(|tile| {
-            let end = self.gaps(self.tiles[tile].1, self.large).pop().unwrap().0;
+    fn run(&self, bytes: u64, stream: u64, most: u64) -> Option<Extent> {
+        let ranges = self.page_slots.iter().map(|page_slot| page_slot.0).max().map_or(0, |last| last + 1);
+        let mut page_slots = (0..ranges).flat_map(|range| self.of_range(range));
+        page_slots.find_map(|page_slot| {
+            let end = self.gaps(self.page_slots[page_slot].1, self.large).pop().unwrap().0;
             if end == self.large {
                 return None;
             }
-            let places = self.places(tile, end, bytes, stream).into_iter();
+            let places = self.places(page_slot, end, bytes, stream).into_iter();
             places.filter(|place| place.2 == end).find(|place| self.takes(*place, bytes) <= most)
         })
     }
 
     fn of_range(&self, range: usize) -> Vec<usize> {
-        (0..self.tiles.len()).filter(|tile| self.tiles[*tile].0 == range).collect()
+        (0..self.page_slots.len()).filter(|page_slot| self.page_slots[*page_slot].0 == range).collect()
     }
 
-    fn add(&mut self, window: Window) -> usize {
-        self.windows.push(window);
-        self.used.push(self.windows.len() - 1);
-        self.windows.len() - 1
+    fn add(&mut self, extent: Extent) -> usize {
+        self.extents.push(extent);
+        self.used.push(self.extents.len() - 1);
+        self.extents.len() - 1
     }
 
     fn touch(&mut self, number: usize) {
@@ -278,16 +278,16 @@ impl Naive {
 
     fn stitch(&mut self, bytes: u64, stream: u64, first: (usize, usize)) -> Vec<Part> {
         let mut idle = self.of(stream, false);
-        idle.sort_by_key(|page| self.tiles.iter().filter(|tile| tile.1 == *page).count());
+        idle.sort_by_key(|page| self.page_slots.iter().filter(|page_slot| page_slot.1 == *page).count());
         let end = |page: u32| self.end(page);
         let (_, head, begun) = self.plan(bytes, stream);
         let mut parts: Vec<Part> =
             head.map(|page| Part { page, from: end(page), to: self.large }).into_iter().collect();
         let mut rest = bytes - parts.first().map_or(0, |part| part.to - part.from);
-        // The first tiles are not modelled: they map the block's head, if any, and free pages.
+        // The first slots are not modelled: they map the block's head, if any, and free pages.
         let of_range = self.of_range(first.0);
         let shown = of_range[first.1..].to_vec();
-        let mut there: Vec<u32> = shown.iter().map(|tile| self.tiles[*tile].1).collect();
+        let mut there: Vec<u32> = shown.iter().map(|page_slot| self.page_slots[*page_slot].1).collect();
         if !there.is_empty() && !parts.is_empty() {
             assert_eq!(there.remove(0), parts[0].page, "begins at a stranger's tile");
         }
@@ -300,10 +300,10 @@ impl Naive {
             parts.push(Part { page, from: 0, to });
             rest -= to;
         }
-        let begin = shown.first().copied().unwrap_or(self.tiles.len());
+        let begin = shown.first().copied().unwrap_or(self.page_slots.len());
         let shown = shown.len();
         self.add((begin, parts.len(), parts[0].from, bytes));
-        self.tiles.extend(parts.iter().skip(shown).map(|part| (first.0, part.page)));
+        self.page_slots.extend(parts.iter().skip(shown).map(|part| (first.0, part.page)));
         parts
     }
 }

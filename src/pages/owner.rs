@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// [`Account`](super::Account).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Holder {
+pub enum Owner {
     /// An arena. Each of its spaces may map the page.
     Shared {
         /// Arena number.
@@ -63,7 +63,7 @@ pub enum Holder {
     Leaving,
 }
 
-impl Holder {
+impl Owner {
     /// Returns the arena that owns the page, directly or by one of its spaces.
     pub(super) fn arena(self) -> Option<u64> {
         match self {
@@ -97,9 +97,10 @@ pub(super) struct Tally {
 
 /// Pages of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Holding {
+pub struct OwnedPages {
     /// The owner.
-    pub holder: Holder,
+    #[serde(rename = "holder")]
+    pub owner: Owner,
     /// Number of pages.
     pub pages: u64,
     /// Bytes of these pages.
@@ -109,17 +110,17 @@ pub struct Holding {
 }
 
 fn wrong(what: String) -> Result<()> {
-    Err(Error::Internal { what: format!("the books: {what}") })
+    Err(Error::Internal { what: format!("the page tables: {what}") })
 }
 
 impl PagePool {
-    /// Returns the pages of every owner, in the order of [`Holder`].
+    /// Returns the pages of every owner, in the order of [`Owner`].
     #[must_use]
-    pub fn holdings(&self) -> Vec<Holding> {
-        let mut all: Vec<_> = self.lock().tallies.iter().map(|(holder, tally)| (*holder, *tally)).collect();
-        all.sort_unstable_by_key(|(holder, _)| *holder);
-        let holding = |(holder, Tally { pages, bytes, mappings })| Holding { holder, pages, bytes, mappings };
-        all.into_iter().map(holding).collect()
+    pub fn owned_pages(&self) -> Vec<OwnedPages> {
+        let mut all: Vec<_> = self.lock().tallies.iter().map(|(owner, tally)| (*owner, *tally)).collect();
+        all.sort_unstable_by_key(|(owner, _)| *owner);
+        let owned = |(owner, Tally { pages, bytes, mappings })| OwnedPages { owner, pages, bytes, mappings };
+        all.into_iter().map(owned).collect()
     }
 
     /// Checks the invariants of the tables (see the module documentation). May run while other
@@ -130,7 +131,7 @@ impl PagePool {
     pub fn audit(&self) -> Result<()> {
         let state = self.lock();
         state.audit_counts()?;
-        state.audit_holders()?;
+        state.audit_owners()?;
         state.audit_mappings()
     }
 
@@ -143,7 +144,7 @@ impl PagePool {
         self.audit()?;
         let state = self.lock();
         let pins: u64 = state.pages.values().map(|page| u64::from(page.pins)).sum();
-        let at_work = state.ranges.iter().find(|(id, range)| range.held || state.is_leaving(*id));
+        let at_work = state.ranges.iter().find(|(id, range)| range.held || state.is_in_teardown(*id));
         if let Some((_, range)) = at_work {
             return wrong(format!("the range at {:?} is being torn down, or its pages move", range.base));
         }
@@ -176,21 +177,21 @@ impl State {
         let stats = &self.stats;
         let there = || self.pages.values().filter(|page| page.handle.is_some());
         let bytes: u64 = there().map(|page| page.bytes).sum();
-        let away: u64 = self.pages.values().map(|page| page.away.len() as u64).sum();
+        let unmapped: u64 = self.pages.values().map(|page| page.unmapped.len() as u64).sum();
         let shown: u64 = self.ranges.values().map(|range| range.mapped.len() as u64).sum();
-        let mappings = shown.saturating_sub(away);
+        let mappings = shown.saturating_sub(unmapped);
         let all: u64 = self.pages.values().map(|page| page.bytes).sum();
         let reserved: u64 = self.ranges.values().map(|range| range.len).sum();
-        let retained: u64 = there().filter(|page| page.holder.retains()).map(|page| page.bytes).sum();
-        let absent = self.pages.len() as u64 - there().count() as u64;
-        let pages = self.pages.len() as u64 - absent + self.releasing.0 + stats.pages_released;
+        let retained: u64 = there().filter(|page| page.owner.retains()).map(|page| page.bytes).sum();
+        let non_resident = self.pages.len() as u64 - there().count() as u64;
+        let pages = self.pages.len() as u64 - non_resident + self.releasing.0 + stats.pages_released;
         let exported = || self.pages.values().filter(|page| page.exported > 0);
         let exported_bytes: u64 = exported().map(|page| page.bytes).sum();
         let equal = [
             ("pages created", stats.pages_created, "held and given back", pages),
             ("bytes counted", stats.physical_bytes, "bytes held", bytes),
-            ("absent pages counted", self.absent.0, "absent", absent),
-            ("absent bytes counted", self.absent.1, "bytes absent", all - bytes),
+            ("absent pages counted", self.non_resident.0, "absent", non_resident),
+            ("absent bytes counted", self.non_resident.1, "bytes absent", all - bytes),
             ("exported pages counted", self.exported.0, "exported", exported().count() as u64),
             ("exported bytes counted", self.exported.1, "bytes exported", exported_bytes),
             ("mappings counted", stats.mappings, "mappings there", mappings),
@@ -206,12 +207,12 @@ impl State {
         Ok(())
     }
 
-    fn audit_holders(&self) -> Result<()> {
-        let mut tallies: BTreeMap<Holder, Tally> = BTreeMap::new();
+    fn audit_owners(&self) -> Result<()> {
+        let mut tallies: BTreeMap<Owner, Tally> = BTreeMap::new();
         let mut accounts = BTreeMap::new();
         let mut free: BTreeMap<u64, BTreeSet<super::PageId>> = BTreeMap::new();
         for (id, page) in &self.pages {
-            let tally = tallies.entry(page.holder).or_default();
+            let tally = tallies.entry(page.owner).or_default();
             let (pages, bytes, mappings) = page.weight();
             tally.pages += pages as u64;
             tally.bytes += bytes as u64;
@@ -219,37 +220,37 @@ impl State {
             if let Some(account) = page.account {
                 *accounts.entry(account).or_insert(0) += bytes as u64;
             }
-            let idle = matches!(page.holder, Holder::Free | Holder::Leaving);
-            let all_away = page.away == page.mappings;
-            if !page.away.is_subset(&page.mappings) || page.handle.is_none() && (idle || !all_away) {
-                return wrong(format!("{id:?} of {:?} is absent and mapped", page.holder));
+            let idle = matches!(page.owner, Owner::Free | Owner::Leaving);
+            let all_unmapped = page.unmapped == page.mappings;
+            if !page.unmapped.is_subset(&page.mappings) || page.handle.is_none() && (idle || !all_unmapped) {
+                return wrong(format!("{id:?} of {:?} is absent and mapped", page.owner));
             }
-            if page.account.is_none() != matches!(page.holder, Holder::Free | Holder::Leaving) {
-                return wrong(format!("{id:?} of {:?} is in account {:?}", page.holder, page.account));
+            if page.account.is_none() != matches!(page.owner, Owner::Free | Owner::Leaving) {
+                return wrong(format!("{id:?} of {:?} is in account {:?}", page.owner, page.account));
             }
-            if page.holder == Holder::Free {
+            if page.owner == Owner::Free {
                 free.entry(page.bytes).or_default().insert(id);
                 if page.pins > 0 || !page.mappings.is_empty() {
                     return wrong(format!("{id:?} is free, pinned {} times and mapped", page.pins));
                 }
             } else if page.exported > 0 && page.handle.is_none()
-                || page.holder == Holder::Exported && (page.exported == 0 || !page.mappings.is_empty())
+                || page.owner == Owner::Exported && (page.exported == 0 || !page.mappings.is_empty())
             {
-                return wrong(format!("{id:?} of {:?} is with others {} times", page.holder, page.exported));
-            } else if page.holder == Holder::Exported {
-            } else if page.holder != Holder::Leaving && page.pins == 0 && page.mappings.is_empty() {
-                return wrong(format!("{id:?} of {:?} is mapped nowhere", page.holder));
+                return wrong(format!("{id:?} of {:?} is with others {} times", page.owner, page.exported));
+            } else if page.owner == Owner::Exported {
+            } else if page.owner != Owner::Leaving && page.pins == 0 && page.mappings.is_empty() {
+                return wrong(format!("{id:?} of {:?} is mapped nowhere", page.owner));
             }
         }
         tallies.retain(|_, tally| *tally != Tally::default());
-        for (holder, found) in &tallies {
-            let counted = self.tallies.get(holder).copied().unwrap_or_default();
+        for (owner, found) in &tallies {
+            let counted = self.tallies.get(owner).copied().unwrap_or_default();
             if counted != *found {
-                return wrong(format!("{counted:?} counted for {holder:?}, {found:?} held"));
+                return wrong(format!("{counted:?} counted for {owner:?}, {found:?} held"));
             }
         }
-        if let Some(holder) = self.tallies.keys().find(|holder| !tallies.contains_key(holder)) {
-            return wrong(format!("something is counted for {holder:?}, which has nothing"));
+        if let Some(owner) = self.tallies.keys().find(|owner| !tallies.contains_key(owner)) {
+            return wrong(format!("something is counted for {owner:?}, which has nothing"));
         }
         let listed = self.free.iter().map(|(bytes, ids)| (*bytes, ids.iter().copied().collect()));
         if listed.collect::<BTreeMap<u64, BTreeSet<_>>>() != free {

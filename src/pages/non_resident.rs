@@ -15,7 +15,7 @@
 //! The mutex of [`PagePool`] guards all of this; driver calls are made without the mutex.
 
 use super::pool::State;
-use super::{Holder, PageId, PagePool, RangeId};
+use super::{Owner, PageId, PagePool, RangeId};
 use crate::driver::Whole;
 use crate::error::{Error, Result};
 use crate::sync::yield_now;
@@ -23,14 +23,14 @@ use crate::units::Address;
 
 /// State of a page that a pause of its arena releases.
 #[derive(Clone, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct ArenaPage {
     pub(crate) page: PageId,
     pub(crate) bytes: u64,
-    pub(crate) holder: Holder,
+    pub(crate) owner: Owner,
     /// The page has memory.
     pub(crate) present: bool,
     /// Some of its mappings do not exist in the driver.
-    pub(crate) away: bool,
+    pub(crate) unmapped: bool,
     /// A mapping with memory, if one exists: preferably the owner's, which stays; else the first.
     pub(crate) at: (RangeId, u64),
 }
@@ -53,14 +53,16 @@ impl Drop for Hold<'_> {
             }
         }
         // Reaps requests that arrived during the hold.
-        self.pool.finish_done();
+        self.pool.reap();
     }
 }
 
 impl State {
     /// Returns true if the mapping at this address does not exist in the driver.
-    pub(super) fn is_away(&self, page: PageId, range: RangeId, at: u64) -> bool {
-        self.pages.get(page).is_some_and(|page| !page.away.is_empty() && page.away.contains(&(range, at)))
+    pub(super) fn is_unmapped(&self, page: PageId, range: RangeId, at: u64) -> bool {
+        self.pages
+            .get(page)
+            .is_some_and(|page| !page.unmapped.is_empty() && page.unmapped.contains(&(range, at)))
     }
 }
 
@@ -71,12 +73,12 @@ impl PagePool {
         loop {
             {
                 let state = &mut *self.lock();
-                let pages = state.pages.values().filter(|page| page.holder.movable_arena() == Some(arena));
+                let pages = state.pages.values().filter(|page| page.owner.movable_arena() == Some(arena));
                 let mut ranges: Vec<RangeId> =
                     pages.flat_map(|page| &page.mappings).map(|(range, _)| *range).collect();
                 ranges.sort_unstable();
                 ranges.dedup();
-                if !ranges.iter().any(|range| state.is_leaving(*range)) {
+                if !ranges.iter().any(|range| state.is_in_teardown(*range)) {
                     for range in &ranges {
                         if let Some(found) = state.ranges.get_mut(*range) {
                             found.held = true;
@@ -91,28 +93,28 @@ impl PagePool {
     }
 
     /// Returns the pages that this arena's pause releases, by address.
-    pub(crate) fn standing(&self, arena: u64) -> Vec<Standing> {
+    pub(crate) fn arena_pages(&self, arena: u64) -> Vec<ArenaPage> {
         let state = self.lock();
-        let ours = state.pages.iter().filter(|(_, page)| page.holder.movable_arena() == Some(arena));
-        let mut found: Vec<Standing> = ours
+        let ours = state.pages.iter().filter(|(_, page)| page.owner.movable_arena() == Some(arena));
+        let mut found: Vec<ArenaPage> = ours
             .filter_map(|(id, page)| {
-                let tag = if let Holder::Retained { space, .. } = page.holder { Some(space) } else { None };
-                let of_holder =
+                let tag = if let Owner::Retained { space, .. } = page.owner { Some(space) } else { None };
+                let of_owner =
                     |(range, _): &&(RangeId, u64)| state.ranges.get(*range).map(|range| range.tag) == tag;
-                let (mut there, mut all) = (page.mappings.difference(&page.away), page.mappings.iter());
-                let there = there.clone().find(of_holder).or(there.next());
-                let first = there.or_else(|| all.clone().find(of_holder)).or(all.next());
-                Some(Standing {
+                let (mut there, mut all) = (page.mappings.difference(&page.unmapped), page.mappings.iter());
+                let there = there.clone().find(of_owner).or(there.next());
+                let first = there.or_else(|| all.clone().find(of_owner)).or(all.next());
+                Some(ArenaPage {
                     page: id,
                     bytes: page.bytes,
-                    holder: page.holder,
+                    owner: page.owner,
                     present: page.handle.is_some(),
-                    away: !page.away.is_empty(),
+                    unmapped: !page.unmapped.is_empty(),
                     at: *first?,
                 })
             })
             .collect();
-        found.sort_unstable_by_key(|standing| standing.at);
+        found.sort_unstable_by_key(|page| page.at);
         found
     }
 
@@ -120,7 +122,7 @@ impl PagePool {
     /// ranges are merged.
     pub(crate) fn addresses(&self, arena: u64) -> Vec<(Address, u64)> {
         let state = self.lock();
-        let ours = state.pages.values().filter(|page| page.holder.movable_arena() == Some(arena));
+        let ours = state.pages.values().filter(|page| page.owner.movable_arena() == Some(arena));
         let places = ours.flat_map(|page| page.mappings.iter().map(|at| (*at, page.bytes)));
         let mut all: Vec<(Address, u64)> = places
             .filter_map(|((range, at), bytes)| Some((state.ranges.get(range)?.base.plus(at), bytes)))
@@ -143,7 +145,7 @@ impl PagePool {
     /// # Errors
     /// [`Error::Exported`] for an exported page. Driver errors of an unmap: completed unmaps stay,
     /// and the page keeps memory and contents.
-    pub(crate) fn step_aside(&self, id: PageId) -> Result<(u64, bool)> {
+    pub(crate) fn make_non_resident(&self, id: PageId) -> Result<(u64, bool)> {
         let mut calls = 0;
         loop {
             let (range, at, address, bytes) = {
@@ -151,11 +153,13 @@ impl PagePool {
                 let Some(page) = state.pages.get(id) else { return Ok((calls, true)) };
                 if page.pins > 0 {
                     return Err(Error::Internal {
-                        what: "a page that a change relies on steps aside".into(),
+                        what: "a page pinned by a transaction becomes non-resident".into(),
                     });
                 }
                 state.require_unexported(id)?;
-                let Some((range, at)) = page.mappings.difference(&page.away).next().copied() else { break };
+                let Some((range, at)) = page.mappings.difference(&page.unmapped).next().copied() else {
+                    break;
+                };
                 let Some(found) = state.ranges.get(range) else { break };
                 (range, at, found.base.plus(at), page.bytes)
             };
@@ -165,9 +169,9 @@ impl PagePool {
             calls += 1;
             let state = &mut *self.lock();
             if let Some(page) = state.pages.get_mut(id) {
-                page.away.insert((range, at));
-                let holder = page.holder;
-                state.count(holder, 0, 0, -1);
+                page.unmapped.insert((range, at));
+                let owner = page.owner;
+                state.count(owner, 0, 0, -1);
             }
             state.stats.unmaps += 1;
             state.stats.mappings -= 1;
@@ -178,14 +182,14 @@ impl PagePool {
             state.require_unexported(id)?;
             let Some(page) = state.pages.get_mut(id) else { return Ok((calls, true)) };
             let Some(handle) = page.handle.take() else { return Ok((calls, true)) };
-            let (bytes, holder, account) = (page.bytes, page.holder, page.account);
-            state.count(holder, -1, -(bytes as i64), 0);
+            let (bytes, owner, account) = (page.bytes, page.owner, page.account);
+            state.count(owner, -1, -(bytes as i64), 0);
             if let Some(account) = account {
                 // The page stays in its account, with zero bytes.
                 state.accounts.change(account, -(bytes as i64), 0);
             }
             state.stats.physical_bytes -= bytes;
-            state.absent = (state.absent.0 + 1, state.absent.1 + bytes);
+            state.non_resident = (state.non_resident.0 + 1, state.non_resident.1 + bytes);
             state.releasing = (state.releasing.0 + 1, state.releasing.1 + bytes);
             (handle, bytes)
         };
@@ -194,8 +198,8 @@ impl PagePool {
 
     /// Makes a page resident: moves the memory of `memory`, which leaves the tables, into the page,
     /// and maps all its addresses. Returns the number of mappings and their bytes. Called by
-    /// [`Change::come_back`](super::Change::come_back).
-    pub(super) fn come_back(&self, id: PageId, memory: Option<PageId>) -> (Result<()>, (u64, u64)) {
+    /// [`Transaction::make_resident`](super::Transaction::make_resident).
+    pub(super) fn make_resident(&self, id: PageId, memory: Option<PageId>) -> (Result<()>, (u64, u64)) {
         if let Some(memory) = memory {
             self.lock().adopt(id, memory);
         }
@@ -204,9 +208,12 @@ impl PagePool {
             let (range, at, address, whole, peers) = {
                 let state = self.lock();
                 let Some(page) = state.pages.get(id) else { return (Ok(()), made) };
-                let Some((range, at)) = page.away.first().copied() else { return (Ok(()), made) };
+                let Some((range, at)) = page.unmapped.first().copied() else { return (Ok(()), made) };
                 let (Some(handle), Some(found)) = (page.handle, state.ranges.get(range)) else {
-                    return (Err(Error::Internal { what: "a page without memory comes back".into() }), made);
+                    return (
+                        Err(Error::Internal { what: "a page without memory becomes resident".into() }),
+                        made,
+                    );
                 };
                 let whole = Whole { page: handle, bytes: page.bytes };
                 (range, at, found.base.plus(at), whole, found.peers.and(state.peers))
@@ -219,9 +226,9 @@ impl PagePool {
                 let state = &mut *self.lock();
                 if is_there {
                     if let Some(page) = state.pages.get_mut(id) {
-                        page.away.remove(&(range, at));
-                        let holder = page.holder;
-                        state.count(holder, 0, 0, 1);
+                        page.unmapped.remove(&(range, at));
+                        let owner = page.owner;
+                        state.count(owner, 0, 0, 1);
                     }
                     state.stats.maps += 1;
                     state.stats.mappings += 1;
@@ -255,11 +262,11 @@ impl State {
         self.end(&given);
         let Some(page) = self.pages.get_mut(id) else { return };
         page.handle = given.handle;
-        let (holder, account) = (page.holder, page.account);
-        self.count(holder, 1, bytes as i64, 0);
+        let (owner, account) = (page.owner, page.account);
+        self.count(owner, 1, bytes as i64, 0);
         if let Some(account) = account {
             self.accounts.change(account, bytes as i64, 0);
         }
-        self.absent = (self.absent.0 - 1, self.absent.1 - bytes);
+        self.non_resident = (self.non_resident.0 - 1, self.non_resident.1 - bytes);
     }
 }

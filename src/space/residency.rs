@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pages::{Events, Fence, HostCopy, HostPool, MoveTurn, PageId, PagePool};
+use crate::pages::{Events, Fence, HostCopy, HostPool, PageId, PagePool, PauseSection};
 use crate::sync::Mutex;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Stage {
 
 /// State of pause and resume.
 #[derive(Debug, Default)]
-pub(super) struct Aside {
+pub(super) struct ResidencyState {
     pub(super) stage: Stage,
     /// Spaces under capture.
     pub(super) open: u64,
@@ -44,16 +44,16 @@ pub(super) struct Aside {
 }
 
 #[derive(Default)]
-pub(crate) struct Presence {
-    pub(super) turn: MoveTurn,
-    aside: Arc<Mutex<Aside>>,
+pub(crate) struct Residency {
+    pub(super) pause_section: PauseSection,
+    state: Arc<Mutex<ResidencyState>>,
 }
 
 /// Token of a space under capture: the arena is not paused while the token lives.
 #[derive(Debug)]
-pub(super) struct Opened(Arc<Mutex<Aside>>);
+pub(super) struct Opened(Arc<Mutex<ResidencyState>>);
 
-impl Aside {
+impl ResidencyState {
     fn require_resident(&self) -> Result<()> {
         if self.stage == Stage::Resident {
             return Ok(());
@@ -63,24 +63,24 @@ impl Aside {
     }
 }
 
-impl Presence {
+impl Residency {
     /// # Errors
     /// [`Error::WrongState`] unless the arena is resident.
     pub(super) fn require_resident(&self) -> Result<()> {
-        self.aside.lock().require_resident()
+        self.state.lock().require_resident()
     }
 
     /// Runs `work` while no pause begins or ends. Returns `None` without a call unless the arena is
     /// resident and all contents are restored.
-    pub(super) fn while_there<T>(&self, events: &Arc<Events>, work: impl FnOnce() -> T) -> Option<T> {
-        let mut aside = self.aside.lock();
-        let there = aside.require_resident().is_ok() && aside.contents.done(events).unwrap_or(false);
+    pub(super) fn while_resident<T>(&self, events: &Arc<Events>, work: impl FnOnce() -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        let there = state.require_resident().is_ok() && state.contents.done(events).unwrap_or(false);
         there.then(work)
     }
 
     /// A leaf lock, except for the locks of the host pool and the page pool.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&mut Aside) -> T) -> T {
-        look(&mut self.aside.lock())
+    pub(super) fn with<T>(&self, access: impl FnOnce(&mut ResidencyState) -> T) -> T {
+        access(&mut self.state.lock())
     }
 
     /// Registers an open space.
@@ -88,32 +88,32 @@ impl Presence {
     /// # Errors
     /// [`Error::WrongState`] unless the arena is resident.
     pub(super) fn open(&self) -> Result<Opened> {
-        let mut aside = self.aside.lock();
-        aside.require_resident()?;
-        aside.open += 1;
-        Ok(Opened(Arc::clone(&self.aside)))
+        let mut state = self.state.lock();
+        state.require_resident()?;
+        state.open += 1;
+        Ok(Opened(Arc::clone(&self.state)))
     }
 
     pub(crate) fn paused(&self) -> bool {
-        self.aside.lock().stage == Stage::Paused
+        self.state.lock().stage == Stage::Paused
     }
 
     /// Returns a fence after the copies of the last resume.
     pub(super) fn contents(&self, events: &Arc<Events>) -> Fence {
-        let mut aside = self.aside.lock();
+        let mut state = self.state.lock();
         // Drops finished parts. A failed query leaves the fence unfinished.
-        let _ = aside.contents.done(events);
-        aside.contents.clone()
+        let _ = state.contents.done(events);
+        state.contents.clone()
     }
 
     /// Frees host copies of pages which no longer exist.
     pub(super) fn forget(&self, pool: &PagePool, host: &HostPool) {
-        let mut aside = self.aside.lock();
-        if aside.copies.is_empty() {
+        let mut state = self.state.lock();
+        if state.copies.is_empty() {
             return;
         }
-        let contents = aside.contents.clone();
-        let gone = aside.copies.extract_if(|page, _| pool.holder(*page).is_none());
+        let contents = state.contents.clone();
+        let gone = state.copies.extract_if(|page, _| pool.owner(*page).is_none());
         host.give_copies(gone.map(|(_, copy)| copy), &contents);
     }
 }
@@ -124,8 +124,8 @@ impl Drop for Opened {
     }
 }
 
-impl fmt::Debug for Presence {
+impl fmt::Debug for Residency {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.aside.lock().stage)
+        write!(f, "{:?}", self.state.lock().stage)
     }
 }

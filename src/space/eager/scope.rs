@@ -8,7 +8,7 @@ use super::generation::Generation;
 use super::slots::{Slot, lowest_free};
 use super::{Common, EagerSpace, State};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Class, PageId, PageNo, SharedSet};
+use crate::pages::{Class, PageId, PageNo, SharedSet, Transaction};
 use crate::space::layout::Layout;
 use crate::units::Stream;
 
@@ -28,16 +28,16 @@ impl EagerSpace {
         let common = &self.common;
         common.shared.begin_eager();
         let under_way = UnderWay(&common.shared);
-        let entered =
-            common.recalled(|| common.relieved(|| common.order.begin(stream, || self.bring_up(bytes))))?;
+        let entered = common
+            .recalled(|| common.with_memory_retry(|| common.order.begin(stream, || self.bring_up(bytes))))?;
         let mark = common.pool().events().record(stream)?;
         let state = &mut *self.state.lock();
         state.scope = Some((common.pool().events().name(stream), mark));
         state.counts.scopes += 1;
         self.settle(state, Some(stream));
-        set_aside(state);
+        exclude_leased(state);
         std::mem::forget(under_way);
-        entered.stay();
+        entered.stay_entered();
         Ok(state.counts.scopes)
     }
 
@@ -102,8 +102,8 @@ impl EagerSpace {
             return;
         }
         state.lent = self.common.shared.on_lease();
-        let State { aside, lent, current, .. } = state;
-        aside.retain(|no| {
+        let State { excluded, lent, current, .. } = state;
+        excluded.retain(|no| {
             let stays = on_lease(current, lent, *no);
             if !stays {
                 current.layout.put_back(*no);
@@ -115,28 +115,28 @@ impl EagerSpace {
     /// Maps the shared set's current pages at the slots of these numbers, in one transaction.
     fn replace(&self, state: &mut State, stale: &[(PageNo, u32)]) -> Result<()> {
         let shared = &self.common.shared;
-        let mut change = Change::on(self.common.pool());
+        let mut transaction = Transaction::on(self.common.pool());
         let mut now: Vec<(PageNo, Slot)> = Vec::new();
         let made = &state.current;
         let done = (|| {
             for (no, number) in stale {
-                let page = shared.page(&mut change, PageNo { class: no.class, index: *number }, 0)?;
+                let page = shared.page(&mut transaction, PageNo { class: no.class, index: *number }, 0)?;
                 now.push((*no, Slot { page, shared: Some(*number) }));
             }
             now.retain(|(no, slot)| made.slots.get(*no).is_none_or(|before| before.page != slot.page));
-            for (range, offset, no) in made.layout.tiles() {
+            for (range, offset, no) in made.layout.page_slots() {
                 let Some((_, slot)) = now.iter().find(|(stale, _)| *stale == no) else { continue };
                 let range = made.ranges[range].id();
-                change.unmap(range, offset, shared.page_bytes(no.class))?;
-                change.map(range, offset, &[slot.page])?;
+                transaction.unmap(range, offset, shared.page_bytes(no.class))?;
+                transaction.map(range, offset, &[slot.page])?;
             }
             Ok(())
         })();
         if let Err(error) = done {
-            state.broken |= !change.undo();
+            state.broken |= !transaction.undo();
             return Err(error);
         }
-        let (calls, _) = change.commit();
+        let (calls, _) = transaction.commit();
         state.counts.maps += calls.maps;
         now.into_iter().for_each(|(no, slot)| state.current.slots.set(no, slot));
         Ok(())
@@ -156,7 +156,7 @@ impl EagerSpace {
         // Blocks which outlive the scope may be freed where the stream cannot be named.
         common.pool().events().keep_named(stream);
         let made = &mut state.current;
-        state.aside.drain(..).for_each(|no| made.layout.put_back(no));
+        state.excluded.drain(..).for_each(|no| made.layout.put_back(no));
         for live in made.layout.blocks() {
             state.outlived.entry(made.address(live.place)).or_insert(stream);
         }
@@ -175,7 +175,8 @@ impl EagerSpace {
                 }
                 (false, None) => {
                     let number = lowest_free(shared, no.class, &made.slots.taken(no.class), &state.lent);
-                    let listed = shared.come_back(slot.page, own, PageNo { class: no.class, index: number });
+                    let listed =
+                        shared.return_page(slot.page, own, PageNo { class: no.class, index: number });
                     made.slots.set(no, Slot { shared: Some(number), ..slot });
                     state.moved |= !listed;
                     returned += 1;
@@ -243,11 +244,11 @@ fn on_lease(made: &Generation, lent: &BTreeSet<u32>, no: PageNo) -> bool {
 }
 
 /// Takes leased pages out of use.
-fn set_aside(state: &mut State) {
-    let State { aside, lent, current, .. } = state;
+fn exclude_leased(state: &mut State) {
+    let State { excluded, lent, current, .. } = state;
     let numbers = current.slots.all().into_iter().map(|(no, _)| no);
-    *aside = numbers.filter(|no| on_lease(current, lent, *no)).collect();
-    aside.retain(|no| current.layout.set_aside(*no));
+    *excluded = numbers.filter(|no| on_lease(current, lent, *no)).collect();
+    excluded.retain(|no| current.layout.exclude_page(*no));
 }
 
 /// Returns the layout numbers which must map a different page, with their shared numbers.

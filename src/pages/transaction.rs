@@ -4,11 +4,11 @@
 //! |---|---|
 //! | reserve | close |
 //! | take | unpin; a created page is released |
-//! | pin (`rely_on`) | unpin |
+//! | pin (`pin_owned`) | unpin |
 //! | map | unmap |
 //! | unmap | map the previous pages, pinned until the commit |
 //! | hand over | hand back, unless the owner changed since |
-//! | resume a page (`come_back`) | make the page non-resident again |
+//! | resume a page (`make_resident`) | make the page non-resident again |
 //!
 //! No page becomes free before the commit, so an undo never finds a page of a new owner. If the
 //! driver refuses an undo step, the tables stay true. The affected object is then unusable, and its
@@ -20,7 +20,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AccountId, Holder, PageId, PagePool, RangeId, Reservation};
+use super::{AccountId, Owner, PageId, PagePool, RangeId, Reservation};
 use crate::error::Result;
 use crate::units::{Address, Peers};
 
@@ -28,11 +28,11 @@ use crate::units::{Address, Peers};
 enum Step {
     Reserved(RangeId, Address, u64),
     Taken { page: PageId, created: bool },
-    Relied(PageId),
+    Pinned(PageId),
     Mapped(RangeId, u64, u64),
     Unmapped(RangeId, Vec<(u64, PageId)>),
-    HandedOver { page: PageId, from: Holder, to: Holder },
-    CameBack(PageId),
+    HandedOver { page: PageId, from: Owner, to: Owner },
+    MadeResident(PageId),
 }
 
 /// Driver calls of a transaction, without undone calls.
@@ -50,25 +50,25 @@ pub struct Calls {
 
 /// Transaction over several steps (`MapTransaction` in the published design). Undone at drop unless
 /// [committed](Self::commit).
-pub struct Change<'a> {
+pub struct Transaction<'a> {
     pool: &'a Arc<PagePool>,
     journal: Vec<Step>,
     calls: Calls,
     /// Bytes of pages still to be taken.
-    announced: u64,
+    expected_bytes: u64,
 }
 
-impl<'a> Change<'a> {
+impl<'a> Transaction<'a> {
     /// Begins an empty transaction.
     #[must_use]
     pub fn on(pool: &'a Arc<PagePool>) -> Self {
-        Self { pool, journal: Vec::new(), calls: Calls::default(), announced: 0 }
+        Self { pool, journal: Vec::new(), calls: Calls::default(), expected_bytes: 0 }
     }
 
     /// Announces the total bytes of pages that will be taken or pinned. An error then reports all
     /// missing bytes, and reclaimers free enough for the whole transaction.
-    pub(crate) fn announce(&mut self, bytes: u64) {
-        self.announced = self.announced.saturating_add(bytes);
+    pub(crate) fn expect_bytes(&mut self, bytes: u64) {
+        self.expected_bytes = self.expected_bytes.saturating_add(bytes);
     }
 
     /// Returns the pool.
@@ -99,10 +99,10 @@ impl<'a> Change<'a> {
     /// # Errors
     /// [`Error::OverBudget`](crate::Error::OverBudget) of the account or an ancestor; driver
     /// errors.
-    pub fn take(&mut self, bytes: u64, holder: Holder, account: AccountId) -> Result<PageId> {
-        let taken = self.pool.take(bytes, holder, account);
-        let (page, created) = taken.map_err(|error| error.of_at_least(self.announced))?;
-        self.announced = self.announced.saturating_sub(bytes);
+    pub fn take(&mut self, bytes: u64, owner: Owner, account: AccountId) -> Result<PageId> {
+        let taken = self.pool.take(bytes, owner, account);
+        let (page, created) = taken.map_err(|error| error.of_at_least(self.expected_bytes))?;
+        self.expected_bytes = self.expected_bytes.saturating_sub(bytes);
         self.journal.push(Step::Taken { page, created });
         self.calls.all += u64::from(created);
         Ok(page)
@@ -110,10 +110,10 @@ impl<'a> Change<'a> {
 
     /// Pins an owner's page until the commit and returns its bytes. `None`: the page has a
     /// different owner or key.
-    pub fn rely_on(&mut self, page: PageId, holder: Holder) -> Option<u64> {
-        let bytes = self.pool.pin(page, holder)?;
-        self.announced = self.announced.saturating_sub(bytes);
-        self.journal.push(Step::Relied(page));
+    pub fn pin_owned(&mut self, page: PageId, owner: Owner) -> Option<u64> {
+        let bytes = self.pool.pin(page, owner)?;
+        self.expected_bytes = self.expected_bytes.saturating_sub(bytes);
+        self.journal.push(Step::Pinned(page));
         Some(bytes)
     }
 
@@ -153,7 +153,7 @@ impl<'a> Change<'a> {
 
     /// Changes the owner of a page from `from` to `to`. With `sole`, only if the page has one
     /// mapping and no pin. Returns true if the owner changed.
-    pub fn hand_over(&mut self, page: PageId, from: Holder, to: Holder, sole: bool) -> bool {
+    pub fn hand_over(&mut self, page: PageId, from: Owner, to: Owner, sole: bool) -> bool {
         let done = self.pool.hand_over(page, from, to, sole).is_some();
         if done {
             self.journal.push(Step::HandedOver { page, from, to });
@@ -164,10 +164,10 @@ impl<'a> Change<'a> {
     /// Makes a page resident: moves the memory of `memory` into the page and maps all its
     /// addresses. `None`: the page still has memory, as its last pause or resume was incomplete.
     /// The caller [holds](PagePool::hold) its ranges.
-    pub(crate) fn come_back(&mut self, page: PageId, memory: Option<PageId>) -> Result<()> {
+    pub(crate) fn make_resident(&mut self, page: PageId, memory: Option<PageId>) -> Result<()> {
         // Logged first, so a partial failure is undone too.
-        self.journal.push(Step::CameBack(page));
-        let (result, (maps, bytes)) = self.pool.come_back(page, memory);
+        self.journal.push(Step::MadeResident(page));
+        let (result, (maps, bytes)) = self.pool.make_resident(page, memory);
         self.calls.all += 2 * maps;
         self.calls.maps += maps;
         self.calls.mapped_bytes += bytes;
@@ -182,9 +182,9 @@ impl<'a> Change<'a> {
                 Step::Reserved(id, base, bytes) => {
                     reserved.push(Reservation::new(self.pool, id, base, bytes));
                 }
-                Step::Taken { page, .. } | Step::Relied(page) => self.pool.unpin(page),
+                Step::Taken { page, .. } | Step::Pinned(page) => self.pool.unpin(page),
                 Step::Unmapped(_, before) => before.iter().for_each(|(_, page)| self.pool.unpin(*page)),
-                Step::Mapped(..) | Step::HandedOver { .. } | Step::CameBack(_) => {}
+                Step::Mapped(..) | Step::HandedOver { .. } | Step::MadeResident(_) => {}
             }
         }
         (self.calls, reserved)
@@ -217,7 +217,7 @@ impl<'a> Change<'a> {
         let mut restored = true;
         while let Some(step) = self.journal.pop() {
             if let Err(error) = self.invert(step) {
-                tracing::error!(%error, "undoing a change failed");
+                tracing::error!(%error, "undoing a transaction failed");
                 restored = false;
             }
         }
@@ -230,7 +230,7 @@ impl<'a> Change<'a> {
             Step::Taken { page, created: true } => {
                 self.pool.unpin_and_release(page);
             }
-            Step::Taken { page, .. } | Step::Relied(page) => self.pool.unpin(page),
+            Step::Taken { page, .. } | Step::Pinned(page) => self.pool.unpin(page),
             Step::Mapped(range, offset, bytes) => self.pool.unmap(range, offset, bytes)?,
             Step::Unmapped(range, before) => {
                 let mut result = Ok(());
@@ -244,7 +244,7 @@ impl<'a> Change<'a> {
                 result?;
             }
             // Memory refused by the driver stays with the pool.
-            Step::CameBack(page) => drop(self.pool.step_aside(page)?),
+            Step::MadeResident(page) => drop(self.pool.make_non_resident(page)?),
             Step::HandedOver { page, from, to } => {
                 self.pool.hand_over(page, to, from, false);
             }
@@ -253,13 +253,13 @@ impl<'a> Change<'a> {
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         self.roll_back();
     }
 }
 
-impl fmt::Debug for Change<'_> {
+impl fmt::Debug for Transaction<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(&self.journal).finish()
     }

@@ -15,7 +15,7 @@ use crate::units::{Address, Stream};
 
 /// Live blocks of a space about to be sealed. While this exists, freed blocks stay allocated;
 /// dropping frees these blocks.
-pub struct Carry {
+pub struct PreservedBlocks {
     core: Arc<Core>,
     blocks: Vec<(Address, u64)>,
 }
@@ -23,7 +23,7 @@ pub struct Carry {
 /// Blocks freed meanwhile, with the streams which may still read each block.
 pub(super) type Postponed = Vec<(Address, Vec<NamedStream>)>;
 
-impl Carry {
+impl PreservedBlocks {
     pub(crate) fn begin(core: &Arc<Core>, policy: RetainPolicy) -> Result<Self> {
         let state = &mut *core.state.lock();
         if state.postponed.is_some() {
@@ -32,7 +32,7 @@ impl Carry {
             ));
         }
         state.postponed = Some(Vec::new());
-        Ok(Self { core: Arc::clone(core), blocks: state.exchanged(policy) })
+        Ok(Self { core: Arc::clone(core), blocks: state.replaceable(policy) })
     }
 
     /// Returns address and bytes (rounded up to 512) of each block whose pages the seal may
@@ -43,7 +43,7 @@ impl Carry {
     }
 }
 
-impl Drop for Carry {
+impl Drop for PreservedBlocks {
     fn drop(&mut self) {
         let state = &mut *self.core.state.lock();
         for (address, readers) in state.postponed.take().into_iter().flatten() {
@@ -54,9 +54,12 @@ impl Drop for Carry {
     }
 }
 
-impl fmt::Debug for Carry {
+impl fmt::Debug for PreservedBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Carry").field("space", &self.core.id).field("blocks", &self.blocks.len()).finish()
+        f.debug_struct("PreservedBlocks")
+            .field("space", &self.core.id)
+            .field("blocks", &self.blocks.len())
+            .finish()
     }
 }
 
@@ -82,7 +85,7 @@ impl State {
     }
 
     /// Returns the live blocks whose pages a seal by this policy may replace.
-    fn exchanged(&self, policy: RetainPolicy) -> Vec<(Address, u64)> {
+    fn replaceable(&self, policy: RetainPolicy) -> Vec<(Address, u64)> {
         let Some(layout) = self.placement.layout() else { return Vec::new() };
         let moves = |range| match policy {
             RetainPolicy::Retain => true,

@@ -19,9 +19,9 @@ const MOST: usize = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// All were live-out.
-    Outlived,
+    LiveOut,
     /// A block was freed while graphs captured since could read it, such as a tensor saved by a
-    /// forward pass. The pages of such blocks are [reused](super::exchanged), but bytes of the
+    /// forward pass. The pages of such blocks are [reused](super::replaced), but bytes of the
     /// persistent heap are not.
     Passed,
     /// A block was freed before the seal, or before its first launch and the next capture: a
@@ -32,18 +32,18 @@ enum Fate {
 
 /// Trace points with live-out blocks in the arena's captures, under a leaf lock.
 #[derive(Debug, Default)]
-pub(crate) struct Outliving(Mutex<HashMap<u64, Fate>>);
+pub(crate) struct LifetimeProfile(Mutex<HashMap<u64, Fate>>);
 
 /// Progress of one capture, and the trace points of its live blocks.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(super) struct LifetimeTrace {
     point: u64,
     blocks: HashMap<Address, u64>,
     /// Bytes of the blocks predicted persistent.
     kept: u64,
 }
 
-impl Course {
+impl LifetimeTrace {
     fn go(&mut self, step: u64) -> u64 {
         // A mix in the style of SplitMix64.
         let mixed = (self.point ^ step).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -59,14 +59,14 @@ impl Course {
     }
 }
 
-impl Outliving {
+impl LifetimeProfile {
     fn add(&self, points: impl Iterator<Item = u64>) {
         let mut all = self.0.lock();
         if all.len() > MOST {
             all.clear();
         }
         for point in points {
-            all.entry(point).or_insert(Fate::Outlived);
+            all.entry(point).or_insert(Fate::LiveOut);
         }
     }
 
@@ -82,7 +82,7 @@ impl Outliving {
     /// Records a block freed while other graphs could read it.
     fn pass(&self, point: u64) {
         if let Some(fate) = self.0.lock().get_mut(&point)
-            && *fate == Fate::Outlived
+            && *fate == Fate::LiveOut
         {
             *fate = Fate::Passed;
         }
@@ -93,7 +93,7 @@ impl Outliving {
     /// maps are predicted.
     fn longest(&self, point: u64, small: u64) -> u64 {
         match self.0.lock().get(&point) {
-            Some(Fate::Outlived) => small / 2,
+            Some(Fate::LiveOut) => small / 2,
             Some(Fate::Passed) => small / 32,
             Some(Fate::Excluded) | None => 0,
         }
@@ -101,52 +101,52 @@ impl Outliving {
 }
 
 impl Core {
-    /// See [`VmmTorchAllocator::keep_as_before`](crate::VmmTorchAllocator::keep_as_before).
-    pub(crate) fn keep_as_before(&self) {
-        self.state.lock().course = Some(Course::default());
+    /// See [`VmmTorchAllocator::predict_retained`](crate::VmmTorchAllocator::predict_retained).
+    pub(crate) fn predict_retained(&self) {
+        self.state.lock().lifetime_trace = Some(LifetimeTrace::default());
     }
 
     /// Returns the trace point of a new block in an open space, and whether the block is predicted
     /// persistent.
-    pub(super) fn keeps_as_before(&self, state: &mut State, bytes: u64) -> Option<(u64, bool)> {
-        let course = state.course.as_mut()?;
-        let point = course.go(0);
+    pub(super) fn predicts_retained(&self, state: &mut State, bytes: u64) -> Option<(u64, bool)> {
+        let lifetime_trace = state.lifetime_trace.as_mut()?;
+        let point = lifetime_trace.go(0);
         let small = self.common.shared.geometry().small();
         // Short blocks of more than a page in total fill pages anyway.
-        let kept = course.kept + bytes;
-        let keeps = kept <= small && bytes <= self.common.outliving.longest(point, small);
+        let kept = lifetime_trace.kept + bytes;
+        let keeps = kept <= small && bytes <= self.common.lifetime_profile.longest(point, small);
         if keeps {
-            course.kept = kept;
+            lifetime_trace.kept = kept;
         }
         Some((point, keeps))
     }
 
     /// Records the free of a block. If the block is freed before the first launch and the next
     /// capture, its point is excluded for good.
-    pub(super) fn forget_course(&self, state: &mut State, address: Address) {
-        let Some(course) = &mut state.course else { return };
+    pub(super) fn note_traced_free(&self, state: &mut State, address: Address) {
+        let Some(lifetime_trace) = &mut state.lifetime_trace else { return };
         let over = state.phase != super::Phase::Open;
-        let point = if over { course.blocks.remove(&address) } else { course.freed(address) };
+        let point = if over { lifetime_trace.blocks.remove(&address) } else { lifetime_trace.freed(address) };
         let Some(point) = point else { return };
         if over && !self.is_alone(state) {
-            self.common.outliving.pass(point);
+            self.common.lifetime_profile.pass(point);
         } else if !(over && self.launched.load(std::sync::atomic::Ordering::Acquire)) {
-            self.common.outliving.exclude(point, over);
+            self.common.lifetime_profile.exclude(point, over);
         }
     }
 
     /// Records all blocks live at the end of the capture as live-out.
-    pub(super) fn end_course(&self, state: &State) {
-        if let Some(course) = &state.course {
-            self.common.outliving.add(course.blocks.values().copied());
+    pub(super) fn end_lifetime_trace(&self, state: &State) {
+        if let Some(lifetime_trace) = &state.lifetime_trace {
+            self.common.lifetime_profile.add(lifetime_trace.blocks.values().copied());
         }
     }
 }
 
 impl State {
-    pub(super) fn note_course(&mut self, address: Address, point: u64) {
-        if let Some(course) = &mut self.course {
-            course.blocks.insert(address, point);
+    pub(super) fn note_trace_point(&mut self, address: Address, point: u64) {
+        if let Some(lifetime_trace) = &mut self.lifetime_trace {
+            lifetime_trace.blocks.insert(address, point);
         }
     }
 }

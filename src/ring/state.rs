@@ -1,6 +1,6 @@
 //! State of a ring: contents and readers of each place, and the sources of its units.
 //!
-//! Guarded by the mutex `books` of `Ring`. Invariant: a place holds, and is read as, one of its own
+//! Guarded by the mutex `state` of `Ring`. Invariant: a place holds, and is read as, one of its own
 //! units.
 
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub(super) struct Launching {
 }
 
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct RingState {
     pub(super) places: Vec<Place>,
     pub(super) sources: Vec<Option<Source>>,
     pub(super) counts: Counts,
@@ -110,7 +110,7 @@ pub(super) fn no_source() -> Error {
     Error::wrong_state("cannot fill the unit: it has no source; call set_source first")
 }
 
-impl Books {
+impl RingState {
     pub(super) fn new(schedule: &Schedule) -> Self {
         Self {
             places: (0..schedule.places()).map(|_| Place::default()).collect(),

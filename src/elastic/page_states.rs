@@ -1,16 +1,16 @@
-//! State of each page of a backing: absent, coming, here, leaving or going.
+//! State of each page of a backing: absent, committing, committed, decommitted or unmapping.
 //!
 //! Makes no driver calls, except queries of fences. The monitor of `Backing` guards the state.
 //! Invariants:
 //!
-//! * A page in `Coming` or `Going` belongs to the thread which moves it.
-//! * A page in `Leaving` is in exactly one batch, and is unmapped after the fence of this batch.
+//! * A page in `Committing` or `Unmapping` belongs to the thread which moves it.
+//! * A page in `Decommitted` is in exactly one batch, and is unmapped after the batch's fence.
 //! * `tally` counts the pages of each state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::pages::{Events, Fence, Look};
+use crate::pages::{Events, Fence, Poll};
 
 /// Place of a page: range number, and page number in the range.
 pub(super) type Place = (usize, u64);
@@ -48,12 +48,12 @@ pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
 
 /// State of a page. Absent pages have no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    Coming,
-    Here,
+enum PageState {
+    Committing,
+    Committed,
     /// Decommitted; mapped until the fence of this batch is done.
-    Leaving(u64),
-    Going,
+    Decommitted(u64),
+    Unmapping,
 }
 
 /// Pages and the fence of the work that may use them.
@@ -71,7 +71,7 @@ impl Batch {
     }
 }
 
-/// Steps of a commit. All its pages are `Coming` until the commit ends.
+/// Steps of a commit. All its pages are `Committing` until the commit ends.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) absent: Vec<Run>,
@@ -91,20 +91,20 @@ impl Plan {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    pub(super) here: u64,
-    pub(super) coming: u64,
-    pub(super) leaving: u64,
+    pub(super) committed: u64,
+    pub(super) committing: u64,
+    pub(super) decommitted: u64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Books {
-    slots: BTreeMap<Place, Slot>,
+pub(super) struct PageStates {
+    slots: BTreeMap<Place, PageState>,
     /// Pages decommitted together, by batch number.
     batches: BTreeMap<u64, Batch>,
     next: u64,
     tally: Tally,
     /// Mapped pages that a previous user may still access. Unmapped after that user's fence.
-    had: Vec<Batch>,
+    previous_users: Vec<Batch>,
     /// Mapped pages of lenders and the lenders' own work, at other addresses. Users of the pages
     /// wait for the work; the unmap does not.
     lent: Vec<Batch>,
@@ -124,17 +124,17 @@ pub(super) struct Counts {
     pub(super) created: u64,
     pub(super) revived: u64,
     pub(super) unmapped: u64,
-    pub(super) most_here: u64,
+    pub(super) most_committed: u64,
 }
 
-impl Books {
+impl PageStates {
     pub(super) fn tally(&self) -> Tally {
         self.tally
     }
 
-    fn set(&mut self, place: Place, slot: Option<Slot>) {
-        let old = match slot {
-            Some(slot) => self.slots.insert(place, slot),
+    fn set(&mut self, place: Place, state: Option<PageState>) {
+        let old = match state {
+            Some(state) => self.slots.insert(place, state),
             None => {
                 self.borrowed.remove(&place);
                 self.recalled.remove(&place);
@@ -144,27 +144,27 @@ impl Books {
         if let Some(old) = old {
             *self.count(old) -= 1;
         }
-        if let Some(slot) = slot {
-            *self.count(slot) += 1;
+        if let Some(state) = state {
+            *self.count(state) += 1;
         }
     }
 
-    fn count(&mut self, slot: Slot) -> &mut u64 {
-        match slot {
-            Slot::Coming => &mut self.tally.coming,
-            Slot::Here => &mut self.tally.here,
-            Slot::Leaving(_) | Slot::Going => &mut self.tally.leaving,
+    fn count(&mut self, state: PageState) -> &mut u64 {
+        match state {
+            PageState::Committing => &mut self.tally.committing,
+            PageState::Committed => &mut self.tally.committed,
+            PageState::Decommitted(_) | PageState::Unmapping => &mut self.tally.decommitted,
         }
     }
 
-    fn slots_in(&self, run: Run) -> impl Iterator<Item = (Place, Slot)> {
+    fn slots_in(&self, run: Run) -> impl Iterator<Item = (Place, PageState)> {
         let found = self.slots.range((run.range, run.first)..(run.range, run.end));
-        found.map(|(place, slot)| (*place, *slot))
+        found.map(|(place, state)| (*place, *state))
     }
 
     pub(super) fn moving(&self, runs: &[Run]) -> bool {
         let mut all = runs.iter().flat_map(|run| self.slots_in(*run));
-        all.any(|(_, slot)| matches!(slot, Slot::Coming | Slot::Going))
+        all.any(|(_, state)| matches!(state, PageState::Committing | PageState::Unmapping))
     }
 
     pub(super) fn is_empty(&self, runs: &[Run]) -> bool {
@@ -183,18 +183,20 @@ impl Books {
                 .any(|run| self.recalled.range((run.range, run.first)..(run.range, run.end)).next().is_some())
     }
 
-    pub(super) fn here(&self, runs: &[Run]) -> Vec<Run> {
+    pub(super) fn committed(&self, runs: &[Run]) -> Vec<Run> {
         let all = runs.iter().flat_map(|run| self.slots_in(*run));
-        runs_of(all.filter(|(_, slot)| *slot == Slot::Here).map(|(place, _)| place))
+        runs_of(all.filter(|(_, state)| *state == PageState::Committed).map(|(place, _)| place))
     }
 
-    /// As [`here`](Self::here), without lenders' pages. Returns early if all mapped pages are lent.
+    /// As [`committed`](Self::committed), without lenders' pages. Returns early if all mapped pages
+    /// are lent.
     pub(super) fn owned(&self, runs: &[Run]) -> Vec<Run> {
         if self.borrowed.len() == self.slots.len() {
             return Vec::new();
         }
         let all = runs.iter().flat_map(|run| self.slots_in(*run));
-        let own = all.filter(|(place, slot)| *slot == Slot::Here && !self.borrowed.contains(place));
+        let own =
+            all.filter(|(place, state)| *state == PageState::Committed && !self.borrowed.contains(place));
         runs_of(own.map(|(place, _)| place))
     }
 
@@ -211,7 +213,7 @@ impl Books {
                 None => {
                     absent.insert(place);
                 }
-                Some(Slot::Leaving(batch)) => revived.entry(*batch).or_default().push(place),
+                Some(PageState::Decommitted(batch)) => revived.entry(*batch).or_default().push(place),
                 Some(_) => {}
             }
         }
@@ -223,9 +225,9 @@ impl Books {
             });
             plan.revived.push((number, batch.fence.clone(), places));
         }
-        let coming = plan.revived.iter().flat_map(|(.., places)| places.iter().copied());
-        for place in absent.into_iter().chain(coming.collect::<Vec<_>>()) {
-            self.set(place, Some(Slot::Coming));
+        let committing = plan.revived.iter().flat_map(|(.., places)| places.iter().copied());
+        for place in absent.into_iter().chain(committing.collect::<Vec<_>>()) {
+            self.set(place, Some(PageState::Committing));
         }
         self.batches.retain(|_, batch| !batch.pages.is_empty());
         plan
@@ -234,14 +236,14 @@ impl Books {
     pub(super) fn finish(&mut self, plan: Plan) {
         self.counts.revived += plan.revived_pages();
         for place in plan.absent.iter().flat_map(|run| run.places()) {
-            self.set(place, Some(Slot::Here));
+            self.set(place, Some(PageState::Committed));
         }
         for (_, fence, places) in plan.revived {
-            places.iter().for_each(|place| self.set(*place, Some(Slot::Here)));
-            self.had(places, fence);
+            places.iter().for_each(|place| self.set(*place, Some(PageState::Committed)));
+            self.previous_users(places, fence);
         }
         self.counts.commits += 1;
-        self.counts.most_here = self.counts.most_here.max(self.tally.here);
+        self.counts.most_committed = self.counts.most_committed.max(self.tally.committed);
     }
 
     /// Restores the states before a failed commit. `mapped`: the undo of the page failed.
@@ -250,15 +252,15 @@ impl Books {
         self.unmapped(&plan.absent, &mapped);
         for (number, fence, places) in plan.revived {
             for place in &places {
-                self.set(*place, Some(Slot::Leaving(number)));
+                self.set(*place, Some(PageState::Decommitted(number)));
             }
             let batch = self.batches.entry(number).or_insert(Batch { fence, pages: BTreeSet::new() });
             batch.pages.extend(places);
         }
     }
 
-    pub(super) fn had(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
-        self.had.extend(Batch::of(places, fence));
+    pub(super) fn previous_users(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
+        self.previous_users.extend(Batch::of(places, fence));
     }
 
     pub(super) fn lent(&mut self, places: impl IntoIterator<Item = Place>, fence: Fence) {
@@ -268,13 +270,13 @@ impl Books {
     /// Returns the fences of previous users and lenders of mapped pages.
     pub(super) fn earlier(&self) -> Fence {
         let mut fence = Fence::default();
-        self.had.iter().chain(&self.lent).for_each(|batch| fence.join(batch.fence.clone()));
+        self.previous_users.iter().chain(&self.lent).for_each(|batch| fence.join(batch.fence.clone()));
         fence
     }
 
     /// Decommits present pages and returns their number. No page may be [moving](Self::moving).
-    pub(super) fn leave(&mut self, runs: &[Run], fence: Fence) -> u64 {
-        let mut pages: BTreeSet<Place> = self.here(runs).iter().flat_map(|run| run.places()).collect();
+    pub(super) fn decommit(&mut self, runs: &[Run], fence: Fence) -> u64 {
+        let mut pages: BTreeSet<Place> = self.committed(runs).iter().flat_map(|run| run.places()).collect();
         let count = pages.len() as u64;
         if count == 0 {
             return 0;
@@ -283,7 +285,7 @@ impl Books {
         // `fence` does not cover earlier users of some pages. Only these pages also wait for their
         // users' fences.
         let mut again = Batch { fence: fence.clone(), pages: BTreeSet::new() };
-        self.had.retain_mut(|batch| {
+        self.previous_users.retain_mut(|batch| {
             let shared: Vec<Place> = batch.pages.intersection(&pages).copied().collect();
             if !shared.is_empty() {
                 again.fence.join(batch.fence.clone());
@@ -304,16 +306,16 @@ impl Books {
         }
         let number = self.next;
         self.next += 1;
-        pages.iter().for_each(|place| self.set(*place, Some(Slot::Leaving(number))));
+        pages.iter().for_each(|place| self.set(*place, Some(PageState::Decommitted(number))));
         self.batches.insert(number, Batch { fence, pages });
     }
 
-    /// Marks decommitted pages with finished fences as going and returns their runs.
+    /// Marks decommitted pages with finished fences as unmapping and returns their runs.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
         // Drops finished fences. A fence whose query fails stays.
-        let mut look = Look::new(events);
-        let mut is_over = |batch: &mut Batch| batch.fence.done_at(&mut look).unwrap_or(false);
-        self.had.retain_mut(|batch| !is_over(batch));
+        let mut poll = Poll::new(events);
+        let mut is_over = |batch: &mut Batch| batch.fence.done_at(&mut poll).unwrap_or(false);
+        self.previous_users.retain_mut(|batch| !is_over(batch));
         self.lent.retain_mut(|batch| !is_over(batch));
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {
@@ -323,12 +325,12 @@ impl Books {
             }
             !over
         });
-        done.iter().for_each(|place| self.set(*place, Some(Slot::Going)));
+        done.iter().for_each(|place| self.set(*place, Some(PageState::Unmapping)));
         runs_of(done)
     }
 
     /// Ends an unmap and returns the number of unmapped pages. Pages refused by the driver
-    /// (`mapped`) are leaving again.
+    /// (`mapped`) are decommitted again.
     pub(super) fn unmapped(&mut self, runs: &[Run], mapped: impl Fn(Place) -> bool) -> u64 {
         let (mut left, mut gone) = (BTreeSet::new(), 0);
         for place in runs.iter().flat_map(|run| run.places()) {
@@ -370,40 +372,40 @@ mod tests {
 
     #[test]
     fn a_commit_marks_what_is_absent_and_comes_back_whole_or_not_at_all() {
-        let mut books = Books::default();
-        let plan = books.begin(&[run(2, 5)]);
+        let mut states = PageStates::default();
+        let plan = states.begin(&[run(2, 5)]);
         assert_eq!((plan.absent.clone(), plan.absent_pages()), (vec![run(2, 5)], 3));
-        assert!(books.moving(&[ALL]) && !books.moving(&[run(5, 8), run(0, 2)]));
-        books.abort(plan, |_| false);
-        assert_eq!((books.tally(), books.all()), (Tally::default(), Vec::new()));
-        let plan = books.begin(&[run(2, 5)]);
-        books.finish(plan);
+        assert!(states.moving(&[ALL]) && !states.moving(&[run(5, 8), run(0, 2)]));
+        states.abort(plan, |_| false);
+        assert_eq!((states.tally(), states.all()), (Tally::default(), Vec::new()));
+        let plan = states.begin(&[run(2, 5)]);
+        states.finish(plan);
         // Only the absent pages are planned, in two runs.
-        let plan = books.begin(&[ALL]);
+        let plan = states.begin(&[ALL]);
         assert_eq!(plan.absent, [run(0, 2), run(5, 8)]);
-        books.finish(plan);
-        assert_eq!(books.tally(), Tally { here: 8, coming: 0, leaving: 0 });
-        assert_eq!((books.counts.commits, books.counts.refused, books.counts.most_here), (2, 1, 8));
+        states.finish(plan);
+        assert_eq!(states.tally(), Tally { committed: 8, committing: 0, decommitted: 0 });
+        assert_eq!((states.counts.commits, states.counts.refused, states.counts.most_committed), (2, 1, 8));
     }
 
     #[test]
     fn a_page_that_is_committed_again_before_it_went_stays_and_what_the_driver_kept_is_tried_again() {
-        let mut books = Books::default();
-        let plan = books.begin(&[run(0, 4)]);
-        books.finish(plan);
-        assert_eq!(books.leave(&[ALL], Fence::default()), 4);
-        assert_eq!((books.leave(&[ALL], Fence::default()), books.tally().leaving), (0, 4));
-        let plan = books.begin(&[run(1, 3)]);
+        let mut states = PageStates::default();
+        let plan = states.begin(&[run(0, 4)]);
+        states.finish(plan);
+        assert_eq!(states.decommit(&[ALL], Fence::default()), 4);
+        assert_eq!((states.decommit(&[ALL], Fence::default()), states.tally().decommitted), (0, 4));
+        let plan = states.begin(&[run(1, 3)]);
         assert_eq!((plan.absent_pages(), plan.revived_pages()), (0, 2));
-        books.abort(plan, |_| false);
-        assert_eq!(books.tally(), Tally { here: 0, coming: 0, leaving: 4 });
-        let plan = books.begin(&[run(1, 3)]);
-        books.finish(plan);
-        assert_eq!(books.tally(), Tally { here: 2, coming: 0, leaving: 2 });
+        states.abort(plan, |_| false);
+        assert_eq!(states.tally(), Tally { committed: 0, committing: 0, decommitted: 4 });
+        let plan = states.begin(&[run(1, 3)]);
+        states.finish(plan);
+        assert_eq!(states.tally(), Tally { committed: 2, committing: 0, decommitted: 2 });
         // The undo of this commit failed at one page.
-        let plan = books.begin(&[run(4, 6)]);
-        books.abort(plan, |place| place == (0, 5));
-        assert_eq!(books.tally(), Tally { here: 2, coming: 0, leaving: 3 });
-        assert_eq!(books.all(), [run(0, 4), run(5, 6)]);
+        let plan = states.begin(&[run(4, 6)]);
+        states.abort(plan, |place| place == (0, 5));
+        assert_eq!(states.tally(), Tally { committed: 2, committing: 0, decommitted: 3 });
+        assert_eq!(states.all(), [run(0, 4), run(5, 6)]);
     }
 }

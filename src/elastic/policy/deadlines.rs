@@ -20,12 +20,12 @@ pub struct Due {
 /// rest, by patience. If not all can be in time, the longest are late (Moore's algorithm, with the
 /// fewest late).
 #[must_use]
-pub fn in_turn(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
+pub fn deadline_order(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
     let mut order: Vec<(usize, Due)> = all.iter().copied().enumerate().collect();
     order.sort_by_key(|(at, one)| (one.patience, *at));
     let first = order.partition_point(|(_, one)| one.patience <= now);
     let mut rest = order.split_off(first);
-    let mut turns: Vec<usize> = order.iter().map(|(at, _)| *at).collect();
+    let mut served: Vec<usize> = order.iter().map(|(at, _)| *at).collect();
     let mut over = order.iter().fold(now, |over, (_, one)| over.saturating_add(one.takes));
     rest.sort_by_key(|(at, one)| (one.by, *at));
     let mut late = vec![false; all.len()];
@@ -43,11 +43,11 @@ pub fn in_turn(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
         }
     }
     let is_late = |at: usize| late.get(at).copied().unwrap_or(false);
-    turns.extend(rest.iter().filter(|(at, _)| !is_late(*at)).map(|(at, _)| *at));
-    let timely = turns.len();
+    served.extend(rest.iter().filter(|(at, _)| !is_late(*at)).map(|(at, _)| *at));
+    let timely = served.len();
     rest.sort_by_key(|(at, one)| (one.patience, *at));
-    turns.extend(rest.iter().filter(|(at, _)| is_late(*at)).map(|(at, _)| *at));
-    (turns, timely)
+    served.extend(rest.iter().filter(|(at, _)| is_late(*at)).map(|(at, _)| *at));
+    (served, timely)
 }
 
 #[cfg(test)]
@@ -70,7 +70,7 @@ mod tests {
         #[test]
         fn no_choice_gets_more_over_in_time(now in 0_u64..20, all in prop::collection::vec((0_u64..60, 1_u64..20, 0_u64..200), 0..9)) {
             let all: Vec<Due> = all.into_iter().map(|(by, takes, patience)| Due { by, takes, patience }).collect();
-            let (order, count) = in_turn(now, &all);
+            let (order, count) = deadline_order(now, &all);
             let mut sorted = order.clone();
             sorted.sort_unstable();
             prop_assert_eq!(sorted, (0..all.len()).collect::<Vec<_>>());

@@ -14,8 +14,8 @@
 //! page between this graph and the last reader, as in torch's pools. Without such a page, the slot
 //! keeps its pages, which spaces opened later may use.
 //!
-//! `State::exchanged` holds the replaced mappings of a space, under the space's lock.
-//! [`ComingBack`] lists spaces whose restores wait for readers, under a lock of its own.
+//! `State::replaced` holds the replaced mappings of a space, under the space's lock.
+//! [`PendingRestores`] lists spaces whose restores wait for readers, under a lock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Weak;
@@ -25,13 +25,13 @@ use std::time::Duration;
 use super::refresh::Stale;
 use super::{Common, Core, Phase, State, spaces_from_now_on};
 use crate::error::{Error, Result};
-use crate::pages::{Change, Fence, Mapping, PageId, PageNo};
+use crate::pages::{Fence, Mapping, PageId, PageNo, Transaction};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
 /// A slot with a page replaced by the seal.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Exchanged {
+pub(super) struct ReplacedMapping {
     pub(super) range: usize,
     pub(super) offset: u64,
     pub(super) bytes: u64,
@@ -45,13 +45,13 @@ pub(super) struct Exchanged {
 
 /// Numbers of spaces with restores which had to wait at the last poll.
 #[derive(Debug, Default)]
-pub(crate) struct ComingBack {
+pub(crate) struct PendingRestores {
     /// Read without the lock, because every new space reads the flag.
     any: AtomicBool,
     spaces: Mutex<BTreeSet<u64>>,
 }
 
-impl ComingBack {
+impl PendingRestores {
     fn add(&self, space: u64) {
         let spaces = &mut *self.spaces.lock();
         spaces.insert(space);
@@ -92,7 +92,7 @@ impl Core {
 
     /// Extends the fence of captured work, after the free of a block which may be restored.
     pub(super) fn note_captured_work(&self, state: &mut State) {
-        if !state.exchanged.is_empty() {
+        if !state.replaced.is_empty() {
             let events = self.common.pool().events();
             state.captured_on.iter().for_each(|stream| state.captured_work.add_kept(events, *stream));
         }
@@ -109,9 +109,9 @@ impl Core {
     fn begin_first_launch(&self) {
         let readers = {
             let state = self.state.lock();
-            let pending = state.exchanged.iter().any(|tile| !state.is_covered(tile));
+            let pending = state.replaced.iter().any(|slot| !state.is_covered(slot));
             pending.then(|| {
-                let mut readers = self.who_had_what_went(&state);
+                let mut readers = self.readers_of_freed(&state);
                 readers.join(self.replays_of_passed(&state));
                 readers
             })
@@ -121,16 +121,16 @@ impl Core {
             let _ = readers.block(self.common.pool().events(), Duration::MAX);
         }
         let state = &mut *self.state.lock();
-        self.exchange_back(state);
-        let behind = self.who_had_what_went(state);
-        for tile in std::mem::take(&mut state.exchanged) {
-            let range = &state.ranges[tile.range];
-            for mapped in range.mapped().into_iter().filter(|mapped| tile.holds(mapped.offset)) {
+        self.restore_replaced(state);
+        let behind = self.readers_of_freed(state);
+        for slot in std::mem::take(&mut state.replaced) {
+            let range = &state.ranges[slot.range];
+            for mapped in range.mapped().into_iter().filter(|mapped| slot.holds(mapped.offset)) {
                 let end = mapped.offset + mapped.bytes;
-                if !state.placement.covered(tile.range, mapped.offset, end)
-                    && self.common.pool().holder(mapped.page) == Some(self.own())
+                if !state.placement.covered(slot.range, mapped.offset, end)
+                    && self.common.pool().owner(mapped.page) == Some(self.own())
                 {
-                    let since = if tile.passed { spaces_from_now_on() } else { 0 };
+                    let since = if slot.passed { spaces_from_now_on() } else { 0 };
                     self.common.shared.give(mapped.page, self.own(), behind.clone(), since);
                 }
             }
@@ -141,50 +141,52 @@ impl Core {
 
     /// Restores slots without live blocks if all readers of their blocks are done; otherwise a
     /// later poll tries again.
-    pub(super) fn exchange_back(&self, state: &mut State) {
-        if state.phase != Phase::Sealed || !state.exchanged.iter().any(|tile| !state.is_covered(tile)) {
+    pub(super) fn restore_replaced(&self, state: &mut State) {
+        if state.phase != Phase::Sealed || !state.replaced.iter().any(|slot| !state.is_covered(slot)) {
             return;
         }
         let events = self.common.pool().events();
         let done = |fence: &mut Fence| fence.done(events).unwrap_or(false);
         let mut replays = self.replays_of_passed(state);
         if !(done(&mut state.readers) & done(&mut state.captured_work) & done(&mut replays)) {
-            self.common.coming_back.add(self.id);
+            self.common.pending_restores.add(self.id);
             return;
         }
         // Not while the arena is paused or pausing: pages stay in place. Not while a resume copies
         // contents: the target page must not be freed.
-        let looked = self.common.presence.while_there(events, || {
+        let restored = self.common.residency.while_resident(events, || {
             self.share_passed(state);
-            for tile in state.exchanged.clone() {
-                if state.is_covered(&tile) {
+            for slot in state.replaced.clone() {
+                if state.is_covered(&slot) {
                     continue;
                 }
-                match self.restore(state, &tile, None) {
+                match self.restore(state, &slot, None) {
                     Ok(page) => {
                         state
-                            .exchanged
-                            .retain(|other| (other.range, other.offset) != (tile.range, tile.offset));
+                            .replaced
+                            .retain(|other| (other.range, other.offset) != (slot.range, slot.offset));
                         // The number has this page from now on.
-                        let same = state.exchanged.iter_mut().filter(|other| other.page == tile.page);
+                        let same = state.replaced.iter_mut().filter(|other| other.page == slot.page);
                         same.for_each(|other| other.page = page);
                     }
-                    Err(error) => tracing::debug!(%error, space = self.id, "a page does not come back"),
+                    Err(error) => {
+                        tracing::debug!(%error, space = self.id, "a replaced mapping was not restored")
+                    }
                 }
             }
         });
-        if looked.is_none() {
-            self.common.coming_back.add(self.id);
+        if restored.is_none() {
+            self.common.pending_restores.add(self.id);
         }
     }
 
     /// Maps pages of earlier passed blocks at the slots of passed blocks. Without such pages, gives
     /// the space's own pages to spaces opened later.
     fn share_passed(&self, state: &mut State) {
-        let (all, others) = std::mem::take(&mut state.exchanged)
+        let (all, others) = std::mem::take(&mut state.replaced)
             .into_iter()
-            .partition::<Vec<_>, _>(|tile| tile.passed && !state.is_covered(tile));
-        state.exchanged = others;
+            .partition::<Vec<_>, _>(|slot| slot.passed && !state.is_covered(slot));
+        state.replaced = others;
         if all.is_empty() {
             return;
         }
@@ -192,25 +194,25 @@ impl Core {
         // A graph captured outside the arena may replay before this one and read the addresses
         // during the change.
         let known = state.captures_at_seal.is_some_and(|at| at.all_ours(self.common.captures()));
-        let mut by_size: BTreeMap<u64, Vec<Exchanged>> = BTreeMap::new();
-        all.into_iter().for_each(|tile| by_size.entry(tile.bytes).or_default().push(tile));
-        for (bytes, tiles) in by_size {
-            let wanted = if known { tiles.len() } else { 0 };
+        let mut by_size: BTreeMap<u64, Vec<ReplacedMapping>> = BTreeMap::new();
+        all.into_iter().for_each(|slot| by_size.entry(slot.bytes).or_default().push(slot));
+        for (bytes, slots) in by_size {
+            let wanted = if known { slots.len() } else { 0 };
             let mut pages =
                 self.common.shared.take_passed((bytes, wanted), (self.id, self.own()), until).into_iter();
-            for tile in tiles {
-                let moved = pages.next().map(|page| self.restore(state, &tile, Some(page)));
+            for slot in slots {
+                let moved = pages.next().map(|page| self.restore(state, &slot, Some(page)));
                 if !matches!(moved, Some(Ok(_))) {
-                    self.give_tile(state, &tile, until);
+                    self.give_slot(state, &slot, until);
                 }
             }
         }
     }
 
     /// Gives the space's own pages at a slot to spaces opened later.
-    fn give_tile(&self, state: &State, tile: &Exchanged, since: u64) {
-        for mapped in state.ranges[tile.range].mapped().into_iter().filter(|at| tile.holds(at.offset)) {
-            if self.common.pool().holder(mapped.page) == Some(self.own()) {
+    fn give_slot(&self, state: &State, slot: &ReplacedMapping, since: u64) {
+        for mapped in state.ranges[slot.range].mapped().into_iter().filter(|at| slot.holds(at.offset)) {
+            if self.common.pool().owner(mapped.page) == Some(self.own()) {
                 self.common.shared.give(mapped.page, self.own(), Fence::default(), since);
             }
         }
@@ -219,7 +221,7 @@ impl Core {
     /// Returns a fence after replays which may read passed blocks; empty if no page of a passed
     /// block changes.
     fn replays_of_passed(&self, state: &State) -> Fence {
-        let any = state.exchanged.iter().any(|tile| tile.passed && !state.is_covered(tile));
+        let any = state.replaced.iter().any(|slot| slot.passed && !state.is_covered(slot));
         if any { self.common.order.fence() } else { Fence::default() }
     }
 
@@ -229,40 +231,40 @@ impl Core {
     }
 
     /// Returns a fence after all users of freed blocks.
-    pub(super) fn who_had_what_went(&self, state: &State) -> Fence {
+    pub(super) fn readers_of_freed(&self, state: &State) -> Fence {
         let mut fence = state.readers.clone();
         fence.join(state.captured_work.clone());
-        fence.join(self.common.presence.contents(self.common.pool().events()));
+        fence.join(self.common.residency.contents(self.common.pool().events()));
         fence
     }
 
     /// Maps a page at a slot; `None` selects the page of the slot's number. Returns the page.
-    fn restore(&self, state: &mut State, tile: &Exchanged, page: Option<PageId>) -> Result<PageId> {
-        let (pool, range) = (self.common.pool(), &state.ranges[tile.range]);
+    fn restore(&self, state: &mut State, slot: &ReplacedMapping, page: Option<PageId>) -> Result<PageId> {
+        let (pool, range) = (self.common.pool(), &state.ranges[slot.range]);
         let known = range.id();
-        let here = range.mapped().into_iter().filter(|at| tile.holds(at.offset));
-        let here: Vec<Stale> = here.map(|at| (tile.range, at.offset, at.bytes, at.page)).collect();
+        let here = range.mapped().into_iter().filter(|at| slot.holds(at.offset));
+        let here: Vec<Stale> = here.map(|at| (slot.range, at.offset, at.bytes, at.page)).collect();
         let pages = here.iter().map(|(.., page)| *page);
         let exported: Vec<u64> = pages.filter(|page| pool.is_exported(*page)).map(PageId::number).collect();
         if !exported.is_empty() {
             return Err(Error::Exported { pages: exported });
         }
-        let mut change = Change::on(pool);
+        let mut transaction = Transaction::on(pool);
         let done = (|| {
             let page = match page {
-                Some(page) if change.rely_on(page, self.common.shared.holder()).is_some() => page,
+                Some(page) if transaction.pin_owned(page, self.common.shared.owner()).is_some() => page,
                 Some(_) => return Err(Error::Internal { what: "a page of passed blocks is gone".into() }),
-                None => self.page_before(state, &mut change, tile)?,
+                None => self.page_before(state, &mut transaction, slot)?,
             };
-            change.unmap(known, tile.offset, tile.bytes)?;
-            change.map(known, tile.offset, &[page])?;
+            transaction.unmap(known, slot.offset, slot.bytes)?;
+            transaction.map(known, slot.offset, &[page])?;
             Ok(page)
         })();
         if done.is_ok() {
-            let (calls, reserved) = change.commit();
+            let (calls, reserved) = transaction.commit();
             state.adopt(&self.common, calls, reserved);
-            state.holes.retain(|(range, offset, ..)| *range != tile.range || !tile.holds(*offset));
-        } else if !change.undo() {
+            state.holes.retain(|(range, offset, ..)| *range != slot.range || !slot.holds(*offset));
+        } else if !transaction.undo() {
             self.note_holes(state, here);
         }
         done
@@ -270,13 +272,18 @@ impl Core {
 
     /// Returns the page before the seal, which other slots of the number may map. If the page is
     /// gone, returns a page not mapped by the space.
-    fn page_before(&self, state: &State, change: &mut Change, tile: &Exchanged) -> Result<PageId> {
+    fn page_before(
+        &self,
+        state: &State,
+        transaction: &mut Transaction,
+        slot: &ReplacedMapping,
+    ) -> Result<PageId> {
         let shared = &self.common.shared;
-        if !shared.is_for(tile.page, self.id) || change.rely_on(tile.page, shared.holder()).is_none() {
-            return shared.page_apart(change, tile.no, &state.shown(), self.id);
+        if !shared.is_for(slot.page, self.id) || transaction.pin_owned(slot.page, shared.owner()).is_none() {
+            return shared.page_apart(transaction, slot.no, &state.shown(), self.id);
         }
-        let leases = self.common.pool().leases([tile.page].iter());
-        if leases.is_empty() { Ok(tile.page) } else { Err(Error::Lent { leases }) }
+        let leases = self.common.pool().leases([slot.page].iter());
+        if leases.is_empty() { Ok(slot.page) } else { Err(Error::Lent { leases }) }
     }
 }
 
@@ -294,7 +301,7 @@ impl Captures {
     }
 }
 
-impl Exchanged {
+impl ReplacedMapping {
     pub(super) fn holds(&self, offset: u64) -> bool {
         (self.offset..self.offset + self.bytes).contains(&offset)
     }
@@ -302,34 +309,34 @@ impl Exchanged {
 
 impl State {
     /// Records replaced mappings: range index and former mapping.
-    pub(super) fn note_exchanged(&mut self, exchanged: &[(usize, Mapping)]) {
+    pub(super) fn note_replaced(&mut self, replaced: &[(usize, Mapping)]) {
         let Some(layout) = self.placement.layout() else { return };
         let numbers: HashMap<(usize, u64), PageNo> =
-            layout.tiles().map(|(range, offset, no)| ((range, offset), no)).collect();
-        let tile = |(range, mapped): &(usize, Mapping)| {
+            layout.page_slots().map(|(range, offset, no)| ((range, offset), no)).collect();
+        let slot = |(range, mapped): &(usize, Mapping)| {
             let (Mapping { offset, bytes, page }, range) = (*mapped, *range);
             let no = numbers.get(&(range, offset))?;
-            Some(Exchanged { range, offset, bytes, no: *no, page, passed: false })
+            Some(ReplacedMapping { range, offset, bytes, no: *no, page, passed: false })
         };
-        self.exchanged = exchanged.iter().filter_map(tile).collect();
+        self.replaced = replaced.iter().filter_map(slot).collect();
     }
 
     /// Returns whether a live block lies in the slot.
-    fn is_covered(&self, tile: &Exchanged) -> bool {
-        self.placement.covered(tile.range, tile.offset, tile.offset + tile.bytes)
+    fn is_covered(&self, slot: &ReplacedMapping) -> bool {
+        self.placement.covered(slot.range, slot.offset, slot.offset + slot.bytes)
     }
 
     /// Marks the slots of a passed block, at these bytes of a range.
     pub(super) fn pass(&mut self, range: usize, from: u64, to: u64) {
-        let there = |tile: &&mut Exchanged| {
-            tile.range == range && tile.offset < to && tile.offset + tile.bytes > from
+        let there = |slot: &&mut ReplacedMapping| {
+            slot.range == range && slot.offset < to && slot.offset + slot.bytes > from
         };
-        self.exchanged.iter_mut().filter(there).for_each(|tile| tile.passed = true);
+        self.replaced.iter_mut().filter(there).for_each(|slot| slot.passed = true);
     }
 
     /// Returns whether a restore is still possible at a place.
-    pub(super) fn may_come_back(&self, range: usize, offset: u64) -> bool {
-        self.exchanged.iter().any(|tile| tile.range == range && tile.holds(offset))
+    pub(super) fn may_be_restored(&self, range: usize, offset: u64) -> bool {
+        self.replaced.iter().any(|slot| slot.range == range && slot.holds(offset))
     }
 }
 
@@ -342,14 +349,14 @@ impl Common {
     }
 
     /// Retries restores which had to wait for readers. The caller holds no lock.
-    pub(crate) fn exchange_back(&self) {
-        if !self.coming_back.any() {
+    pub(crate) fn restore_replaced(&self) {
+        if !self.pending_restores.any() {
             return;
         }
-        for id in self.coming_back.take() {
+        for id in self.pending_restores.take() {
             let space = self.spaces.lock().get(&id).and_then(Weak::upgrade);
             if let Some(space) = space {
-                space.core.exchange_back(&mut space.core.state.lock());
+                space.core.restore_replaced(&mut space.core.state.lock());
             }
         }
     }

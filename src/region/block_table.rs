@@ -1,8 +1,8 @@
 //! State of a region: places of its pages, blocks, free stretches and freed blocks still in use.
 //!
-//! Guarded by the mutex `books` of `Region`. Invariants: pages of different policies are separate;
+//! Guarded by the mutex `table` of `Region`. Invariants: pages of different policies are separate;
 //! a page without live blocks and without pending frees is removed; contents on the host equal the
-//! page, until [`written`](Books::written).
+//! page, until [`written`](BlockTable::written).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::Policy;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Events, Fence, HostCopy, HostPool, Look, NamedStream, PageId, PagePool, RangeId, Remains, Reservation,
-    Run, Stretches,
+    Events, Fence, HostCopy, HostPool, NamedStream, PageId, PagePool, PendingUnmap, Poll, RangeId,
+    Reservation, Run, Stretches,
 };
 use crate::units::Address;
 
@@ -61,7 +61,7 @@ pub(super) struct Block {
 }
 
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct BlockTable {
     pub(super) phase: Phase,
     /// Counts the mappings.
     pub(super) generation: u64,
@@ -80,7 +80,7 @@ pub(super) struct Books {
     pub(super) contents: Fence,
 }
 
-impl Books {
+impl BlockTable {
     pub(super) fn new() -> Self {
         Self {
             phase: Phase::Resident,
@@ -277,9 +277,9 @@ impl Books {
         if !matches!(self.phase, Phase::Resident | Phase::Paused) {
             return;
         }
-        let (mut done, mut look) = (Vec::new(), Look::new(pool.events()));
+        let (mut done, mut poll) = (Vec::new(), Poll::new(pool.events()));
         self.waiting.retain_mut(|(fence, at, bytes, policy)| {
-            let over = fence.done_at(&mut look).unwrap_or(false);
+            let over = fence.done_at(&mut poll).unwrap_or(false);
             if over {
                 done.push((*at, *bytes, *policy));
             }
@@ -292,7 +292,7 @@ impl Books {
         for (at, bytes, _) in done {
             empty.extend(self.pages_under(at, bytes));
         }
-        let mut remains = Remains::default();
+        let mut pending = PendingUnmap::default();
         for at in empty {
             let Some(extent) = self.extents.get(&at) else { continue };
             let packing = &mut self.packings[extent.policy.index()];
@@ -302,16 +302,16 @@ impl Books {
             packing.cut(at, extent.bytes);
             let Some(extent) = self.extents.remove(&at) else { continue };
             if extent.page.is_some() {
-                remains.add_part(extent.range, extent.offset, extent.bytes);
+                pending.add_part(extent.range, extent.offset, extent.bytes);
             }
             host.give_copies(extent.copy, &self.contents);
         }
-        self.leave_empty_ranges(&mut remains);
-        pool.finish(self.contents.clone(), remains);
+        self.leave_empty_ranges(&mut pending);
+        pool.unmap_after(self.contents.clone(), pending);
     }
 
     /// Frees ranges without places, except the last one.
-    fn leave_empty_ranges(&mut self, remains: &mut Remains) {
+    fn leave_empty_ranges(&mut self, pending: &mut PendingUnmap) {
         let last = self.ranges.len().saturating_sub(1);
         let (extents, packings) = (&self.extents, &mut self.packings);
         let mut number = 0;
@@ -322,18 +322,18 @@ impl Books {
         });
         for range in empty {
             packings.iter_mut().for_each(|packing| packing.remove_wall(range.base().0));
-            remains.join(range.leave());
+            pending.join(range.leave());
         }
     }
 
     /// Returns all remaining memory and its fence. Called when the region is dropped.
-    pub(super) fn leave(&mut self, events: &Arc<Events>, host: &HostPool) -> (Fence, Remains) {
+    pub(super) fn leave(&mut self, events: &Arc<Events>, host: &HostPool) -> (Fence, PendingUnmap) {
         let fence = self.users(events);
-        let mut remains = Remains::default();
-        self.ranges.drain(..).for_each(|range| remains.join(range.leave()));
+        let mut pending = PendingUnmap::default();
+        self.ranges.drain(..).for_each(|range| pending.join(range.leave()));
         let extents = std::mem::take(&mut self.extents).into_values();
         host.give_copies(extents.filter_map(|extent| extent.copy), &self.contents);
-        (fence, remains)
+        (fence, pending)
     }
 
     /// Returns the bytes of blocks and the free bytes.

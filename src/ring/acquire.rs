@@ -1,15 +1,15 @@
 //! Eager work over a ring: units are filled ahead, read between acquire and release, and their
 //! slots refilled afterwards.
 //!
-//! The ring's mutex `books` is held while copies are submitted.
+//! The ring's mutex `state` is held while copies are submitted.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::books::{Books, Source, User};
 use super::host::next_change;
 use super::runs::{Run, Runs, merge};
 use super::schedule::Held;
+use super::state::{RingState, Source, User};
 use super::{HostRun, Ring, gone, no_unit};
 use crate::error::{Error, Result};
 use crate::pages::Fence;
@@ -43,8 +43,8 @@ impl Ring {
         }
         let runs = merge(given, bytes)?;
         let old = {
-            let mut books = self.books.lock();
-            let place = books.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
+            let mut state = self.state.lock();
+            let place = state.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
             place.replace(Source { runs, set: next_change() })
         };
         // Not under the lock: host memory may be freed.
@@ -68,26 +68,26 @@ impl Ring {
         if !events.ready(stream)? {
             return self.acquire_captured(unit, stream);
         }
-        let mut guard = self.books.lock();
-        let books = &mut *guard;
-        books.between_launches()?;
-        if let Some(user) = books.place(number)?.user {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.between_launches()?;
+        if let Some(user) = state.place(number)?.user {
             return Err(Error::wrong_state(if user.unit == unit {
                 "cannot acquire the unit: it is acquired already; release it first"
             } else {
                 "cannot acquire the unit: another unit of its slot is acquired; release that one first"
             }));
         }
-        let late = self.fill(books, unit)?;
-        if let Some(turn) = self.schedule.turn_of(unit) {
-            self.fill_ahead(books, turn + 1..turn + self.schedule.slots());
+        let late = self.fill(state, unit)?;
+        if let Some(position) = self.schedule.position_of(unit) {
+            self.fill_ahead(state, position + 1..position + self.schedule.slots());
         }
-        books.graphs.before(events, stream)?;
-        let place = books.place(number)?;
+        state.graphs.before(events, stream)?;
+        let place = state.place(number)?;
         place.ready.before(events, stream)?;
         place.user = Some(User { unit, stream: events.keep(stream) });
-        books.counts.acquires += 1;
-        books.counts.filled_late += u64::from(late);
+        state.counts.acquires += 1;
+        state.counts.filled_late += u64::from(late);
         Ok(())
     }
 
@@ -104,17 +104,17 @@ impl Ring {
         if !events.ready(stream)? {
             return self.release_captured(unit, stream);
         }
-        let mut guard = self.books.lock();
-        let books = &mut *guard;
-        let place = books.place(number)?;
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let place = state.place(number)?;
         if place.user.is_none_or(|user| user.unit != unit) {
             return Err(Error::wrong_state("cannot release the unit: it is not acquired; acquire it first"));
         }
         let mark = events.record(stream)?;
         place.readers.add_mark(mark);
         place.user = None;
-        if let Some(turn) = self.schedule.turn_of(unit) {
-            self.fill_ahead(books, turn + 1..turn + 1 + self.schedule.slots());
+        if let Some(position) = self.schedule.position_of(unit) {
+            self.fill_ahead(state, position + 1..position + 1 + self.schedule.slots());
         }
         Ok(())
     }
@@ -126,16 +126,16 @@ impl Ring {
     /// # Errors
     /// [`Error::WrongState`] for a unit without a source; driver errors. Earlier units are filled.
     pub fn prime(&self) -> Result<u64> {
-        let mut books = self.books.lock();
-        books.between_launches()?;
+        let mut state = self.state.lock();
+        state.between_launches()?;
         let first = self.schedule.streamed().iter().take(self.schedule.slots());
         let mut units: Vec<usize> = self.schedule.residents().iter().chain(first).copied().collect();
         units.sort_unstable();
         let mut filled = 0;
         for unit in units {
             let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
-            if books.place(number)?.user.is_none() && self.fill(&mut books, unit)? {
-                books.counts.filled_ahead += 1;
+            if state.place(number)?.user.is_none() && self.fill(&mut state, unit)? {
+                state.counts.filled_ahead += 1;
                 filled += 1;
             }
         }
@@ -146,31 +146,31 @@ impl Ring {
     /// marks all contents as undefined, so units are copied again. Keeps the sources. Cannot fail;
     /// a stream under capture is recorded later.
     pub fn abort(&self) {
-        let mut books = self.books.lock();
-        books.forget(self.device.pool().events());
-        books.counts.aborts += 1;
+        let mut state = self.state.lock();
+        state.forget(self.device.pool().events());
+        state.counts.aborts += 1;
     }
 
     /// Submits the copies of a unit, unless its place holds the unit already. Returns true if
     /// submitted. The place must have no reader.
-    pub(super) fn fill(&self, books: &mut Books, unit: usize) -> Result<bool> {
+    pub(super) fn fill(&self, state: &mut RingState, unit: usize) -> Result<bool> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
-        let (source, stamp) = books.source(unit)?;
+        let (source, stamp) = state.source(unit)?;
         let copies_none = source.runs.is_empty();
         let now = Some(Held { unit, stamp });
-        if books.place(number)?.held == now {
+        if state.place(number)?.held == now {
             return Ok(false);
         }
         let events = self.device.pool().events();
         let copies = self.device.host_pool().stream_in()?;
-        books.graphs.before(events, copies)?;
-        let place = books.place(number)?;
+        state.graphs.before(events, copies)?;
+        let place = state.place(number)?;
         place.readers.before(events, copies)?;
         // From the first copy on, the contents are undefined.
         place.held = None;
         let mut ready = std::mem::take(&mut place.ready);
-        let result = self.copy(books, unit, &mut ready);
-        let place = books.place(number)?;
+        let result = self.copy(state, unit, &mut ready);
+        let place = state.place(number)?;
         place.ready = ready;
         result?;
         // The copies run after the readers. Without a copy the readers remain.
@@ -182,15 +182,15 @@ impl Ring {
     }
 
     /// Returns true if the place of a unit holds the unit at its stamp.
-    pub(super) fn holds(&self, books: &Books, unit: usize, stamps: &[u64]) -> bool {
-        let held = self.schedule.place_of(unit).and_then(|place| books.places.get(place)?.held);
+    pub(super) fn holds(&self, state: &RingState, unit: usize, stamps: &[u64]) -> bool {
+        let held = self.schedule.place_of(unit).and_then(|place| state.places.get(place)?.held);
         held.is_some_and(|held| held.unit == unit && stamps.get(unit) == Some(&held.stamp))
     }
 
-    fn copy(&self, books: &mut Books, unit: usize, ready: &mut Fence) -> Result<()> {
+    fn copy(&self, state: &mut RingState, unit: usize, ready: &mut Fence) -> Result<()> {
         let range = self.range.as_ref().ok_or_else(gone)?.id();
         let offset = self.offsets.get(unit).copied().ok_or_else(|| no_unit(unit))?;
-        let Books { sources, counts, .. } = books;
+        let RingState { sources, counts, .. } = state;
         let source = sources.get(unit).and_then(Option::as_ref);
         for run in source.map_or(&[][..], |source| &source.runs) {
             run.source.load((range, offset + run.to), (run.from, run.bytes), ready)?;
@@ -202,19 +202,19 @@ impl Ring {
 
     /// Fills units ahead in order, up to the first slot in use. Failed copies are repeated by the
     /// acquire.
-    fn fill_ahead(&self, books: &mut Books, turns: Range<usize>) {
+    fn fill_ahead(&self, state: &mut RingState, positions: Range<usize>) {
         let last = if self.across_steps { usize::MAX } else { self.schedule.streamed().len() };
-        for turn in turns.start.min(last)..turns.end.min(last) {
-            let Some(unit) = self.schedule.unit_at(turn) else { return };
-            let free = books.place(turn % self.schedule.slots()).is_ok_and(|place| place.user.is_none());
-            if !free || books.source(unit).is_err() {
+        for position in positions.start.min(last)..positions.end.min(last) {
+            let Some(unit) = self.schedule.unit_at(position) else { return };
+            let free = state.place(position % self.schedule.slots()).is_ok_and(|place| place.user.is_none());
+            if !free || state.source(unit).is_err() {
                 return;
             }
-            match self.fill(books, unit) {
-                Ok(filled) => books.counts.filled_ahead += u64::from(filled),
+            match self.fill(state, unit) {
+                Ok(filled) => state.counts.filled_ahead += u64::from(filled),
                 Err(error) => {
                     tracing::debug!(ring = self.id, unit, %error, "a unit was not filled ahead");
-                    books.counts.ahead_failed += 1;
+                    state.counts.ahead_failed += 1;
                     return;
                 }
             }

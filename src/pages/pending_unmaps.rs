@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use super::pool::State;
 use super::teardown::TornDown;
-use super::{Fence, Look, PagePool, RangeId, Remains, events};
+use super::{Fence, PagePool, PendingUnmap, Poll, RangeId, events};
 use crate::driver::{SharedDriver, same_device};
 use crate::error::Result;
 use crate::sync::ProcessMutex;
 
 slotmap::new_key_type! {
     /// Key of a pending unmap.
-    pub(super) struct DeferredId;
+    pub(super) struct FencedUnmapId;
     /// Key of a resumed arena with running copies.
     pub(super) struct ArrivingId;
 }
 
 #[derive(Debug)]
-pub(super) struct Deferred {
+pub(super) struct FencedUnmap {
     pub(super) fence: Fence,
-    pub(super) remains: Remains,
+    pub(super) pending: PendingUnmap,
 }
 
 /// A resumed arena and the fence of the copies of its contents.
@@ -36,29 +36,29 @@ pub(super) struct Arriving {
 impl State {
     /// Returns the fence of all running copies to pages mapped in these parts. Teardown waits for
     /// this fence too.
-    fn arriving(&self, remains: &Remains) -> Fence {
+    fn arriving(&self, pending: &PendingUnmap) -> Fence {
         let mut fence = Fence::default();
-        let arenas = self.arriving.values().filter(|arriving| remains.show(self, arriving.arena));
+        let arenas = self.arriving.values().filter(|arriving| pending.show(self, arriving.arena));
         arenas.for_each(|arriving| fence.join(arriving.contents.clone()));
         fence
     }
 
     /// Returns the complete fence of a pending unmap.
-    fn behind(&self, item: &Deferred) -> Fence {
-        let mut fence = self.arriving(&item.remains);
+    fn behind(&self, item: &FencedUnmap) -> Fence {
+        let mut fence = self.arriving(&item.pending);
         fence.join(item.fence.clone());
         fence
     }
 
     /// Iterates over the ranges in pending unmaps and refused teardowns.
-    pub(super) fn leaving_ranges(&self) -> impl Iterator<Item = RangeId> {
-        let waiting = self.deferred.values().flat_map(|item| item.remains.ranges.iter());
+    pub(super) fn pending_ranges(&self) -> impl Iterator<Item = RangeId> {
+        let waiting = self.pending_unmaps.values().flat_map(|item| item.pending.ranges.iter());
         waiting.chain(&self.stuck).copied()
     }
 
     /// Iterates over the parts of other ranges in pending unmaps: range, offset and bytes.
-    pub(super) fn leaving_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
-        self.deferred.values().flat_map(|item| item.remains.parts.iter().copied())
+    pub(super) fn pending_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
+        self.pending_unmaps.values().flat_map(|item| item.pending.parts.iter().copied())
     }
 }
 
@@ -70,35 +70,35 @@ fn warn_of(torn: &TornDown) {
 
 impl PagePool {
     /// Tears down after a fence: at once if the fence is done, else in a later call.
-    /// [`take`](super::Change::take) without memory, [`trim`](Self::trim), and most teardowns reap
-    /// pending unmaps. Does not block.
-    pub fn finish(&self, mut fence: Fence, remains: Remains) {
-        if remains.is_empty() {
+    /// [`take`](super::Transaction::take) without memory, [`trim`](Self::trim), and most teardowns
+    /// reap pending unmaps. Does not block.
+    pub fn unmap_after(&self, mut fence: Fence, pending: PendingUnmap) {
+        if pending.is_empty() {
             return;
         }
         {
             let state = self.lock();
-            fence.join(state.arriving(&remains));
+            fence.join(state.arriving(&pending));
         }
         match fence.done(self.events()) {
             Ok(true) => {
-                let torn = self.tear_down(remains, true);
+                let torn = self.tear_down(pending, true);
                 warn_of(&torn);
-                self.look_again(&torn);
+                self.poll_pending(&torn);
             }
             other => {
                 if let Err(error) = other {
                     tracing::warn!(%error, "whether something is still in use cannot be found out; asked again later");
                 }
-                self.lock().deferred.insert(Deferred { fence, remains });
+                self.lock().pending_unmaps.insert(FencedUnmap { fence, pending });
             }
         }
     }
 
     /// Returns the fence of all pending unmaps with pages that this arena's pause releases.
-    pub(crate) fn leaving(&self, arena: u64) -> Fence {
+    pub(crate) fn pending_fence(&self, arena: u64) -> Fence {
         let (state, mut fence) = (self.lock(), Fence::default());
-        let items = state.deferred.values().filter(|item| item.remains.show(&state, arena));
+        let items = state.pending_unmaps.values().filter(|item| item.pending.show(&state, arena));
         items.for_each(|item| fence.join(item.fence.clone()));
         fence
     }
@@ -112,25 +112,25 @@ impl PagePool {
     }
 
     /// Returns true if no running copy writes pages mapped in these parts.
-    pub(super) fn arrived(&self, remains: &Remains) -> bool {
-        let mut arriving = self.lock().arriving(remains);
+    pub(super) fn arrived(&self, pending: &PendingUnmap) -> bool {
+        let mut arriving = self.lock().arriving(pending);
         arriving.done(self.events()).unwrap_or(false)
     }
 
     fn forget_arrived(&self) {
-        let (arriving, mut look) = (self.lock().arriving.clone(), Look::new(self.events()));
+        let (arriving, mut poll) = (self.lock().arriving.clone(), Poll::new(self.events()));
         for (id, Arriving { mut contents, .. }) in arriving {
-            if contents.done_at(&mut look).unwrap_or(false) {
+            if contents.done_at(&mut poll).unwrap_or(false) {
                 self.lock().arriving.remove(id);
             }
         }
     }
 
     /// Reaps pending unmaps with a finished fence. Returns true if there was one.
-    pub(crate) fn finish_done(&self) -> bool {
+    pub(crate) fn reap(&self) -> bool {
         let mut any = false;
         loop {
-            let (some, awaited) = self.look_once();
+            let (some, awaited) = self.poll_once();
             any |= some;
             if !awaited {
                 return any;
@@ -138,29 +138,29 @@ impl PagePool {
         }
     }
 
-    /// As [`finish_done`](Self::finish_done), once. Also returns whether requests arrived
+    /// As [`reap`](Self::reap), once. Also returns whether requests arrived
     /// meanwhile.
-    fn look_once(&self) -> (bool, bool) {
-        self.finish_peers_done();
+    fn poll_once(&self) -> (bool, bool) {
+        self.reap_peers();
         self.forget_arrived();
-        // The items stay in the list during the driver calls, so `leaving` sees all fences.
+        // The items stay in the list during the driver calls, so `pending_fence` sees all fences.
         let waiting: Vec<_> = {
             let state = self.lock();
-            state.deferred.iter().map(|(id, item)| (id, state.behind(item))).collect()
+            state.pending_unmaps.iter().map(|(id, item)| (id, state.behind(item))).collect()
         };
-        let (mut done, mut look) = (Vec::new(), Look::new(self.events()));
+        let (mut done, mut poll) = (Vec::new(), Poll::new(self.events()));
         for (id, mut fence) in waiting {
-            let over = fence.done_at(&mut look).unwrap_or(false);
+            let over = fence.done_at(&mut poll).unwrap_or(false);
             let state = &mut *self.lock();
             if over {
-                done.extend(state.deferred.remove(id));
-            } else if let Some(item) = state.deferred.get_mut(id) {
+                done.extend(state.pending_unmaps.remove(id));
+            } else if let Some(item) = state.pending_unmaps.get_mut(id) {
                 item.fence = fence;
             }
         }
         let (mut any, mut awaited) = (false, false);
         for item in done {
-            let torn = self.tear_down(item.remains, true);
+            let torn = self.tear_down(item.pending, true);
             warn_of(&torn);
             any |= torn.done;
             awaited |= torn.awaited;
@@ -170,13 +170,13 @@ impl PagePool {
 
     /// Waits for the fences of pending unmaps, at most for `limit`, and reaps. Returns true if
     /// there was one. Does not wait for fences that depend on the end of a capture.
-    pub(crate) fn finish_waiting(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_and_reap(&self, limit: Duration) -> bool {
         let fences: Vec<Fence> = {
             let state = self.lock();
             let of_peers = state.foreign.fences();
-            let of_stuck = state.stuck.iter().map(|range| state.arriving(&Remains::range(*range)));
-            let of_deferred = state.deferred.values().map(|item| state.behind(item));
-            of_deferred.chain(of_stuck).chain(of_peers).collect()
+            let of_stuck = state.stuck.iter().map(|range| state.arriving(&PendingUnmap::range(*range)));
+            let of_pending = state.pending_unmaps.values().map(|item| state.behind(item));
+            of_pending.chain(of_stuck).chain(of_peers).collect()
         };
         let start = Instant::now();
         for mut fence in fences {
@@ -184,7 +184,7 @@ impl PagePool {
             // A failed wait leaves the item pending.
             let _ = fence.block(self.events(), left);
         }
-        self.finish_done()
+        self.reap()
     }
 
     /// Retries everything the driver refused earlier.
@@ -192,7 +192,7 @@ impl PagePool {
     /// # Errors
     /// Driver errors; the memory stays pending.
     pub fn retry(&self) -> Result<()> {
-        self.finish_done();
+        self.reap();
         let mut first = Ok(());
         let stuck = std::mem::take(&mut self.lock().stuck);
         for range in stuck {
@@ -209,7 +209,7 @@ impl PagePool {
     /// # Errors
     /// Driver errors of the last retry.
     pub fn trim(&self) -> Result<u64> {
-        self.finish_waiting(Duration::MAX);
+        self.wait_and_reap(Duration::MAX);
         // Errors of the first retry are repeated by the last one.
         let _ = self.retry();
         let released = self.release_free(u64::MAX);
@@ -236,7 +236,7 @@ impl PagePool {
     /// Called when the last user of the device is gone: releases all possible memory. A pool with
     /// remaining memory becomes an orphan.
     pub(crate) fn retire(self: Arc<Self>) {
-        self.finish_done();
+        self.reap();
         self.events().forget_kept();
         self.forget_exports();
         let refused = self.retry();

@@ -14,17 +14,17 @@ impl Region {
     /// Waits for the streams of freed blocks. Returns true if freed blocks existed and are now
     /// done. The caller holds no lock.
     pub(super) fn outwait(&self, limit: Duration) -> bool {
-        let freed = self.books.lock().freed();
+        let freed = self.table.lock().freed();
         freed.is_some_and(|mut fence| fence.block(self.device.pool().events(), limit).unwrap_or(false))
     }
 
     /// Waits as `outwait`, releases pages without blocks, and returns their bytes.
     pub(super) fn give_up_freed(&self, limit: Duration) -> u64 {
         self.outwait(limit);
-        let mut books = self.books.lock();
-        let before = books.resident();
-        books.settle(self.device.pool(), self.device.host_pool());
-        before - books.resident()
+        let mut table = self.table.lock();
+        let before = table.resident();
+        table.settle(self.device.pool(), self.device.host_pool());
+        before - table.resident()
     }
 }
 

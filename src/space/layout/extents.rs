@@ -1,4 +1,4 @@
-//! Windows: addresses of blocks across several pages, and the choice of a window for the next
+//! Extents: addresses of blocks across several pages, and the choice of an extent for the next
 //! block.
 
 use std::cell::OnceCell;
@@ -8,83 +8,83 @@ use super::{Layout, Place};
 use crate::pages::Class;
 use crate::space::bits::Bits;
 use crate::space::lane::Lane;
-use crate::space::page_table::{Stay, TileNo};
+use crate::space::page_table::{PageSlot, Stay};
 use crate::space::recency::Recency;
 use crate::units::BlockBytes;
 
-/// Limit of slots visited in a search among windows of other sizes: a longer search costs as much
+/// Limit of slots visited in a search among extents of other sizes: a longer search costs as much
 /// as mapping.
 const MOST_PASSED: usize = 4096;
 
 /// Slots for blocks of one size.
 #[derive(Clone, Copy, Debug)]
-struct Window {
-    first: TileNo,
-    tiles: usize,
+struct Extent {
+    first: PageSlot,
+    page_slots: usize,
     /// Offset of the block in the first page; above 0 after other blocks on the page.
     from: u64,
-    /// Index in [`Windows::sizes`], and index among the windows of this size.
+    /// Index in [`Extents::sizes`], and index among the extents of this size.
     size: (usize, usize),
 }
 
-impl Window {
-    /// Returns whether a block may use the window: blocks below a large page avoid windows of one
+impl Extent {
+    /// Returns whether a block may use the extent: blocks below a large page avoid extents of one
     /// page.
     fn is_for(&self, bytes: u64, large: u64) -> bool {
-        bytes >= large || self.tiles > 1
+        bytes >= large || self.page_slots > 1
     }
 }
 
 #[derive(Debug, Default)]
 struct Size {
     /// Window numbers, oldest first.
-    windows: Vec<usize>,
-    /// Windows without one of their own blocks; blocks of other windows may lie on the same pages.
+    extents: Vec<usize>,
+    /// Extents without one of their own blocks; blocks of other extents may lie on the same pages.
     vacant: Bits,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Windows {
-    all: Vec<Window>,
+pub(super) struct Extents {
+    all: Vec<Extent>,
     recency: Recency,
     sizes: Vec<Size>,
     /// Index in `sizes`, by bytes of the block.
     by_bytes: BTreeMap<u64, usize>,
 }
 
-impl Windows {
-    /// Adds the window of a block which begins at byte `from` of its first page. Returns its
+impl Extents {
+    /// Adds the extent of a block which begins at byte `from` of its first page. Returns its
     /// number.
-    pub(super) fn add(&mut self, first: TileNo, tiles: usize, from: u64, bytes: u64) -> usize {
+    pub(super) fn add(&mut self, first: PageSlot, page_slots: usize, from: u64, bytes: u64) -> usize {
         let number = self.all.len();
         let size = *self.by_bytes.entry(bytes).or_insert(self.sizes.len());
         if size == self.sizes.len() {
             self.sizes.push(Size::default());
         }
         let of_size = &mut self.sizes[size];
-        let place = of_size.windows.len();
-        of_size.windows.push(number);
+        let place = of_size.extents.len();
+        of_size.extents.push(number);
         of_size.vacant.set(place, true);
-        self.all.push(Window { first, tiles, from, size: (size, place) });
+        self.all.push(Extent { first, page_slots, from, size: (size, place) });
         self.recency.add();
         number
     }
 
-    /// Sets whether a window holds no block of its own.
+    /// Sets whether an extent holds no block of its own.
     pub(super) fn set_vacant(&mut self, number: u32, vacant: bool) {
         let (size, place) = self.all[number as usize].size;
         self.sizes[size].vacant.set(place, vacant);
     }
 
-    /// Returns the vacant windows of a size, oldest first.
+    /// Returns the vacant extents of a size, oldest first.
     fn vacant(&self, bytes: u64) -> impl Iterator<Item = usize> {
         let size = self.by_bytes.get(&bytes).map(|size| &self.sizes[*size]);
-        size.into_iter().flat_map(|size| size.vacant.iter().map(|place| size.windows[place]))
+        size.into_iter().flat_map(|size| size.vacant.iter().map(|place| size.extents[place]))
     }
 }
 
-/// A block without a window of its size, and the limit of pages without blocks which the block may
-/// take unless it begins with a window. The limit is the cost of stitching, because mapped
+/// A block without an extent of its size, and the limit of pages without blocks which the block may
+/// take unless it begins with an extent. The limit is the cost of stitching, because mapped
 /// addresses must not cost an extra page. Blocks below two pages have no limit: the rest of a page
 /// serves similar blocks.
 struct Guest {
@@ -95,15 +95,15 @@ struct Guest {
 }
 
 impl Layout {
-    /// Finds a window for a block. First choice: the oldest free window of the block's size,
+    /// Finds an extent for a block. First choice: the oldest free extent of the block's size,
     /// because identical layers settle in an order independent of use. Second: the first gap in the
-    /// most recently used window with a gap; the gap becomes a window unless it begins one. Third:
-    /// the first run of free slots, which becomes a window.
+    /// most recently used extent with a gap; the gap becomes an extent unless it begins one. Third:
+    /// the first run of free slots, which becomes an extent.
     pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
         let large = self.geometry.large();
-        let own = self.windows.vacant(bytes).find(|number| {
-            let window = self.windows.all[*number];
-            window.is_for(bytes, large) && self.covers(window.first, window.from, bytes, lane).is_some()
+        let own = self.extents.vacant(bytes).find(|number| {
+            let extent = self.extents.all[*number];
+            extent.is_for(bytes, large) && self.covers(extent.first, extent.from, bytes, lane).is_some()
         });
         if own.is_some() || self.pages.free() < bytes {
             return own;
@@ -111,26 +111,26 @@ impl Layout {
         let guest = Guest { bytes, lane, most_idle: OnceCell::new() };
         let (first, from) = match self.gap(&guest) {
             Some((number, first, from)) => {
-                let window = self.windows.all[number];
-                if (window.first, window.from) == (first, from) {
+                let extent = self.extents.all[number];
+                if (extent.first, extent.from) == (first, from) {
                     return Some(number);
                 }
                 (first, from)
             }
             None => self.run(&guest)?,
         };
-        let tiles = (from + bytes).div_ceil(large) as usize;
-        Some(self.windows.add(first, tiles, from, bytes))
+        let page_slots = (from + bytes).div_ceil(large) as usize;
+        Some(self.extents.add(first, page_slots, from, bytes))
     }
 
     /// Returns how many pages without blocks a block would take from byte `from` of a slot; `None`
     /// if any byte is covered.
-    fn covers(&self, first: TileNo, from: u64, bytes: u64, lane: Lane) -> Option<u64> {
-        self.pages.covers(&self.ranges[first.range].tiles[first.tile..], from, bytes, lane)
+    fn covers(&self, first: PageSlot, from: u64, bytes: u64, lane: Lane) -> Option<u64> {
+        self.pages.covers(&self.ranges[first.range].page_slots[first.index..], from, bytes, lane)
     }
 
     /// Returns whether a guest may lie at a place: free, and within the guest's limit.
-    fn admits(&self, guest: &Guest, first: TileNo, from: u64) -> bool {
+    fn admits(&self, guest: &Guest, first: PageSlot, from: u64) -> bool {
         let Guest { bytes, lane, most_idle } = guest;
         let Some(idle) = self.covers(first, from, *bytes, *lane) else { return false };
         *bytes < 2 * self.geometry.large()
@@ -143,31 +143,31 @@ impl Layout {
         at == 0 || !bytes.is_multiple_of(self.geometry.large())
     }
 
-    /// Returns the most recently used window with a gap for a guest, and the beginning of its first
+    /// Returns the most recently used extent with a gap for a guest, and the beginning of its first
     /// gap.
-    fn gap(&self, guest: &Guest) -> Option<(usize, TileNo, u64)> {
-        let (mut next, mut passed) = (self.windows.recency.newest(), 0);
+    fn gap(&self, guest: &Guest) -> Option<(usize, PageSlot, u64)> {
+        let (mut next, mut passed) = (self.extents.recency.newest(), 0);
         while let Some(number) = next.filter(|_| passed < MOST_PASSED) {
-            next = self.windows.recency.older(number);
-            let window = self.windows.all[number];
-            passed += window.tiles;
-            if window.is_for(guest.bytes, self.geometry.large())
-                && let Some((tile, at)) = self.gap_in(window, guest.bytes, guest.lane)
-                && ((window.first, window.from) == (tile, at) || self.admits(guest, tile, at))
+            next = self.extents.recency.older(number);
+            let extent = self.extents.all[number];
+            passed += extent.page_slots;
+            if extent.is_for(guest.bytes, self.geometry.large())
+                && let Some((page_slot, at)) = self.gap_in(extent, guest.bytes, guest.lane)
+                && ((extent.first, extent.from) == (page_slot, at) || self.admits(guest, page_slot, at))
             {
-                return Some((number, tile, at));
+                return Some((number, page_slot, at));
             }
         }
         None
     }
 
-    fn gap_in(&self, window: Window, bytes: u64, lane: Lane) -> Option<(TileNo, u64)> {
-        let Window { first, tiles, from, .. } = window;
+    fn gap_in(&self, extent: Extent, bytes: u64, lane: Lane) -> Option<(PageSlot, u64)> {
+        let Extent { first, page_slots, from, .. } = extent;
         let large = self.geometry.large();
         let (mut begin, mut length) = ((first, from), 0);
-        for number in 0..tiles {
-            let tile = TileNo { tile: first.tile + number, ..first };
-            let page = self.page(tile);
+        for number in 0..page_slots {
+            let page_slot = PageSlot { index: first.index + number, ..first };
+            let page = self.page(page_slot);
             if self.pages.lane(page) != lane {
                 length = 0;
                 continue;
@@ -176,7 +176,7 @@ impl Layout {
                 let at = if number == 0 { at.max(from) } else { at };
                 // A gap continues only across the boundary of two slots.
                 if at > 0 || length == 0 {
-                    (begin, length) = ((tile, at), 0);
+                    (begin, length) = ((page_slot, at), 0);
                 }
                 if self.may_begin(bytes, begin.1) {
                     length += to.saturating_sub(at);
@@ -193,49 +193,56 @@ impl Layout {
     }
 
     /// Returns the first run of free slots for a guest, in address order.
-    fn run(&self, guest: &Guest) -> Option<(TileNo, u64)> {
+    fn run(&self, guest: &Guest) -> Option<(PageSlot, u64)> {
         let (ranges, large) = (self.ranges.iter().enumerate(), self.geometry.large());
         let usable = ranges.filter(|(_, range)| range.is_for(Class::Large, guest.lane));
-        let tiles = usable.flat_map(|(range, found)| {
-            found.tiles.iter().enumerate().map(move |(tile, page)| (TileNo { range, tile }, *page))
+        let page_slots = usable.flat_map(|(range, found)| {
+            found
+                .page_slots
+                .iter()
+                .enumerate()
+                .map(move |(page_slot, page)| (PageSlot { range, index: page_slot }, *page))
         });
-        let begins = tiles.take(MOST_PASSED).map(|(tile, page)| (tile, self.pages.end(page)));
+        let begins = page_slots.take(MOST_PASSED).map(|(page_slot, page)| (page_slot, self.pages.end(page)));
         let mut begins = begins.filter(|(_, at)| *at < large && self.may_begin(guest.bytes, *at));
-        begins.find(|(tile, at)| self.admits(guest, *tile, *at))
+        begins.find(|(page_slot, at)| self.admits(guest, *page_slot, *at))
     }
 
-    /// Places a block at the beginning of a window.
-    pub(super) fn settle(&mut self, window: usize, bytes: BlockBytes) -> Place {
-        let Window { first, from, .. } = self.windows.all[window];
-        self.windows.recency.touch(window);
-        let number = window as u32;
-        self.windows.set_vacant(number, false);
+    /// Places a block at the beginning of an extent.
+    pub(super) fn settle(&mut self, extent: usize, bytes: BlockBytes) -> Place {
+        let Extent { first, from, .. } = self.extents.all[extent];
+        self.extents.recency.touch(extent);
+        let number = extent as u32;
+        self.extents.set_vacant(number, false);
         let (large, serial) = (self.geometry.large(), self.count(bytes));
-        let (mut tile, mut start, mut rest) = (first, from, bytes.get());
+        let (mut page_slot, mut start, mut rest) = (first, from, bytes.get());
         while rest > 0 {
             let end = large.min(start + rest);
-            let block = if tile == first { bytes.get() } else { 0 };
-            self.occupy(self.page(tile), Stay { start, end, tile, block, serial, window: Some(number) });
+            let block = if page_slot == first { bytes.get() } else { 0 };
+            self.occupy(
+                self.page(page_slot),
+                Stay { start, end, page_slot, block, serial, extent: Some(number) },
+            );
             rest -= end - start;
             start = 0;
-            tile.tile += 1;
+            page_slot.index += 1;
         }
         Place { range: first.range, offset: self.offset(first) + from }
     }
 
     /// Places a block in a page, at the page's first slot.
     pub(super) fn settle_within(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
-        let (tile, serial) = (self.pages.home(page), self.count(bytes));
+        let (page_slot, serial) = (self.pages.first_slot(page), self.count(bytes));
         let (end, block) = (start + bytes.get(), bytes.get());
-        self.occupy(page, Stay { start, end, tile, block, serial, window: None });
-        Place { range: tile.range, offset: self.offset(tile) + start }
+        self.occupy(page, Stay { start, end, page_slot, block, serial, extent: None });
+        Place { range: page_slot.range, offset: self.offset(page_slot) + start }
     }
 
     fn occupy(&mut self, page: u32, stay: Stay) {
         // Small pages are powers of two, and a shift takes a fifth of a division.
-        let (log, base) = (self.geometry.small().trailing_zeros(), self.offset(stay.tile));
+        let (log, base) = (self.geometry.small().trailing_zeros(), self.offset(stay.page_slot));
         let (mut unit, end) = ((base + stay.start) >> log, ((base + stay.end - 1) >> log) + 1);
-        let used = &mut self.ranges[stay.tile.range].used;
+        let used = &mut self.ranges[stay.page_slot.range].used;
         while unit < end {
             let bits = (64 - unit % 64).min(end - unit);
             used[unit as usize / 64] |= (u64::MAX >> (64 - bits)) << (unit % 64);

@@ -1,5 +1,5 @@
 //! Pause and resume of an arena. Spaces, blocks and the shared set are unaware of a pause: their
-//! pages become *non-resident* and keep every address (`pages/absent.rs`).
+//! pages become *non-resident* and keep every address (`pages/non_resident.rs`).
 //!
 //! ```text
 //!   pause    no space open; replays refused
@@ -13,26 +13,26 @@
 //! Shared pages hold no contents between replays and are not copied. Pages are copied whole.
 //! Private (exclusive) blocks stay resident, because peers may know their pages.
 //!
-//! The residency lock ([`Presence`](super::Presence)) guards the stage and the host copies.
-//! [`Turn`] is the exclusive section for moving pages.
+//! The residency lock ([`Residency`](super::Residency)) guards the stage and the host copies.
+//! [`PauseGuard`] is the exclusive section for moving pages.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::presence::Stage;
+use super::residency::Stage;
 use super::{Common, Core, EagerSpace};
 use crate::error::{Error, Result};
 use crate::pages::{
-    Change, Copied, Fence, Hold, Holder, HostCopy, Moved, PageId, Pausable, PauseReport, ResumeReport,
-    Resuming, Standing, behind_copies,
+    ArenaPage, Copied, Fence, Hold, HostCopy, Moved, Owner, PageId, Pausable, PauseReport, ResumeReport,
+    Resuming, Transaction, behind_copies,
 };
 use crate::sync::yield_now;
 use crate::units::Stream;
 
 /// Result of one page of a pause.
-struct Left {
-    page: Standing,
+struct PausedPage {
+    page: ArenaPage,
     /// New host copy of the page.
     copy: Option<HostCopy>,
     copied: Option<Instant>,
@@ -41,21 +41,21 @@ struct Left {
 }
 
 /// Exclusive section for moving an arena's pages. Sets the stage to `back` when dropped.
-pub(super) struct Turn<'a> {
+pub(super) struct PauseGuard<'a> {
     common: &'a Common,
     back: Stage,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PauseGuard<'_> {
     fn drop(&mut self) {
-        let contents = self.common.presence.with(|aside| {
-            aside.stage = self.back;
-            aside.contents.clone()
+        let contents = self.common.residency.with(|residency_state| {
+            residency_state.stage = self.back;
+            residency_state.contents.clone()
         });
         if self.back == Stage::Resident {
             self.common.order.reopen(contents);
         }
-        self.common.presence.turn.give();
+        self.common.residency.pause_section.give();
     }
 }
 
@@ -66,15 +66,15 @@ impl Common {
 
     /// Pauses the arena: frees all pages, as far as possible. See
     /// [`SharedVmmAllocator::pause`](crate::SharedVmmAllocator::pause).
-    pub(crate) fn step_aside(&self, fence: Fence) -> Result<PauseReport> {
+    pub(crate) fn pause_pages(&self, fence: Fence) -> Result<PauseReport> {
         let driver = self.pool().driver();
         driver.capabilities().require_replacing(driver.info(), "its arenas stay")?;
         let start = Instant::now();
         let mut report = PauseReport::default();
         let _go_on = self.pool().begin_waits()?;
-        let Some(mut turn) = self.begin_pause()? else { return Ok(report) };
-        report.regions = u64::from(turn.back == Stage::Resident);
-        report.kept_bytes = self.pool().held(self.exclusive_holder()).0;
+        let Some(mut guard) = self.begin_pause()? else { return Ok(report) };
+        report.regions = u64::from(guard.back == Stage::Resident);
+        report.kept_bytes = self.pool().held(self.exclusive_owner()).0;
         self.wait_for_users(fence)?;
         let pool = self.pool();
         // Unneeded contents need no copy.
@@ -82,15 +82,15 @@ impl Common {
         self.heap.settle(pool);
         self.spare_ranges.clear(pool);
         let hold = pool.hold(self.number());
-        let all: Vec<Standing> =
-            pool.standing(self.number()).into_iter().filter(|page| page.present).collect();
+        let all: Vec<ArenaPage> =
+            pool.arena_pages(self.number()).into_iter().filter(|page| page.present).collect();
         if !all.is_empty() {
-            self.tell(true);
+            self.call_hooks(true);
             self.move_out(all, &mut report);
         }
-        turn.back = Stage::Paused;
+        guard.back = Stage::Paused;
         drop(hold);
-        drop(turn);
+        drop(guard);
         report.micros = start.elapsed().as_micros() as u64;
         let (bytes, copied, failures) = (report.bytes, report.copied_bytes, report.failures.len());
         tracing::info!(
@@ -110,19 +110,19 @@ impl Common {
     ///
     /// # Errors
     /// [`Error::WrongState`] unless the arena is resident, and those of
-    /// [`step_aside`](Self::step_aside).
-    pub(super) fn keep_out(&self, fence: Fence) -> Result<Turn<'_>> {
-        let turn = self.begin_pause()?.filter(|turn| turn.back == Stage::Resident);
-        let Some(turn) = turn else {
+    /// [`pause_pages`](Self::pause_pages).
+    pub(super) fn exclude_users(&self, fence: Fence) -> Result<PauseGuard<'_>> {
+        let guard = self.begin_pause()?.filter(|guard| guard.back == Stage::Resident);
+        let Some(guard) = guard else {
             return Err(Error::wrong_state("cannot shrink the arena: it is paused; resume it first"));
         };
         self.wait_for_users(fence)?;
-        Ok(turn)
+        Ok(guard)
     }
 
     /// Enters the exclusive section and refuses replays. Returns `None` if all pages are already
     /// paused.
-    fn begin_pause(&self) -> Result<Option<Turn<'_>>> {
+    fn begin_pause(&self) -> Result<Option<PauseGuard<'_>>> {
         loop {
             // Between two replays. The wait below does not hold the replay slot, so no cycle of
             // waits can form.
@@ -130,52 +130,52 @@ impl Common {
             if let Some(begun) = begun {
                 return Ok(begun);
             }
-            self.presence.turn.wait("the arena")?;
+            self.residency.pause_section.wait("the arena")?;
         }
     }
 
     /// Returns `None` while a different thread is in the exclusive section.
     #[expect(clippy::option_option, reason = "the turn may be another's, and there may be nothing to do")]
-    fn try_begin_pause(&self) -> Result<Option<Option<Turn<'_>>>> {
-        if !self.presence.turn.try_take("the arena")? {
+    fn try_begin_pause(&self) -> Result<Option<Option<PauseGuard<'_>>>> {
+        if !self.residency.pause_section.try_take("the arena")? {
             return Ok(None);
         }
         let lent = self.pool().lent_bytes(None, self.shared.account()) > 0;
         let exported = self.pool().exported_of(self.number());
-        let was = self.presence.with(|aside| {
-            if aside.stage == Stage::Resident && lent {
+        let was = self.residency.with(|residency_state| {
+            if residency_state.stage == Stage::Resident && lent {
                 return Err(Error::wrong_state(format!(
                     "cannot pause arena {}: pages of it are on lease; recall the leases first",
                     self.number()
                 )));
             }
-            if aside.stage == Stage::Resident && !exported.is_empty() {
+            if residency_state.stage == Stage::Resident && !exported.is_empty() {
                 return Err(Error::Exported { pages: exported });
             }
-            if aside.stage == Stage::Resident && aside.open > 0 {
+            if residency_state.stage == Stage::Resident && residency_state.open > 0 {
                 return Err(Error::wrong_state(format!(
                     "cannot pause arena {}: {} spaces of it are open; seal or drop them first",
                     self.number(),
-                    aside.open
+                    residency_state.open
                 )));
             }
-            let was = aside.stage;
-            aside.stage = Stage::Pausing;
+            let was = residency_state.stage;
+            residency_state.stage = Stage::Pausing;
             Ok(was)
         });
         let was = match was {
             Ok(was) => was,
             Err(error) => {
-                self.presence.turn.give();
+                self.residency.pause_section.give();
                 return Err(error);
             }
         };
-        let turn = Turn { common: self, back: was };
-        if was == Stage::Paused && !self.pool().standing(self.number()).iter().any(|page| page.present) {
+        let guard = PauseGuard { common: self, back: was };
+        if was == Stage::Paused && !self.pool().arena_pages(self.number()).iter().any(|page| page.present) {
             return Ok(Some(None));
         }
         self.order.shut();
-        Ok(Some(Some(turn)))
+        Ok(Some(Some(guard)))
     }
 
     /// Waits for the caller's fence, the replays, and the recorded streams of all blocks, also of
@@ -191,7 +191,7 @@ impl Common {
         }
         // Last: objects dropped meanwhile left their fences in the heap and pool.
         fence.join(self.heap.users());
-        fence.join(self.pool().leaving(self.number()));
+        fence.join(self.pool().pending_fence(self.number()));
         fence.block(self.pool().events(), Duration::MAX).map(drop)
     }
 
@@ -221,21 +221,21 @@ impl Common {
         }
     }
 
-    fn tell(&self, gone: bool) {
+    fn call_hooks(&self, gone: bool) {
         let ranges = self.pool().addresses(self.number());
-        let returns = self.presence.with(|aside| aside.returns);
+        let returns = self.residency.with(|residency_state| residency_state.returns);
         let moved = Moved { tag: &self.tag, region: self.number(), generation: returns + 1, ranges: &ranges };
-        self.device.pausables().tell(&moved, gone);
+        self.device.pausables().call_hooks(&moved, gone);
     }
 
-    fn move_out(&self, all: Vec<Standing>, report: &mut PauseReport) {
+    fn move_out(&self, all: Vec<ArenaPage>, report: &mut PauseReport) {
         let (pool, host) = (self.pool(), self.device.host_pool());
         // Host copies of an earlier attempt are still valid, because nothing was replayed since.
-        let known: HashMap<PageId, u64> = self
-            .presence
-            .with(|aside| aside.copies.iter().map(|(page, copy)| (*page, copy.bytes())).collect());
-        let counts = |page: &Standing| matches!(page.holder, Holder::Retained { .. } | Holder::Kept { .. });
-        let copies = |page: &Standing| counts(page) && !known.contains_key(&page.page);
+        let known: HashMap<PageId, u64> = self.residency.with(|residency_state| {
+            residency_state.copies.iter().map(|(page, copy)| (*page, copy.bytes())).collect()
+        });
+        let counts = |page: &ArenaPage| matches!(page.owner, Owner::Retained { .. } | Owner::Kept { .. });
+        let copies = |page: &ArenaPage| counts(page) && !known.contains_key(&page.page);
         report.clean_bytes = all.iter().filter_map(|page| known.get(&page.page)).sum();
         let bytes: u64 = all.iter().filter(|page| copies(page)).map(|page| page.bytes).sum();
         if bytes > 0
@@ -245,19 +245,19 @@ impl Common {
             tracing::warn!(%error, bytes, "the host has no room for all contents");
         }
         let start = Instant::now();
-        let left: Vec<Left> = if bytes > 0 {
+        let left: Vec<PausedPage> = if bytes > 0 {
             let copy =
-                |page: &Standing| copies(page).then(|| host.save(pool, page.at, &[(0, page.bytes)], report));
-            behind_copies(all, copy, |page, copied| self.finish_page(page, copied))
+                |page: &ArenaPage| copies(page).then(|| host.save(pool, page.at, &[(0, page.bytes)], report));
+            behind_copies(all, copy, |page, copied| self.release_page(page, copied))
         } else {
-            all.into_iter().map(|page| self.finish_page(page, None)).collect()
+            all.into_iter().map(|page| self.release_page(page, None)).collect()
         };
         let last = left.iter().filter_map(|page| page.copied).max();
         report.copy_micros = last.map_or(0, |last| last.duration_since(start).as_micros() as u64);
-        for Left { page, copy, gone, .. } in left {
+        for PausedPage { page, copy, gone, .. } in left {
             report.copied_bytes += copy.as_ref().map_or(0, HostCopy::bytes);
             if let Some(copy) = copy {
-                self.presence.with(|aside| aside.copies.insert(page.page, copy));
+                self.residency.with(|residency_state| residency_state.copies.insert(page.page, copy));
             }
             match gone {
                 Ok((calls, taken)) => {
@@ -278,49 +278,49 @@ impl Common {
     }
 
     /// Unmaps one page after its copy, and frees its memory.
-    fn finish_page(&self, page: Standing, copied: Option<Result<Copied>>) -> Left {
+    fn release_page(&self, page: ArenaPage, copied: Option<Result<Copied>>) -> PausedPage {
         let copy = match copied.map(|copied| copied.and_then(|copied| self.device.host_pool().saved(copied)))
         {
             None => None,
             Some(Ok(copy)) => Some(copy),
-            Some(Err(error)) => return Left { page, copy: None, copied: None, gone: Err(error) },
+            Some(Err(error)) => return PausedPage { page, copy: None, copied: None, gone: Err(error) },
         };
         let copied = copy.is_some().then(Instant::now);
-        let gone = self.pool().step_aside(page.page);
-        Left { page, copy, copied, gone }
+        let gone = self.pool().make_non_resident(page.page);
+        PausedPage { page, copy, copied, gone }
     }
 }
 
 /// State of a resume in progress.
-struct Coming<'a> {
+struct ArenaResume<'a> {
     common: &'a Common,
     /// Pages which are non-resident or have a host copy, with the memory taken for each.
-    pages: Vec<(Standing, Option<PageId>)>,
+    pages: Vec<(ArenaPage, Option<PageId>)>,
     copies: HashMap<PageId, HostCopy>,
     contents: Fence,
     finished: bool,
     hold: Option<Hold<'a>>,
     /// Last field, so the exclusive section ends after all state is written.
-    turn: Turn<'a>,
+    guard: PauseGuard<'a>,
 }
 
-impl Resuming for Coming<'_> {
+impl Resuming for ArenaResume<'_> {
     fn missing(&self) -> u64 {
         self.pages.iter().filter(|(page, _)| !page.present).map(|(page, _)| page.bytes).sum()
     }
 
-    fn take(&mut self, change: &mut Change<'_>) -> Result<()> {
+    fn take(&mut self, transaction: &mut Transaction<'_>) -> Result<()> {
         let account = self.common.shared.account().id();
         for (page, memory) in &mut self.pages {
             *memory =
-                if page.present { None } else { Some(change.take(page.bytes, page.holder, account)?) };
+                if page.present { None } else { Some(transaction.take(page.bytes, page.owner, account)?) };
         }
         Ok(())
     }
 
-    fn map(&mut self, change: &mut Change<'_>, report: &mut ResumeReport) -> Result<()> {
+    fn map(&mut self, transaction: &mut Transaction<'_>, report: &mut ResumeReport) -> Result<()> {
         for (page, memory) in &self.pages {
-            change.come_back(page.page, *memory)?;
+            transaction.make_resident(page.page, *memory)?;
             report.pages += 1;
             report.bytes += page.bytes;
         }
@@ -351,22 +351,22 @@ impl Resuming for Coming<'_> {
         common.pool().arrives(common.number(), self.contents.clone());
         self.hold = None;
         let contents = std::mem::take(&mut self.contents);
-        common.presence.with(|aside| {
-            aside.contents = contents;
-            aside.returns += 1;
+        common.residency.with(|residency_state| {
+            residency_state.contents = contents;
+            residency_state.returns += 1;
         });
         // Before the first replay: hooks renew registrations.
-        common.tell(false);
-        self.turn.back = Stage::Resident;
+        common.call_hooks(false);
+        self.guard.back = Stage::Resident;
         tracing::info!(arena = common.number(), pages = self.pages.len(), "arena resumed");
     }
 }
 
-impl Drop for Coming<'_> {
+impl Drop for ArenaResume<'_> {
     fn drop(&mut self) {
         if !self.finished {
             let copies = std::mem::take(&mut self.copies);
-            self.common.presence.with(|aside| aside.copies = copies);
+            self.common.residency.with(|residency_state| residency_state.copies = copies);
         }
     }
 }
@@ -382,28 +382,28 @@ impl Pausable for Common {
 
     fn pause(&self, fence: Fence) -> Result<PauseReport> {
         // A closed arena is not moved.
-        if self.usable().is_err() { Ok(PauseReport::default()) } else { self.step_aside(fence) }
+        if self.usable().is_err() { Ok(PauseReport::default()) } else { self.pause_pages(fence) }
     }
 
-    fn stay(&self, page: PageId) -> Result<()> {
-        self.stay_for_others(page)
+    fn pin_page(&self, page: PageId) -> Result<()> {
+        self.pin_for_peers(page)
     }
 
     fn contents(&self) -> Fence {
-        self.presence.contents(self.pool().events())
+        self.residency.contents(self.pool().events())
     }
 
     fn mark_on(&self, stream: Stream) -> Result<()> {
         self.order.mark_on(stream)
     }
 
-    fn look_again(&self) {
-        self.exchange_back();
+    fn poll_pending(&self) {
+        self.restore_replaced();
         self.shared.settle_returning();
     }
 
     fn give_up(&self, _limit: Duration) -> u64 {
-        self.look_again();
+        self.poll_pending();
         self.spare_ranges.clear(self.pool());
         // The pages are counted as free pages of the device.
         0
@@ -413,27 +413,35 @@ impl Pausable for Common {
         if self.usable().is_err() {
             return Ok(None);
         }
-        self.presence.turn.take("the arena")?;
-        let paused = self.presence.with(|aside| {
-            let paused = aside.stage == Stage::Paused;
+        self.residency.pause_section.take("the arena")?;
+        let paused = self.residency.with(|residency_state| {
+            let paused = residency_state.stage == Stage::Paused;
             if paused {
-                aside.stage = Stage::Resuming;
+                residency_state.stage = Stage::Resuming;
             }
-            paused.then(|| std::mem::take(&mut aside.copies))
+            paused.then(|| std::mem::take(&mut residency_state.copies))
         });
         let Some(copies) = paused else {
-            self.presence.turn.give();
+            self.residency.pause_section.give();
             return Ok(None);
         };
-        let turn = Turn { common: self, back: Stage::Paused };
+        let guard = PauseGuard { common: self, back: Stage::Paused };
         let hold = self.pool().hold(self.number());
-        let standing = self.pool().standing(self.number()).into_iter();
+        let arena_pages = self.pool().arena_pages(self.number()).into_iter();
         // If a resume was undone but a page could not be unmapped again, the page is mapped,
         // perhaps with wrong contents.
-        let unsure = |page: &Standing| page.away || copies.contains_key(&page.page);
-        let pages = standing.filter(unsure).map(|page| (page, None)).collect();
+        let unsure = |page: &ArenaPage| page.unmapped || copies.contains_key(&page.page);
+        let pages = arena_pages.filter(unsure).map(|page| (page, None)).collect();
         let contents = Fence::default();
         let hold = Some(hold);
-        Ok(Some(Box::new(Coming { common: self, pages, copies, contents, finished: false, hold, turn })))
+        Ok(Some(Box::new(ArenaResume {
+            common: self,
+            pages,
+            copies,
+            contents,
+            finished: false,
+            hold,
+            guard,
+        })))
     }
 }

@@ -1,12 +1,12 @@
 //! State of a cache's blocks: limits, backed blocks, queued releases.
 //!
-//! Guarded by the mutex `books` of `KvCache`. Makes no driver calls, except queries of fences.
+//! Guarded by the mutex `states` of `KvCache`. Makes no driver calls, except queries of fences.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::super::books::{Place, Run};
+use super::super::page_states::{Place, Run};
 use super::super::planes::Shape;
 use super::super::spans::Spans;
 use crate::pages::{Events, Fence};
@@ -25,7 +25,7 @@ pub enum LimitChange {
 }
 
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct BlockStates {
     /// Usable blocks.
     pub(super) blocks: u64,
     pub(super) limit: u64,
@@ -47,7 +47,7 @@ pub(super) fn count(spans: &[Range<u64>]) -> u64 {
     spans.iter().map(|span| span.end - span.start).sum()
 }
 
-impl Books {
+impl BlockStates {
     pub(super) fn new(most: u64) -> Self {
         Self {
             blocks: 0,
@@ -81,7 +81,7 @@ impl Books {
 
     /// Marks `missing` blocks as backed and blocks below `end` as usable. Returns pages which had
     /// stayed for other blocks, and the fences of their earlier users.
-    pub(super) fn came(
+    pub(super) fn note_committed(
         &mut self,
         shape: &Shape,
         end: u64,
