@@ -522,10 +522,10 @@ impl Memory for Paged {
             }
         }
         self.grants.give(Need { kv: empty.len() as u64 * self.unit_pages, activations: 0 });
-        if let Way::OnDemand = self.way {
-            if let Ok(cost) = self.drop_units(empty.len() as u64 * self.unit_pages, 0) {
-                self.aside(now, cost);
-            }
+        if let Way::OnDemand = self.way
+            && let Ok(cost) = self.drop_units(empty.len() as u64 * self.unit_pages, 0)
+        {
+            self.aside(now, cost);
         }
     }
 
