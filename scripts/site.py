@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """site.py FOLDER: completes the site built by mdBook in FOLDER, and checks its links.
 
-Shows linked files outside docs/ as pages under FOLDER/source; a linked folder gets a page with its file names.
-Exits with 1 and a list if links are broken.
+Shows linked files outside docs/ as pages under FOLDER/source; a linked folder gets a page with its
+file names. Exits with 1 and a list if links are broken.
 """
 
 import html
@@ -24,7 +24,7 @@ def page(name, body):
 
 
 def source(path, site):
-    """Writes a page for a file or folder of the repository. Returns the page, or None without a file."""
+    """Writes a page for a file or folder of the repository. Returns the page; None without a file."""
     # mdBook makes X.html of a link to X.md.
     there = next((one for one in (path, path.with_suffix(".md")) if one.exists()), None)
     if there is None or ROOT not in there.parents:

@@ -1,4 +1,4 @@
-"""Documents: examples run, links lead to files and headings, and the error catalogue is complete."""
+"""Documents: examples run, links lead to files and headings, the error catalogue is complete."""
 
 from __future__ import annotations
 
