@@ -137,7 +137,8 @@ fn what_is_wrong_is_refused_and_a_seal_that_fails_changes_nothing() {
     bench.end();
 }
 
-/// Only a thread itself can name its default stream: what it was given when the block was freed is noted there.
+/// Only a thread itself can name its default stream: what it was given when the block was freed is
+/// noted there.
 #[test]
 fn a_block_that_was_freed_meanwhile_goes_behind_the_default_stream_of_the_thread_that_freed_it() {
     for captured in [false, true] {

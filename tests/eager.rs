@@ -775,7 +775,8 @@ proptest! {
     }
 }
 
-/// Blocks that outlive their scope go behind the scope's stream, wherever and in whatever scope they are freed.
+/// Blocks that outlive their scope go behind the scope's stream, wherever and in whatever scope
+/// they are freed.
 #[test]
 fn a_block_goes_behind_the_stream_of_the_scope_that_it_came_from() {
     const SIDE: Stream = stream(0x51);
@@ -835,7 +836,8 @@ fn a_block_of_addresses_that_were_given_up_goes_behind_replays() {
     assert_eq!((late.failed(), device.pool().audit_idle()), (vec![], Ok(())));
 }
 
-/// A scope on a thread's default stream, which no other thread can name: what it had been given is noted when the scope ends.
+/// A scope on a thread's default stream, which no other thread can name: what it had been given is
+/// noted when the scope ends.
 #[test]
 fn a_kept_block_goes_behind_the_default_stream_of_another_thread() {
     let bench = bench();
@@ -867,7 +869,8 @@ fn a_kept_block_goes_behind_the_default_stream_of_another_thread() {
     bench.end();
 }
 
-/// A block where another one lay that was freed within its scope, while a third stream still read it.
+/// A block where another one lay that was freed within its scope, while a third stream still read
+/// it.
 #[test]
 fn a_block_is_of_its_own_scopes_stream_and_not_of_one_that_lay_there_before() {
     const SIDE: Stream = stream(0x51);

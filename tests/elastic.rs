@@ -835,7 +835,8 @@ fn a_commit_ahead_of_pages_that_are_being_unmapped_maps_them_again() {
     bench.end();
 }
 
-/// Pages whose user is not done are the last thing that a budget has: who needs them waits for that user.
+/// Pages whose user is not done are the last thing that a budget has: who needs them waits for that
+/// user.
 #[test]
 fn a_commit_waits_for_pages_that_another_buffer_gives_back() {
     let bench = bench();

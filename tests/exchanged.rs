@@ -329,7 +329,8 @@ fn a_block_is_freed_once() {
     bench.end();
 }
 
-/// The page that was there before the seal may be on lease by now. The graph does without it, and its replay waits for nobody.
+/// The page that was there before the seal may be on lease by now. The graph does without it, and
+/// its replay waits for nobody.
 #[test]
 fn a_page_that_is_on_lease_does_not_come_back() {
     const PAGE: u64 = 16 * MIB;
@@ -358,7 +359,8 @@ fn a_page_that_is_on_lease_does_not_come_back() {
     bench.end();
 }
 
-/// A graph that was captured while an output was alive may read it wherever it runs: the output's addresses show its page until that replay is over.
+/// A graph that was captured while an output was alive may read it wherever it runs: the output's
+/// addresses show its page until that replay is over.
 #[test]
 fn pages_of_an_output_do_not_change_under_a_replay_that_may_read_it() {
     const PAGE: u64 = 16 * MIB;

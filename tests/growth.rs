@@ -49,7 +49,8 @@ fn a_plan_of_twenty_times_the_shapes_does_not_take_four_hundred_times_as_long() 
     assert!(many < 200 * few, "{few:?} for 1,000 shapes, {many:?} for 20,000");
 }
 
-/// A buffer of which memory is asked for ahead has a thread of the library's, until the buffer goes.
+/// A buffer of which memory is asked for ahead has a thread of the library's, until the buffer
+/// goes.
 #[test]
 fn buffers_that_are_gone_leave_no_thread() {
     let threads = || {

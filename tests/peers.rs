@@ -205,7 +205,8 @@ fn a_peer_that_is_admitted_while_an_arena_comes_back_has_its_pages_too() {
     assert!(looks(&blocks).all(|at| host.peers_at(at) == Peers::one(5)));
 }
 
-/// A small graph's addresses serve the next one. A remote block does not begin in addresses that only local ones had.
+/// A small graph's addresses serve the next one. A remote block does not begin in addresses that
+/// only local ones had.
 #[test]
 fn a_remote_block_has_its_peers_where_a_small_graph_was_before() {
     let device = Device::with_driver(Arc::new(CudaDriver::new(0).unwrap()));

@@ -186,7 +186,8 @@ fn few_addresses_are_kept_for_the_next_graph() {
     bench.end();
 }
 
-/// A graph that ends while its arena is paused leaves no addresses for the next one: their pages would come back for nobody.
+/// A graph that ends while its arena is paused leaves no addresses for the next one: their pages
+/// would come back for nobody.
 #[test]
 fn a_graph_that_ends_while_paused_takes_no_memory_at_the_resume() {
     let bench = bench();

@@ -1169,7 +1169,8 @@ fn two_threads_that_prepare_host_memory_at_once_stay_within_its_limit() {
     bench.end();
 }
 
-/// Contents that are on their way from host memory when the driver cannot be asked: that memory is nobody else's.
+/// Contents that are on their way from host memory when the driver cannot be asked: that memory is
+/// nobody else's.
 #[test]
 fn host_memory_is_in_use_while_the_driver_cannot_say_whether_its_copy_is_over() {
     let bench = bench();
@@ -1223,7 +1224,8 @@ fn a_wait_for_copies_that_fails_once_is_done_again() {
     bench.end();
 }
 
-/// Copies that do not end, and registrations that the driver keeps: the memory stays with the process.
+/// Copies that do not end, and registrations that the driver keeps: the memory stays with the
+/// process.
 #[test]
 fn host_memory_that_the_driver_may_use_outlives_its_device() {
     let is_mapped = |at: usize| {
@@ -1256,7 +1258,8 @@ fn host_memory_that_the_driver_may_use_outlives_its_device() {
     }
 }
 
-/// A page whose contents lie in two places of the host's memory, of which the second copy fails: the first is under way.
+/// A page whose contents lie in two places of the host's memory, of which the second copy fails:
+/// the first is under way.
 #[test]
 fn host_memory_of_a_backup_that_failed_half_way_goes_behind_its_copies() {
     let bench = bench();

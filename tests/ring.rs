@@ -685,7 +685,8 @@ fn of_one_slot(faulty: &Arc<FaultyDriver>) -> (Arc<Device>, Ring, Vec<Arc<HostBu
     (device, ring, buffers)
 }
 
-/// The pages of a ring that is dropped while the device is busy stay mapped until the device is done.
+/// The pages of a ring that is dropped while the device is busy stay mapped until the device is
+/// done.
 fn goes_behind_the_device(faulty: &FaultyDriver, device: &Device, ring: Ring, what: &str) {
     let unmaps = faulty.count("unmap");
     drop(ring);
@@ -696,7 +697,8 @@ fn goes_behind_the_device(faulty: &FaultyDriver, device: &Device, ring: Ring, wh
     assert_eq!((device.stats().physical_bytes, device.stats().pending), (0, 0), "{what}");
 }
 
-/// Filling a unit that needs no copy gives nothing to the copy stream, so nothing there is behind the last reader of its slot.
+/// Filling a unit that needs no copy gives nothing to the copy stream, so nothing there is behind
+/// the last reader of its slot.
 #[test]
 fn a_unit_without_runs_keeps_the_readers_of_its_slot() {
     let faulty = FaultyDriver::new(host());
@@ -730,7 +732,8 @@ fn a_copy_of_which_a_part_failed_is_waited_for_before_its_pages_go() {
     drop(buffers);
 }
 
-/// The buffer cannot be asked whether it is stored to, so the fill gives nothing to the device. What was under way to the slot still is.
+/// The buffer cannot be asked whether it is stored to, so the fill gives nothing to the device.
+/// What was under way to the slot still is.
 #[test]
 fn a_fill_that_fails_before_its_first_copy_keeps_the_copies_under_way() {
     let faulty = FaultyDriver::new(host());

@@ -200,7 +200,8 @@ fn a_wait_that_is_missing_is_wrong_bytes() {
     lossy(|stream| !STREAMS.contains(&stream), run);
 }
 
-/// A captured step of a ring on a driver that can be made to fail, nothing of which is filled before its launch.
+/// A captured step of a ring on a driver that can be made to fail, nothing of which is filled
+/// before its launch.
 fn step_within() -> (Arc<FaultyDriver>, Arc<Device>, Arc<Ring>, RingGraph, Executable) {
     let host = HostDriver::new(0, HostOptions { granularity: PAGE, ..HostOptions::default() }).unwrap();
     let faulty = FaultyDriver::new(Arc::new(host));

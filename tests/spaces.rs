@@ -644,7 +644,8 @@ fn blocks_of_an_abandoned_capture_count_no_longer_than_it() {
     assert_eq!((arena.stats().blocks, arena.stats().live_bytes), (0, 0));
 }
 
-/// More than the device has is refused before a page is planned: the list of its pages alone would be long.
+/// More than the device has is refused before a page is planned: the list of its pages alone would
+/// be long.
 #[test]
 fn a_block_that_the_device_cannot_have_costs_no_driver_call() {
     let bench = Bench::new(Stream::LEGACY);
@@ -662,7 +663,8 @@ fn a_block_that_the_device_cannot_have_costs_no_driver_call() {
     bench.end();
 }
 
-/// Bytes of a kept block are nobody else's while the driver cannot say whether its last user is done.
+/// Bytes of a kept block are nobody else's while the driver cannot say whether its last user is
+/// done.
 #[test]
 fn a_kept_block_is_not_used_again_while_the_driver_cannot_be_asked() {
     let bench = Bench::new(Stream::LEGACY);

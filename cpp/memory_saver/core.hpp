@@ -1,5 +1,6 @@
 // Functions of the process's VmmGraph core: the program's, else libvmmgraph_torch.so's, else
-// libvmmgraph.so in this library's folder or in ../_lib (the copies in a wheel). Looked up, not linked: a preloaded process may load
+// libvmmgraph.so in this library's folder or in ../_lib (the copies in a wheel). Looked up, not
+// linked: a preloaded process may load
 // libvmmgraph_torch.so later, and two cores would be two page pools.
 #pragma once
 

@@ -41,7 +41,8 @@ def reading(name: str, what: str) -> Iterator[None]:
 
 
 def is_pickle(data: bytes) -> bool:
-    """Whether the file looks like a pickle, of any protocol. Protocols 0 and 1 have no first byte of
+    """Whether the file looks like a pickle, of any protocol. Protocols 0 and 1 have no first byte
+    of
     their own, but no text that this package reads begins and ends so."""
     return data[:1] == PICKLE or (data[:1] in (b"(", b"]", b"}", b")") and data[-1:] == b".")
 

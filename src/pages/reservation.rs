@@ -75,7 +75,7 @@ impl Reservation {
         self.pool.fill(self.id, offset, bytes, value, stream)
     }
 
-    /// Converts into a pending unmap, for [`PagePool::finish`] after a fence.
+    /// Converts into a pending unmap, for [`PagePool::unmap_after`] after a fence.
     #[must_use]
     pub fn leave(mut self) -> PendingUnmap {
         PendingUnmap::range(std::mem::take(&mut self.id))

@@ -781,7 +781,8 @@ def test_the_shim_has_every_module_and_name(mode: str) -> None:
     )
 
 
-#: A worker as slime starts it: LD_PRELOAD is a library of the shim, and TMS_INIT_ENABLE covers all memory.
+#: A worker as slime starts it: LD_PRELOAD is a library of the shim, and TMS_INIT_ENABLE covers all
+#: memory.
 PRELOADED_WORKER = """
 import ctypes, os, sys, types
 sys.modules["torch"] = types.ModuleType("torch")

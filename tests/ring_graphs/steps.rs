@@ -575,7 +575,8 @@ fn what_is_stored_between_two_launches_is_what_the_next_one_reads() {
     }
 }
 
-/// An executable copies what it was captured with until it is told, whatever another one of the same graph was told.
+/// An executable copies what it was captured with until it is told, whatever another one of the
+/// same graph was told.
 #[test]
 fn two_executables_of_one_step_are_told_each_for_itself() {
     let gpu = Gpu::open();
@@ -600,7 +601,8 @@ fn two_executables_of_one_step_are_told_each_for_itself() {
 fn host_memory_stays_while_an_executable_may_read_it() {
     let gpu = Gpu::open();
     let control = |name: &'static [u8]| {
-        // SAFETY: the driver is open, so the library is there; signatures are those of tests/standin/src/control.rs.
+        // SAFETY: the driver is open, so the library is there; signatures are those of
+        // tests/standin/src/control.rs.
         unsafe { *culib().get::<unsafe extern "C" fn(u64, c_int)>(name).expect("not the stand-in") }
     };
     let fail = control(b"standin_fail\0");

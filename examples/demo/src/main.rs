@@ -2,7 +2,8 @@
 //! compares the memory with other designs.
 //!
 //! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER] [--only
-//! PART_OF_A_TRACE]`. VMMGRAPH_DRIVER selects the driver: cuda, hip, ascend, mlu or host. Without the
+//! PART_OF_A_TRACE]`. VMMGRAPH_DRIVER selects the driver: cuda, hip, ascend, mlu or host. Without
+//! the
 //! variable and without a usable device, the demo runs on host memory and says so.
 
 use std::io::{IsTerminal, Write as _};

@@ -53,7 +53,8 @@ def get_binary_path_from_package(stem: str) -> Path:
     """Returns the library for LD_PRELOAD under the original's name of this stem, which ends in the
     CUDA major version. One library serves all versions: the names are copies.
 
-    In a checkout, or with VMMGRAPH_MEMORY_SAVER_LIBRARY, returns `library_path`. Raises RuntimeError
+    In a checkout, or with VMMGRAPH_MEMORY_SAVER_LIBRARY, returns `library_path`. Raises
+    RuntimeError
     for an unknown stem or a missing file.
     """
     if stem not in _STEMS:
