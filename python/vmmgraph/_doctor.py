@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from . import _c, _environment, _library
 
 #: Engine versions run on a GPU with this release (docs/performance.md).
-RUN = {"vllm": ("0.24",), "sglang": ("0.5.14",), "transformers": ("5.",)}
+RUN: dict[str, tuple[str, ...]] = {"vllm": ("0.24",), "sglang": (), "transformers": ("5.",)}
 GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
 #: CUDA 12.0, the first driver whose virtual memory calls the library uses throughout.
 OLDEST_DRIVER = 12000
@@ -149,7 +149,8 @@ def _engines(facts: Mapping[str, Any]) -> list[Line]:
             lines.append(Line(name, OK, f"{version}, a version which was run on a GPU"))
         else:
             remedy = "compare the tokens of one run with and without VMMGRAPH=1 before you rely on it"
-            lines.append(Line(name, WARNING, f"{version} was never run with VmmGraph; run were {', '.join(RUN[name])}", remedy))
+            run = f"; run were {', '.join(RUN[name])}" if RUN[name] else ""
+            lines.append(Line(name, WARNING, f"{version} was never run with VmmGraph{run}", remedy))
         if name not in GROUPS:
             continue
         if not facts["plugins"][name]:
