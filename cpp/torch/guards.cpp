@@ -13,6 +13,7 @@
 
 #include "compat.hpp"
 #include "on_device.hpp"
+#include "release.hpp"
 #include "rust/cxx.h"
 #include "vmmgraph/src/bridge/device.rs.h"
 
@@ -49,9 +50,10 @@ void refuse(vmmgraph_status_t status, const std::string& why) {
 void require_release() {
     require_one_core();
     static const std::string loaded = loaded_release();
-    if (!loaded.empty() && loaded != TORCH_VERSION) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "built for torch " TORCH_VERSION ", but the torch that is loaded is " + loaded +
-                                               " (build libvmmgraph_torch against that one)");
+    if (!loaded.empty() && !serves(TORCH_VERSION, loaded)) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot work with torch " + loaded +
+                                               ": this library is built for torch " TORCH_VERSION
+                                               "; build libvmmgraph_torch against the loaded one (vmmgraph build)");
     }
 }
 

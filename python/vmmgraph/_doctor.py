@@ -68,6 +68,8 @@ def _torch() -> dict[str, Any]:
 
         library = _door.need().library
         facts["built_for"], facts["library_version"] = library.built_for(), library.version()
+        # Refuses a torch which the library does not serve. Makes no CUDA call.
+        library.torch_install()
     except (_c.Error, OSError, AttributeError, RuntimeError) as error:
         facts["refused"] = str(error)
     return facts
@@ -132,11 +134,9 @@ def _torch_lines(facts: Mapping[str, Any]) -> list[Line]:
     elif "refused" in torch:
         remedy = "run `vmmgraph build --force`, or unset VMMGRAPH_LIBRARY"
         lines.append(Line("library", ERROR, f"{torch['library']} ({torch['route']}) is refused: {torch['refused']}", remedy))
-    elif torch["version"].split("+")[0] != torch["built_for"]:
-        text = f"{torch['library']} is built for torch {torch['built_for']}"
-        lines.append(Line("library", ERROR, text, "run `vmmgraph build`, which compiles the library for this torch"))
     else:
-        lines.append(Line("library", OK, f"{torch['library']} ({torch['route']}), vmmgraph {torch['library_version']}"))
+        text = f"{torch['library']} ({torch['route']}), vmmgraph {torch['library_version']} for torch {torch['built_for']}"
+        lines.append(Line("library", OK, text))
     return lines
 
 

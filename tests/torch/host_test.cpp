@@ -19,6 +19,7 @@
 #include <vmmgraph/torch_region.hpp>
 
 #include "../../cpp/torch/collectives.hpp"
+#include "../../cpp/torch/release.hpp"
 #include "../cpp/host.hpp"
 
 namespace {
@@ -455,6 +456,17 @@ TEST(EagerScope, IsRefusedWhereTorchCannotUseTheArena) {
 }
 
 TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }
+
+TEST(BuiltFor, ServesPatchReleasesWithEqualHeadersOnly) {
+    using vmmgraph::torch::serves;
+    EXPECT_TRUE(serves("2.11.0", "2.11.0"));
+    EXPECT_TRUE(serves("2.14.1", "2.14.0"));
+    EXPECT_TRUE(serves("2.14.0", "2.14.1"));
+    EXPECT_FALSE(serves("2.9.0", "2.9.1"));
+    EXPECT_FALSE(serves("2.14.1", "2.12.1"));
+    EXPECT_FALSE(serves("2.14.1", "2.14"));
+    EXPECT_FALSE(serves("2.14.1", ""));
+}
 
 TEST(KvTensors, ArePlanesThatGrowWhereTheyAreAndOwnTheirCache) {
     using vmmgraph::KvLayout;
