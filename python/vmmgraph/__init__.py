@@ -17,6 +17,7 @@ from typing import Any
 from . import _door
 from ._arena import Arena
 from ._c import Error, OutOfMemory
+from ._door import save_map
 from ._enable import Status, disable_all, enable, status
 from ._library import find as _find
 from ._scopes import disabled, eager, graph, remote, shape
@@ -105,16 +106,3 @@ def report() -> str:
             lines.append(door.library.text("map_report", arena.map_json().encode()).rstrip())
     lines += [ledger.table() for ledger in _ledger.ledgers()]
     return "\n".join(lines)
-
-
-def save_map(path: str | Path, arena: Arena | None = None) -> Path:
-    """Writes the page map of an arena (default: the largest) as a self-contained web page, or as
-    JSON for a name with ``.json``."""
-    path = Path(path)
-    door = _door.need()
-    chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)
-    if chosen is None:
-        raise Error("there is no arena", 100)
-    text = chosen.map_json()
-    path.write_text(text if path.suffix == ".json" else door.library.text("map_html", text.encode()), encoding="utf-8")
-    return path

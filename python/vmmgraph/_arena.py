@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("vmmgraph")
 #: Warn after this many captures that left this many bytes alive.
 MANY, MUCH = 12, 64 << 20
+
+
+#: Opens the process's session (`_door.need`), for arenas made by a program. Set by `_door`.
+_session: Callable[[], Any]
+
+
+def sessions_come_from(need: Callable[[], Any]) -> None:
+    """Sets the function which opens the process's session."""
+    global _session
+    _session = need
 
 
 class Device:
@@ -111,11 +121,9 @@ class Arena:
         label: str = "",
         tag: str = "",
     ) -> None:
-        from . import _door
-
         if retain not in _c.RETAIN:
             raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
-        door = _door.need()
+        door = _session()
         self._library: Library = door.library
         self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)
         tag_text = ctypes.c_char_p(tag.encode()) if tag else None

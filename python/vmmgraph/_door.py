@@ -9,10 +9,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from . import _c, _core
-from ._arena import Arena, Device, Shape, sharing_asked
+from ._arena import Arena, Device, Shape, sessions_come_from, sharing_asked
+from ._c import Error
 from ._pools import Eager, Pools, Scope
 
 log = logging.getLogger("vmmgraph")
@@ -279,6 +281,9 @@ def need() -> Door:
         return _door
 
 
+sessions_come_from(need)
+
+
 def opened() -> Door | None:
     return _door
 
@@ -291,10 +296,21 @@ def local() -> Local:
     return _door.local if _door is not None else _none
 
 
+def save_map(path: str | Path, arena: Arena | None = None) -> Path:
+    """Writes the page map of an arena (default: the largest) as a self-contained web page, or as
+    JSON for a name with ``.json``."""
+    path = Path(path)
+    door = need()
+    chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)
+    if chosen is None:
+        raise Error("there is no arena", 100)
+    text = chosen.map_json()
+    path.write_text(text if path.suffix == ".json" else door.library.text("map_html", text.encode()), encoding="utf-8")
+    return path
+
+
 def save_map_at_exit() -> None:
     path = os.environ.get("VMMGRAPH_MAP")
     if path:
-        from . import save_map
-
         with contextlib.suppress(Exception):
             save_map(path.replace("%p", str(os.getpid())))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from . import _c, _door
 from ._arena import bits, sharing_asked
 from ._door import EXPECTED_BYTES, INSTANTIATE
 from ._graph import graph_class
+from ._patch import Installed, put_in_place
 
 log = logging.getLogger("vmmgraph")
 
@@ -36,34 +35,6 @@ class Status:
 
     def __repr__(self) -> str:
         return f"<vmmgraph: {self.route} route, {self.why}>"
-
-
-class Installed:
-    def __init__(self) -> None:
-        self.undo: list[Callable[[], None]] = []
-
-    def replace(self, owner: Any, name: str, value: Any) -> None:
-        before = getattr(owner, name)
-        setattr(owner, name, value)
-        self.undo.append(lambda: setattr(owner, name, before))
-
-    def undo_all(self) -> None:
-        while self.undo:
-            self.undo.pop()()
-
-
-def put_in_place(cls: type, base: type) -> Installed:
-    """Replaces torch's class, in torch and in modules with an imported name for the class."""
-    import torch
-
-    installed = Installed()
-    installed.replace(torch.cuda, "CUDAGraph", cls)
-    installed.replace(torch.cuda.graphs, "CUDAGraph", cls)
-    for module in list(sys.modules.values()):
-        # Not getattr: some modules load further modules on attribute access.
-        if getattr(module, "__dict__", {}).get("CUDAGraph") is base:
-            installed.replace(module, "CUDAGraph", cls)
-    return installed
 
 
 def _limit(name: str, given: int | None) -> int:

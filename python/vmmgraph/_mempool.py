@@ -14,6 +14,7 @@ from ctypes import byref
 from typing import Any
 
 from . import _below, _c, _core
+from ._patch import put_in_place
 
 log = logging.getLogger("vmmgraph")
 
@@ -205,11 +206,11 @@ def install() -> Any:
         raise _c.Error(why, _c.WRONG_STATE)
     import torch
 
-    from . import _enable, _trees
+    from . import _trees
 
     library = _core.any_one()
     base = torch.cuda.CUDAGraph
-    installed = _enable.put_in_place(graph_class(library, base), base)
+    installed = put_in_place(graph_class(library, base), base)
     with contextlib.suppress(Exception):
         installed.undo.append(_trees.keep_out())
     return installed

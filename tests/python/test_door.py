@@ -1015,7 +1015,7 @@ def test_a_forked_worker_saves_the_map_of_what_it_captured(door, monkeypatch, tm
     def save_map(path, arena=None):
         Path(path).write_text("a map")
 
-    monkeypatch.setattr("vmmgraph.save_map", save_map)
+    monkeypatch.setattr("vmmgraph._door.save_map", save_map)
     monkeypatch.setenv("VMMGRAPH_MAP", str(tmp_path / "%p.json"))
     context = multiprocessing.get_context("fork")
 
