@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use slotmap::SlotMap;
@@ -29,6 +30,9 @@ use crate::units::{Address, Peers};
 
 /// Attempts of one allocation while other threads release memory.
 const TRIES: u32 = 1000;
+/// Attempts with a yield between; later ones pause, for a tenth of a second in all.
+const YIELDS: u32 = 16;
+const PAUSE: Duration = Duration::from_micros(100);
 
 #[derive(Debug)]
 pub(super) struct Page {
@@ -384,7 +388,12 @@ impl PagePool {
             if unchanged || tries > TRIES {
                 return Err(refused);
             }
-            std::thread::yield_now();
+            // Yields alone may pass before a releasing thread runs again.
+            if tries <= YIELDS || cfg!(feature = "shuttle") {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 
