@@ -128,6 +128,23 @@ def test_the_plugin_changes_vllms_sleep_only_when_asked(door, asked: str, monkey
     assert "vllm.distributed.device_communicators.custom_all_reduce" in waits
 
 
+def test_the_end_of_captures_is_one_line_an_arena(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def arena(device: int, spaces: int) -> types.SimpleNamespace:
+        stats = {"spaces": spaces, "physical_bytes": 50 << 20, "high_water_bytes": 48 << 20}
+        return types.SimpleNamespace(device=device, stats=lambda: stats)
+
+    class GPUModelRunner:
+        def capture_model(self) -> int:
+            return 7
+
+    monkeypatch.setattr("vmmgraph._door.arenas", lambda: [arena(0, 102), arena(1, 0)])
+    vllm.log_captures(types.SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    with caplog.at_level("INFO", "vmmgraph"):
+        assert GPUModelRunner().capture_model() == 7
+    assert caplog.messages == ["vmmgraph: 102 graph groups share 50 MiB on cuda:0; the largest alone needs 48 MiB"]
+    vllm.log_captures(types.SimpleNamespace())
+
+
 def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
     import vmmgraph
 
