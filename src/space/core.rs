@@ -363,7 +363,8 @@ impl Core {
     pub(crate) fn free_parked(&self, address: Address) -> Result<()> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
-        // The seal frees parked blocks; contents are preserved only across a seal.
+        // The seal frees parked blocks, so an early free is unnecessary after the seal or while
+        // contents are preserved.
         if state.phase != Phase::Open || state.postponed.is_some() {
             return Ok(());
         }

@@ -185,8 +185,8 @@ struct Kept {
     freed: Option<Fence>,
 }
 
-/// Persistent blocks of one space. Bytes of a freed block belong to the space until its end,
-/// because its graph writes there.
+/// Persistent blocks of one space. Bytes of a freed block stay reserved until the graph ends,
+/// because the graph writes there.
 #[derive(Debug, Default)]
 pub(super) struct KeptBlocks {
     blocks: BTreeMap<Address, Kept>,

@@ -11,8 +11,8 @@
 //!
 //! A block of at least a large page covers the free end of a page in use (its *head*), whole pages,
 //! and the beginning of a further page (its *tail*). Head and tail are used only if each saves a
-//! page. A smaller block lies in the lowest page with room. The smallest blocks lie in
-//! [slabs](super::slabs), in ranges of their own.
+//! page. A smaller local block prefers the lowest page with room, and may span two pages of an
+//! extent. The smallest blocks lie in [slabs](super::slabs), in ranges of their own.
 //!
 //! An *extent* is the address range of one stitched block. A block takes the oldest free extent of
 //! its size, so identical layers of a model settle at the same addresses. Without one, the block
@@ -20,8 +20,8 @@
 //! Only then are pages stitched together in a new extent. Peer-visible (remote) blocks share pages
 //! only with their kind, each in one page or on whole pages.
 //!
-//! Equal requests always give equal numbers and offsets. So an arena holds, in each size class, the
-//! maximum number of pages any one space needs at a time.
+//! Equal requests always give equal numbers and offsets. A page number normally maps the same page
+//! in every stitched space, so the arena holds only the highest count per size class.
 
 use std::collections::HashSet;
 

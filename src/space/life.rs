@@ -9,17 +9,19 @@
 //!
 //! Effect of each event, and its fence:
 //!
-//! 1. A block is freed, no capture began since the seal, and the graph was not launched (known only
-//!    if launches are observed): the slots map their [pages from before the seal](super::replaced)
+//! 1. A block is freed, all captures of the device had ended at the seal, none began since, and the
+//!    graph was not launched (known only if launches are observed): the slots map their [pages from
+//!    before the seal](super::replaced)
 //!    again, after the block's recorded streams and the captured streams.
 //! 2. The same, but captures began since the seal: the slots map pages of [passed
 //!    blocks](super::replaced) of earlier graphs, after the same streams and the arena's replays.
 //!    Without such pages, case 3 applies.
 //! 3. A block is freed and the graph exists: its pages become shared and stay mapped, after the
-//!    block's recorded streams. If captures began since the seal, only spaces opened later use the
-//!    pages.
+//!    recorded streams of all blocks freed since the seal. If captures began since the seal, only
+//!    spaces opened later use the pages.
 //! 4. The graph ends: all mappings except under live blocks are unmapped, after the arena's
-//!    replays.
+//!    replays. If launches are replays only and no placed block is live, suitable ranges become
+//!    spare ranges instead.
 //! 5. A block is freed after its graph: mappings needed only by this block are unmapped, after the
 //!    block's recorded streams and the arena's replays.
 //! 6. The last of both ends: all remaining memory is freed, after all of the above.
@@ -153,8 +155,7 @@ impl Core {
     }
 }
 
-/// Returns a fence after `readers`, and after the arena's replays unless the space was never
-/// replayed.
+/// Returns a fence after `readers`, and, unless the space is open, after the arena's replays.
 fn behind_replays(common: &Common, phase: Phase, readers: Fence) -> Fence {
     let mut fence = match phase {
         Phase::Open => Fence::default(),

@@ -2,8 +2,9 @@
 //!
 //! A live-out block costs its space a small page, however short, unless it is declared persistent.
 //! Programs which capture one model for many batch sizes repeat the same allocations with other
-//! sizes. So blocks live at the end of the first capture are predicted live at the end of the next
-//! ones. A *trace point* is the sequence of allocations and frees before, without sizes. So a
+//! sizes. Each traced capture adds its live-out blocks; later traced captures predict from all of
+//! these. Only spaces with `predict_retained` are traced. A *trace point* is the sequence of
+//! allocations and frees before, without sizes. So a
 //! capture with a different sequence gets no predictions.
 
 use std::collections::HashMap;

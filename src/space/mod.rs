@@ -10,7 +10,8 @@
 //!
 //! Lock order of the crate: space, persistent heap, private blocks, shared set, replay order,
 //! residency, pool. A space holds its lock (`Core::state`) across its own driver calls, so other
-//! captures continue, and never across a callback.
+//! captures continue, and never across a callback. One exception: a restore takes the shared-set
+//! lock under the residency lock; no code takes the two in reverse.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -206,7 +207,7 @@ pub enum Phase {
     Sealed,
     /// The graph is gone; only memory under live blocks remains.
     Retired,
-    /// The driver refused to undo a failed call: the space can only be dropped.
+    /// The driver refused to undo a failed allocation or seal: the space can only be dropped.
     Broken,
 }
 
@@ -400,7 +401,8 @@ impl Space {
     ///
     /// Before the seal, the next block of the same stream may use the memory. After the seal, pages
     /// of a live-out block return to the arena's shared set once the
-    /// [recorded](Self::record_stream) streams are done. If other captures of the device began
+    /// [recorded](Self::record_stream) streams of all blocks freed since the seal are done. If
+    /// other captures of the device began
     /// since the seal, their graphs may read the block: then only spaces opened later use the
     /// pages.
     ///
@@ -441,7 +443,8 @@ impl Space {
     /// arena. `launch` must submit the graph to `stream`.
     ///
     /// On the stream of the last replay, the only driver call queries whether the stream is under
-    /// capture. A different stream waits for an event. No lock is held during `launch`. `launch`
+    /// capture. A different stream waits for an event. The call may block the host when pages must
+    /// be replaced, or before the first launch. No lock is held during `launch`. `launch`
     /// may call any function, except a replay or mark in this arena, or a replay in an arena which
     /// waits for this one.
     ///

@@ -33,7 +33,7 @@ pub(crate) struct Stay {
     /// Bytes of the whole block; 0 in all pages after its first.
     pub(crate) block: u64,
     pub(crate) serial: u64,
-    /// Window of the block, if any.
+    /// Extent of the block, if any.
     pub(crate) extent: Option<u32>,
 }
 

@@ -4,13 +4,14 @@
 //! ```text
 //!   pause    no space open; replays refused
 //!            -> wait: fence, replays, recorded streams -> before_unmap
-//!            -> copy pages of live-out and persistent blocks to the host; unmap and release all
-//!               pages, the copied ones after their copies
+//!            -> copy pages owned by graph or eager spaces, and the persistent heap, to the host;
+//!               unmap and release all pages, the copied ones after their copies
 //!   resume   memory for every non-resident page -> map at all addresses; copy in
 //!            -> after_map -> replays permitted, after the copies
 //! ```
 //!
-//! Shared pages hold no contents between replays and are not copied. Pages are copied whole.
+//! Shared pages are not copied: their contents last for one replay. So live-out blocks of bump
+//! spaces and under [`RetainPolicy::Share`](super::RetainPolicy) are lost. Pages are copied whole.
 //! Private (exclusive) blocks stay resident, because peers may know their pages.
 //!
 //! The residency lock ([`Residency`](super::Residency)) guards the stage and the host copies.

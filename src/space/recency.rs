@@ -1,4 +1,4 @@
-//! Windows in order of use: a doubly linked list within a table.
+//! Extents in order of use: a doubly linked list within a table.
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {

@@ -10,8 +10,9 @@
 //! If a capture began after the seal, its graph may read the block. For example, a captured
 //! backward pass frees tensors saved by the forward pass. Such a block is *passed*: from its free
 //! on, only graphs use the block. Its slot may map a page with passed blocks of earlier graphs, if
-//! no space from this one on maps the page. In capture order, no other graph then writes to the
-//! page between this graph and the last reader, as in torch's pools. Without such a page, the slot
+//! no space from this one on maps the page. If graphs replay in capture order, no other graph
+//! then writes to the page between this graph and the last reader, as in torch's pools. Without
+//! such a page, the slot
 //! keeps its pages, which spaces opened later may use.
 //!
 //! `State::replaced` holds the replaced mappings of a space, under the space's lock.

@@ -16,10 +16,15 @@
 //! outcomes:
 //!
 //! * No live-out block: the slot keeps its shared page.
-//! * Wholly covered by live-out blocks, and the page is mapped nowhere else: the page changes owner
-//!   without a driver call.
+//! * Each small-page unit of the slot contains live-out bytes, and the page is mapped nowhere else:
+//!   the page changes owner without a driver call. A page mapped elsewhere, too, is replaced by one
+//!   own page of the same size.
 //! * Otherwise the page is replaced: by small pages of the space under live-out blocks, by shared
 //!   *filler* pages under freed blocks, and by nothing under unused addresses.
+//!
+//! On a platform which cannot replace pages under a graph (HIP, MLU), any page with a live-out
+//! block
+//! and one mapping changes owner whole.
 //!
 //! The module owns the change from [`Phase::Open`] to [`Phase::Sealed`]. The space's lock is held
 //! for the whole change, across its driver calls. The out-of-memory retry around a seal holds no

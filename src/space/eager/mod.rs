@@ -18,8 +18,8 @@
 //! * *Shared*: the page has a number in the shared set. Its contents last for one scope.
 //! * *Own*: owned by the eager space ([`EagerSpace::own`]), because a block on the page was live at
 //!   the end of a scope. Later scopes place blocks in the rest of the page. The page becomes shared
-//!   again at the end of the first scope which leaves no live block on the page. So work with
-//!   results in the same places moves no page.
+//!   again when a scope ends with no live or waiting block on the page. So work with results in the
+//!   same places moves no page.
 //!
 //! Numbers of the layout are not numbers of the shared set (`slots.rs`). Own pages have no shared
 //! number, and shared pages take the lowest free ones. So an arena holds the maximum of two counts:
@@ -125,8 +125,9 @@ struct State {
     seen: u64,
     /// Whether a slot must map a different page.
     moved: bool,
-    /// Numbers of leased large pages, read at the beginning of the scope and again later. The scope
-    /// uses none of these.
+    /// Shared-set numbers of leased large pages, read at the beginning of the scope and again
+    /// later.
+    /// The scope uses none of these pages.
     lent: BTreeSet<u32>,
     /// Layout numbers of leased pages, out of use until the scope ends.
     excluded: Vec<PageNo>,
@@ -396,7 +397,9 @@ impl EagerScope {
         self.end.space.allocate(size, self.stream(), true)
     }
 
-    /// Frees a block. The next block may use the bytes.
+    /// Frees a block. The next block may use the bytes, unless the block is persistent, from a
+    /// scope
+    /// on another stream, or recorded on another stream.
     ///
     /// # Errors
     /// Those of [`EagerBlocks::free`].

@@ -37,7 +37,7 @@ impl Extent {
 
 #[derive(Debug, Default)]
 struct Size {
-    /// Window numbers, oldest first.
+    /// Extent numbers, oldest first.
     extents: Vec<usize>,
     /// Extents without one of their own blocks; blocks of other extents may lie on the same pages.
     vacant: Bits,

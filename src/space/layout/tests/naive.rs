@@ -18,7 +18,7 @@ pub(super) struct Naive {
     page_slots: Vec<(usize, u32)>,
     /// In order of creation.
     extents: Vec<Extent>,
-    /// Window numbers, least recently used first.
+    /// Extent numbers, least recently used first.
     used: Vec<usize>,
     live: Vec<Part>,
     owner: BTreeMap<u32, u64>,
