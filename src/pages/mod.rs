@@ -16,7 +16,7 @@
 //! * **Fence** ([`Fence`]): points in stream work. Memory is reused or unmapped after its fence.
 //! * **Pending unmap** ([`PendingUnmap`]): ranges or parts of ranges to unmap after a fence.
 //! * **Non-resident page**: a page of a paused arena. Owner, account and addresses stay, the memory
-//!   is released.
+//!   is released. A paused region has none: its pages are released.
 //!
 //! # Life of a page
 //!
@@ -27,10 +27,11 @@
 //!                                                                  └─> driver.release
 //! ```
 //!
-//! The last unmap or unpin of a page makes the page *free*: a page is reference-counted by its
-//! mappings and pins. A free page serves the next allocation of its size without a driver call.
-//! Free pages are released to the driver when memory for a different size is short, at a trim, and
-//! at the end of an arena.
+//! The last unmap or unpin makes a resident page *free*, unless the page is exported or goes to the
+//! driver at once: a page is reference-counted by its mappings and pins. A free page serves the
+//! next allocation of its size without a driver call.
+//! Free pages are released to the driver when an allocation of a different size is refused (even if
+//! only an account below the device lacks room), at a trim, and at the end of an arena.
 //!
 //! # Invariants
 //!
@@ -47,10 +48,11 @@
 //!
 //! The code also guarantees:
 //!
-//! * A pending unmap runs after its fence, and after running copies to its pages. One thread at a
-//!   time tears down a part of a range.
+//! * A pending unmap runs after its fence, and after the resume copies of each arena with pages in
+//!   its parts. One thread at a time tears down a part of a range.
 //! * A transaction pins the pages it unmaps until its end. So an undo maps the same pages again.
-//! * Memory refused by the driver stays in the tables and is released by a later retry.
+//! * Memory refused by the driver stays in the tables until `trim`, or the device's close or next
+//!   opening, releases the memory.
 //!
 //! # Locks
 //!

@@ -69,9 +69,10 @@ fn warn_of(torn: &TornDown) {
 }
 
 impl PagePool {
-    /// Tears down after a fence: at once if the fence is done, else in a later call.
-    /// [`take`](super::Transaction::take) without memory, [`trim`](Self::trim), and most teardowns
-    /// reap pending unmaps. Does not block.
+    /// Tears down after a fence: at once if the fence is done, else in a later call. Pending unmaps
+    /// are reaped by a refused [`take`](super::Transaction::take), a [`trim`](Self::trim), the
+    /// begin of a capture, the end of a hold, and a teardown with a conflicting request. Does not
+    /// block.
     pub fn unmap_after(&self, mut fence: Fence, pending: PendingUnmap) {
         if pending.is_empty() {
             return;
@@ -121,7 +122,8 @@ impl PagePool {
         let (arriving, mut poll) = (self.lock().arriving.clone(), Poll::new(self.events()));
         for (id, Arriving { mut contents, .. }) in arriving {
             if contents.done_at(&mut poll).unwrap_or(false) {
-                self.lock().arriving.remove(id);
+                // Dropped without the lock, as its marks may destroy events.
+                let _contents = self.lock().arriving.remove(id);
             }
         }
     }
@@ -151,11 +153,15 @@ impl PagePool {
         let (mut done, mut poll) = (Vec::new(), Poll::new(self.events()));
         for (id, mut fence) in waiting {
             let over = fence.done_at(&mut poll).unwrap_or(false);
-            let state = &mut *self.lock();
             if over {
-                done.extend(state.pending_unmaps.remove(id));
-            } else if let Some(item) = state.pending_unmaps.get_mut(id) {
-                item.fence = fence;
+                let item = self.lock().pending_unmaps.remove(id);
+                done.extend(item);
+            } else {
+                // Dropped without the lock: the last reference to a mark may destroy its event.
+                let _previous = {
+                    let state = &mut *self.lock();
+                    state.pending_unmaps.get_mut(id).map(|item| std::mem::replace(&mut item.fence, fence))
+                };
             }
         }
         let (mut any, mut awaited) = (false, false);

@@ -102,7 +102,7 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Current reservations.
     pub reservations: u64,
-    /// Pending unmaps and refused releases. Both are retried.
+    /// Pending unmaps and refused releases. `trim` retries both.
     pub pending: u64,
 }
 
@@ -363,7 +363,8 @@ impl PagePool {
 
     /// Takes a page of `bytes` for an owner: a free page of this size, else a new page. Returns the
     /// page, pinned once, and whether it is new. If the device or a budget has no room, first reaps
-    /// finished pending unmaps, then releases free pages of other sizes.
+    /// finished pending unmaps, then releases free pages of other sizes, even if only an account
+    /// below the device lacks room.
     ///
     /// # Errors
     /// [`Error::OverBudget`] of the account or an ancestor; driver errors.

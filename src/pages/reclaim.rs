@@ -9,9 +9,9 @@ use super::{AccountId, PagePool};
 use crate::error::Error;
 use crate::sync::{Mutex, thread_token};
 
-/// Maximum attempts of one call.
+/// Maximum retries of one call.
 const TRIES: u32 = 8;
-/// Longest wait for memory in use by the device before an allocation fails.
+/// Longest single wait for memory in use by the device. One attempt waits up to twice.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Source of memory in a shortage, for example an engine with a cache, or a shrinkable buffer.
@@ -117,8 +117,8 @@ impl MemoryRetry<'_> {
     }
 
     /// As [`helps`](Self::helps), without a limit of attempts. Waits for pending memory first. Asks
-    /// reclaimers if no memory was pending, or from the second attempt on: in a busy process some
-    /// pending memory always finishes.
+    /// reclaimers if no pending memory finished, and from the second attempt on: in a busy process
+    /// some pending memory always finishes.
     pub(crate) fn once(&mut self, error: &Error) -> bool {
         self.tries = self.tries.saturating_add(1);
         let finished = self.pool.wait_and_reap(PATIENCE);

@@ -10,7 +10,8 @@
 //! | hand over | hand back, unless the owner changed since |
 //! | resume a page (`make_resident`) | make the page non-resident again |
 //!
-//! No page becomes free before the commit, so an undo never finds a page of a new owner. If the
+//! No page becomes free before the commit, so an undo never finds a page of a new owner. An undo
+//! restores neither free pages released by `take` nor pending unmaps reaped by `take`. If the
 //! driver refuses an undo step, the tables stay true. The affected object is then unusable, and its
 //! teardown retries.
 //!
@@ -54,7 +55,7 @@ pub struct Transaction<'a> {
     pool: &'a Arc<PagePool>,
     journal: Vec<Step>,
     calls: Calls,
-    /// Bytes of pages still to be taken.
+    /// Bytes of pages still to be taken or pinned.
     expected_bytes: u64,
 }
 
@@ -65,8 +66,9 @@ impl<'a> Transaction<'a> {
         Self { pool, journal: Vec::new(), calls: Calls::default(), expected_bytes: 0 }
     }
 
-    /// Announces the total bytes of pages that will be taken or pinned. An error then reports all
-    /// missing bytes, and reclaimers free enough for the whole transaction.
+    /// Announces the total bytes of pages which will be taken or pinned. An out-of-memory or
+    /// over-budget error then reports all missing bytes, and reclaimers free enough for the whole
+    /// transaction.
     pub(crate) fn expect_bytes(&mut self, bytes: u64) {
         self.expected_bytes = self.expected_bytes.saturating_add(bytes);
     }
