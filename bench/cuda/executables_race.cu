@@ -2,7 +2,8 @@
 // different graphs. CUDA only.
 //
 //   nvcc -O2 -std=c++17 -o race bench/cuda/executables_race.cu -lcuda
-//   ./race unlocked 20      crashes in cuGraphExecDestroy in about every second run
+//   ./race unlocked 20      crashed in cuGraphExecDestroy in 1 of 4 runs (driver 580.159.04, H200,
+//                           2026-11-28); variants in docs/performance.md in 3 of 4
 //   ./race locked 20        one mutex around the two functions: no crash seen
 //
 // Measured on H200, driver 580.159.04, 2026-11-28. Four threads launch 75 graphs; 16 graphs have
