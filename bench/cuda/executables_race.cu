@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
     for (auto& thread : threads) {
         thread.join();
     }
-    std::printf("%s: %ld instantiations, %ld launches in %.0f s, no crash\n", locked ? "locked" : "unlocked", instantiated.load(), launched.load(),
-                seconds);
+    std::printf("%s: %ld instantiations, %ld launches in %.0f s, no crash\n", locked ? "locked" : "unlocked", instantiated.load(),
+                launched.load(), seconds);
     return 0;
 }
