@@ -283,7 +283,7 @@ def beside_torch(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_library_is_built_from_the_package(installed: Path, beside_torch: dict[str, str], tmp_path: Path) -> None:
     """Compilation reuses build/torch. No Rust on the path."""
     objects = ROOT / "build/torch"
-    if not (objects / "CMakeFiles/vmmgraph_torch.dir/cpp/torch/shape.cpp.o").exists():
+    if not any((objects / "CMakeFiles/vmmgraph_torch.dir").rglob("*.o")):
         pytest.skip("SKIPPED: no build/torch (scripts/test.sh)")
     path = tmp_path / "path"
     path.mkdir()
