@@ -2,8 +2,7 @@
 //!
 //! Events occur under the library's locks. A line therefore waits on its thread until the outermost
 //! C function ends, when the thread holds no lock. A line from outside any C function (Rust
-//! callers,
-//! a thread of the library) waits for the end of the next C function of any thread.
+//! callers, a thread of the library) waits for the end of the next C function of any thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};

@@ -151,15 +151,13 @@ pub(super) unsafe fn write_schedule(
 
 /// Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
 /// per second, the bottleneck, deviations from the demand, the effect of more resident units, and
-/// the
-/// number of resident units which hides the link. No arrangement of copies is faster; measure the
-/// real ring. Plain arithmetic on any thread, without a device. Uses fewer slots if the budget
+/// the number of resident units which hides the link. No arrangement of copies is faster; measure
+/// the real ring. Plain arithmetic on any thread, without a device. Uses fewer slots if the budget
 /// requires. Copies like vmmgraph_last_error_message.
 ///
 /// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small
-/// for
-/// one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an invalid
-/// bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
+/// for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an
+/// invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
 ///
 /// # Safety
 /// `demand` is null or points to a struct with struct_size set and unit_count units. `buffer` is

@@ -9,9 +9,8 @@
 //! For the segments of a torch MemPool, which live as long as the graph, so nothing is stitched.
 //! All bump spaces of an arena map the same *tape* of pages from its beginning. The tape is as long
 //! as the longest space, plus at most a sixteenth of this length or half a large page, whichever is
-//! less. Each
-//! page is as long as the block which first needed the page, so a space takes about one map per
-//! block.
+//! less. Each page is as long as the block which first needed the page, so a space takes about one
+//! map per block.
 
 use std::collections::BTreeMap;
 

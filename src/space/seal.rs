@@ -23,8 +23,7 @@
 //!   *filler* pages under freed blocks, and by nothing under unused addresses.
 //!
 //! On a platform which cannot replace pages under a graph (HIP, MLU), any page with a live-out
-//! block
-//! and one mapping changes owner whole.
+//! block and one mapping changes owner whole.
 //!
 //! The module owns the change from [`Phase::Open`] to [`Phase::Sealed`]. The space's lock is held
 //! for the whole change, across its driver calls. The out-of-memory retry around a seal holds no

@@ -3,8 +3,7 @@
 //!
 //! `make demo`, or `cargo run --release -p vmmgraph-demo -- [--json FILE] [--data FOLDER] [--only
 //! PART_OF_A_TRACE]`. VMMGRAPH_DRIVER selects the driver: cuda, hip, ascend, mlu or host. Without
-//! the
-//! variable and without a usable device, the demo runs on host memory and says so.
+//! the variable and without a usable device, the demo runs on host memory and says so.
 
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;

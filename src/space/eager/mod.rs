@@ -398,8 +398,7 @@ impl EagerScope {
     }
 
     /// Frees a block. The next block may use the bytes, unless the block is persistent, from a
-    /// scope
-    /// on another stream, or recorded on another stream.
+    /// scope on another stream, or recorded on another stream.
     ///
     /// # Errors
     /// Those of [`EagerBlocks::free`].
