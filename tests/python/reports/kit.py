@@ -170,6 +170,19 @@ def graph_pages() -> int:
     return sum(arena.stats()["physical_bytes"] for arena in vmmgraph.arenas())
 
 
+def one_pool_and_private(measure: Callable[[bool], Any]) -> dict[str, Any]:
+    """Measures one pool for all graphs, and private pools too under stock torch.
+
+    ``measure`` is a function of `examples/shared_pool`.
+    """
+    one = measure(False)
+    if OURS:
+        return {"ok": one.wrong == 0, "mib": round(one.mib, 1), "detail": one.as_dict()}
+    private = measure(True)
+    detail = {"one pool": one.as_dict(), "private pools": private.as_dict()}
+    return {"ok": one.wrong == private.wrong == 0, "mib": round(private.mib, 1), "detail": detail}
+
+
 def run(name: str, body: Callable[[], dict[str, Any]]) -> None:
     """Runs a program and prints its line of JSON.
 
