@@ -49,7 +49,8 @@ build() {
   mkdir -p "$out/python"
   cp -r python/vmmgraph "$out/python/vmmgraph"
   cp -r tests/python/reports "$out/reports"
-  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/vllm_run.py examples/rl/rollout.py "$out/"
+  cp -r examples/shared_pool "$out/shared_pool"
+  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/{engine,vllm,sglang}_run.py examples/rl/rollout.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout

@@ -27,7 +27,6 @@ the free memory of the device between two steps, serves, frees the memory and se
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
 import statistics
@@ -36,6 +35,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from engine_run import MIB, digest, install_entry_points, ms_a_token, widen
 
 MODES = {
     "full": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
@@ -57,26 +58,8 @@ SIZES = {
         "tie_word_embeddings": False,
     }
 }
-MIB = 1 << 20
 #: Start of this process, used unless VLLM_RUN_STARTED has the start time.
 began = time.time()
-
-
-def install_entry_points() -> None:
-    """Writes the metadata of a pip installation to the path of this process and its workers."""
-    from importlib.metadata import entry_points
-
-    there = {point.name for point in entry_points(group="vllm.general_plugins")}
-    folder = Path(tempfile.mkdtemp())
-    for name, point in PLUGINS.items():
-        if name not in there:
-            info = folder / f"{name}-0.1.0.dist-info"
-            info.mkdir()
-            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-            (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {point}\n")
-    for path in (str(folder), str(Path(__file__).resolve().parent)):
-        sys.path.append(path)
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), path) if part)
 
 
 def measure() -> None:
@@ -114,27 +97,8 @@ def measure() -> None:
             patch(runner)
 
 
-def widen(model) -> None:
-    """Sets random weights for which every token depends on the whole model.
-
-    With load_format="dummy" (below 0.001), layers change no bit of the bf16 residual.
-    """
-    import torch
-
-    generator = torch.Generator(device="cuda").manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            if "norm" in name:
-                parameter.fill_(1.0)
-            elif parameter.dim() >= 2 and parameter.is_floating_point():
-                parameter.normal_(0.0, 1.0 if "embed_tokens" in name else parameter.shape[-1] ** -0.5, generator=generator)
-
-
-def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> float:
-    """Returns the milliseconds of a decode step.
-
-    Median over rounds of the difference between a long and a short generation.
-    """
+def time_a_token(llm, sequences: int, rounds: int) -> float:
+    """Returns the milliseconds of a decode step."""
     from vllm import SamplingParams
 
     pick = random.Random(sequences)
@@ -146,8 +110,7 @@ def time_a_token(llm, sequences: int, rounds: int = 7, tokens: int = 128) -> flo
         llm.generate(prompts, sampling, use_tqdm=False)
         return time.perf_counter() - start
 
-    seconds(4)
-    return statistics.median(1e3 * (seconds(tokens + 4) - seconds(4)) / tokens for _ in range(rounds))
+    return ms_a_token(seconds, rounds)
 
 
 def model_of_size(model: str, size: str) -> str:
@@ -352,7 +315,7 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     # torch's symmetric memory uses multicast objects, unsupported on some machines.
     os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
-    install_entry_points()
+    install_entry_points("vllm.general_plugins", PLUGINS)
     from vllm import LLM, SamplingParams
 
     measure()
@@ -400,7 +363,7 @@ def run(arguments: argparse.Namespace) -> None:
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - start
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
-        return seconds, hashlib.sha256(repr(tokens).encode()).hexdigest()[:16], sum(map(len, tokens))
+        return seconds, digest(tokens), sum(map(len, tokens))
 
     seconds, hashes, counts = zip(*(serve() for _ in range(arguments.rounds)), strict=True)
     count = counts[0]

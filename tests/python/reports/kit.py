@@ -13,7 +13,9 @@ import faulthandler
 import gc
 import json
 import os
+import pathlib
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -168,6 +170,12 @@ def graph_pages() -> int:
     import vmmgraph
 
     return sum(arena.stats()["physical_bytes"] for arena in vmmgraph.arenas())
+
+
+def use_examples(folder: str) -> None:
+    """Makes the modules of an example importable, from the repository or from ``gpu.sh build``."""
+    here = pathlib.Path(__file__).resolve()
+    sys.path[:0] = [str(here.parents[3] / "examples" / folder), str(here.parents[1] / folder)]
 
 
 def one_pool_and_private(measure: Callable[[bool], Any]) -> dict[str, Any]:

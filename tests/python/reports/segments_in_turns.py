@@ -8,13 +8,11 @@ wrong tokens.
 
 from __future__ import annotations
 
-import pathlib
-import sys
 from typing import Any
 
 import kit
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "examples" / "shared_pool"))
+kit.use_examples("shared_pool")
 import segments
 
 

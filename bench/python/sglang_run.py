@@ -1,0 +1,439 @@
+#!/usr/bin/env python3
+"""sglang_run.py MODEL [--mode decode|breakable|piecewise]: measures unmodified SGLang, with VmmGraph
+if VMMGRAPH=1 is set.
+
+MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
+attention and the KV cache. The requests of a round are scheduled only once all have arrived, so
+batches do not depend on timing. Prints RESULT lines: tokens with a hash, equal with and without
+VmmGraph; memory and seconds of captures; tokens of the KV cache; time per token of 1, 8 and 64
+sequences; GPU time and host time of a decode replay; arenas. With VMMGRAPH=1 SGLang finds the
+plugin by its entry point; this script writes the metadata of an installation. Needs a GPU and
+sglang; prints SKIPPED otherwise.
+
+Control: one decode graph then skips its replays. The tokens must differ, and must be the first ones
+again with the graph back in place.
+
+--compare runs every mode as stock, with VmmGraph, and as stock again, and prints ratios to the mean
+of both stock runs, and the ratio of the stock runs. --kv measures the size of the KV cache with
+SGLang's defaults (no memory flag, no length), and adds VMMGRAPH_KV=1 to VMMGRAPH=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from engine_run import MIB, digest, install_entry_points, ms_a_token, widen
+
+MODES = {
+    "decode": {"cuda_graph_backend_prefill": "disabled"},
+    "breakable": {"cuda_graph_backend_prefill": "breakable"},
+    "piecewise": {"cuda_graph_backend_prefill": "tc_piecewise"},
+}
+#: Entry points of SGLang's plugins, loaded by every SGLang process: the package's, and measure() of
+#: this script.
+PLUGINS = {"vmmgraph": "vmmgraph.plugins.sglang:enable", "sglang_run_measure": "sglang_run:measure"}
+#: Sequences of the timed decode steps.
+SEQUENCES = (1, 8, 64)
+#: Sequences of the graph which the control skips.
+SKIPPED_SIZE = 8
+
+
+# In the scheduler's process.
+
+
+class State:
+    #: Requests that the next round waits for.
+    expected = 0
+    #: MiB and seconds of each capture.
+    captures: ClassVar[dict[str, dict[str, float]]] = {}
+    #: Sequences, GPU events and host seconds of each decode replay while timing is on.
+    replays: ClassVar[list[tuple[int, Any, Any, float]]] = []
+    #: Replays counted outside timing.
+    calls = 0
+
+
+def measure() -> None:
+    """SGLang plugin: measures captures, widens weights, and adds methods to the scheduler.
+
+    The patches of runners wait until the scheduler makes its worker: SGLang imports runners no
+    earlier, and VmmGraph's plugin waits for these imports.
+    """
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+
+    if hasattr(Scheduler, "run_look"):
+        return
+    init, pull = Scheduler.init_model_worker, SchedulerRequestReceiver._pull_raw_reqs
+
+    def init_model_worker(self, *args, **kwargs):
+        from sglang.srt.model_executor.model_runner import ModelRunner
+        from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
+        from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
+
+        for owner, name in ((PrefillCudaGraphRunner, "prefill"), (DecodeCudaGraphRunner, "decode")):
+            owner._capture_one_stream = measured(owner._capture_one_stream, name)
+        load = ModelRunner.load_model
+
+        def load_model(self, *args, **kwargs):
+            load(self, *args, **kwargs)
+            widen(self.model)
+
+        ModelRunner.load_model = load_model
+        return init(self, *args, **kwargs)
+
+    def pull_all(self):
+        got = pull(self)
+        if State.expected and any(map(requests_in, got or ())):
+            deadline = time.monotonic() + 20
+            while sum(map(requests_in, got)) < State.expected and time.monotonic() < deadline:
+                time.sleep(0.001)
+                got += pull(self)
+            State.expected = 0
+        return got
+
+    Scheduler.init_model_worker, SchedulerRequestReceiver._pull_raw_reqs = init_model_worker, pull_all
+    Scheduler.run_look, Scheduler.run_expect, Scheduler.run_time, Scheduler.run_skip = look, expect, time_replays, skip_graph
+
+
+def requests_in(received: Any) -> int:
+    name = type(received).__name__
+    if name == "BatchTokenizedGenerateReqInput":
+        return len(received)
+    return int(name == "TokenizedGenerateReqInput")
+
+
+def measured(method, name: str):
+    import torch
+
+    def free() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    def capture(self, *args, **kwargs):
+        before, start = free(), time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            State.captures[name] = {"mib": (before - free()) / MIB, "seconds": seconds}
+
+    return capture
+
+
+def expect(self, count: int) -> None:
+    State.expected = count
+
+
+def decode_backend(scheduler: Any) -> Any:
+    return scheduler.tp_worker.model_runner.decode_cuda_graph_runner.backend
+
+
+def time_replays(self, on: bool) -> None:
+    """Records GPU events and host time of every decode replay, or ends this."""
+    import torch
+
+    backend = decode_backend(self)
+    if not on:
+        del backend.replay
+        return
+    State.replays.clear()
+    replay = backend.replay
+
+    def timed(shape_key, *args, **kwargs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        start = time.perf_counter()
+        result = replay(shape_key, *args, **kwargs)
+        host = time.perf_counter() - start
+        end.record()
+        State.replays.append((shape_key.size, begin, end, host))
+        return result
+
+    backend.replay = timed
+
+
+class Skipped:
+    """A graph whose replays do nothing."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+
+    def replay(self) -> None:
+        State.calls += 1
+
+
+def skip_graph(self, on: bool) -> None:
+    """Replaces the decode graph of SKIPPED_SIZE sequences, or puts the graph back."""
+    graphs = decode_backend(self)._graphs
+    key = next(key for key in graphs if key.size == SKIPPED_SIZE)
+    State.calls = 0
+    graphs[key] = Skipped(graphs[key]) if on else graphs[key].graph
+
+
+def look(self, path: str) -> None:
+    """Writes the state of the first rank to a file: an RPC returns no value."""
+    import torch
+
+    if self.ps.tp_rank:
+        return
+    torch.cuda.synchronize()
+    by_size: dict[int, list[tuple[float, float]]] = {}
+    for size, begin, end, host in State.replays:
+        by_size.setdefault(size, []).append((begin.elapsed_time(end), 1e6 * host))
+    State.replays.clear()
+    vmmgraph = sys.modules.get("vmmgraph")
+    on = vmmgraph is not None and bool(vmmgraph.status())
+    ledger = sys.modules.get("vmmgraph._ledger")
+    seen = {
+        "on": on,
+        "captures": State.captures,
+        "calls": State.calls,
+        "kv_tokens": self.max_total_num_tokens,
+        "free": torch.cuda.mem_get_info()[0],
+        "replays": {
+            size: [statistics.median(gpu for gpu, _ in rows), statistics.median(host for _, host in rows), len(rows)]
+            for size, rows in by_size.items()
+        },
+        "arenas": [(arena.stats(), arena.executables()) for arena in vmmgraph.arenas()] if on else [],
+        "ledger": [line for one in ledger.ledgers() for line in one.table().splitlines()] if ledger else [],
+    }
+    Path(path).write_text(json.dumps(seen, default=str))
+
+
+# In the engine's process.
+
+
+def settle() -> None:
+    """Sets the environment before sglang is imported."""
+    for name, value in (
+        ("SGLANG_IS_FLASHINFER_AVAILABLE", "false"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("GLOO_SOCKET_IFNAME", "lo"),
+        ("NCCL_SOCKET_IFNAME", "lo"),
+    ):
+        os.environ.setdefault(name, value)
+    install_entry_points("sglang.srt.plugins", PLUGINS)
+
+
+class Run:
+    """An engine and its generations."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        import sglang
+
+        memory = {} if arguments.kv else {"mem_fraction_static": 0.3, "context_length": 4096, "max_running_requests": 160}
+        self.engine = sglang.Engine(
+            model_path=arguments.model,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            attention_backend="triton",
+            sampling_backend="pytorch",
+            grammar_backend="none",
+            disable_radix_cache=True,
+            disable_flashinfer_autotune=True,
+            skip_server_warmup=True,
+            random_seed=7,
+            chunked_prefill_size=4096,
+            cuda_graph_max_bs_decode=160,
+            host="127.0.0.1",
+            log_level="info",
+            tp_size=arguments.ranks,
+            **memory,
+            **MODES[arguments.mode],
+        )
+
+    def rpc(self, method: str, **parameters: Any) -> None:
+        self.engine.collective_rpc(method, **parameters)
+
+    def seen(self) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "seen"
+            self.rpc("run_look", path=str(path))
+            return json.loads(path.read_text())
+
+    def generate(self, prompts: list[list[int]], counts: list[int]) -> tuple[float, list[list[int]]]:
+        """Returns the seconds and the tokens of one wave of requests."""
+        self.rpc("run_expect", count=len(prompts))
+        sampling = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in counts]
+        start = time.perf_counter()
+        outputs = self.engine.generate(input_ids=prompts, sampling_params=sampling)
+        return time.perf_counter() - start, [list(output["output_ids"]) for output in outputs]
+
+    def time_a_token(self, sequences: int, rounds: int) -> float:
+        """Returns the milliseconds of a decode step."""
+        pick = random.Random(sequences)
+        prompts = [[pick.randrange(10, 150000) for _ in range(32)] for _ in range(sequences)]
+        return ms_a_token(lambda count: self.generate(prompts, [count] * sequences)[0], rounds)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    began = float(os.environ.get("SGLANG_RUN_STARTED") or time.time())
+    settle()
+    one, mode, wrong = Run(arguments), arguments.mode, []
+    one.generate([list(range(10, 42))], [1])
+    print(f"RESULT {mode} first_token_s {time.time() - began:.2f}")
+    pick = random.Random(11)
+    prompts = [[pick.randrange(10, 150000) for _ in range(pick.randrange(10, 800))] for _ in range(arguments.requests)]
+    # Batches shrink one by one, through every captured size.
+    counts = [pick.randrange(8, 41) for _ in prompts]
+
+    def serve() -> tuple[float, str]:
+        seconds, tokens = one.generate(prompts, counts)
+        if [len(made) for made in tokens] != counts:
+            wrong.append("a request has another length than asked for")
+        kinds.update(token for made in tokens for token in made)
+        return seconds, digest(tokens)
+
+    kinds: set[int] = set()
+    seconds, hashes = zip(*(serve() for _ in range(arguments.rounds)), strict=True)
+    started = one.seen()
+    count = sum(counts)
+    print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))} kinds {len(kinds)}")
+    print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
+    for name, took in started["captures"].items():
+        print(f"RESULT {mode} capture_mib_{name} {took['mib']:.1f}")
+        print(f"RESULT {mode} capture_s_{name} {took['seconds']:.3f}")
+    print(f"RESULT {mode} kv_tokens {started['kv_tokens']}")
+    for sequences in SEQUENCES:
+        print(f"RESULT {mode} ms_a_token_{sequences} {one.time_a_token(sequences, arguments.timed):.4f}")
+    for sequences in SEQUENCES:
+        # Apart from the times above: events take host time.
+        one.rpc("run_time", on=True)
+        one.time_a_token(sequences, 1)
+        one.rpc("run_time", on=False)
+        gpu, host, replays = one.seen()["replays"][str(sequences)]
+        print(f"RESULT {mode} replay_gpu_ms_{sequences} {gpu:.4f}")
+        print(f"RESULT {mode} replay_host_us_{sequences} {host:.2f}")
+        if replays < 100:
+            wrong.append(f"only {replays} replays of {sequences} sequences were timed")
+    one.rpc("run_skip", on=True)
+    skipped = serve()[1]
+    calls = one.seen()["calls"]
+    one.rpc("run_skip", on=False)
+    restored = serve()[1]
+    print(f"RESULT {mode} control hash {skipped} skipped {calls} restored {restored}")
+    ended = one.seen()
+    print(f"RESULT {mode} free_after_mib {ended['free'] / MIB:.0f}")
+    for stats, executables in ended["arenas"]:
+        ratio = stats["physical_bytes"] / max(stats["high_water_bytes"], 1)
+        print(
+            f"RESULT {mode} arena_mib {stats['physical_bytes'] / MIB:.1f} floor_mib {stats['high_water_bytes'] / MIB:.1f} "
+            f"ratio {ratio:.3f} shapes {stats['spaces']} retained_mib {stats['retained_bytes'] / MIB:.1f}"
+        )
+        print("RESULT", mode, "executables", {name: executables[name] for name in executables if name != "nodes"})
+    for line in ended["ledger"]:
+        print(f"LEDGER {line}")
+    if bool(os.environ.get("VMMGRAPH")) != ended["on"]:
+        wrong.append(f"VMMGRAPH is {os.environ.get('VMMGRAPH')!r}, and VmmGraph is {'on' if ended['on'] else 'off'}")
+    if {*hashes, restored} != {hashes[0]}:
+        wrong.append("rounds differ")
+    if skipped == hashes[0] or not calls:
+        wrong.append(f"a graph that skipped {calls} replays changed no token: the comparison says nothing")
+    if len(kinds) < count // 2:
+        wrong.append(f"only {len(kinds)} different tokens of {count}: the comparison says little")
+    sys.stdout.flush()
+    one.engine.shutdown()
+    if wrong:
+        sys.exit("WRONG  " + "; ".join(dict.fromkeys(wrong)))
+
+
+def child(arguments: argparse.Namespace, mode: str, on: str) -> tuple[int, dict[str, str]]:
+    """Runs a mode in a further process. Returns the exit status and the RESULT lines by name."""
+    command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
+    command += ["--rounds", str(arguments.rounds), "--timed", str(arguments.timed), "--ranks", str(arguments.ranks)]
+    command += ["--kv"] * arguments.kv
+    environment = {"VMMGRAPH": on, "VMMGRAPH_KV": on if arguments.kv else "", "SGLANG_RUN_STARTED": str(time.time())}
+    start = time.monotonic()
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    shown = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("RESULT", "LEDGER", "WRONG")) or "vmmgraph:" in line or "max_total_num_tokens=" in line
+    ]
+    took = f"{time.monotonic() - start:.0f} s"
+    print(f"--- {mode}, VMMGRAPH={on or 'off'}: exit {done.returncode}, {took}", *shown, sep="\n", flush=True)
+    if done.returncode:
+        print(done.stdout[-5000:], flush=True)
+    return done.returncode, {line.split()[2]: line for line in shown if line.startswith("RESULT")}
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Runs every mode as stock, with VmmGraph, and as stock again. Returns the exit status."""
+    wrong = 0
+    for mode in arguments.modes.split(","):
+        runs = [child(arguments, mode, on) for on in ("", "1", "")]
+        if any(status for status, _ in runs):
+            wrong += 1
+            continue
+        stock, ours, again = (lines for _, lines in runs)
+
+        def value(lines: dict[str, str], name: str) -> float:
+            return float(lines[name].split()[-1])
+
+        same = len({tuple(lines["tokens"].split()[2:]) for _, lines in runs}) == 1
+        wrong += not same
+        print(f"{'ok    ' if same else 'WRONG '} {mode}: tokens {'equal' if same else 'differ'}", flush=True)
+        for name in stock:
+            if name.startswith(("capture_", "ms_", "replay_", "tokens_per", "kv_", "free_", "first_")):
+                both = (value(stock, name), value(again, name))
+                mean = statistics.mean(both)
+                print(
+                    f"       {mode} {name}: stock {both[0]:g} and {both[1]:g}, ours {value(ours, name):g}; "
+                    f"ours / stock {value(ours, name) / mean if mean else 0:.4f}, "
+                    f"stock / stock {both[1] / both[0] if both[0] else 0:.4f}",
+                    flush=True,
+                )
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a folder with a config.json")
+    parser.add_argument("--mode", choices=MODES, default="decode")
+    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--rounds", type=int, default=4, help="how often the same requests are served; at least 2")
+    parser.add_argument("--timed", type=int, default=5, help="rounds of each time a token")
+    parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
+    parser.add_argument("--compare", action="store_true", help="run every mode as stock, with VmmGraph, and as stock")
+    parser.add_argument("--modes", default=",".join(MODES), help="which, with --compare")
+    parser.add_argument("--kv", action="store_true", help="SGLang's defaults of memory, and the size of its KV cache")
+    arguments = parser.parse_args()
+    # A process with an initialized driver could not fork its workers.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        import torch
+
+        there = torch.cuda.is_available()
+    except ImportError:
+        there = False
+    if not there:
+        print("SKIPPED: needs a GPU and sglang")
+        return 77
+    if arguments.compare:
+        return compare(arguments)
+    run(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
