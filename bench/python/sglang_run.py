@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sglang_run.py MODEL [--mode decode|breakable|piecewise]: measures unmodified SGLang, with VmmGraph
-if VMMGRAPH=1 is set.
+"""sglang_run.py MODEL [--mode decode|breakable|piecewise]: measures unmodified SGLang,
+with VmmGraph if VMMGRAPH=1 is set.
 
 MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
 attention and the KV cache. The requests of a round are scheduled only once all have arrived, so

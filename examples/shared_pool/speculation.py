@@ -60,7 +60,10 @@ class Model:
         return steps
 
     def verify(self, tokens: torch.Tensor, context: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-        """Writes the target's probabilities after each token to ``chances``. Returns the contexts."""
+        """Writes the target's probabilities after each token to ``chances``.
+
+        Returns the contexts.
+        """
         contexts = []
         for token in tokens.unbind(1):
             context = self.read(context, token)

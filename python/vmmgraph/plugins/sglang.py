@@ -1,4 +1,8 @@
-"""SGLang plugin: labels the graph groups of captures, disables features unsupported by arenas."""
+"""SGLang plugin: labels the graph groups of captures, disables features unsupported by arenas.
+
+Environment: ``VMMGRAPH=1`` enables the plugin. ``VMMGRAPH_KV=1`` sizes the KV cache after the
+captures (`sglang_kv`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from ._common import enable_for, log, wanted, without_custom_all_reduce
+from ._common import enable_for, is_set, log, wanted, without_custom_all_reduce
 
 #: SGLang's workarounds for holes in torch's graph pool. BORROW searches free runs in torch's
 #: statistics, which exclude arenas. PRECARVE allocates all memory in the first capture, which would
@@ -32,6 +36,10 @@ def enable() -> None:
     for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend", "tc_piecewise_cuda_graph_backend"):
         when_imported(f"sglang.srt.model_executor.runner_backend.{name}", name_shapes)
     when_imported("sglang.srt.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
+    if is_set("VMMGRAPH_KV"):
+        from . import sglang_kv
+
+        sglang_kv.install(when_imported)
 
 
 def name_shapes(module: ModuleType) -> None:

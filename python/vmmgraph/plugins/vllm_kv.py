@@ -255,6 +255,9 @@ def dropped(logger: str, *beginnings: str) -> Iterator[None]:
 class WorkerKv:
     """KV cache of one worker: memory, and measurements of the start."""
 
+    #: Name of the address range.
+    label = "vLLM's KV cache"
+
     def __init__(self, device: int, others: int | None, sequences: int = 1, largest_graph: int = 0) -> None:
         self.device = device
         #: Sequences of the largest step, and tokens of the largest graph.
@@ -324,7 +327,7 @@ class WorkerKv:
         # Frees the cache of an earlier configuration.
         self.tensors, self.buffer, self.blocks = [], None, 0
         self.layout = kv_plan.Layout(tuple(block_bytes), most)
-        self.buffer = ElasticBuffer(self.open(), self.layout.reserved(), self.layout.page_bytes, "vLLM's KV cache")
+        self.buffer = ElasticBuffer(self.open(), self.layout.reserved(), self.layout.page_bytes, self.label)
         self.map(first)
         for number, size in enumerate(block_bytes):
             self.tensors.append(self.buffer.tensor(self.layout.offset(number), size * most))
@@ -551,12 +554,17 @@ def patch_worker(module: ModuleType) -> None:
 
 
 def bytes_of_weights(runner: Any) -> int:
-    """Returns the bytes of the model's parameters and buffers on the device, each storage once."""
+    """Returns the bytes of the models' weights on the device."""
     models = [runner.get_model()]
     for name in ("drafter", "speculator"):
         drafter = getattr(getattr(runner, name, None), "model", None)
         if drafter is not None:
             models.append(drafter)
+    return bytes_of_models(models)
+
+
+def bytes_of_models(models: Sequence[Any]) -> int:
+    """Returns the bytes of parameters and buffers on the device, each storage once."""
     storages = {}
     for model in models:
         for tensor in [*model.parameters(), *model.buffers()]:
