@@ -15,7 +15,8 @@ again with the graph back in place.
 
 --compare runs every mode as stock, with VmmGraph, and as stock again, and prints ratios to the mean
 of both stock runs, and the ratio of the stock runs. --kv measures the size of the KV cache with
-SGLang's defaults (no memory flag, no length), and adds VMMGRAPH_KV=1 to VMMGRAPH=1.
+SGLang's defaults (no memory flag, no length) for 512 running requests, and adds VMMGRAPH_KV=1 to
+VMMGRAPH=1.
 """
 
 from __future__ import annotations
@@ -233,7 +234,8 @@ class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
         import sglang
 
-        memory = {} if arguments.kv else {"mem_fraction_static": 0.3, "context_length": 4096, "max_running_requests": 160}
+        own = {"mem_fraction_static": 0.3, "context_length": 4096, "max_running_requests": 160}
+        memory = {"max_running_requests": 512} if arguments.kv else own
         self.engine = sglang.Engine(
             model_path=arguments.model,
             load_format="dummy",

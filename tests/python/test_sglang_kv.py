@@ -214,6 +214,14 @@ def test_the_cache_takes_what_the_captures_leave(
 
 
 @needs_driver
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_reserve_is_at_most_sglangs(device: HostDevice, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    Start(monkeypatch, device, arguments(mem_fraction_static=0.98), fails=fails).run()
+    rule = GIB * 2 // 100
+    assert rule <= device.free() - kv_plan.KERNELS_BYTES < rule + 2 * LAYERS * kv_plan.PAGE_BYTES
+
+
+@needs_driver
 def test_a_step_that_cannot_be_rehearsed_leaves_sglangs_reserve(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,7 +308,7 @@ def test_an_unknown_release_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplo
     assert kind.init_all_cuda_graphs == 1 and "SGLang 0.5.99 is not 0.5.14" in caplog.text
 
 
-@pytest.mark.parametrize(("chunk", "limit", "step"), [(8192, None, (8192, 2048)), (-1, 64, (16384, 64)), (32, 64, (32, 32))])
+@pytest.mark.parametrize(("chunk", "limit", "step"), [(8192, None, (8192, 4096)), (-1, 64, (16384, 64)), (32, 64, (64, 64))])
 def test_the_largest_step(chunk: int, limit: int | None, step: tuple[int, int]) -> None:
     given = arguments(chunked_prefill_size=chunk, max_running_requests=limit, max_prefill_tokens=16384)
     assert sglang_kv.largest_step(SimpleNamespace(server_args=given, model_config=SimpleNamespace(context_len=4096))) == step

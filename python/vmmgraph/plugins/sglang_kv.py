@@ -40,6 +40,8 @@ from .vllm_kv import WorkerKv, bytes_of_models, dropped
 
 #: Supported SGLang releases.
 RELEASES = ("0.5.14",)
+#: SGLang's largest number of running requests, if the user sets none.
+MOST_REQUESTS = 4096
 
 
 def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -> None:
@@ -162,12 +164,15 @@ def patch_runner(module: ModuleType) -> None:
 
 
 def largest_step(runner: Any) -> tuple[int, int]:
-    """Returns tokens and sequences of the largest prefill step."""
+    """Returns tokens and sequences of the largest eager step: a chunk, for all running requests.
+
+    A decode step beyond the largest graph samples for as many requests.
+    """
     arguments = runner.server_args
     chunk = arguments.chunked_prefill_size
     tokens = chunk if chunk and chunk > 0 else max(arguments.max_prefill_tokens, runner.model_config.context_len)
-    limit = arguments.max_running_requests
-    return tokens, min(tokens, 2048 if limit is None else limit)
+    sequences = getattr(runner, "max_running_requests", None) or arguments.max_running_requests or MOST_REQUESTS
+    return max(tokens, sequences), sequences
 
 
 def patch_pool(module: ModuleType) -> None:
@@ -236,14 +241,17 @@ def size_cache(runner: Any, kv: SglangKv) -> None:
     assert kv.layout is not None
     page = runner.server_args.page_size
     kv.warm_held = kv.peaks()[1]
-    spare = rehearse(runner, kv)
+    rehearsed = rehearse(runner, kv)
     torch.cuda.synchronize(kv.device)
     gc.collect()
     torch.cuda.empty_cache()
     kv.open().trim()
     kv.phases.mark("kernels and local memory of the largest eager step")
-    free, _ = _ledger.driver_memory(kv.device)
-    reserve = kv_plan.reserve_of(kv.peak() + spare, torch.cuda.memory_reserved(kv.device), runner.tp_size)
+    free, total = _ledger.driver_memory(kv.device)
+    held = torch.cuda.memory_reserved(kv.device)
+    # SGLang's rule is the limit: the cache is never smaller than SGLang's.
+    peak = held + int(total * (1 - runner.server_args.mem_fraction_static))
+    reserve = kv_plan.reserve_of(min(peak, kv.peak()) if rehearsed else peak, held, runner.tp_size)
     room = kv_plan.kv_bytes(free, kv.held(), reserve, None, 0)
     start = time.perf_counter()
     rows = smallest(kv.layout.blocks_within(room) // page * page)
@@ -286,11 +294,10 @@ def smallest(rows: int) -> int:
     return int(value.item())
 
 
-def rehearse(runner: Any, kv: SglangKv) -> int:
-    """Runs the largest prefill step once without graphs, with sampling, and measures torch's peak.
+def rehearse(runner: Any, kv: SglangKv) -> bool:
+    """Runs the largest eager step once, with sampling, and measures torch's peak.
 
-    Returns the bytes to keep free on top of the measured peak: 0, or SGLang's rule if the step
-    cannot run.
+    Returns whether the step could run.
     """
     import torch
 
@@ -302,18 +309,13 @@ def rehearse(runner: Any, kv: SglangKv) -> int:
     try:
         runner.prefill_cuda_graph_runner = runner.eager_runner
         prefill_step(runner, *largest_step(runner))
-        torch.cuda.synchronize(kv.device)
         kv.step_held = kv.peaks()[1]
-        return 0
+        return True
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # SGLang's rule then sizes the reserve.
-        _, total = _ledger.driver_memory(kv.device)
-        spare = int(total * (1 - runner.server_args.mem_fraction_static))
-        log.warning(
-            "vmmgraph: cannot rehearse the largest prefill step: %s; SGLang's rule keeps %.0f MiB free", error, spare / MIB
-        )
-        return spare
+        log.warning("vmmgraph: cannot rehearse the largest eager step: %s; memory stays free by SGLang's rule", error)
+        return False
     finally:
         runner.prefill_cuda_graph_runner = prefill
         for pool in pools:
