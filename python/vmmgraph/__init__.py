@@ -93,7 +93,7 @@ def report() -> str:
     """Returns the memory of all graphs as text.
 
     A line per arena, the page map's table, and the ledger of each device with one
-    (`VMMGRAPH_KV=1` under vLLM).
+    (`VMMGRAPH_KV=1` under vLLM and SGLang).
     """
     from . import _ledger
 
