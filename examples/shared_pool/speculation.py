@@ -108,9 +108,11 @@ class Graphs:
         self.token.copy_(token)
         self.context.copy_(context)
         self.draft.replay()
-        self.tokens.copy_(torch.stack([token, *(drafted for drafted, _ in self.drafted)], 1))
+        # An overwritten token may be any number: it must be wrong, not an index outside a tensor.
+        drafted = [(one.clamp(0, VOCABULARY - 1), chances) for one, chances in self.drafted]
+        self.tokens.copy_(torch.stack([token, *(one for one, _ in drafted)], 1))
         self.target.replay()
-        return accept(self.drafted, self.chances, random)
+        return accept([(one.clamp(0, VOCABULARY - 1), chances) for one, chances in self.drafted], self.chances, random)
 
 
 def eager(model: Model, token: torch.Tensor, context: torch.Tensor, random: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
