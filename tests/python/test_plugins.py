@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,21 +129,27 @@ def test_the_plugin_changes_vllms_sleep_only_when_asked(door, asked: str, monkey
     assert "vllm.distributed.device_communicators.custom_all_reduce" in waits
 
 
-def test_the_end_of_captures_is_one_line_an_arena(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("owner", "method", "patch"),
+    [("GPUModelRunner", "capture_model", vllm.runner_captures), ("Scheduler", "init_all_cuda_graphs", sglang.scheduler_captures)],
+)
+def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
+    owner: str, method: str, patch: Callable[[object], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trimmed = []
+
     def arena(device: int, spaces: int) -> types.SimpleNamespace:
         stats = {"spaces": spaces, "physical_bytes": 50 << 20, "high_water_bytes": 48 << 20}
-        return types.SimpleNamespace(device=device, stats=lambda: stats)
+        return types.SimpleNamespace(device=device, stats=lambda: stats, trim=lambda: trimmed.append(device))
 
-    class GPUModelRunner:
-        def capture_model(self) -> int:
-            return 7
-
+    kind = type(owner, (), {method: lambda self: 7})
     monkeypatch.setattr("vmmgraph._door.arenas", lambda: [arena(0, 102), arena(1, 0)])
-    vllm.log_captures(types.SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    patch(types.SimpleNamespace(**{owner: kind}))
     with caplog.at_level("INFO", "vmmgraph"):
-        assert GPUModelRunner().capture_model() == 7
+        assert getattr(kind(), method)() == 7
     assert caplog.messages == ["vmmgraph: 102 graph groups share 50 MiB on cuda:0; the largest alone needs 48 MiB"]
-    vllm.log_captures(types.SimpleNamespace())
+    assert trimmed == [0, 1]
+    patch(types.SimpleNamespace())
 
 
 def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
@@ -179,7 +186,7 @@ def test_sglang_carves_and_borrows_nothing(door, monkeypatch: pytest.MonkeyPatch
     sglang.enable()
     sglang.enable()
     assert os.environ["SGLANG_ENABLE_GRAPH_POOL_BORROW"] == os.environ["SGLANG_ENABLE_GRAPH_POOL_PRECARVE"] == "0"
-    assert sum(getattr(finder, "name", "").startswith("sglang.") for finder in sys.meta_path) == 4
+    assert sum(getattr(finder, "name", "").startswith("sglang.") for finder in sys.meta_path) == 5
 
 
 def test_what_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

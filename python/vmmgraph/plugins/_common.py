@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from .._environment import flag
 
 log = logging.getLogger("vmmgraph")
+
+MIB = 1 << 20
 
 
 def is_set(name: str) -> bool:
@@ -42,6 +45,34 @@ def enable_for(engine: str) -> Any:
     chosen = _enable.enable(share=False)
     log.info("vmmgraph: under %s, %s route", engine, chosen.route)
     return _door.opened() if chosen.route == "blocks" else None
+
+
+def after_captures(kind: type | None, name: str) -> None:
+    """Wraps the method that captures all graphs: afterwards idle pages return to the driver, and
+    the log has the memory of each arena's graphs."""
+    capture = getattr(kind, name, None)
+    if capture is None:
+        return
+
+    @functools.wraps(capture)
+    def captured(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from .. import _door
+
+        result = capture(self, *args, **kwargs)
+        for arena in _door.arenas():
+            arena.trim()
+            stats = arena.stats()
+            if stats["spaces"]:
+                log.info(
+                    "vmmgraph: %d graph groups share %.0f MiB on cuda:%d; the largest alone needs %.0f MiB",
+                    stats["spaces"],
+                    stats["physical_bytes"] / MIB,
+                    arena.device,
+                    stats["high_water_bytes"] / MIB,
+                )
+        return result
+
+    setattr(kind, name, captured)
 
 
 def without_custom_all_reduce(module: ModuleType) -> None:

@@ -11,7 +11,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from ._common import enable_for, is_set, log, wanted, without_custom_all_reduce
+from ._common import after_captures, enable_for, is_set, log, wanted, without_custom_all_reduce
 
 #: SGLang's workarounds for holes in torch's graph pool. BORROW searches free runs in torch's
 #: statistics, which exclude arenas. PRECARVE allocates all memory in the first capture, which would
@@ -35,11 +35,17 @@ def enable() -> None:
 
     for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend", "tc_piecewise_cuda_graph_backend"):
         when_imported(f"sglang.srt.model_executor.runner_backend.{name}", name_shapes)
+    when_imported("sglang.srt.managers.scheduler", scheduler_captures)
     when_imported("sglang.srt.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
     if is_set("VMMGRAPH_KV"):
         from . import sglang_kv
 
         sglang_kv.install(when_imported)
+
+
+def scheduler_captures(module: ModuleType) -> None:
+    """Returns idle pages and logs the memory of the graphs when a scheduler's captures end."""
+    after_captures(getattr(module, "Scheduler", None), "init_all_cuda_graphs")
 
 
 def name_shapes(module: ModuleType) -> None:

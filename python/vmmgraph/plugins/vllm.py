@@ -7,15 +7,11 @@ regions. ``VMMGRAPH_KV=1`` sizes the KV cache after the captures (`vllm_kv`), an
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from types import ModuleType
-from typing import Any
 
-from ._common import enable_for, is_set, log, wanted, without_custom_all_reduce
-
-MIB = 1 << 20
+from ._common import after_captures, enable_for, is_set, log, wanted, without_custom_all_reduce
 
 
 def shape() -> tuple[object, str] | None:
@@ -48,31 +44,9 @@ def sleep_by_regions(module: ModuleType) -> None:
     log.info("vmmgraph: vLLM sleeps by regions")
 
 
-def log_captures(module: ModuleType) -> None:
-    """Logs the memory of the captured graphs, one line an arena, when a runner's captures end."""
-    runner = getattr(module, "GPUModelRunner", None)
-    capture = getattr(runner, "capture_model", None)
-    if runner is None or capture is None:
-        return
-
-    @functools.wraps(capture)
-    def captured(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from .. import _door
-
-        result = capture(self, *args, **kwargs)
-        for arena in _door.arenas():
-            stats = arena.stats()
-            if stats["spaces"]:
-                log.info(
-                    "vmmgraph: %d graph groups share %.0f MiB on cuda:%d; the largest alone needs %.0f MiB",
-                    stats["spaces"],
-                    stats["physical_bytes"] / MIB,
-                    arena.device,
-                    stats["high_water_bytes"] / MIB,
-                )
-        return result
-
-    runner.capture_model = captured
+def runner_captures(module: ModuleType) -> None:
+    """Returns idle pages and logs the memory of the graphs when a runner's captures end."""
+    after_captures(getattr(module, "GPUModelRunner", None), "capture_model")
 
 
 def enable() -> None:
@@ -86,7 +60,7 @@ def enable() -> None:
     from .._trees import when_imported
 
     for runner in ("gpu_model_runner", "gpu.model_runner"):
-        when_imported(f"vllm.v1.worker.{runner}", log_captures)
+        when_imported(f"vllm.v1.worker.{runner}", runner_captures)
     when_imported("vllm.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
     if is_set("VMMGRAPH_SLEEP"):
         when_imported("vllm.device_allocator.cumem", sleep_by_regions)
