@@ -22,7 +22,7 @@
 
 #include "eager_ending.hpp"
 #include "guards.hpp"
-#include "shape.hpp"
+#include "graph_group.hpp"
 #include "torchs_pool.hpp"
 
 namespace vmmgraph::torch {
@@ -83,42 +83,42 @@ T& sized(T* given, const char* name) {
     return *given;
 }
 
-class Shapes {
+class GraphGroups {
 public:
     // Never destroyed: programs close handles in destructors.
-    static Shapes& all() {
-        static auto* const shapes = new Shapes;
-        return *shapes;
+    static GraphGroups& all() {
+        static auto* const groups = new GraphGroups;
+        return *groups;
     }
 
-    vmmgraph_torch_shape_t add(std::shared_ptr<Shape> shape) {
+    vmmgraph_torch_group_t add(std::shared_ptr<GraphGroup> group) {
         const std::lock_guard lock(mutex_);
         next_ += 16;
-        shapes_.emplace(next_, std::move(shape));
-        return reinterpret_cast<vmmgraph_torch_shape_t>(next_);
+        groups_.emplace(next_, std::move(group));
+        return reinterpret_cast<vmmgraph_torch_group_t>(next_);
     }
-    std::shared_ptr<Shape> find(vmmgraph_torch_shape_t handle) {
+    std::shared_ptr<GraphGroup> find(vmmgraph_torch_group_t handle) {
         const std::lock_guard lock(mutex_);
-        const auto found = shapes_.find(reinterpret_cast<std::uintptr_t>(handle));
-        if (found == shapes_.end()) {
-            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the shape was closed, or never was one");
+        const auto found = groups_.find(reinterpret_cast<std::uintptr_t>(handle));
+        if (found == groups_.end()) {
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the group was closed, or never was one");
         }
         return found->second;
     }
     // The caller drops the result without the lock.
-    std::shared_ptr<Shape> remove(vmmgraph_torch_shape_t handle) {
-        auto shape = find(handle);
+    std::shared_ptr<GraphGroup> remove(vmmgraph_torch_group_t handle) {
+        auto group = find(handle);
         const std::lock_guard lock(mutex_);
-        if (shapes_.erase(reinterpret_cast<std::uintptr_t>(handle)) == 0) {
-            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the shape was closed");
+        if (groups_.erase(reinterpret_cast<std::uintptr_t>(handle)) == 0) {
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the group was closed");
         }
-        return shape;
+        return group;
     }
 
 private:
     std::mutex mutex_;
     std::uintptr_t next_ = 0x76000000;
-    std::unordered_map<std::uintptr_t, std::shared_ptr<Shape>> shapes_;
+    std::unordered_map<std::uintptr_t, std::shared_ptr<GraphGroup>> groups_;
 };
 
 std::vector<std::unique_ptr<RemoteScope>>& remote_scopes() {
@@ -223,15 +223,15 @@ vmmgraph_status_t enter_eager(vmmgraph_arena_t arena, std::optional<std::uint64_
 }
 
 template <class Use>
-vmmgraph_status_t with(vmmgraph_torch_shape_t handle, Use&& use) noexcept {
-    return guarded([&] { use(*Shapes::all().find(handle)); });
+vmmgraph_status_t with(vmmgraph_torch_group_t handle, Use&& use) noexcept {
+    return guarded([&] { use(*GraphGroups::all().find(handle)); });
 }
 
-void seal(Shape& shape, Retain retain, Written written, vmmgraph_seal_report_t* report) {
+void seal(GraphGroup& group, Retain retain, Written written, vmmgraph_seal_report_t* report) {
     if (report != nullptr) {
         static_cast<void>(sized(report, "report"));
     }
-    auto sealed = shape.seal(retain, written);
+    auto sealed = group.seal(retain, written);
     if (report != nullptr) {
         sealed.struct_size = report->struct_size;
         *report = sealed;
@@ -281,33 +281,33 @@ vmmgraph_status_t vmmgraph_torch_uninstall(void) {
 }
 int32_t vmmgraph_torch_installed(void) { return installed() ? 1 : 0; }
 
-vmmgraph_status_t vmmgraph_torch_shape_open(vmmgraph_arena_t arena, vmmgraph_torch_shape_t* shape) {
+vmmgraph_status_t vmmgraph_torch_group_open(vmmgraph_arena_t arena, vmmgraph_torch_group_t* group) {
     return guarded([&] {
-        auto& to = required(shape, "shape");
+        auto& to = required(group, "group");
         Borrowed borrowed(arena);
-        to = Shapes::all().add(std::make_shared<Shape>(*borrowed));
+        to = GraphGroups::all().add(std::make_shared<GraphGroup>(*borrowed));
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_shape_space(vmmgraph_torch_shape_t shape, vmmgraph_space_t* space) {
-    return with(shape, [&](Shape& found) { required(space, "space") = found.space().handle(); });
+vmmgraph_status_t vmmgraph_torch_group_space(vmmgraph_torch_group_t group, vmmgraph_space_t* space) {
+    return with(group, [&](GraphGroup& found) { required(space, "space") = found.space().handle(); });
 }
 
-vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t shape) {
-    return guarded([&] { static_cast<void>(Shapes::all().remove(shape)); });
+vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t group) {
+    return guarded([&] { static_cast<void>(GraphGroups::all().remove(group)); });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second) {
-    return with(shape, [&](Shape& found) { found.begin(compat::PoolId(pool_first, pool_second)); });
+vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second) {
+    return with(group, [&](GraphGroup& found) { found.begin(compat::PoolId(pool_first, pool_second)); });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_shape_t shape) {
-    return with(shape, [](Shape& found) { found.begun(); });
+vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_group_t group) {
+    return with(group, [](GraphGroup& found) { found.begun(); });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t shape, const vmmgraph_torch_graph_t* graph,
+vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group, const vmmgraph_torch_graph_t* graph,
                                              vmmgraph_torch_captured_t* captured) {
-    return with(shape, [&](Shape& found) {
+    return with(group, [&](GraphGroup& found) {
         const auto& given = sized(graph, "graph");
         auto& to = sized(captured, "captured");
         const auto piece = found.end({static_cast<at::cuda::CUDAGraph*>(given.graph), compat::PoolId(given.pool_first, given.pool_second),
@@ -319,8 +319,8 @@ vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t shape, const
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second) {
-    return with(shape, [&](Shape& found) { found.abandon(compat::PoolId(pool_first, pool_second)); });
+vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second) {
+    return with(group, [&](GraphGroup& found) { found.abandon(compat::PoolId(pool_first, pool_second)); });
 }
 
 vmmgraph_status_t vmmgraph_torch_remote_enter(void) {
@@ -385,8 +385,8 @@ vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first,
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report) {
-    return with(shape, [&](Shape& found) {
+vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group, int32_t retain, vmmgraph_seal_report_t* report) {
+    return with(group, [&](GraphGroup& found) {
         if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_SHARED_REMOTE) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "retain is " + std::to_string(retain) + ", none of VMMGRAPH_RETAIN_*");
         }
@@ -394,12 +394,12 @@ vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t shape, vmmgraph_seal_report_t* report) {
-    return with(shape, [&](Shape& found) { seal(found, vmmgraph::Retain::inherit, Written::no, report); });
+vmmgraph_status_t vmmgraph_torch_group_seal_unwritten(vmmgraph_torch_group_t group, vmmgraph_seal_report_t* report) {
+    return with(group, [&](GraphGroup& found) { seal(found, vmmgraph::Retain::inherit, Written::no, report); });
 }
 
-vmmgraph_status_t vmmgraph_torch_shape_instantiate(vmmgraph_torch_shape_t shape, int32_t* instantiated) {
-    return with(shape, [&](Shape& found) {
+vmmgraph_status_t vmmgraph_torch_group_instantiate(vmmgraph_torch_group_t group, int32_t* instantiated) {
+    return with(group, [&](GraphGroup& found) {
         const bool has = found.instantiate();
         if (instantiated != nullptr) {
             *instantiated = has ? 1 : 0;
@@ -407,17 +407,17 @@ vmmgraph_status_t vmmgraph_torch_shape_instantiate(vmmgraph_torch_shape_t shape,
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece) {
-    return with(shape, [&](Shape& found) { found.replay(piece); });
+vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_group_t group, uint64_t piece) {
+    return with(group, [&](GraphGroup& found) { found.replay(piece); });
 }
 
-vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_shape_t shape) {
-    return with(shape, [&](Shape& found) { found.launched_by_hand(); });
+vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_group_t group) {
+    return with(group, [&](GraphGroup& found) { found.launched_by_hand(); });
 }
 
-vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs, size_t count,
+vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_group_t group, uint64_t piece, const vmmgraph_output_t* outputs, size_t count,
                                         vmmgraph_difference_t* difference) {
-    return with(shape, [&](Shape& found) {
+    return with(group, [&](GraphGroup& found) {
         auto& to = sized(difference, "difference");
         if (count > 0) {
             static_cast<void>(required(outputs, "outputs"));
@@ -428,16 +428,16 @@ vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t p
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_shape_t shape, uint64_t piece) {
-    return with(shape, [&](Shape& found) { found.drop(piece, false); });
+vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_group_t group, uint64_t piece) {
+    return with(group, [&](GraphGroup& found) { found.drop(piece, false); });
 }
 
-vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t piece) {
-    return with(shape, [&](Shape& found) { found.drop(piece, true); });
+vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_group_t group, uint64_t piece) {
+    return with(group, [&](GraphGroup& found) { found.drop(piece, true); });
 }
 
-vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_shapes, uint64_t max_bytes) {
-    return guarded([&] { executables_of(arena)->set_limits({static_cast<std::size_t>(max_shapes), max_bytes}); });
+vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_groups, uint64_t max_bytes) {
+    return guarded([&] { executables_of(arena)->set_limits({static_cast<std::size_t>(max_groups), max_bytes}); });
 }
 
 vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats) {

@@ -185,9 +185,9 @@ struct Workspace::Pages {
     }
 };
 
-Workspace::Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> shape) : device_(device), shape_(std::move(shape)) {}
+Workspace::Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> group) : device_(device), group_(std::move(group)) {}
 
-std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& shape) {
+std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& group) {
     static std::mutex mutex;
     // Arena handles are never reused, so each entry belongs to one arena.
     static auto* const all = new std::unordered_map<vmmgraph_arena_t, std::weak_ptr<Workspace>>;
@@ -201,29 +201,29 @@ std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const 
     auto& known = (*all)[arena.handle()];
     auto workspace = known.lock();
     if (!workspace || !workspace->keep()) {
-        known = workspace = std::make_shared<Workspace>(device, workspace || first ? nullptr : shape);
+        known = workspace = std::make_shared<Workspace>(device, workspace || first ? nullptr : group);
     }
     return workspace;
 }
 
 bool Workspace::keep() {
     const std::lock_guard lock(mutex_);
-    if (shape_ && pages_ && !bridge::keep_workspace(*pages_->pages)) {
+    if (group_ && pages_ && !bridge::keep_workspace(*pages_->pages)) {
         return false;
     }
     // If not allocated yet, the workspace will be torch's memory.
-    shape_.reset();
+    group_.reset();
     return true;
 }
 
 std::shared_ptr<Workspace::Pages> Workspace::make(std::size_t bytes) const {
-    std::shared_ptr<Memory> shape;
+    std::shared_ptr<Memory> group;
     {
         const std::lock_guard lock(mutex_);
-        shape = memory_ ? nullptr : shape_;
+        group = memory_ ? nullptr : group_;
     }
     auto pages = std::make_shared<Pages>();
-    if (!shape || bytes == 0 || shape->make_workspace(*pages->pages, bytes) != VMMGRAPH_OK) {
+    if (!group || bytes == 0 || group->make_workspace(*pages->pages, bytes) != VMMGRAPH_OK) {
         return nullptr;
     }
     pages->bytes = bytes;
@@ -251,7 +251,7 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
         }
         bytes_ = chosen;
     }
-    if (made && shape_ && !pages_) {
+    if (made && group_ && !pages_) {
         pages_ = std::move(made);
         memory_ = std::make_shared<c10::DataPtr>(Pages::entry_of(pages_, stream.device_index()));
     }
@@ -281,13 +281,13 @@ void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<v
     });
 }
 
-vmmgraph_status_t Workspace::use_on(const Memory& shape, const c10::cuda::CUDAStream& stream) {
-    return use(shape, lasts(stream) ? reinterpret_cast<std::uintptr_t>(stream.stream()) : anywhere);
+vmmgraph_status_t Workspace::use_on(const Memory& group, const c10::cuda::CUDAStream& stream) {
+    return use(group, lasts(stream) ? reinterpret_cast<std::uintptr_t>(stream.stream()) : anywhere);
 }
 
-vmmgraph_status_t Workspace::use_anywhere(const Memory& shape) { return use(shape, anywhere); }
+vmmgraph_status_t Workspace::use_anywhere(const Memory& group) { return use(group, anywhere); }
 
-vmmgraph_status_t Workspace::use(const Memory& shape, std::uintptr_t stream) {
+vmmgraph_status_t Workspace::use(const Memory& group, std::uintptr_t stream) {
     const auto used = used_.load(std::memory_order_relaxed);
     // A default stream's handle depends on the thread and context.
     constexpr std::uintptr_t last_default = 2;
@@ -297,10 +297,10 @@ vmmgraph_status_t Workspace::use(const Memory& shape, std::uintptr_t stream) {
     std::shared_ptr<Pages> pages;
     {
         const std::lock_guard lock(mutex_);
-        pages = shape_ ? pages_ : nullptr;
+        pages = group_ ? pages_ : nullptr;
     }
     bool alone = stream == anywhere || !pages;
-    const auto status = pages ? shape.use_workspace(*pages->pages, alone ? nullptr : reinterpret_cast<void*>(stream), alone) : VMMGRAPH_OK;
+    const auto status = pages ? group.use_workspace(*pages->pages, alone ? nullptr : reinterpret_cast<void*>(stream), alone) : VMMGRAPH_OK;
     if (status == VMMGRAPH_OK) {
         used_.store(alone ? anywhere : stream, std::memory_order_relaxed);
     }
@@ -312,10 +312,10 @@ std::size_t Workspace::bytes() const {
     return pages_ ? pages_->bytes : bytes_;
 }
 
-void Workspace::leave(const Memory& shape, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept {
+void Workspace::leave(const Memory& group, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept {
     const std::lock_guard lock(mutex_);
     if (pages_) {
-        shape.leave_workspace(*pages_->pages);
+        group.leave_workspace(*pages_->pages);
     }
     try {
         const auto stream = last.get(device_);

@@ -36,11 +36,11 @@ using KeptWorkspace = std::shared_ptr<c10::DataPtr>;
 // page, and graphs on different streams may run at the same time.
 class Workspace {
 public:
-    // Returns the arena's workspace, making one if needed. `shape`: memory of a graph group
+    // Returns the arena's workspace, making one if needed. `group`: memory of a graph group
     // launched only by replays of the group.
-    static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& shape = nullptr);
+    static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& group = nullptr);
 
-    Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> shape);
+    Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> group);
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
@@ -50,13 +50,13 @@ public:
     void provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others);
     // Call inside the replay slot, before a replay on the stream. No other work may use the
     // workspace. After out of memory the call can be repeated.
-    vmmgraph_status_t use_on(const Memory& shape, const c10::cuda::CUDAStream& stream);
+    vmmgraph_status_t use_on(const Memory& group, const c10::cuda::CUDAStream& stream);
     // Like use_on(), before the program's own launches on any stream.
-    vmmgraph_status_t use_anywhere(const Memory& shape);
+    vmmgraph_status_t use_anywhere(const Memory& group);
     [[nodiscard]] std::size_t bytes() const;
     // Call when a graph group is destroyed: its workspaces are not reused before its replays are
     // done.
-    void leave(const Memory& shape, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept;
+    void leave(const Memory& group, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept;
 
 private:
     struct Pages;
@@ -65,12 +65,12 @@ private:
     [[nodiscard]] std::shared_ptr<Pages> make(std::size_t bytes) const;
     // Makes the workspace usable by all captures of the arena; false if refused.
     bool keep();
-    vmmgraph_status_t use(const Memory& shape, std::uintptr_t stream);
+    vmmgraph_status_t use(const Memory& group, std::uintptr_t stream);
 
     const c10::DeviceIndex device_;
     mutable std::mutex mutex_;
     // The only user; null: all captures of the arena.
-    std::shared_ptr<Memory> shape_;
+    std::shared_ptr<Memory> group_;
     std::shared_ptr<Pages> pages_;
     KeptWorkspace memory_;
     std::vector<KeptWorkspace> earlier_;

@@ -7,16 +7,16 @@
  * last. Nothing throws or calls back.
  *
  *   vmmgraph_torch_install();
- *   vmmgraph_torch_shape_open(arena, &shape);
- *   for each graph of the shape, with its stream torch's current one:
- *     vmmgraph_torch_capture_begin(shape, pool);
+ *   vmmgraph_torch_group_open(arena, &group);
+ *   for each graph of the group, with its stream torch's current one:
+ *     vmmgraph_torch_capture_begin(group, pool);
  *     graph.capture_begin(pool);
- *     vmmgraph_torch_capture_begun(shape);
+ *     vmmgraph_torch_capture_begun(group);
  *     the body
  *     graph.capture_end();
- *     vmmgraph_torch_capture_end(shape, &captured, &result);
- *   vmmgraph_torch_shape_seal(shape, VMMGRAPH_RETAIN_DEFAULT, &report);
- *   vmmgraph_torch_replay(shape, result.piece);
+ *     vmmgraph_torch_capture_end(group, &captured, &result);
+ *   vmmgraph_torch_group_seal(group, VMMGRAPH_RETAIN_DEFAULT, &report);
+ *   vmmgraph_torch_replay(group, result.piece);
  *
  * `pool` may be one id for all captures of a program: memory is shared through the arena, not
  * through the id. A capture may leave its pool and begin again, to allocate from another pool in
@@ -35,10 +35,10 @@
 extern "C" {
 #endif
 
-// A graph group (shape): one space and the graphs captured into this space. Graphs are replayed in
+// A graph group: one space and the graphs captured into this space. Graphs are replayed in
 // capture order with no other graph of the arena in between, or singly if none reads another's
 // results. Calls are thread-safe.
-typedef struct vmmgraph_torch_shape* vmmgraph_torch_shape_t;
+typedef struct vmmgraph_torch_group* vmmgraph_torch_group_t;
 
 // A torch graph after its capture.
 typedef struct vmmgraph_torch_graph_t {
@@ -78,10 +78,10 @@ typedef struct vmmgraph_torch_executables_t {
     // Set to sizeof(vmmgraph_torch_executables_t) before the call.
     size_t struct_size;
     // Limits: graph groups with executables at a time, and bytes of these executables; 0: no limit.
-    uint64_t max_shapes;
+    uint64_t max_groups;
     uint64_t max_bytes;
     // Graph groups of the pool, and those with executables now.
-    uint64_t shapes;
+    uint64_t groups;
     uint64_t instantiated;
     // Executables now, their nodes, and the nodes of all captured graphs.
     uint64_t executables;
@@ -111,12 +111,12 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_uninstall(void);
 VMMGRAPH_API int32_t vmmgraph_torch_installed(void);
 
 // Opens a graph group in an arena of a CUDA device. The arena may be destroyed first.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_open(vmmgraph_arena_t arena, vmmgraph_torch_shape_t* shape);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_open(vmmgraph_arena_t arena, vmmgraph_torch_group_t* group);
 // Returns the group's space, owned by the group.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_space(vmmgraph_torch_shape_t shape, vmmgraph_space_t* space);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_space(vmmgraph_torch_group_t group, vmmgraph_space_t* space);
 // Closes the group, once running calls have returned. Its graphs must be destroyed, or never be
 // launched again. Tensors of its captures stay valid.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t shape);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t group);
 
 // Call before torch's capture_begin() into this pool, on the same thread: the next pool begun by
 // this thread becomes the group's. The stream to capture must be torch's current stream of the
@@ -124,18 +124,18 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_close(vmmgraph_torch_shape_t
 // pool is running. VMMGRAPH_ERROR_STREAM_CAPTURING: the stream is under capture.
 // VMMGRAPH_ERROR_WRONG_STATE: a sealed group or one being captured, no vmmgraph_torch_install, or a
 // pool of torch's own: a MemPool, or one with graphs captured without this library.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second);
 // Call after torch's capture_begin(), on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch did
 // not ask this library's allocator: the capture continues in torch's memory, and the announcement
 // is withdrawn.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_shape_t shape);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_group_t group);
 // Call after torch's capture_end(), on any thread.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_shape_t shape, const vmmgraph_torch_graph_t* graph,
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group, const vmmgraph_torch_graph_t* graph,
                                                           vmmgraph_torch_captured_t* captured);
 // Call after torch's capture_begin() or capture_end() into this pool threw: ends the rest of the
 // capture, so torch and the arena stay usable. Earlier captures of the group are kept. No effect
 // without a running capture.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_shape_t shape, uint64_t pool_first, uint64_t pool_second);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second);
 
 // Until the matching leave, this thread's allocations in captures of graph groups are peer-visible
 // (remote) blocks: see vmmgraph::torch::RemoteScope. May be nested; no effect outside captures.
@@ -176,40 +176,40 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_
 // the device, the default stream and the captured streams; work on other streams must be over.
 // Frees of these tensors wait meanwhile. `report` may be null. Can be repeated after a failure; a
 // sealed group only reports.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal(vmmgraph_torch_shape_t shape, int32_t retain, vmmgraph_seal_report_t* report);
-// As vmmgraph_torch_shape_seal with the arena's policy, right after the group's only capture and
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group, int32_t retain, vmmgraph_seal_report_t* report);
+// As vmmgraph_torch_group_seal with the arena's policy, right after the group's only capture and
 // before any write to its tensors: copies nothing.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_seal_unwritten(vmmgraph_torch_shape_t shape, vmmgraph_seal_report_t* report);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_seal_unwritten(vmmgraph_torch_group_t group, vmmgraph_seal_report_t* report);
 
 // Instantiates the graphs of a sealed group ahead of their first replay, which takes the
 // executables' device memory now. `instantiated` (may be null) is 0 if the limits would evict a
 // group replayed last. On out of memory nothing has changed.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_shape_instantiate(vmmgraph_torch_shape_t shape, int32_t* instantiated);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_instantiate(vmmgraph_torch_group_t group, int32_t* instantiated);
 
 // Replays a graph of a sealed group on torch's current stream of its device, ordered after every
 // earlier replay of the arena. Advances random generators, as torch's replay(). Any thread.
 // VMMGRAPH_ERROR_WRONG_STATE if not replayable here: its owner must launch the graph between
 // vmmgraph_space_enter and vmmgraph_space_leave.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_shape_t shape, uint64_t piece);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_group_t group, uint64_t piece);
 // Call before launching a graph of the group in any other way: from its cudaGraph_t, or by another
 // executable. Before this call, the first replay, and the device's next capture (whose graph may
 // read the tensor), a free of a sealed group's tensor restores the pages from before the seal and
 // leaves no page of its own. The restore follows the captured streams, the default stream, torch's
 // current stream and the tensor's recorded streams.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_shape_t shape);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_group_t group);
 // As vmmgraph_space_verify, for one graph on torch's current stream.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_shape_t shape, uint64_t piece, const vmmgraph_output_t* outputs,
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_group_t group, uint64_t piece, const vmmgraph_output_t* outputs,
                                                      size_t count, vmmgraph_difference_t* difference);
 // Call before a graph is reset or destroyed, or gets its own executable: destroys the pool's
 // executable.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_shape_t shape, uint64_t piece);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_group_t group, uint64_t piece);
 // Launches torch's own executable from now on.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_shape_t shape, uint64_t piece);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_group_t group, uint64_t piece);
 
 // Limits the pool of executables of the arena's device, shared by all graph groups; 0: no limit.
 // The least recently used executables beyond the limits are destroyed. VMMGRAPH_ERROR_UNSUPPORTED
 // up to torch 2.7.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_shapes, uint64_t max_bytes);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_groups, uint64_t max_bytes);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats);
 #ifdef __cplusplus
 }

@@ -60,10 +60,10 @@ def instantiate() -> int:
     door = _door.opened()
     for arena in arenas():
         arena.seal()
-    shapes = (
-        {graph._shape for graph in list(door.graphs) if graph._lent and graph._shape is not None} if door is not None else set()
+    groups = (
+        {graph._group for graph in list(door.graphs) if graph._lent and graph._group is not None} if door is not None else set()
     )
-    return sum(not shape.instantiate() for shape in shapes if shape.sealed)
+    return sum(not group.instantiate() for group in groups if group.sealed)
 
 
 def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:

@@ -152,9 +152,9 @@ class Arena:
         self._pool_given = False
         self._pool_users: set[object] = set()
         #: Graph groups before their seal.
-        self._open: list[Shape] = []
+        self._open: list[GraphGroup] = []
         self._left = (0, 0)
-        self._last: weakref.ref[Shape] | None = None
+        self._last: weakref.ref[GraphGroup] | None = None
         self._lock = threading.RLock()
         door.register(self)
 
@@ -212,15 +212,15 @@ class Arena:
         """Seals all open graph groups. Replays, eager work and captures do this automatically."""
         self._settle(None)
 
-    def _captured(self, shape: Shape) -> None:
+    def _captured(self, group: GraphGroup) -> None:
         """Called at the end of a capture. Seals unlabelled groups at once, before the program
         writes to their tensors, so no contents are copied."""
         with self._lock:
-            shape.capturing = False
-            if shape.unnamed:
+            group.capturing = False
+            if group.unnamed:
                 self._look_at_last()
-                self._end(shape, unwritten=True)
-                self._last = weakref.ref(shape)
+                self._end(group, unwritten=True)
+                self._last = weakref.ref(group)
 
     def _ended(self, key: object) -> None:
         """Called when no further piece of this key follows. The program may launch or write without
@@ -233,35 +233,35 @@ class Arena:
                     else:
                         self._end(opened)
 
-    def _abandoned(self, shape: Shape, unwritten: bool) -> None:
+    def _abandoned(self, group: GraphGroup, unwritten: bool) -> None:
         """Called if no graph of the group will be replayed: the seal protects its live tensors from
         other graphs."""
         with self._lock:
-            if shape in self._open:
-                self._end(shape, unwritten)
-                self._close(shape)
+            if group in self._open:
+                self._end(group, unwritten)
+                self._close(group)
 
-    def _end(self, shape: Shape, unwritten: bool = False) -> None:
+    def _end(self, group: GraphGroup, unwritten: bool = False) -> None:
         # The next replay retries and reports a failed seal.
         with contextlib.suppress(_c.Error):
-            self._seal(shape, unwritten)
+            self._seal(group, unwritten)
 
-    def _settle(self, shape: Shape | None) -> None:
+    def _settle(self, group: GraphGroup | None) -> None:
         with self._lock:
             for opened in list(self._open):
                 if not opened.capturing:
                     self._seal(opened)
-            if shape is not None and not shape.sealed:
-                shape.seal()
+            if group is not None and not group.sealed:
+                group.seal()
 
-    def _seal(self, shape: Shape, unwritten: bool = False) -> None:
-        shape.seal(unwritten)
-        self._close(shape)
+    def _seal(self, group: GraphGroup, unwritten: bool = False) -> None:
+        group.seal(unwritten)
+        self._close(group)
 
-    def _close(self, shape: Shape) -> None:
+    def _close(self, group: GraphGroup) -> None:
         # The garbage collector may have removed it already.
-        if shape in self._open:
-            self._open.remove(shape)
+        if group in self._open:
+            self._open.remove(group)
 
     def _look_at_last(self) -> None:
         """Warns once if unlabelled captures leave much memory alive, as pieces of one graph group
@@ -272,7 +272,7 @@ class Arena:
             self._left = (self._left[0] + 1, self._left[1] + left)
             if self._left[0] == MANY and self._left[1] >= MUCH:
                 log.warning(
-                    "vmmgraph: %d captures left %d MiB alive at their end, which nobody shares; if they are pieces of one shape, "
+                    "vmmgraph: %d captures left %d MiB alive at their end, which nobody shares; if they are pieces of one group, "
                     "capture them within vmmgraph.shape(label)",
                     self._left[0],
                     self._left[1] >> 20,
@@ -292,7 +292,7 @@ class Arena:
         it), from the page map."""
         found = [space["drop_gives_bytes"] for space in self.map()["spaces"] if space["label"] == label]
         if not found:
-            raise KeyError(f"no shape {label!r} in the arena")
+            raise KeyError(f"no graph group {label!r} in the arena")
         return max(found)
 
     def __repr__(self) -> str:
@@ -305,13 +305,13 @@ class Arena:
             self._library.raw["device_trim"](self._device.handle, None)
 
 
-class Shape:
+class GraphGroup:
     handle = _c.Handle()
 
     def __init__(self, arena: Arena, key: object, label: str) -> None:
         self.arena = arena
         self.library = arena._library
-        self.handle = _c.Handle(self.library.raw["torch_shape_close"])
+        self.handle = _c.Handle(self.library.raw["torch_group_close"])
         #: Common key of all pieces; ``None`` for a single graph.
         self.key = key
         self.unnamed = key is None
@@ -323,9 +323,9 @@ class Shape:
         #: True if the program may launch the graphs itself.
         self.by_hand = False
         self._sealed_as: _c.SealReport | None = None
-        self.library.torch_shape_open(arena.handle, byref(self.handle))
+        self.library.torch_group_open(arena.handle, byref(self.handle))
         self.space = c_void_p()
-        self.library.torch_shape_space(self.handle, byref(self.space))
+        self.library.torch_group_space(self.handle, byref(self.space))
         #: File and line where the first capture began.
         self.site = call_site()
         self._say("space_set_label", label)
@@ -341,16 +341,16 @@ class Shape:
         """``unwritten``: the program has not written to the tensors since the capture."""
         report = _c.SealReport()
         if unwritten:
-            self.library.torch_shape_seal_unwritten(self.handle, byref(report))
+            self.library.torch_group_seal_unwritten(self.handle, byref(report))
         else:
-            self.library.torch_shape_seal(self.handle, _c.RETAIN["default"], byref(report))
+            self.library.torch_group_seal(self.handle, _c.RETAIN["default"], byref(report))
         self.sealed = True
         # May be an engine's context, which keeps a step's tensors alive.
         self.key = None
         self._sealed_as = report
         if self.arena.instantiates and not self.by_hand:
             # The first replay retries after out of memory, with evictions.
-            self.library.raw["torch_shape_instantiate"](self.handle, None)
+            self.library.raw["torch_group_instantiate"](self.handle, None)
 
     @property
     def report(self) -> dict[str, int]:
@@ -360,7 +360,7 @@ class Shape:
     def instantiate(self) -> bool:
         """Instantiates ahead of the first replay. False if the limits leave no room."""
         instantiated = c_int32()
-        self.library.torch_shape_instantiate(self.handle, byref(instantiated))
+        self.library.torch_group_instantiate(self.handle, byref(instantiated))
         return bool(instantiated.value)
 
     def retained(self) -> int:

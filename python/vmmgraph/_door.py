@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _c, _core
-from ._arena import Arena, Device, Shape, sessions_come_from, sharing_asked
+from ._arena import Arena, Device, GraphGroup, sessions_come_from, sharing_asked
 from ._c import Error
 from ._pools import Eager, Pools, Scope
 
@@ -57,7 +57,7 @@ class Capture:
     two steps. Destroyed before torch's part of the graph, even if CPython discards the graph's own
     destructor exception."""
 
-    shape: Shape | None = None
+    group: GraphGroup | None = None
     #: Pool id given to torch, and (`shown`) the id seen by the program.
     pool: Pool = (0, 0)
     shown: Pool = (0, 0)
@@ -73,8 +73,8 @@ class Capture:
         self.token = object()
 
     def let_go(self) -> None:
-        if self.shape is not None and self.captured.piece != _c.NO_PIECE:
-            self.door.library.raw["torch_drop"](self.shape.handle, self.captured.piece)
+        if self.group is not None and self.captured.piece != _c.NO_PIECE:
+            self.door.library.raw["torch_drop"](self.group.handle, self.captured.piece)
 
     def step_in(self) -> None:
         self.door.eager.step_in(self.left)
@@ -84,13 +84,13 @@ class Capture:
         """Abandons the capture or drops the graph. May be called at any time, repeatedly."""
         self.let_go()
         if self.under_way:
-            if self.shape is not None:
-                self.door.library.raw["torch_capture_abandon"](self.shape.handle, *self.pool)
+            if self.group is not None:
+                self.door.library.raw["torch_capture_abandon"](self.group.handle, *self.pool)
             self.step_in()
         self.door.leave(self)
 
     def __del__(self) -> None:
-        if self.shape is not None:
+        if self.group is not None:
             with contextlib.suppress(Exception):
                 self.close()
 
@@ -221,36 +221,36 @@ class Door:
         capture.left = self.eager.step_out(arena)
         with arena._lock:
             mine = (opened for opened in arena._open if key is not None and opened.key is key and not opened.capturing)
-            shape = next(mine, None)
-            if shape is None:
+            group = next(mine, None)
+            if group is None:
                 arena._settle(None)
-                shape = Shape(arena, key, label)
+                group = GraphGroup(arena, key, label)
             # Torch allows one capture at a time per pool id, and none after all graphs of the id
             # are gone. A program that chose the id must follow this rule.
             named = arena.pool == asked and (arena._pool_is_named or arena._pool_users)
             given = arena.pool if named or not arena._pool_given else self.new_pool()
-            capture.shape, capture.pool = shape, given
+            capture.group, capture.pool = group, given
             if given == arena.pool:
                 arena._pool_given = True
                 arena._pool_users.add(capture.token)
             capture.shown = asked if asked is not None and capture.named is None else arena.pool
-            shape.captures.add(capture.token)
-            shape.capturing = True
-            if shape not in arena._open:
-                arena._open.append(shape)
+            group.captures.add(capture.token)
+            group.capturing = True
+            if group not in arena._open:
+                arena._open.append(group)
 
     @staticmethod
     def leave(capture: Capture) -> None:
-        shape = capture.shape
-        if shape is None:
+        group = capture.group
+        if group is None:
             return
-        with shape.arena._lock:
-            shape.captures.discard(capture.token)
-            shape.arena._pool_users.discard(capture.token)
-            shape.capturing = shape.capturing and not capture.under_way
-            if not shape.captures:
-                shape.arena._abandoned(shape, unwritten=shape.unnamed and capture.under_way)
-        capture.shape = None
+        with group.arena._lock:
+            group.captures.discard(capture.token)
+            group.arena._pool_users.discard(capture.token)
+            group.capturing = group.capturing and not capture.under_way
+            if not group.captures:
+                group.arena._abandoned(group, unwritten=group.unnamed and capture.under_way)
+        capture.group = None
 
     def once(self, what: str, text: str, **more: Any) -> None:
         if what not in self.said:

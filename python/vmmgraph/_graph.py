@@ -8,7 +8,7 @@ from ctypes import byref, c_uint64
 from typing import Any
 
 from . import _below, _c
-from ._arena import Arena, Shape, address_of
+from ._arena import Arena, GraphGroup, address_of
 from ._door import Capture, Door, Pool
 
 #: Value of `_ready` while the arena may have open graph groups.
@@ -28,7 +28,7 @@ def graph_class(door: Door, base: type) -> type:
         """Torch's C++ graph, capturing into VmmGraph's memory."""
 
         # `None`: captured in torch's memory.
-        _shape: Shape | None = None
+        _group: GraphGroup | None = None
         _piece = 0
         # Whether the library can replay the graph, because torch's object has the expected layout.
         _replayable = False
@@ -58,28 +58,28 @@ def graph_class(door: Door, base: type) -> type:
 
         def _begin(self, capture: Capture, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
             door.begin(capture, device, pool)
-            shape = capture.shape
-            assert shape is not None
+            group = capture.group
+            assert group is not None
             # From here on torch may run Python code and destroy graphs.
-            status = raw["torch_capture_begin"](shape.handle, *capture.pool)
+            status = raw["torch_capture_begin"](group.handle, *capture.pool)
             if status != _c.OK:
                 error = door.library.error("torch_capture_begin", status)
                 if status != _c.WRONG_STATE:
                     raise error
                 capture.close()
                 door.once(str(error), f"a capture in torch's own memory: {error}")
-                del shape
+                del group
                 return super().capture_begin(*args, **kwargs)
             given, more = self._with_pool(capture.pool, args, kwargs)
             super().capture_begin(*given, **more)
-            status = raw["torch_capture_begun"](shape.handle)
+            status = raw["torch_capture_begun"](group.handle)
             if status != _c.OK:
                 error = door.library.error("torch_capture_begun", status)
                 capture.close()
                 door.once("ignored", f"a capture in torch's own memory: {error}")
                 return
             door.graphs.add(self)
-            self._shape, self._capture = shape, capture
+            self._group, self._capture = group, capture
 
         def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
             shadow = door.shadow(device, pool)
@@ -117,8 +117,8 @@ def graph_class(door: Door, base: type) -> type:
             return capture if capture is not None and capture.under_way else None
 
         def _captured(self, capture: Capture) -> None:
-            shape = capture.shape
-            assert shape is not None
+            group = capture.group
+            assert group is not None
             lend = self._keeps and not self._kept
             graph = _c.Graph(
                 graph=address_of(self),
@@ -129,10 +129,10 @@ def graph_class(door: Door, base: type) -> type:
                 memset_kernels=lend and door.memset_kernels,
             )
             captured = capture.captured
-            door.library.torch_capture_end(shape.handle, byref(graph), byref(captured))
+            door.library.torch_capture_end(group.handle, byref(graph), byref(captured))
             if not captured.replayable:
                 door.once("indirect", "torch's graph objects are laid out in an unknown way: replays go through torch")
-            shape.arena._captured(shape)
+            group.arena._captured(group)
             self._piece, self._lent, capture.under_way = captured.piece, bool(captured.lent), False
             self._replayable = bool(captured.replayable)
 
@@ -147,7 +147,7 @@ def graph_class(door: Door, base: type) -> type:
             # The capture may be complete when a signal's exception arrives: discard the graph.
             capture.under_way = True
             capture.close()
-            self._shape = self._capture = None
+            self._group = self._capture = None
 
         def replay(self) -> None:
             opened, handle, piece = self._ready
@@ -158,16 +158,16 @@ def graph_class(door: Door, base: type) -> type:
                 door.library.fail("torch_replay", status)
 
         def _prepare_and_replay(self) -> None:
-            shape = self._shape
-            if shape is None:
+            group = self._group
+            if group is None:
                 return super().replay()
-            left = step_out(shape.arena) if scopes.all else None
+            left = step_out(group.arena) if scopes.all else None
             try:
-                if shape.arena._open or not shape.sealed:
-                    shape.arena._settle(shape)
+                if group.arena._open or not group.sealed:
+                    group.arena._settle(group)
                 if not self._replayable:
-                    return self._replay_in_turn(shape)
-                self._ready = (shape.arena._open, shape.handle, c_uint64(self._piece))
+                    return self._replay_in_turn(group)
+                self._ready = (group.arena._open, group.handle, c_uint64(self._piece))
                 status = launch(*self._ready[1:])
                 if status:
                     door.library.fail("torch_replay", status)
@@ -188,26 +188,26 @@ def graph_class(door: Door, base: type) -> type:
             """Tells torch that no executable is needed for a replay (2.14 and later)."""
             return self._lent or super()._has_graph_exec
 
-        def _replay_in_turn(self, shape: Shape) -> None:
+        def _replay_in_turn(self, group: GraphGroup) -> None:
             import torch
 
             status = None
             try:
-                status = enter(shape.space, torch.cuda.current_stream(shape.arena.device).cuda_stream)
+                status = enter(group.space, torch.cuda.current_stream(group.arena.device).cuda_stream)
                 if status == _c.OK:
                     super().replay()
             finally:
                 # None: a signal's exception arrived as the call returned.
                 if not status:
-                    leave(shape.space)
+                    leave(group.space)
             if status:
                 door.library.fail("space_enter", status)
 
         def _own(self) -> None:
             """Switches to torch's own executable."""
-            if self._lent and self._shape is not None:
+            if self._lent and self._group is not None:
                 self._lent = False
-                door.library.torch_keep(self._shape.handle, self._piece)
+                door.library.torch_keep(self._group.handle, self._piece)
 
         def instantiate(self, *args: Any, **kwargs: Any) -> None:
             self._own()
@@ -220,15 +220,15 @@ def graph_class(door: Door, base: type) -> type:
 
         def _by_hand(self) -> None:
             """Marks the graph as launched by the program: no replay would seal its group."""
-            shape = self._shape
-            if shape is None or self._capture is None or self._capture.under_way:
+            group = self._group
+            if group is None or self._capture is None or self._capture.under_way:
                 return
-            shape.launched_by_hand()
-            if shape.key is None:
-                shape.arena._settle(shape)
+            group.launched_by_hand()
+            if group.key is None:
+                group.arena._settle(group)
 
         def raw_cuda_graph_exec(self, *args: Any, **kwargs: Any) -> int:
-            if self._shape is not None:
+            if self._group is not None:
                 door.once(
                     "exec", "raw_cuda_graph_exec(): what launches it by itself keeps it on one stream with the arena's replays"
                 )
@@ -240,15 +240,15 @@ def graph_class(door: Door, base: type) -> type:
         def _forget(self) -> None:
             if self._capture is not None:
                 self._capture.close()
-                self._shape, self._capture, self._lent = None, None, False
+                self._group, self._capture, self._lent = None, None, False
                 self._replayable, self._ready = False, NEVER_READY
 
         def reset(self, *args: Any, **kwargs: Any) -> None:
             # The space must be destroyed after the graph.
-            shape, arena = self._shape, self.arena
+            group, arena = self._group, self.arena
             self._forget()
             super().reset(*args, **kwargs)
-            del shape
+            del group
             if arena is not None:
                 # The next trim returns memory still in use.
                 raw["arena_trim"](arena.handle, None)
@@ -259,7 +259,7 @@ def graph_class(door: Door, base: type) -> type:
         @property
         def arena(self) -> Arena | None:
             """The arena with the graph's tensors; ``None`` for torch's memory."""
-            return self._shape.arena if self._shape is not None else None
+            return self._group.arena if self._group is not None else None
 
     class CUDAGraph(*_below.over(base, Captured, "capture_end_pre", "pools", "_has_graph_exec")):  # type: ignore[misc]
         """``torch.cuda.CUDAGraph`` with VmmGraph's captures: tensors lie on pages of the arena
@@ -300,7 +300,7 @@ def graph_class(door: Door, base: type) -> type:
 
         @property
         def label(self) -> str:
-            return self._shape.label if self._shape is not None else ""
+            return self._group.label if self._group is not None else ""
 
         def verify(self, outputs: Any) -> tuple[int, int] | None:
             """Replays twice with differently filled shared pages, and compares the outputs.
@@ -309,10 +309,10 @@ def graph_class(door: Door, base: type) -> type:
             depends on data of other graphs. Waits for the device. Replays must not change the
             inputs or draw random numbers.
             """
-            if self._shape is None or not self._replayable:
+            if self._group is None or not self._replayable:
                 raise _c.Error("only a graph in an arena can be verified", _c.WRONG_STATE)
-            self._shape.arena._settle(self._shape)
-            return self._shape.verify(self._piece, list(outputs))
+            self._group.arena._settle(self._group)
+            return self._group.verify(self._piece, list(outputs))
 
     if _below.passes_on(base, "replay"):
         CUDAGraph.replay = Captured.replay  # type: ignore[method-assign]

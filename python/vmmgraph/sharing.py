@@ -62,10 +62,10 @@ def extents(of: Any, memory: Any) -> list[PageExtent]:
     if isinstance(of, Arena):
         library, function, handle = of._library, "arena_export", of.handle
     else:
-        shape = getattr(of, "_shape", of)
-        if shape is None:
+        group = getattr(of, "_group", of)
+        if group is None:
             raise _c.Error("the graph was captured in torch's own memory", _c.WRONG_STATE)
-        library, function, handle = shape.library, "space_export", shape.space
+        library, function, handle = group.library, "space_export", group.space
     address, size = _range(memory)
     count, found = c_size_t(), (_c.PageExtent * 0)()
     while True:

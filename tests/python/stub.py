@@ -254,12 +254,12 @@ class Library:
         self.handles = itertools.count(0x100)
         self.pieces: dict[int, int] = {}
         self.interrupt: Callable[[str], None] | None = None
-        #: Shapes under capture; `turns`: entered arenas and spaces, innermost last.
+        #: Graph groups under capture; `turns`: entered arenas and spaces, innermost last.
         self.under_way: set[int] = set()
         #: Depth of remote scopes.
         self.remote = 0
-        #: Open shapes.
-        self.shapes: set[int] = set()
+        #: Open graph groups.
+        self.groups: set[int] = set()
         self.turns: list[Any] = []
         self.replayable = True
         self.retained = 0
@@ -277,10 +277,10 @@ class Library:
             return status
         if name == "arena_create":
             self.retain = arguments[1]._obj.retain
-        if name in ("torch_shape_open", "torch_shape_space", "arena_create", "device_open"):
+        if name in ("torch_group_open", "torch_group_space", "arena_create", "device_open"):
             arguments[-1]._obj.value = next(self.handles)
-            if name == "torch_shape_open":
-                self.shapes.add(arguments[-1]._obj.value)
+            if name == "torch_group_open":
+                self.groups.add(arguments[-1]._obj.value)
         elif name == "torch_capture_end":
             captured = arguments[-1]._obj
             captured.piece = self.pieces.get(values[0], 0)
@@ -296,8 +296,8 @@ class Library:
     def _note(self, name: str, values: list[Any]) -> None:
         if name in ("torch_remote_enter", "torch_remote_leave"):
             self.remote += 1 if name == "torch_remote_enter" else -1
-        elif name == "torch_shape_close":
-            self.shapes.discard(values[0])
+        elif name == "torch_group_close":
+            self.groups.discard(values[0])
         elif name == "torch_capture_begin":
             self.under_way.add(values[0])
         elif name in ("torch_capture_end", "torch_capture_abandon"):

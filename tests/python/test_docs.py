@@ -40,7 +40,7 @@ def test_the_examples_run(door) -> None:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102, the page is ours
     called = [entry[0] for entry in door.log]
     # Three pieces have one space.
-    assert called.count("torch_shape_open") == 4
+    assert called.count("torch_group_open") == 4
     assert called.count("torch_replay") == 4
     assert called.count("torch_eager_enter") == called.count("torch_eager_leave_of") == 1
     assert called.count("torch_remote_enter") == called.count("torch_remote_leave") == 1

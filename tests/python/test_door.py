@@ -22,7 +22,7 @@ later = pytest.mark.parametrize("door", ["LaterGraph"], indirect=True)
 
 
 def calls(door) -> list[str]:
-    left_out = ("torch_set_executable_limits", "space_stats", "torch_shape_instantiate")
+    left_out = ("torch_set_executable_limits", "space_stats", "torch_group_instantiate")
     names = [entry[0] for entry in door.log if entry[0] not in left_out]
     door.log.clear()
     return names
@@ -36,7 +36,7 @@ def capture(door, pool=None, keep=False, **more):
 
 
 def opened(door) -> int:
-    return sum(entry[0] == "torch_shape_open" for entry in door.log)
+    return sum(entry[0] == "torch_group_open" for entry in door.log)
 
 
 def test_the_class_is_a_subclass_in_every_place(door):
@@ -77,15 +77,15 @@ def test_a_name_that_was_imported_before_is_replaced_too(monkeypatch, door):
 def test_a_capture_and_its_replays(door):
     graph = capture(door, (0, 50))
     assert calls(door) == [
-        "device_open", "arena_create", "torch_shape_open", "torch_shape_space",
+        "device_open", "arena_create", "torch_group_open", "torch_group_space",
         "torch_capture_begin", "capture_begin", "torch_capture_begun", "capture_end", "torch_capture_end",
-        "torch_shape_seal_unwritten",
+        "torch_group_seal_unwritten",
     ]  # fmt: skip
     for _ in range(3):
         graph.replay()
         assert calls(door) == ["torch_replay"]
     graph.reset()
-    assert calls(door)[:3] == ["torch_drop", "reset", "torch_shape_close"]
+    assert calls(door)[:3] == ["torch_drop", "reset", "torch_group_close"]
     calls(door)
     graph.replay()
     # Later releases create an executable first.
@@ -181,7 +181,7 @@ def test_a_graph_that_was_never_replayed_leaves_nothing_open(door):
     try:
         del graph
         # By reference counting alone, without a collection.
-        assert calls(door)[-3:] == ["torch_shape_close", "arena_destroy", "device_trim"]
+        assert calls(door)[-3:] == ["torch_group_close", "arena_destroy", "device_trim"]
     finally:
         gc.enable()
 
@@ -385,23 +385,23 @@ def test_a_capture_is_sealed_when_it_ends(door):
     """Later writes meet no seal."""
     pool = (0, 50)
     first = capture(door, pool)
-    assert calls(door)[-2:] == ["torch_capture_end", "torch_shape_seal_unwritten"]
+    assert calls(door)[-2:] == ["torch_capture_end", "torch_group_seal_unwritten"]
     second = capture(door, pool)
-    assert sealed(door) == ["torch_shape_seal_unwritten"]
+    assert sealed(door) == ["torch_group_seal_unwritten"]
     for graph in (first, second):
         graph.replay()
         with vmmgraph.eager(graph.arena):
             pass
         assert calls(door) == ["torch_replay", "torch_eager_enter", "torch_eager_leave_of"]
     # A replay repeats a refused seal.
-    door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
+    door.library.answers.update(torch_group_seal=200, torch_group_seal_unwritten=200)
     third = capture(door, pool)
     with pytest.raises(_c.Error, match="a reason"):
         third.replay()
     door.library.answers.clear()
     calls(door)
     third.replay()
-    assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    assert calls(door) == ["torch_group_seal", "torch_replay"]
 
 
 def test_pieces_are_sealed_when_none_will_follow_or_somebody_else_uses_the_arena(door):
@@ -409,51 +409,51 @@ def test_pieces_are_sealed_when_none_will_follow_or_somebody_else_uses_the_arena
     with vmmgraph.shape("prefill"):
         pieces = [capture(door, pool) for _ in range(2)]
         assert not sealed(door)
-    assert sealed(door) == ["torch_shape_seal"]
-    assert pieces[0]._shape is pieces[1]._shape
+    assert sealed(door) == ["torch_group_seal"]
+    assert pieces[0]._group is pieces[1]._group
     # For a graph with exposed handle, the refusal raises at once.
     for keep in (False, True):
         with pytest.raises(_c.Error) if keep else contextlib.nullcontext(), vmmgraph.shape("prefill"):
             tried = capture(door, pool, keep=keep)
             if keep:
                 tried.raw_cuda_graph()
-            door.library.answers["torch_shape_seal"] = 200
+            door.library.answers["torch_group_seal"] = 200
         door.library.answers.clear()
-        assert not tried._shape.sealed
+        assert not tried._group.sealed
         tried.replay()
-        assert tried._shape.sealed
+        assert tried._group.sealed
     # The end of an engine's context is unknown: a replay or eager work of the arena seals.
     context, other = object(), capture(door, pool)
     door.namers.append(lambda: (context, "decode 8"))
     third = capture(door, pool)
     calls(door)
     other.replay()
-    assert calls(door) == ["torch_shape_seal", "torch_replay"]
+    assert calls(door) == ["torch_group_seal", "torch_replay"]
     third.replay()
     assert calls(door) == ["torch_replay"]
     context = object()
     fourth = capture(door, pool)
-    door.library.answers["torch_shape_seal"] = 200
+    door.library.answers["torch_group_seal"] = 200
     calls(door)
     with pytest.raises(_c.Error), vmmgraph.eager(other.arena):
         pass
-    assert calls(door) == ["torch_shape_seal"]
+    assert calls(door) == ["torch_group_seal"]
     door.library.answers.clear()
     with vmmgraph.eager(other.arena):
-        assert calls(door) == ["torch_shape_seal", "torch_eager_enter"]
+        assert calls(door) == ["torch_group_seal", "torch_eager_enter"]
         context = object()
         fifth = capture(door, pool)
-        assert calls(door)[-3:] == ["torch_capture_end", "torch_shape_seal", "torch_eager_enter"]
-    assert fourth._shape.sealed and fifth._shape.sealed
+        assert calls(door)[-3:] == ["torch_capture_end", "torch_group_seal", "torch_eager_enter"]
+    assert fourth._group.sealed and fifth._group.sealed
     # Also by an unrelated capture, before its space opens.
     context = object()
     sixth = capture(door, pool)
     context = object()
     calls(door)
     seventh = capture(door, pool)
-    assert sixth._shape is not seventh._shape
+    assert sixth._group is not seventh._group
     names = calls(door)
-    assert names.index("torch_shape_seal") < names.index("torch_shape_open")
+    assert names.index("torch_group_seal") < names.index("torch_group_open")
 
 
 def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
@@ -469,12 +469,12 @@ def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
     elsewhere(second)
     calls(door)
     first.capture_end()
-    assert sealed(door) == ["torch_shape_seal_unwritten"]
-    assert (first._shape.sealed, second._shape.sealed) == (True, False)
+    assert sealed(door) == ["torch_group_seal_unwritten"]
+    assert (first._group.sealed, second._group.sealed) == (True, False)
     first.replay()
     assert not sealed(door)
     second.capture_end()
-    assert sealed(door) == ["torch_shape_seal_unwritten"]
+    assert sealed(door) == ["torch_group_seal_unwritten"]
     # Interleaved pieces of two shapes: the other's capture ends a shape.
     with vmmgraph.shape("mine"):
         mine = [capture(door, pool)]
@@ -482,9 +482,9 @@ def test_shapes_that_threads_capture_at_once_are_sealed_each(door):
         elsewhere(third)
         mine.append(capture(door, pool))
         third.capture_end()
-    assert mine[0]._shape is not third._shape
+    assert mine[0]._group is not third._group
     first.replay()
-    assert all(graph._shape.sealed for graph in (*mine, third))
+    assert all(graph._group.sealed for graph in (*mine, third))
     assert first.arena._open == []
 
 
@@ -516,7 +516,7 @@ def test_captures_into_an_arena_that_no_pool_names_have_an_id_each(door):
         pieces = [begun(arena=arena)]
         pieces[0].capture_end()
         pieces.append(begun(arena=arena))
-    assert pieces[0]._shape is pieces[1]._shape
+    assert pieces[0]._group is pieces[1]._group
     assert len({other._capture.pool, pieces[0]._capture.pool, pieces[1]._capture.pool}) == 3
     door.log.clear()
     kept = [begun(pool=(0, 50)), begun(pool=(0, 50))]
@@ -525,7 +525,7 @@ def test_captures_into_an_arena_that_no_pool_names_have_an_id_each(door):
 
 
 def sealed(door) -> list[str]:
-    return [name for name in calls(door) if name.startswith("torch_shape_seal")]
+    return [name for name in calls(door) if name.startswith("torch_group_seal")]
 
 
 def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
@@ -535,10 +535,10 @@ def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
     pieces = [capture(door, pool) for _ in range(2)]
     calls(door)
     pieces.pop().reset()
-    assert "torch_shape_seal" not in calls(door)
+    assert "torch_group_seal" not in calls(door)
     pieces.pop().reset()
     names = calls(door)
-    assert names.index("torch_shape_seal") < names.index("torch_shape_close")
+    assert names.index("torch_group_seal") < names.index("torch_group_close")
     door.namers.clear()
     stub.BaseGraph.fail = {"capture_end"}
     with pytest.raises(RuntimeError) as failed:
@@ -546,7 +546,7 @@ def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
     # Although the traceback holds the graph.
     assert failed.value.__traceback__ is not None
     names = calls(door)
-    assert names.index("torch_capture_abandon") < names.index("torch_shape_seal_unwritten")
+    assert names.index("torch_capture_abandon") < names.index("torch_group_seal_unwritten")
     # Earlier pieces may have been written.
     with vmmgraph.shape("prefill"):
         stub.BaseGraph.fail = set()
@@ -555,7 +555,7 @@ def test_what_outlives_a_shape_that_is_never_replayed_is_nobody_elses(door):
         first.reset()
         with pytest.raises(RuntimeError):
             capture(door, pool)
-    assert calls(door).count("torch_shape_seal") == 2
+    assert calls(door).count("torch_group_seal") == 2
     stub.BaseGraph.fail = set()
 
 
@@ -571,7 +571,7 @@ def test_pieces_of_one_shape_have_one_space(door):
     assert opened(door) == 2
     for piece in pieces:
         piece.replay()
-    assert sum(name == "torch_shape_seal" for name in calls(door)) == 2
+    assert sum(name == "torch_group_seal" for name in calls(door)) == 2
     assert again.arena is pieces[0].arena
 
 
@@ -739,7 +739,7 @@ def test_a_shape_says_where_it_was_captured(door, monkeypatch, tmp_path):
     graph.capture_end()
     here = f"python/test_door.py:{line}"
     assert [entry for entry in door.log if entry[0] == "space_set_site"] == [
-        ("space_set_site", graph._shape.space.value, here.encode())
+        ("space_set_site", graph._group.space.value, here.encode())
     ]
     # Skips frames of torch, this package and context managers.
     program, engine = tmp_path / "torch/cuda/graphs.py", tmp_path / "engine/runner.py"
@@ -834,7 +834,7 @@ def test_a_first_half_that_fails_leaves_nothing(door):
     with pytest.raises(RuntimeError, match="capture_end failed"):
         graph.capture_end_pre()
     names = calls(door)
-    assert names.index("reset") < names.index("torch_capture_abandon") < names.index("torch_shape_close")
+    assert names.index("reset") < names.index("torch_capture_abandon") < names.index("torch_group_close")
     assert graph.arena is None
     stub.BaseGraph.fail.clear()
 
@@ -849,10 +849,10 @@ def test_a_hook_that_fails_at_the_end_leaves_a_graph_that_goes(door):
     graph.end_hooks["hook"] = fail
     with pytest.raises(ZeroDivisionError), door.torch.cuda.graph(graph, pool=(0, 50)):
         pass
-    assert calls(door)[-1] == "torch_shape_seal_unwritten"
+    assert calls(door)[-1] == "torch_group_seal_unwritten"
     del graph
     gc.collect()
-    assert calls(door)[-3:] == ["torch_shape_close", "arena_destroy", "device_trim"]
+    assert calls(door)[-3:] == ["torch_group_close", "arena_destroy", "device_trim"]
 
 
 @later
@@ -869,7 +869,7 @@ def test_what_torch_does_as_a_graph_goes_is_done(door, monkeypatch):
 def test_a_graph_that_others_may_launch_keeps_its_pages(door):
     """The graph may run at any time."""
     graph = capture(door, keep=True)
-    assert calls(door)[-1] == "torch_shape_seal_unwritten"
+    assert calls(door)[-1] == "torch_group_seal_unwritten"
     graph.raw_cuda_graph()
     assert calls(door) == ["torch_launched_by_hand"]
     with vmmgraph.shape("decode 8"):
@@ -878,10 +878,10 @@ def test_a_graph_that_others_may_launch_keeps_its_pages(door):
             pieces.append(capture(door, (0, 50), keep=True))
             pieces[-1].raw_cuda_graph()
         names = calls(door)
-        assert names.count("torch_shape_open") == 1
+        assert names.count("torch_group_open") == 1
         assert names.count("torch_launched_by_hand") == 3
-        assert "torch_shape_seal" not in names
-    assert calls(door) == ["torch_shape_seal"]
+        assert "torch_group_seal" not in names
+    assert calls(door) == ["torch_group_seal"]
 
 
 def test_many_captures_that_leave_much_alive_are_told_of_names_once(door, caplog):
@@ -896,7 +896,7 @@ def test_many_captures_that_leave_much_alive_are_told_of_names_once(door, caplog
 
 
 def instantiated(door) -> int:
-    return sum(entry[0] == "torch_shape_instantiate" for entry in door.log)
+    return sum(entry[0] == "torch_group_instantiate" for entry in door.log)
 
 
 def test_a_graph_is_instantiated_when_its_shape_is_sealed(door):
@@ -905,7 +905,7 @@ def test_a_graph_is_instantiated_when_its_shape_is_sealed(door):
     graph.replay()
     assert instantiated(door) == 1
     # Not an error yet.
-    door.library.answers["torch_shape_instantiate"] = 200
+    door.library.answers["torch_group_instantiate"] = 200
     capture(door, (0, 50)).replay()
     with pytest.raises(_c.Error):
         vmmgraph.instantiate()
@@ -928,13 +928,13 @@ def test_graphs_are_instantiated_later_where_that_is_asked_for(door, monkeypatch
 
 
 def test_a_failed_seal_can_be_tried_again(door):
-    door.library.answers.update(torch_shape_seal=200, torch_shape_seal_unwritten=200)
+    door.library.answers.update(torch_group_seal=200, torch_group_seal_unwritten=200)
     graph = capture(door)
     with pytest.raises(_c.Error):
         graph.replay()
     door.library.answers.clear()
     graph.replay()
-    assert calls(door)[-2:] == ["torch_shape_seal", "torch_replay"]
+    assert calls(door)[-2:] == ["torch_group_seal", "torch_replay"]
 
 
 def test_a_replay_while_another_thread_captures_does_not_seal_its_shape(door):
@@ -946,7 +946,7 @@ def test_a_replay_while_another_thread_captures_does_not_seal_its_shape(door):
     graph.replay()
     assert calls(door) == ["torch_replay"]
     other.capture_end()
-    assert sealed(door) == ["torch_shape_seal_unwritten"]
+    assert sealed(door) == ["torch_group_seal_unwritten"]
     other.replay()
     assert calls(door) == ["torch_replay"]
 

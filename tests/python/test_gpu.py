@@ -575,7 +575,7 @@ def test_graphs_are_instantiated_when_their_capture_ends_and_evicted_within_limi
     arena = made[0].graph.arena
     assert vmmgraph.instantiate() == 0
     before = arena.executables()
-    assert (before["max_shapes"], before["instantiated"]) == (0, before["shapes"]), before
+    assert (before["max_groups"], before["instantiated"]) == (0, before["groups"]), before
     torch.cuda.synchronize()
     free = torch.cuda.mem_get_info()[0]
     assert wrong(made, rounds=2) == 0
@@ -596,7 +596,7 @@ def test_graphs_are_instantiated_when_their_capture_ends_and_evicted_within_limi
     assert limited["evictions"] >= 100 and limited["instantiated"] == 8
     # Memory reused from earlier executables is not measured.
     assert (arena.map()["executables_bytes"] or 0) == limited["bytes"]
-    alone = [one.graph._shape.report["executable_bytes"] for one in made]
+    alone = [one.graph._group.report["executable_bytes"] for one in made]
     assert all(0 < one <= 1 << 20 for one in alone), alone
     assert made[0].graph.raw_cuda_graph_exec() != 0
     assert wrong(made, rounds=2) == 0
@@ -632,7 +632,7 @@ def test_eager_work_spares_what_was_written_before_the_first_replay() -> None:
 
 
 def test_what_outlives_a_capture_that_is_never_replayed() -> None:
-    """The graph is destroyed, the capture failed, or a C program closed the shape."""
+    """The graph is destroyed, the capture failed, or a C program closed the group."""
     enabled()
     library, c = vmmgraph._door.need().library, vmmgraph._c
     pool = torch.cuda.graph_pool_handle()
@@ -660,20 +660,20 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
         return kept[0]
 
     def closed():
-        shape = ctypes.c_void_p()
-        library.torch_shape_open(theirs.arena.handle, ctypes.byref(shape))
+        group = ctypes.c_void_p()
+        library.torch_group_open(theirs.arena.handle, ctypes.byref(group))
         graph = vmmgraph._below.core_of(torch.cuda.CUDAGraph)(True)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            library.torch_capture_begin(shape, *pool)
+            library.torch_capture_begin(group, *pool)
             graph.capture_begin(pool=pool, capture_error_mode="global")
-            library.torch_capture_begun(shape)
+            library.torch_capture_begun(group)
             static = torch.empty_like(x)
             graph.capture_end()
-        library.torch_capture_end(shape, ctypes.byref(c.Graph()), ctypes.byref(c.Captured()))
+        library.torch_capture_end(group, ctypes.byref(c.Graph()), ctypes.byref(c.Captured()))
         static.fill_(21)
         del graph
-        library.torch_shape_close(shape)
+        library.torch_group_close(group)
         return static
 
     for make in (of_pieces, failed, closed):
@@ -948,7 +948,7 @@ def test_what_goes_before_the_first_replay_costs_nothing() -> None:
     for graph, z in made:
         graph.replay()
         assert z.unique().tolist() == [7]
-        assert graph._shape.retained() <= 2 * MIB
+        assert graph._group.retained() <= 2 * MIB
     theirs.replay()
     assert bool((y == 2).all())
     held = arena.stats()["physical_bytes"]
@@ -1022,7 +1022,7 @@ def test_buffers_that_peers_use_can_be_marked() -> None:
     torch.cuda.synchronize()
     for number, (graph, static, y) in enumerate(made):
         assert bool((static == 20 + number).all()) and bool((y == 41 + 2 * number).all())
-        assert graph._shape.report["remote_blocks"] == number
+        assert graph._group.report["remote_blocks"] == number
 
 
 def test_an_exception_in_the_body() -> None:

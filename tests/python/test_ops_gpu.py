@@ -122,7 +122,7 @@ class Sweep:
             self.done["refused"] += 1
             return
         self.done["captured"] += 1
-        self.done["elsewhere"] += graph._shape is None
+        self.done["elsewhere"] += graph._group is None
         graph.replay()
         first = values(outputs)
         drawn = UNDEFINED in name or any(self.differ(one, expected[0]) for one in expected)

@@ -174,7 +174,7 @@ def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
     second = module.Backend().capture_one(size=4)
     assert {graph.label for graph in first} == {"8"}
     assert {graph.label for graph in second} == {"4"}
-    assert sum(entry[0] == "torch_shape_open" for entry in door.log) == 2
+    assert sum(entry[0] == "torch_group_open" for entry in door.log) == 2
     assert vmmgraph.arenas()
 
 

@@ -122,4 +122,4 @@ def test_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_graph_of_torchs_own_has_no_pages() -> None:
     with pytest.raises(_c.Error, match="torch's own"):
-        sharing.extents(SimpleNamespace(_shape=None), (0, 1))
+        sharing.extents(SimpleNamespace(_group=None), (0, 1))

@@ -194,23 +194,23 @@ def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work
     # Limits collections to new objects.
     gc.freeze()
     request.addfinalizer(gc.unfreeze)
-    shapes = set(door.library.shapes)
+    groups = set(door.library.groups)
     for number in itertools.count(1):
         door.log.clear()
         where = way(door, lambda: work(door), number)
         gc.collect()
         assert door.library.under_way == set(), (number, where)
         # The library refused its close.
-        left = door.library.shapes - shapes
-        assert len(left) == (way is refused and where == "torch_shape_close"), (number, where)
-        door.library.shapes -= left
+        left = door.library.groups - groups
+        assert len(left) == (way is refused and where == "torch_group_close"), (number, where)
+        door.library.groups -= left
         # Its shape may query the graph.
         names = [entry[0] for entry in door.log]
         assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
         assert door.library.turns == [] and door.library.remote == 0, (number, where)
         assert door.eager.scopes.all == [], (number, where)
         assert door.local.units == door.local.disabled == [], (number, where)
-        assert [shape for arena in door.all_arenas for shape in arena._open] == [], (number, where)
+        assert [group for arena in door.all_arenas for group in arena._open] == [], (number, where)
         # The same work succeeds afterwards.
         door.log.clear()
         work(door)

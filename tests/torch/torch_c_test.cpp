@@ -36,34 +36,34 @@ TEST(TorchC, NoHandleIsTrusted) {
     int something = 0;
     for (const auto raw :
          {std::uintptr_t{0}, std::uintptr_t{1}, std::uintptr_t{0x76000010}, reinterpret_cast<std::uintptr_t>(&something)}) {
-        const auto shape = reinterpret_cast<vmmgraph_torch_shape_t>(raw);
+        const auto group = reinterpret_cast<vmmgraph_torch_group_t>(raw);
         vmmgraph_space_t space = nullptr;
         const auto graph = sized<vmmgraph_torch_graph_t>();
         auto captured = sized<vmmgraph_torch_captured_t>();
         auto difference = sized<vmmgraph_difference_t>();
         for (const auto status : {
-                 vmmgraph_torch_shape_space(shape, &space),
-                 vmmgraph_torch_capture_begin(shape, 0, 1),
-                 vmmgraph_torch_capture_begun(shape),
-                 vmmgraph_torch_capture_end(shape, &graph, &captured),
-                 vmmgraph_torch_capture_abandon(shape, 0, 1),
-                 vmmgraph_torch_shape_seal(shape, VMMGRAPH_RETAIN_DEFAULT, nullptr),
-                 vmmgraph_torch_shape_seal_unwritten(shape, nullptr),
-                 vmmgraph_torch_replay(shape, 0),
-                 vmmgraph_torch_launched_by_hand(shape),
-                 vmmgraph_torch_verify(shape, 0, nullptr, 0, &difference),
-                 vmmgraph_torch_drop(shape, 0),
-                 vmmgraph_torch_keep(shape, 0),
-                 vmmgraph_torch_shape_instantiate(shape, nullptr),
-                 vmmgraph_torch_shape_close(shape),
+                 vmmgraph_torch_group_space(group, &space),
+                 vmmgraph_torch_capture_begin(group, 0, 1),
+                 vmmgraph_torch_capture_begun(group),
+                 vmmgraph_torch_capture_end(group, &graph, &captured),
+                 vmmgraph_torch_capture_abandon(group, 0, 1),
+                 vmmgraph_torch_group_seal(group, VMMGRAPH_RETAIN_DEFAULT, nullptr),
+                 vmmgraph_torch_group_seal_unwritten(group, nullptr),
+                 vmmgraph_torch_replay(group, 0),
+                 vmmgraph_torch_launched_by_hand(group),
+                 vmmgraph_torch_verify(group, 0, nullptr, 0, &difference),
+                 vmmgraph_torch_drop(group, 0),
+                 vmmgraph_torch_keep(group, 0),
+                 vmmgraph_torch_group_instantiate(group, nullptr),
+                 vmmgraph_torch_group_close(group),
              }) {
             EXPECT_EQ(status, VMMGRAPH_ERROR_INVALID_HANDLE);
             EXPECT_NE(last_message(), "");
         }
         EXPECT_EQ(space, nullptr);
         const auto arena = reinterpret_cast<vmmgraph_arena_t>(raw);
-        vmmgraph_torch_shape_t opened = nullptr;
-        EXPECT_EQ(vmmgraph_torch_shape_open(arena, &opened), VMMGRAPH_ERROR_INVALID_HANDLE);
+        vmmgraph_torch_group_t opened = nullptr;
+        EXPECT_EQ(vmmgraph_torch_group_open(arena, &opened), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(opened, nullptr);
         auto stats = sized<vmmgraph_torch_executables_t>();
         EXPECT_EQ(vmmgraph_torch_executable_stats(arena, &stats), VMMGRAPH_ERROR_INVALID_HANDLE);
@@ -77,11 +77,11 @@ TEST(TorchC, NoHandleIsTrusted) {
 
 TEST(TorchC, AnArenaOfTheHostDriverHasNoShapes) {
     vmmgraph::SharedVmmAllocator arena(0, host::options());
-    vmmgraph_torch_shape_t shape = nullptr;
-    EXPECT_EQ(vmmgraph_torch_shape_open(arena.handle(), &shape), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    vmmgraph_torch_group_t group = nullptr;
+    EXPECT_EQ(vmmgraph_torch_group_open(arena.handle(), &group), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_NE(last_message().find("host driver"), std::string::npos) << last_message();
-    EXPECT_EQ(shape, nullptr);
-    EXPECT_EQ(vmmgraph_torch_shape_open(arena.handle(), nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(group, nullptr);
+    EXPECT_EQ(vmmgraph_torch_group_open(arena.handle(), nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     auto stats = sized<vmmgraph_torch_executables_t>();
     EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     stats.struct_size = 8;
@@ -131,7 +131,7 @@ TEST(TorchC, APoolIsEmptiedBehindTheInstallation) {
 }
 
 TEST(TorchC, AMessageIsOfItsThreadAndOfTheLastCall) {
-    EXPECT_EQ(vmmgraph_torch_shape_close(nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_torch_group_close(nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
     const auto here = last_message();
     EXPECT_NE(here, "");
     std::thread([] { EXPECT_EQ(last_message(), ""); }).join();

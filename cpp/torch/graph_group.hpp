@@ -49,12 +49,12 @@ enum class Written { no, perhaps };
 
 // All functions throw Error and pass torch's exceptions on. Thread-safe, except begin() and
 // begun(), which run on one thread.
-class Shape {
+class GraphGroup {
 public:
-    explicit Shape(SharedVmmAllocator& arena);
-    Shape(const Shape&) = delete;
-    Shape& operator=(const Shape&) = delete;
-    ~Shape();
+    explicit GraphGroup(SharedVmmAllocator& arena);
+    GraphGroup(const GraphGroup&) = delete;
+    GraphGroup& operator=(const GraphGroup&) = delete;
+    ~GraphGroup();
 
     // Call before and after torch's capture_begin(). begun() withdraws an announcement torch did
     // not use.

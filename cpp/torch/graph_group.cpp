@@ -1,4 +1,4 @@
-#include "shape.hpp"
+#include "graph_group.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -90,10 +90,10 @@ void wait_for(cudaStream_t stream) {
 
 }  // namespace
 
-Shape::UnderWay::UnderWay(c10::DeviceIndex device, const c10::cuda::CUDAStream& stream, Workspace& workspace)
+GraphGroup::UnderWay::UnderWay(c10::DeviceIndex device, const c10::cuda::CUDAStream& stream, Workspace& workspace)
     : stream(stream), counted(device, stream.stream()), workspaces(workspace, stream) {}
 
-Shape::Shape(SharedVmmAllocator& arena)
+GraphGroup::GraphGroup(SharedVmmAllocator& arena)
     : device_(device_of(arena).index()),
       space_(arena.open_space()),
       memory_(std::make_shared<Memory>(space_)),
@@ -103,7 +103,7 @@ Shape::Shape(SharedVmmAllocator& arena)
     memory_->predict_retained();
 }
 
-Shape::~Shape() {
+GraphGroup::~GraphGroup() {
     const OnDevice current({c10::kCUDA, device_});
     const Relaxed relaxed;
     try {
@@ -126,9 +126,9 @@ Shape::~Shape() {
     }
 }
 
-c10::cuda::CUDAStream Shape::stream() const { return c10::cuda::getCurrentCUDAStream(device_); }
+c10::cuda::CUDAStream GraphGroup::stream() const { return c10::cuda::getCurrentCUDAStream(device_); }
 
-void Shape::begin(const compat::PoolId& pool) {
+void GraphGroup::begin(const compat::PoolId& pool) {
     require_release();
     offer_idle_pages();
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
@@ -143,7 +143,7 @@ void Shape::begin(const compat::PoolId& pool) {
     const std::lock_guard lock(mutex_);
     if (sealed_ || under_way_) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               sealed_ ? "the shape is sealed: open another one for another capture" : "a capture into this shape is under way");
+               sealed_ ? "the graph group is sealed: open another one for another capture" : "a capture into this group is under way");
     }
     if (registry::is_captured_into({device_, pool})) {
         // Torch's allocator checks this too, but only after torch has reset the running capture's
@@ -169,11 +169,11 @@ void Shape::begin(const compat::PoolId& pool) {
     announce(memory_);
 }
 
-void Shape::begun() {
+void GraphGroup::begun() {
     const bool ignored = withdraw();
     const std::lock_guard lock(mutex_);
     if (!under_way_) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this shape is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this group is under way");
     }
     under_way_->torchs_own.reset();
     under_way_->relaxed.reset();
@@ -185,13 +185,13 @@ void Shape::begun() {
     }
 }
 
-ForeignPiece Shape::end(const ForeignGraph& graph) {
+ForeignPiece GraphGroup::end(const ForeignGraph& graph) {
     const Relaxed relaxed;
     const DisableScope torchs_own;
     const OnDevice current({c10::kCUDA, device_});
     std::unique_lock lock(mutex_);
     if (!under_way_) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this shape is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this group is under way");
     }
     registry::forget_capture(memory_.get());
     memory_->capture_ended();
@@ -222,7 +222,7 @@ ForeignPiece Shape::end(const ForeignGraph& graph) {
     return piece;
 }
 
-void Shape::abandon(const compat::PoolId& pool) noexcept {
+void GraphGroup::abandon(const compat::PoolId& pool) noexcept {
     static_cast<void>(withdraw());
     const Relaxed relaxed;
     const OnDevice current({c10::kCUDA, device_});
@@ -247,12 +247,12 @@ void Shape::abandon(const compat::PoolId& pool) noexcept {
     }
 }
 
-Retain Shape::policy(Retain asked) const {
+Retain GraphGroup::policy(Retain asked) const {
     const auto retain = asked == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : asked;
     return collectives_ ? with_collectives(retain, memory_->has_remote()) : retain;
 }
 
-SealReport Shape::seal_keeping_contents(Retain retain) {
+SealReport GraphGroup::seal_keeping_contents(Retain retain) {
     const auto stream = this->stream();
     if (is_capturing(stream.stream())) {
         return space_.seal(retain);
@@ -273,12 +273,12 @@ SealReport Shape::seal_keeping_contents(Retain retain) {
     return report;
 }
 
-SealReport Shape::seal(Retain retain, Written written) {
+SealReport GraphGroup::seal(Retain retain, Written written) {
     const Relaxed relaxed;
     const OnDevice current({c10::kCUDA, device_});
     const std::lock_guard lock(mutex_);
     if (under_way_) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture into this shape is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture into this group is under way");
     }
     if (!sealed_) {
         retain = policy(retain);
@@ -288,7 +288,7 @@ SealReport Shape::seal(Retain retain, Written written) {
     return *sealed_;
 }
 
-const Shape::Piece& Shape::replayable(std::size_t piece) const {
+const GraphGroup::Piece& GraphGroup::replayable(std::size_t piece) const {
     if (piece >= pieces_.size() || pieces_[piece].graph == nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "piece " + std::to_string(piece) + " of " + std::to_string(pieces_.size()) +
                                                " is not replayed here: its owner does that, or it is gone");
@@ -296,7 +296,7 @@ const Shape::Piece& Shape::replayable(std::size_t piece) const {
     return pieces_[piece];
 }
 
-std::vector<cudaGraph_t> Shape::lending() {
+std::vector<cudaGraph_t> GraphGroup::lending() {
     std::vector<cudaGraph_t> graphs;
     for (auto& piece : pieces_) {
         if (piece.lends != nullptr) {
@@ -307,24 +307,24 @@ std::vector<cudaGraph_t> Shape::lending() {
     return graphs;
 }
 
-Template& Shape::executables() {
+Template& GraphGroup::executables() {
     if (!template_) {
         template_ = std::make_unique<Template>(pool_, lending(), collectives_);
     }
     return *template_;
 }
 
-bool Shape::instantiate() {
+bool GraphGroup::instantiate() {
     const Relaxed relaxed;
     const OnDevice current({c10::kCUDA, device_});
     const std::lock_guard lock(mutex_);
     if (!sealed_) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot instantiate the graphs of a shape before it is sealed");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot instantiate the graphs of a group before it is sealed");
     }
     return lending().empty() || executables().instantiate();
 }
 
-void Shape::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream) {
+void GraphGroup::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream) {
     constexpr int tries = 8;
     for (int tried = 1;; ++tried) {
         const auto status = stream != nullptr ? workspace_->use_on(*memory_, *stream) : workspace_->use_anywhere(*memory_);
@@ -339,7 +339,7 @@ void Shape::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::C
     }
 }
 
-void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
+void GraphGroup::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
     std::unique_lock lock(mutex_);
     use_workspace(lock, &stream);
     const auto& piece = replayable(number);
@@ -353,21 +353,21 @@ void Shape::launch(std::size_t number, const c10::cuda::CUDAStream& stream) {
     Others::launch(*piece.graph, launch.at(piece.place), stream.stream());
 }
 
-void Shape::replay(std::size_t piece) {
+void GraphGroup::replay(std::size_t piece) {
     const OnDevice current({c10::kCUDA, device_});
     const auto stream = this->stream();
     const MarkBehind marks(space_, stream);
     space_.replay(stream.stream(), [&] { launch(piece, stream); });
 }
 
-Difference Shape::verify(std::size_t piece, const std::vector<Output>& outputs) {
+Difference GraphGroup::verify(std::size_t piece, const std::vector<Output>& outputs) {
     const OnDevice current({c10::kCUDA, device_});
     const auto stream = this->stream();
     const MarkBehind marks(space_, stream);
     return space_.verify(stream.stream(), outputs, [&] { launch(piece, stream); });
 }
 
-void Shape::launched_by_hand() {
+void GraphGroup::launched_by_hand() {
     memory_->launch_by_replay_only(false);
     const Relaxed relaxed;
     const OnDevice current({c10::kCUDA, device_});
@@ -379,12 +379,12 @@ void Shape::launched_by_hand() {
     }
 }
 
-void Shape::drop(std::size_t number, bool keep) {
+void GraphGroup::drop(std::size_t number, bool keep) {
     const Relaxed relaxed;
     const std::lock_guard lock(mutex_);
     if (number >= pieces_.size()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "there is no piece " + std::to_string(number) + ", the shape has " + std::to_string(pieces_.size()));
+               "there is no piece " + std::to_string(number) + ", the group has " + std::to_string(pieces_.size()));
     }
     auto& piece = pieces_[number];
     // The remaining pieces form a new template.
