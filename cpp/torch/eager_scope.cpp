@@ -29,9 +29,7 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::u
     offer_idle_pages();
     {
         const OnDevice current(device);
-        if (is_capturing(stream)) {
-            refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture");
-        }
+        require_not_capturing(stream);
         // torch's current stream needs no further check.
         if (c10::cuda::getCurrentCUDAStream(device.index()).stream() != stream) {
             require_stream_of(device, stream);

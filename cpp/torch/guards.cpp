@@ -40,13 +40,6 @@ std::string loaded_release() {
 
 }  // namespace
 
-void refuse(vmmgraph_status_t status, const std::string& why) {
-    auto info = detail::sized<ErrorInfo>();
-    info.status = status;
-    info.device = -1;
-    throw Error("vmmgraph: " + why, info);
-}
-
 void require_release() {
     require_one_core();
     static const std::string loaded = loaded_release();
@@ -90,6 +83,12 @@ c10::Device device_of(const SharedVmmAllocator& arena) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on a device of the host driver, and graphs are captured on one of CUDA's");
     }
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(device)};
+}
+
+void require_not_capturing(void* stream) {
+    if (is_capturing(static_cast<cudaStream_t>(stream))) {
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+    }
 }
 
 void require_stream_of(c10::Device device, void* stream) {

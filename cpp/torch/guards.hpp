@@ -1,15 +1,13 @@
 // Checks before torch is used: the loaded release, the installed allocator, and the device.
 #pragma once
 
-#include <string>
-
 #include <c10/core/Device.h>
 
 #include <vmmgraph/vmmgraph.hpp>
 
-namespace vmmgraph::torch {
+#include "undo.hpp"
 
-[[noreturn]] void refuse(vmmgraph_status_t status, const std::string& why);
+namespace vmmgraph::torch {
 
 // Throws VMMGRAPH_ERROR_WRONG_STATE if a second library with the core is loaded, linked PRIVATE
 // where CMake cannot see it.
@@ -30,6 +28,10 @@ void require_pools_with_allocators();
 // Returns the device of an arena. Throws VMMGRAPH_ERROR_INVALID_ARGUMENT for an arena of the host
 // driver, and VMMGRAPH_ERROR_INVALID_HANDLE for a moved-from arena.
 c10::Device device_of(const SharedVmmAllocator& arena);
+
+// Throws VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture. Otherwise a failed capture
+// would end the stream's own capture.
+void require_not_capturing(void* stream);
 
 // Throws VMMGRAPH_ERROR_INVALID_ARGUMENT unless the stream belongs to the device. The stream must
 // not be under capture.

@@ -309,13 +309,7 @@ vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group, const
                                              vmmgraph_torch_captured_t* captured) {
     return with(group, [&](GraphGroup& found) {
         const auto& given = sized(graph, "graph");
-        auto& to = sized(captured, "captured");
-        const auto piece = found.end({static_cast<at::cuda::CUDAGraph*>(given.graph), compat::PoolId(given.pool_first, given.pool_second),
-                                      static_cast<cudaGraph_t>(given.raw), given.lend != 0, given.memset_kernels != 0});
-        to.piece = piece.number;
-        to.memset_kernels = piece.memset_kernels;
-        to.replayable = piece.replayable ? 1 : 0;
-        to.lent = piece.lent ? 1 : 0;
+        found.end(given, sized(captured, "captured"));
     });
 }
 

@@ -10,6 +10,7 @@
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <vmmgraph/torch_npu.hpp>
 
+#include "../torch/undo.hpp"
 #include "blocks.hpp"
 
 namespace vmmgraph::torch_npu {
@@ -217,12 +218,6 @@ NPUAllocator* forwarding(NPUAllocator* native) {
 
 std::atomic<NPUAllocator*> installed_allocator{nullptr};
 
-[[noreturn]] void refuse(const char* why) {
-    auto info = detail::sized<ErrorInfo>();
-    info.status = VMMGRAPH_ERROR_WRONG_STATE;
-    throw Error(why, info);
-}
-
 }  // namespace
 
 bool installed() noexcept {
@@ -236,7 +231,7 @@ void install() {
     }
     auto* const native = caching::allocator.load();
     if (native == nullptr) {
-        refuse("torch_npu has no allocator yet");
+        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch_npu has no allocator yet");
     }
     native_allocator.store(native);
     auto* const ours = forwarding(native);
@@ -246,14 +241,14 @@ void install() {
 
 void uninstall() {
     if (captures_under_way() > 0) {
-        refuse("a capture is under way");
+        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture is under way");
     }
     auto* ours = installed_allocator.load();
     if (ours == nullptr) {
         return;
     }
     if (!caching::allocator.compare_exchange_strong(ours, native_allocator.load())) {
-        refuse("another allocator was installed over ours");
+        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "another allocator was installed over ours");
     }
     installed_allocator.store(nullptr);
 }

@@ -8,16 +8,14 @@
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <vmmgraph/torch_npu.hpp>
 
+#include "../torch/undo.hpp"
 #include "blocks.hpp"
 
 namespace vmmgraph::torch_npu {
 namespace {
 
-[[noreturn]] void refuse(vmmgraph_status_t status, const char* why) {
-    auto info = detail::sized<ErrorInfo>();
-    info.status = status;
-    throw Error(why, info);
-}
+using torch::attempt;
+using torch::refuse;
 
 // Parsed from the statistics: the C interface only reports a device handle's number.
 c10::DeviceIndex device_of(const SharedVmmAllocator& arena) {
@@ -99,49 +97,34 @@ struct CaptureScope::State {
     bool under_way = false;
 
     // Otherwise torch_npu's allocator would treat a lost capture as running.
-    void forget() noexcept {
+    void forget() {
         namespace caching = c10_npu::NPUCachingAllocator;
-        if (!end_capture({captured->device, pool})) {
-            return;
-        }
-        try {
+        if (end_capture({captured->device, pool})) {
             caching::endAllocateToPool(captured->device, pool);
             caching::markCaptureEnd(captured->device);
             caching::releasePool(captured->device, pool);
-        } catch (...) {
-            // The pool does not exist.
         }
     }
 
     void abandon() noexcept {
         under_way = false;
         announce(nullptr);
-        try {
-            // The regular end also notifies the allocator. The constructor checked for other
-            // captures of the stream.
+        // The regular end also notifies the allocator. The constructor checked for other captures
+        // of the stream.
+        attempt([&] {
             if (is_capturing(current->drained())) {
                 captured->graph->capture_end();
             }
-        } catch (...) {
-            // The capture was lost.
-        }
-        forget();
-        try {
-            captured->graph->reset();
-        } catch (...) {
-            // A destructor cannot do more.
-        }
+        });
+        attempt([&] { forget(); });
+        attempt([&] { captured->graph->reset(); });
         captured->graph.reset();
         current.reset();
-        try {
-            // Live tensors belong to the program, so the seal gives each its own pages.
-            if (captured->memory->space.stats().blocks > 0) {
-                captured->memory->space.seal(Retain::own_pages);
+        attempt([&] {
+            if (torch::seal_live_tensors(captured->memory->space)) {
                 captured->memory->sealed.store(true, std::memory_order_release);
             }
-        } catch (...) {
-            // The next capture opens a new space.
-        }
+        });
     }
 };
 
