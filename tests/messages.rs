@@ -3,21 +3,46 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+fn sources(folder: &Path, ends: &[&str], into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|end| end == "rs") {
+            sources(&path, ends, into);
+        } else if path.extension().is_some_and(|end| ends.iter().any(|one| end == *one)) {
             into.push(path);
         }
     }
 }
 
+/// The string literals of a C++ call's arguments, joined by VALUE. Empty without a literal.
+fn literals(arguments: &str) -> String {
+    let (mut depth, mut quoted, mut escaped, mut parts) = (1, false, false, Vec::new());
+    for letter in arguments.chars() {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => {
+                quoted = !quoted;
+                if quoted {
+                    parts.push(String::new());
+                }
+            }
+            _ if quoted => parts.last_mut().unwrap().push(letter),
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    parts.join("VALUE")
+}
+
 #[test]
 fn a_wrong_state_says_what_cannot_be_done_why_and_what_to_do() {
     let mut files = Vec::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &["rs"], &mut files);
     let mut seen = 0;
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
@@ -33,4 +58,33 @@ fn a_wrong_state_says_what_cannot_be_done_why_and_what_to_do() {
         }
     }
     assert!(seen >= 40, "{seen}");
+}
+
+#[test]
+fn a_refusal_in_cpp_says_what_cannot_be_done_why_and_what_to_do() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("cpp"), &["cpp", "hpp"], &mut files);
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for call in ["refuse(VMMGRAPH", "fail(", "fail_aloud("] {
+            for arguments in text.split(call).skip(1) {
+                let message = literals(arguments);
+                // Messages of other functions, and torch's wording, which programs search for.
+                if !message.contains(' ')
+                    || message == "CUDA graphs must be captured on a non-default stream."
+                {
+                    continue;
+                }
+                seen += 1;
+                let reason = message.strip_prefix("cannot ").and_then(|rest| rest.split_once(": "));
+                // Reason and remedy may be an argument.
+                if !reason.is_some_and(|(_, why)| why.contains("; ") || why.is_empty() || why == "%s") {
+                    wrong.push(format!("{}: {message}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(seen >= 100, "{seen}");
 }

@@ -46,7 +46,8 @@ std::int32_t to_c(c10::ScalarType dtype) {
         case c10::ScalarType::Float8_e5m2:
             return VMMGRAPH_DTYPE_F8;
         default:
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, std::string("an input cannot be of dtype ") + c10::toString(dtype));
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, std::string("cannot declare the input: dtype ") + c10::toString(dtype) +
+                                                        " is not supported; use an integer, floating-point or bool dtype");
     }
 }
 

@@ -28,23 +28,26 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
     : state_(new State(std::move(arena), inputs, std::move(body), options)) {
     auto& state = *state_;
     if (!state.on_cpu() && !state.arena) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "graphs on a GPU need an arena");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "cannot make the executor: the inputs are on a GPU and the arena is null; pass an arena");
     }
     if (!state.body) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "a graph needs a body");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "cannot make the executor: the body is empty; pass a body");
     }
     if (options.capture.ring != nullptr) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the executor's ring is ExecutorOptions::ring, since eager steps go through it too");
+        refuse(
+            VMMGRAPH_ERROR_INVALID_ARGUMENT,
+            "cannot make the executor: CaptureOptions::ring is set, and eager steps use the ring too; set ExecutorOptions::ring instead");
     }
     if (!state.on_cpu()) {
         if (const auto device = torch::device_of(*state.arena); device != inputs.device()) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on " + device.str() + ", and the inputs are on " + inputs.device().str());
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make the executor: the arena is on " + device.str() + " and the inputs on " +
+                                                        inputs.device().str() + "; use one device");
         }
         if (cudaPointerAttributes where{}; options.ring != nullptr) {
             C10_CUDA_CHECK(cudaPointerGetAttributes(&where, options.ring->address(0)));
             if (where.type != cudaMemoryTypeDevice || where.device != inputs.device().index()) {
                 refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                       "the ring is of another device than the inputs, which are on " + inputs.device().str());
+                       "cannot make the executor: the ring is on another device; make the ring on " + inputs.device().str());
             }
         }
         if (options.capture_stream != nullptr) {
@@ -164,7 +167,7 @@ Decision GraphExecutor::decide(const Step& step) {
 
 Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
     if (ranks.empty()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no rank has decided");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot agree on a step: the list of ranks is empty; pass the decision of each rank");
     }
     const auto less = [](const Decision& a, const Decision& b) { return a.mode < b.mode; };
     const auto mode = std::min_element(ranks.begin(), ranks.end(), less)->mode;
@@ -212,7 +215,7 @@ Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values, c
 Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     auto& state = *state_;
     if (!state.step || !state.prepared) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "launch() without a prepare() before it");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot launch the step: nothing is prepared; call prepare() first");
     }
     const auto step = *state.step;
     std::optional<torch::OnStream> current;

@@ -87,8 +87,8 @@ void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
             slot = graphs[i].mode == agreed.mode && graphs[i].bucket == agreed.bucket ? i : slot;
         }
         if (agreed.mode != Mode::eager && slot == dispatch::no_slot) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "the agreed decision needs a graph that this executor cannot have, of " + text_of(agreed.bucket));
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot follow the agreed decision: this executor has no graph of " +
+                                                        text_of(agreed.bucket) + "; give all ranks the same buckets");
         }
         decision = {agreed.mode, agreed.reason, false, slot, agreed.bucket};
         dispatcher.imposed(slot);

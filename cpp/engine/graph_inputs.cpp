@@ -19,10 +19,11 @@ namespace vmmgraph::engine {
 GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options) {
     torch::require_release();
     if (!options.device.is_cuda() && !options.device.is_cpu()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "persistent inputs cannot live on " + options.device.str());
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot make persistent inputs: the device is " + options.device.str() + "; use a CUDA device or the CPU");
     }
     if (buckets.empty()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "persistent inputs need at least one bucket");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make persistent inputs: the list of buckets is empty; pass at least one bucket");
     }
     auto device = options.device;
     if (device.is_cuda() && !device.has_index()) {
@@ -137,7 +138,7 @@ std::size_t GraphInputs::find(std::string_view name) const {
     if (found != late.end()) {
         return inputs.size() + static_cast<std::size_t>(found - late.begin());
     }
-    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no input or output is called '" + std::string(name) + "'");
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot find '" + std::string(name) + "': no input or output has this name; declare it first");
 }
 
 bool GraphInputs::has(std::string_view name) const noexcept {
@@ -153,8 +154,8 @@ const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
         return state_->rows_of(state_->late[late], rows);
     }
     if (input >= layout.tensors.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "there are " + std::to_string(layout.tensors.size()) + " inputs and outputs, no number " + std::to_string(input));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return input or output " + std::to_string(input) + ": there are " +
+                                                    std::to_string(layout.tensors.size()) + ", counted from 0; pass one of these numbers");
     }
     const auto& whole = layout.tensors[input];
     const auto along = state_->rows_along[input];
@@ -179,10 +180,11 @@ void GraphInputs::set(std::size_t output, const at::Tensor& value) {
     const auto late = output - state.inputs.size();
     const bool is_late = output >= state.inputs.size() && late < state.late.size();
     if (!is_late && output < state.inputs.size() && state.inputs[output].role != Role::output) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set input '" + state.inputs[output].name + "': only outputs are set by a body");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot set '" + state.inputs[output].name + "': it is an input, and a body sets only outputs; pass an output");
     }
     if (!value.defined() || value.dim() == 0) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set an output: the value has no rows");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set the output: the value is undefined or has no rows; pass a tensor with rows");
     }
     if (is_late && !state.late[late].whole.defined()) {
         state.late[late].whole = state.memory_like(value);
@@ -191,8 +193,8 @@ void GraphInputs::set(std::size_t output, const at::Tensor& value) {
     const auto& place = get(output, along < value.dim() ? value.size(along) : all_rows);
     if (place.sizes() != value.sizes()) {
         const auto& name = is_late ? state.late[late].name : state.inputs[output].name;
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot set output '" + name + "': the value is " + c10::str(value.sizes()) + ", must be " + c10::str(place.sizes()));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set output '" + name + "': the value is " + c10::str(value.sizes()) +
+                                                    "; the shape must be " + c10::str(place.sizes()));
     }
     place.copy_(value, true);
 }
@@ -216,11 +218,14 @@ at::Tensor GraphInputs::actual(std::size_t input) const {
 at::Tensor GraphInputs::host(std::size_t input) const {
     const auto& prepared = state_->prepared;
     if (input >= state_->inputs.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "there is no input number " + std::to_string(input));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return input " + std::to_string(input) + " on the host: there are " +
+                                                    std::to_string(state_->inputs.size()) +
+                                                    " inputs, counted from 0; pass one of these numbers");
     }
     const auto& declared = state_->inputs[input];
     if (prepared.host[input] == nullptr) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "input '" + declared.name + "' was not prepared on the host");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot return input '" + declared.name +
+                                               "' on the host: the last prepare() had no host value; pass a host value to prepare()");
     }
     const auto& place = state_->layouts[prepared.layout].places[input];
     std::vector<std::int64_t> sizes(place.shape, place.shape + place.rank);

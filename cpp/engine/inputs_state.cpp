@@ -50,7 +50,8 @@ bool step_sized(const Input& input) { return input.shape.front().kind == VMMGRAP
 }  // namespace
 
 void mismatch(const Input& input, const std::string& what, const std::string& found, const std::string& expected) {
-    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': " + what + " is " + found + ", must be " + expected);
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+           "cannot take input '" + input.name + "': " + what + " is " + found + "; it must be " + expected);
 }
 
 namespace {
@@ -65,7 +66,8 @@ std::vector<LateOutput> take_late(std::vector<Input>& inputs) {
         }
         const auto same = [&](const auto& other) { return other.name == input->name; };
         if (std::count_if(inputs.begin(), inputs.end(), same) > 1 || std::any_of(late.begin(), late.end(), same)) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "an output is called '" + input->name + "', as another input or output is");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot declare output '" + input->name + "': another input or output has this name; choose a name of its own");
         }
         late.push_back(LateOutput{input->name, {}});
         input = inputs.erase(input);
@@ -192,7 +194,8 @@ std::size_t GraphInputs::State::layout_of(const Key& bucket) {
             return i;
         }
     }
-    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "no bucket of the persistent inputs has " + engine::text_of(bucket));
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+           "cannot select a bucket: no bucket of the persistent inputs has " + engine::text_of(bucket) + "; pass a declared bucket");
 }
 
 void GraphInputs::State::make_views(Layout& layout) const {
@@ -223,11 +226,14 @@ void GraphInputs::State::assign(c10::ArrayRef<NamedValue> named) {
         if (tried == given.size()) {
             const bool known =
                 std::any_of(inputs.begin(), inputs.end(), [wanted = name](const Input& input) { return input.name == wanted; });
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, (known ? "an output is called '" : "no input is called '") + std::string(name) + "'");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot take '" + std::string(name) +
+                       (known ? "': it is an output; pass inputs only" : "': no input has this name; declare the input first"));
         }
         next %= given.size();
         if (values[next] != nullptr) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + std::string(name) + "' is given twice");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot take input '" + std::string(name) + "': it is given twice; pass each input once");
         }
         values[next++] = &value;
     }
@@ -241,7 +247,7 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
     if (is_tensor && !tensor.defined()) {
         if (value.is_tensor_) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "input '" + input.name + "': the tensor is undefined; do not name the input where all of it is padding");
+                   "cannot take input '" + input.name + "': the tensor is undefined; do not name the input where all of it is padding");
         }
         return;
     }
@@ -267,7 +273,7 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
         if (extent == 0 && declared.kind == VMMGRAPH_EXTENT_ALONG && step[declared.axis] > 0) {
             // For example, a host vector which the engine filled only on the device: padding would
             // be taken for the step's data.
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "input '" + input.name + "': dimension " + std::to_string(i) +
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot take input '" + input.name + "': dimension " + std::to_string(i) +
                                                         " of the value has no elements; do not name the input where all of it is padding");
         }
         shape[i] = static_cast<std::uint32_t>(std::min<std::int64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
@@ -283,12 +289,13 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
 
 const at::Tensor& GraphInputs::State::rows_of(const LateOutput& output, std::int64_t rows) const {
     if (!output.whole.defined()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot read output '" + output.name + "': no body has set it yet");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot read output '" + output.name + "': no body has set it yet; run a step that sets it first");
     }
     const std::int64_t most = layouts[current].key[Axis::tokens];
     if (rows > most) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "output '" + output.name + "': the number of rows asked for is " + std::to_string(rows) +
-                                                    ", must be at most " + std::to_string(most) + " in this bucket");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot read output '" + output.name + "': " + std::to_string(rows) +
+                                                    " rows are requested; the bucket has at most " + std::to_string(most) + " rows");
     }
     const auto wanted = rows < 0 ? most : rows;
     auto& [last, slice] = output.slice;
@@ -346,7 +353,7 @@ bool GraphInputs::State::by_kernel() const {
 
 void GraphInputs::State::commit(void* stream) {
     if (!prepared.valid) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "commit() without a prepare() before it");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot commit the inputs: nothing is prepared; call prepare() first");
     }
     if (device.is_cuda()) {
         refuse_captured(stream);

@@ -35,7 +35,8 @@ void Recorder::call(const std::function<void(Recorder&)>& body) {
 
 UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device) {
     if (ring == nullptr) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "nothing streams without ExecutorOptions::ring");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot stream unit " + std::to_string(unit) + ": the executor has no ring; set ExecutorOptions::ring");
     }
     void* const stream = device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
     return UnitScope(*ring, unit, stream);
@@ -43,7 +44,8 @@ UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device) {
 
 UnitScope Recorder::streamed(std::size_t unit) {
     if (ring_ != nullptr && mode_ == Mode::piecewise && scope_ != nullptr) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a piece of a graph streams nothing: units are for the runners, by GraphExecutor::streamed()");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot stream unit " + std::to_string(unit) +
+                                               ": a piece of a graph streams nothing; call GraphExecutor::streamed() in a runner");
     }
     return take_unit(ring_, unit, device_);
 }

@@ -17,7 +17,8 @@ void refuse_captured(void* stream) {
     }
     if (asked != cudaSuccess || status != cudaStreamCaptureStatusNone) {
         refuse(VMMGRAPH_ERROR_STREAM_CAPTURING,
-               "a stream that this would use or wait for is under capture, or cannot be used during another one's");
+               "cannot use the stream: it or a stream to wait for is under capture, or another capture forbids its use; end the capture "
+               "first");
     }
 }
 

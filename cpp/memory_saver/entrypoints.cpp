@@ -12,7 +12,9 @@ namespace {
 
 using namespace vmmgraph::memory_saver;
 
-int no_runtime() noexcept { return fail(symbol_not_found, "the program has no shared CUDA runtime"); }
+int no_runtime() noexcept {
+    return fail(symbol_not_found, "cannot call CUDA: the program has no shared CUDA runtime; link libcudart as a shared library");
+}
 
 // Null and "" select all tags.
 const char* chosen(const char* tag) noexcept { return tag != nullptr && *tag == '\0' ? nullptr : tag; }
@@ -50,7 +52,7 @@ VMMGRAPH_API int cudaMalloc(void** ptr, size_t bytes) {
         }
         int device = 0;
         if (const int code = runtime->get_device(&device); code != success) {
-            return fail(code, "there is no current device: cudaError_t %d", code);
+            return fail(code, "cannot allocate: there is no current device (cudaError_t %d); select a device first", code);
         }
         const int code = Saver::instance().allocate(ptr, bytes, device, settings);
         if (code == out_of_memory) {
@@ -114,7 +116,7 @@ bool tms_get_interesting_region(void) {
 
 void tms_set_current_tag(const char* tag) {
     if (tag == nullptr) {
-        fail_aloud(invalid_value, "tms_set_current_tag: the tag is null");
+        fail_aloud(invalid_value, "cannot set the current tag: the tag is null; pass a string");
         return;
     }
     change([&](Settings& own) { own.tag = tag_named(tag); });
@@ -135,7 +137,8 @@ bool tms_get_enable_cpu_backup(void) {
 void tms_set_cpu_backup_backend(const char* backend) {
     const char* const known = backend_named(backend);
     if (known == nullptr) {
-        fail_aloud(invalid_value, "tms_set_cpu_backup_backend: %s is neither pinned nor mmap", backend == nullptr ? "null" : backend);
+        fail_aloud(invalid_value, "cannot set the CPU backup backend: %s is neither pinned nor mmap; pass one of these",
+                   backend == nullptr ? "null" : backend);
         return;
     }
     change([&](Settings& own) { own.backend = known; });
@@ -147,7 +150,7 @@ const char* tms_get_cpu_backup_backend(void) {
 
 void tms_set_enable_disk_backup(bool enable) {
     if (enable) {
-        fail_aloud(not_supported, "tms_set_enable_disk_backup: there is no backup on disk");
+        fail_aloud(not_supported, "cannot enable disk backup: there is no backup on disk; use a CPU backup");
     }
 }
 
@@ -183,10 +186,10 @@ void* tms_torch_malloc(ssize_t bytes, int device, void*) {
     guarded([&]() -> int {
         const Settings& settings = Settings::own();
         if (!settings.interesting) {
-            return fail(illegal_state, "tms_torch_malloc: the thread is in no interesting region");
+            return fail(illegal_state, "cannot allocate: the thread is in no interesting region; enter a region first");
         }
         if (bytes < 0 || device < 0) {
-            return fail(invalid_value, "tms_torch_malloc: %zd bytes on device %d", bytes, device);
+            return fail(invalid_value, "cannot allocate %zd bytes on device %d: a number is negative; pass numbers from 0", bytes, device);
         }
         return bytes == 0 ? static_cast<int>(success) : Saver::instance().allocate(&block, static_cast<size_t>(bytes), device, settings);
     });
@@ -200,16 +203,20 @@ void tms_torch_free(void* ptr, ssize_t, int, void*) {
     guarded([&]() -> int {
         const auto freed = Saver::instance().free(ptr);
         if (!freed.has_value()) {
-            return fail_aloud(invalid_value, "tms_torch_free: %p is no block of a region", ptr);
+            return fail_aloud(invalid_value, "cannot free %p: the address is no block of a region; free each block once, at its address",
+                              ptr);
         }
-        return *freed == success ? *freed : fail_aloud(*freed, "tms_torch_free: %p is not freed: cudaError_t %d", ptr, *freed);
+        return *freed == success
+                   ? *freed
+                   : fail_aloud(*freed, "cannot free %p: the release failed with cudaError_t %d; resume the region, then repeat the free",
+                                ptr, *freed);
     });
 }
 
 int tms_watch_streams(void* const* streams, size_t count) {
     return guarded([&]() -> int {
         if (streams == nullptr && count > 0) {
-            return fail(invalid_value, "tms_watch_streams: null, and %zu streams", count);
+            return fail(invalid_value, "cannot watch %zu streams: the list is null; pass the streams", count);
         }
         watch_streams(streams, count);
         return success;
@@ -229,7 +236,8 @@ bool tms_is_capturing(void) {
 int tms_include_arenas(const char* tag, int device) {
     return guarded([&]() -> int {
         if (tag == nullptr || *tag == '\0' || device < 0) {
-            return fail(invalid_value, "tms_include_arenas: cannot include arenas of tag '%s' on device %d: name a tag and a device",
+            return fail(invalid_value,
+                        "cannot include arenas of tag '%s' on device %d: the tag is empty or the device negative; name a tag and a device",
                         tag == nullptr ? "" : tag, device);
         }
         return Saver::instance().include_arenas(tag_named(tag), device);

@@ -38,9 +38,9 @@ int guarded(Body&& body) noexcept {
     try {
         return body();
     } catch (const std::bad_alloc&) {
-        return fail(out_of_memory, "no host memory");
+        return fail(out_of_memory, "cannot complete the call: out of host memory; free host memory and repeat the call");
     } catch (...) {
-        return fail(unknown, "an unexpected exception");
+        return fail(unknown, "cannot complete the call: an exception of an unknown type arrived; report this message");
     }
 }
 

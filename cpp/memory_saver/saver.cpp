@@ -14,7 +14,7 @@ namespace vmmgraph::memory_saver {
 namespace {
 
 int refuse_in_child() noexcept {
-    return fail(not_initialized, "this process was forked from one that uses regions; CUDA does not work here");
+    return fail(not_initialized, "cannot use CUDA: this process was forked from one with regions; start workers by spawn");
 }
 
 // Waits for a device. Does nothing for a static runtime, which cannot be looked up: the program
@@ -23,9 +23,10 @@ int wait_for(int ordinal) {
     const Runtime* const runtime = Runtime::find();
     const int code = runtime == nullptr ? static_cast<int>(success) : runtime->wait_for(ordinal);
     if (code == capturing) {
-        return fail(code, "device %d: a stream is being captured", ordinal);
+        return fail(code, "cannot wait for device %d: a stream is under capture; repeat the call after the capture", ordinal);
     }
-    return code == success ? code : fail(code, "device %d cannot be waited for: cudaError_t %d", ordinal, code);
+    return code == success ? code
+                           : fail(code, "cannot wait for device %d: CUDA failed with cudaError_t %d; look up this code", ordinal, code);
 }
 
 bool within_margin(int ordinal, std::size_t bytes, int* code) noexcept {
@@ -37,14 +38,14 @@ bool within_margin(int ordinal, std::size_t bytes, int* code) noexcept {
     std::size_t free = 0;
     *code = runtime->free_bytes(ordinal, &free);
     if (*code != success) {
-        fail(*code, "device %d does not say what is free: cudaError_t %d", ordinal, *code);
+        fail(*code, "cannot read the free memory of device %d: CUDA failed with cudaError_t %d; look up this code", ordinal, *code);
         return false;
     }
     if (bytes <= free && margin <= free - bytes) {
         return true;
     }
-    *code = fail(out_of_memory, "%zu bytes would leave less than the margin of %llu: %zu are free", bytes,
-                 static_cast<unsigned long long>(margin), free);
+    *code = fail(out_of_memory, "cannot allocate %zu bytes: the margin is %llu bytes and %zu are free; lower the margin or free memory",
+                 bytes, static_cast<unsigned long long>(margin), free);
     return false;
 }
 
@@ -68,7 +69,8 @@ int Saver::open(int ordinal, vmmgraph_device_t* device) {
         return success;
     }
     if (Core::find() == nullptr) {
-        return fail(symbol_not_found, "there is no VmmGraph: %s is neither loaded nor beside the memory saver", VMMGRAPH_CORE_FILE);
+        return fail(symbol_not_found, "cannot load VmmGraph: %s is neither loaded nor beside the memory saver; install both in one folder",
+                    VMMGRAPH_CORE_FILE);
     }
     vmmgraph_device_options_t options{};
     options.struct_size = sizeof options;
@@ -236,10 +238,11 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
         return nullptr;
     }
     const auto none = [&](const char* why) -> std::uint8_t* {
-        fail(invalid_value, "%llu bytes at %p %s", static_cast<unsigned long long>(bytes), static_cast<const void*>(at), why);
+        fail(invalid_value, "cannot return a backup of %llu bytes at %p: %s", static_cast<unsigned long long>(bytes),
+             static_cast<const void*>(at), why);
         return nullptr;
     };
-    constexpr const char* foreign = "are in no block of a region";
+    constexpr const char* foreign = "they are in no block of a region; pass a range inside one block";
     const Home* const home = blocks_.home_around(at, bytes);
     if (home == nullptr) {
         return none(foreign);
@@ -258,7 +261,7 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
         return known == block.copies.end() ? nullptr : known->second.bytes.get();
     }
     if (!block.backup) {
-        return none("were paused without a backup");
+        return none("they were paused without a backup; enable the CPU backup before the allocation");
     }
     if (known != block.copies.end() && known->second.generation == stats.generation) {
         return known->second.bytes.get();

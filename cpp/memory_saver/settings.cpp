@@ -30,7 +30,8 @@ bool flag(const char* name) noexcept {
         return false;
     }
     if (!is_one_of(text, {"1", "true", "TRUE", "True", "yes", "YES"})) {
-        fail_aloud(invalid_value, "%s=%s is neither true nor false; taken for false", name, text);
+        fail_aloud(invalid_value, "cannot read %s=%s: the value is neither true nor false and counts as false; set true or false", name,
+                   text);
         return false;
     }
     return true;
@@ -43,7 +44,8 @@ const char* initial_backend() noexcept {
     }
     const char* const known = backend_named(text);
     if (known == nullptr) {
-        fail_aloud(invalid_value, "TMS_INIT_CPU_BACKUP_BACKEND=%s is neither pinned nor mmap", text);
+        fail_aloud(invalid_value, "cannot read TMS_INIT_CPU_BACKUP_BACKEND=%s: the value is neither pinned nor mmap; set one of these",
+                   text);
         return "pinned";
     }
     return known;
@@ -56,7 +58,7 @@ Settings& Settings::own() {
         // Warnings about the environment are printed once, not per thread.
         static const Settings initial = [] {
             if (flag("TMS_INIT_ENABLE_DISK_BACKUP")) {
-                fail_aloud(not_supported, "TMS_INIT_ENABLE_DISK_BACKUP: there is no backup on disk");
+                fail_aloud(not_supported, "cannot follow TMS_INIT_ENABLE_DISK_BACKUP: there is no backup on disk; use a CPU backup");
             }
             return Settings{flag("TMS_INIT_ENABLE"), flag("TMS_INIT_ENABLE_CPU_BACKUP"), tag_named("default"), initial_backend()};
         }();

@@ -80,7 +80,8 @@ public:
         return patiently(bytes, [&] { return Forwards::allocate(bytes); });
     }
     c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {
-        TORCH_CHECK(Here().memory == nullptr, "vmmgraph: a capture chooses its addresses itself");
+        TORCH_CHECK(Here().memory == nullptr,
+                    "vmmgraph: cannot allocate at a chosen address: a capture chooses its addresses; allocate before the capture");
         return Forwards::allocateWithAddress(bytes, address);
     }
     // Torch recognises its own tensors by this deleter: the native one, unless raw_alloc() would
@@ -157,7 +158,8 @@ public:
     // memory does): one capture, and one use of the pool.
     void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
         const auto paused = announced ? nullptr : registry::paused_memory({device, pool});
-        TORCH_CHECK(announced || paused || !ours(device, pool), "vmmgraph: a capture's pool cannot be allocated to a second time");
+        TORCH_CHECK(announced || paused || !ours(device, pool),
+                    "vmmgraph: cannot begin the pool again: a capture uses the pool; end that capture first");
         Forwards::beginAllocateToPool(device, pool, filter);
         if (announced) {
             registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
@@ -203,11 +205,13 @@ public:
         static_cast<void>(registry::add_use({device, pool}));
     }
     void setUseOnOOM(Device device, Pool pool) {
-        TORCH_CHECK(!ours(device, pool), "vmmgraph: a capture's memory is not lent to others");
+        TORCH_CHECK(!ours(device, pool),
+                    "vmmgraph: cannot lend the pool to other allocations: the pool belongs to a capture; use another pool");
         Forwards::setUseOnOOM(device, pool);
     }
     void setUseOnOOM(Device device, Pool pool, bool use) {
-        TORCH_CHECK(!use || !ours(device, pool), "vmmgraph: a capture's memory is not lent to others");
+        TORCH_CHECK(!use || !ours(device, pool),
+                    "vmmgraph: cannot lend the pool to other allocations: the pool belongs to a capture; use another pool");
         if (!ours(device, pool)) {
             Forwards::setUseOnOOM(device, pool, use);
         }
@@ -223,7 +227,7 @@ public:
         return live ? *live == expected : Forwards::checkPoolLiveAllocations(device, pool, expected);
     }
     std::shared_ptr<caching::AllocatorState> getCheckpointState(Device device, Pool pool) override {
-        TORCH_CHECK(!ours(device, pool), "vmmgraph: a capture's pool has no checkpoints");
+        TORCH_CHECK(!ours(device, pool), "vmmgraph: cannot checkpoint the pool: the pool belongs to a capture; use another pool");
         return Forwards::getCheckpointState(device, pool);
     }
 
@@ -242,7 +246,8 @@ private:
     }
     static bool ours(Device device, Pool pool) { return registry::uses_of({device, pool}) > 0; }
     static void require_none(const Native* allocator, Device device, Pool pool) {
-        TORCH_CHECK(allocator == nullptr || !ours(device, pool), "vmmgraph: a capture's pool has its allocator already");
+        TORCH_CHECK(allocator == nullptr || !ours(device, pool),
+                    "vmmgraph: cannot give the pool an allocator: the pool belongs to a capture; use another pool");
     }
 };
 
@@ -332,14 +337,16 @@ void install() {
 
 void uninstall() {
     if (registry::captures_under_way() > 0) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot uninstall the allocator: " + std::to_string(registry::captures_under_way()) +
+                                               " captures are running; end the captures first");
     }
     auto* ours = installed_allocator.load();
     if (ours == nullptr) {
         return;
     }
     if (!caching::allocator.compare_exchange_strong(ours, registry::native())) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "another allocator was installed over ours");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot uninstall the allocator: another allocator was installed over this one; remove that allocator first");
     }
     installed_allocator.store(nullptr);
 }

@@ -99,7 +99,7 @@ CapturedGraph::~CapturedGraph() = default;
 
 CapturedGraph::State& CapturedGraph::state() const {
     if (!state_) {
-        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the graph was moved from");
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "cannot use the graph: the object was moved from; use the object that was moved to");
     }
     return *state_;
 }
@@ -130,7 +130,8 @@ void* CapturedGraph::exec() const { return exec(state().pieces.size() - 1); }
 void* CapturedGraph::exec(std::size_t piece) const {
     auto& own = state();
     if (piece >= own.pieces.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "piece " + std::to_string(piece) + " of a graph of " + std::to_string(own.pieces.size()));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return the executable of piece " + std::to_string(piece) + ": the graph has " +
+                                                    std::to_string(own.pieces.size()) + " pieces, counted from 0; pass one of these");
     }
     own.session.executables()->pin();
     const Template::Launch executables(*own.session.executables());
@@ -164,7 +165,7 @@ struct CaptureScope::State {
 
     static State& running(const std::unique_ptr<State>& state) {
         if (!state || !state->captured || !state->session().is_capturing() || state->end_tried) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
+            refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot continue the capture: it has ended or failed; begin another CaptureScope");
         }
         return *state;
     }
@@ -206,7 +207,8 @@ struct CaptureScope::State {
 
     void next_piece() {
         if (options.ring != nullptr) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "a step of a ring is captured in one piece");
+            refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                   "cannot begin another piece: a step of a ring is captured in one piece; capture without CaptureOptions::ring");
         }
         end_piece();
         captured->pieces.push_back(std::make_unique<compat::Graph>());
@@ -248,16 +250,19 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
     }
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the MemPool route shares its segments: it cannot give live blocks pages of their own");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot capture with Retain::own_pages: the MemPool route shares its segments; use the blocks route or another Retain");
     }
     const auto is_cudas = [](const auto& one) { return one && one->defined() && one->device().is_cuda(); };
     if (!std::all_of(options.generators.begin(), options.generators.end(), is_cudas)) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a graph draws from generators of CUDA's only");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot capture with the generator: it is undefined or on a CPU; pass defined generators on CUDA devices");
     }
     const auto device = device_of(arena);
     for (const auto& generator : options.generators) {
         if (generator->device() != device) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a generator is of " + generator->device().str() + ", the arena of " + device.str());
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot capture with the generator: it is on " + generator->device().str() +
+                                                        " and the arena on " + device.str() + "; pass a generator of " + device.str());
         }
     }
     CaptureSession::require_ready(options.route);
@@ -329,7 +334,9 @@ void* CaptureScope::last_kernel() {
     auto& own = State::running(state_);
     const auto last = last_of(c10::cuda::getCurrentCUDAStream(own.session().device().index()).stream());
     if (!last || last->size() != 1 || !is(last->front(), cudaGraphNodeTypeKernel)) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch's current stream was not given a kernel last in this capture");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot return the last kernel: the last node of torch's current stream is missing or no kernel; call last_kernel() right "
+               "after a launch");
     }
     own.pinned = true;
     return last->front();
@@ -342,7 +349,9 @@ CapturedGraph CaptureScope::end() {
     // If this throws, the destructor abandons the capture.
     own.end();
     if (own.options.route == Route::mempool && own.session().report().peak_live_bytes == 0 && holds_memory(own.pool)) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch took the capture's memory from elsewhere (expandable_segments?): nothing is shared");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot share the capture's memory: torch allocated it elsewhere, as with expandable_segments; turn this setting off or use "
+               "the blocks route");
     }
     return CapturedGraph(std::move(own.captured));
 }

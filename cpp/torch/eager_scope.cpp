@@ -24,7 +24,8 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::u
     auto* const stream = handle_of(on);
     require_release();
     if (!installed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before an EagerScope");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot begin an EagerScope: the allocator is not installed; call vmmgraph::torch::install() first");
     }
     offer_idle_pages();
     {

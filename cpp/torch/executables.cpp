@@ -41,8 +41,8 @@ std::shared_ptr<ExecutablePool> ExecutablePool::of(const SharedVmmAllocator& are
 
 std::shared_ptr<ExecutablePool> ExecutablePool::State::of(const SharedVmmAllocator& arena, const std::shared_ptr<ExecutablePool>& named) {
     if (named && named->state_->device != device_of(arena)) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "the arena is on " + device_of(arena).str() + ", and the pool of executables is of " + named->state_->device.str());
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot use the executable pool: it is on " + named->state_->device.str() +
+                                                    " and the arena on " + device_of(arena).str() + "; pass a pool of the arena's device");
     }
     return named ? named : ExecutablePool::of(arena);
 }
@@ -75,7 +75,7 @@ std::string ExecutablePool::prometheus(const std::vector<std::pair<std::string, 
             texts.emplace_back(value);
         }
     } catch (const std::invalid_argument& error) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a label is no UTF-8");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot write the counters: a label is not UTF-8; pass labels in UTF-8");
     }
     return std::string(bridge::executable_prometheus(*state_->pool, {texts.data(), texts.size()}));
 }

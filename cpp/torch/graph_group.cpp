@@ -46,18 +46,22 @@ void GraphGroup::begin(const compat::PoolId& pool) {
     }
     const std::lock_guard lock(mutex_);
     if (session_.is_sealed() || session_.is_capturing()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, session_.is_sealed() ? "the graph group is sealed: open another one for another capture"
-                                                                : "a capture into this group is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               session_.is_sealed() ? "cannot capture into the graph group: it is sealed; open another graph group"
+                                    : "cannot capture into the graph group: another capture into it is running; end that capture first");
     }
     const auto device = session_.device();
     const registry::PoolKey key{device.index(), pool};
     if (registry::is_captured_into(key)) {
         // Torch's allocator checks this too, but only after torch has reset the running capture's
         // random-number state.
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "a capture into this pool is under way already");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot capture into the pool: a capture into this pool is running; end that capture first");
     }
-    if (registry::uses_of(key) == 0 && torchs_uses_of(device.index(), pool) > 0) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the pool is torch's own: a MemPool, or one that graphs were captured into before");
+    if (const int uses = registry::uses_of(key) > 0 ? 0 : torchs_uses_of(device.index(), pool); uses > 0) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot capture into the pool: it is torch's own, as a MemPool or with earlier graphs, and has " + std::to_string(uses) +
+                   " uses; pass a new id of graph_pool_handle()");
     }
     const OnDevice current(device);
     require_not_capturing(stream.stream());
@@ -72,7 +76,8 @@ void GraphGroup::begin(const compat::PoolId& pool) {
 
 void GraphGroup::require_capture() const {
     if (!session_.is_capturing()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "no capture into this group is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot continue the capture: none into this graph group is running; call vmmgraph_torch_capture_begin first");
     }
 }
 
@@ -84,8 +89,8 @@ void GraphGroup::begun() {
     if (ignored) {
         session_.cancel();
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "torch began the capture without asking the allocator that stands over its own: another one was "
-               "installed over it, or the graph is none of torch's");
+               "cannot capture into the graph group: torch began the capture without this library's allocator; install this allocator "
+               "last, and capture graphs of torch");
     }
 }
 
@@ -126,7 +131,7 @@ const SealReport& GraphGroup::seal(Retain retain, Written written) {
     const OnDevice current(session_.device());
     const std::lock_guard lock(mutex_);
     if (session_.is_capturing()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture into this group is under way");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot seal the graph group: a capture into it is running; end that capture first");
     }
     if (!session_.is_sealed()) {
         session_.seal(retain, written).executable_bytes = Template::expected_bytes(session_.executable_pool(), lending());
@@ -136,8 +141,9 @@ const SealReport& GraphGroup::seal(Retain retain, Written written) {
 
 const GraphGroup::Piece& GraphGroup::replayable(std::size_t piece) const {
     if (piece >= pieces_.size() || pieces_[piece].graph == nullptr) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "piece " + std::to_string(piece) + " of " + std::to_string(pieces_.size()) +
-                                               " is not replayed here: its owner does that, or it is gone");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot replay piece " + std::to_string(piece) + " of " + std::to_string(pieces_.size()) +
+                                               ": it is unknown, dropped, or launched by its owner; launch it between "
+                                               "vmmgraph_space_enter and vmmgraph_space_leave");
     }
     return pieces_[piece];
 }
@@ -158,7 +164,7 @@ bool GraphGroup::instantiate() {
     const OnDevice current(session_.device());
     const std::lock_guard lock(mutex_);
     if (!session_.is_sealed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot instantiate the graphs of a group before it is sealed");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot instantiate the graph group: it is not sealed; call vmmgraph_torch_group_seal first");
     }
     const auto graphs = lending();
     return graphs.empty() || session_.executables(graphs, false).instantiate();
@@ -225,8 +231,8 @@ void GraphGroup::drop(std::size_t number, bool keep) {
     const Relaxed relaxed;
     const std::lock_guard lock(mutex_);
     if (number >= pieces_.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "there is no piece " + std::to_string(number) + ", the group has " + std::to_string(pieces_.size()));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot drop piece " + std::to_string(number) + ": the graph group has " +
+                                                    std::to_string(pieces_.size()) + " pieces; pass a number of a capture");
     }
     auto& piece = pieces_[number];
     // The remaining pieces form a new template.

@@ -53,22 +53,22 @@ void require_release() {
 void require_native_allocator() {
     auto* const allocator = caching::get();
     if (allocator == nullptr || allocator->name() != "native") {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "torch's allocator is " + (allocator == nullptr ? "missing" : allocator->name()) +
-                   ", and graphs can only be captured over the native one (unset backend:cudaMallocAsync and custom allocators)");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot work over torch's allocator: it is " +
+                                               (allocator == nullptr ? "missing" : allocator->name()) +
+                                               " and must be the native one; unset backend:cudaMallocAsync and custom allocators");
     }
     // Any value of the variable overrides isEnabled().
     if (!allocator->isEnabled() || std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "torch's caching is off (PYTORCH_NO_CUDA_MEMORY_CACHING), so its captures ask no allocator for memory");
+               "cannot work over torch's allocator: caching is off, so captures ask no allocator; unset PYTORCH_NO_CUDA_MEMORY_CACHING");
     }
 }
 
 void require_pools_with_allocators() {
     if (compat::pool_fails_with_expandable_segments && caching::CUDAAllocatorConfig::expandable_segments()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch " TORCH_VERSION
-                                           " cannot give a MemPool's memory to its allocator while "
-                                           "expandable_segments is on (turn it off, or capture by the blocks route)");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot capture by the MemPool route: in torch " TORCH_VERSION
+               " expandable_segments bypass a MemPool's allocator; turn this setting off, or use the blocks route");
     }
 }
 
@@ -80,14 +80,15 @@ c10::Device device_of(const SharedVmmAllocator& arena) {
         refuse(VMMGRAPH_ERROR_INVALID_HANDLE, error.what());
     }
     if (device < 0) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on a device of the host driver, and graphs are captured on one of CUDA's");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot use the arena: it is on the host driver, and torch's memory on CUDA; make the arena on a CUDA device");
     }
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(device)};
 }
 
 void require_not_capturing(void* stream) {
     if (is_capturing(static_cast<cudaStream_t>(stream))) {
-        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "cannot begin on the stream: the stream is under capture; end that capture first");
     }
 }
 
@@ -101,8 +102,8 @@ void require_stream_of(c10::Device device, void* stream) {
     C10_CUDA_IGNORE_ERROR(recorded);
     C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event));
     if (recorded != cudaSuccess) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "the capture stream must be one of the arena's device, " + device.str() + " (" + cudaGetErrorString(recorded) + ")");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot use the stream: it does not belong to the arena's device (" +
+                                                    std::string(cudaGetErrorString(recorded)) + "); pass a stream of " + device.str());
     }
 }
 

@@ -22,16 +22,16 @@ namespace {
 
 std::uint64_t bytes_of(const KvPlane& plane, std::size_t number) {
     const auto wrong = [&](const std::string& what) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "plane " + std::to_string(number) + " of a KV cache: " + what);
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make plane " + std::to_string(number) + " of the KV cache: " + what);
     };
     std::uint64_t bytes = c10::elementSize(plane.dtype);
     for (const std::int64_t extent : plane.block) {
         if (extent <= 0) {
-            wrong("an extent of " + std::to_string(extent) + ", which is to be 1 or more");
+            wrong("an extent is " + std::to_string(extent) + "; pass extents of 1 or more");
         }
         // Only extents that would overflow are refused here. The cache checks the total.
         if (bytes > std::numeric_limits<std::uint32_t>::max() || extent > std::numeric_limits<std::uint32_t>::max()) {
-            wrong("a block of " + std::to_string(bytes) + " x " + std::to_string(extent) + " bytes and more");
+            wrong("a block has at least " + std::to_string(bytes) + " x " + std::to_string(extent) + " bytes; pass smaller extents");
         }
         bytes *= static_cast<std::uint64_t>(extent);
     }
@@ -113,9 +113,10 @@ KvTensors::KvTensors(const Device& device, const KvTensorOptions& options) {
         const KvPlace at = state_->cache.plane(i);
         const auto element = static_cast<std::uint64_t>(c10::elementSize(plane.dtype));
         if (at.stride_bytes % element != 0 || at.address % element != 0) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "plane " + std::to_string(i) + " of a KV cache by block: blocks " +
-                                                        std::to_string(at.stride_bytes) + " bytes apart, of elements of " +
-                                                        std::to_string(element) + " bytes, would not be aligned");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make plane " + std::to_string(i) + " of the KV cache by block: blocks are " +
+                                                        std::to_string(at.stride_bytes) + " bytes apart, no multiple of an element's " +
+                                                        std::to_string(element) +
+                                                        " bytes; order the planes by element size, or use one dtype");
         }
         std::vector<std::int64_t> sizes{static_cast<std::int64_t>(options.blocks_most)};
         sizes.insert(sizes.end(), plane.block.begin(), plane.block.end());

@@ -59,11 +59,14 @@ RegionScope::RegionScope(const Region& region, Policy policy) {
     auto memory = std::make_shared<RegionMemory>(region);
     const int device = memory->cuda_device();
     if (device < 0) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the region is on a device of the host driver, and torch's tensors are on one of CUDA's");
+        refuse(
+            VMMGRAPH_ERROR_INVALID_ARGUMENT,
+            "cannot begin a RegionScope: the region is on the host driver, and torch's memory on CUDA; make the region on a CUDA device");
     }
     require_release();
     if (!installed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a RegionScope");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot begin a RegionScope: the allocator is not installed; call vmmgraph::torch::install() first");
     }
     offer_idle_pages();
     state_.reset(new State{{std::move(memory), policy, static_cast<c10::DeviceIndex>(device), active_scope}});

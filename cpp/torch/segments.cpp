@@ -105,7 +105,7 @@ std::shared_ptr<compat::CUDAAllocator> make_allocator(const Space& space) {
 std::shared_ptr<compat::CUDAAllocator> make_allocator(std::shared_ptr<SharedVmmAllocator> arena) {
     require_release();
     if (!arena) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "make_allocator was given no arena");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "cannot make an allocator: the arena is null; pass an arena");
     }
     return make_segment_allocator({[arena](std::size_t bytes, void* stream) -> void* {
                                        try {

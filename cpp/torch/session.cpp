@@ -53,7 +53,7 @@ void CaptureSession::require_ready(Route route) {
         require_native_allocator();
         require_pools_with_allocators();
     } else if (!installed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch::install() before a capture by the blocks route");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot begin a capture: the allocator is not installed; call vmmgraph::torch::install() first");
     }
 }
 
@@ -182,9 +182,9 @@ SealReport& CaptureSession::seal(Retain retain, Written written) {
             throw;
         }
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "the capture has collectives whose buffers NCCL may have registered, and a tensor that is still alive lies on a page that "
-               "other graphs use and would have to move: allocate what stays in a KeptScope, or the buffers in a RemoteScope with "
-               "Retain::shared_remote, or set NCCL_GRAPH_REGISTER=0");
+               "cannot seal the capture: NCCL may have registered buffers of its collectives, and a live tensor would have to leave a page "
+               "of other graphs; allocate live tensors in a KeptScope, or the buffers in a RemoteScope with Retain::shared_remote, or set "
+               "NCCL_GRAPH_REGISTER=0");
     }
     return *report_;
 }

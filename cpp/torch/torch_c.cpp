@@ -57,18 +57,21 @@ vmmgraph_status_t guarded(Body&& body) noexcept {
     } catch (const c10::Error& error) {
         return failed(VMMGRAPH_ERROR_DRIVER, error.what_without_backtrace());
     } catch (const std::bad_alloc&) {
-        return failed(VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY, "vmmgraph: out of host memory");
+        return failed(VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
+                      "vmmgraph: cannot complete the call: out of host memory; free host memory and repeat the call");
     } catch (const std::exception& error) {
         return failed(VMMGRAPH_ERROR_INTERNAL, error.what());
     } catch (...) {
-        return failed(VMMGRAPH_ERROR_INTERNAL, "vmmgraph: an unknown exception");
+        return failed(VMMGRAPH_ERROR_INTERNAL,
+                      "vmmgraph: cannot complete the call: an exception of an unknown type arrived; report this message");
     }
 }
 
 template <class T>
 T& required(T* pointer, const char* name) {
     if (pointer == nullptr) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, std::string(name) + " is null");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT,
+               std::string("cannot use argument ") + name + ": the pointer is null; pass the address of a value");
     }
     return *pointer;
 }
@@ -77,8 +80,9 @@ T& required(T* pointer, const char* name) {
 template <class T>
 T& sized(T* given, const char* name) {
     if (const auto size = required(given, name).struct_size; size < sizeof(T) || size > 4096 || size % 8 != 0) {
-        refuse(VMMGRAPH_ERROR_STRUCT_SIZE, std::string(name) + ": struct_size is " + std::to_string(size) + ", and the struct has " +
-                                               std::to_string(sizeof(T)) + " bytes");
+        refuse(VMMGRAPH_ERROR_STRUCT_SIZE, std::string("cannot use argument ") + name + ": struct_size is " + std::to_string(size) +
+                                               " and the struct has " + std::to_string(sizeof(T)) +
+                                               " bytes; set struct_size to the size of the struct");
     }
     return *given;
 }
@@ -101,7 +105,8 @@ public:
         const std::lock_guard lock(mutex_);
         const auto found = groups_.find(reinterpret_cast<std::uintptr_t>(handle));
         if (found == groups_.end()) {
-            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the group was closed, or never was one");
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE,
+                   "cannot use the graph group: its handle was closed or never opened; open a graph group first");
         }
         return found->second;
     }
@@ -110,7 +115,7 @@ public:
         auto group = find(handle);
         const std::lock_guard lock(mutex_);
         if (groups_.erase(reinterpret_cast<std::uintptr_t>(handle)) == 0) {
-            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the group was closed");
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "cannot close the graph group: another thread has closed it; close a graph group once");
         }
         return group;
     }
@@ -243,7 +248,8 @@ void seal(GraphGroup& group, Retain retain, Written written, vmmgraph_seal_repor
 std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
     Borrowed arena(handle);
     if (!compat::GraphOfOthers<at::cuda::CUDAGraph>::lends) {
-        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "torch " TORCH_VERSION " keeps no graphs that could borrow executables (2.8 and later)");
+        refuse(VMMGRAPH_ERROR_UNSUPPORTED,
+               "cannot pool executables: torch " TORCH_VERSION " keeps no captured graphs; use torch 2.8 or later");
     }
     auto pool = ExecutablePool::of(*arena);
     // Kept alive, so the device's pool keeps its limits while it has no graphs.
@@ -324,7 +330,8 @@ vmmgraph_status_t vmmgraph_torch_remote_enter(void) {
 vmmgraph_status_t vmmgraph_torch_remote_leave(void) {
     return guarded([] {
         if (remote_scopes().empty()) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no scope of remote blocks, or has left it");
+            refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                   "cannot leave a remote scope: this thread is in none; call vmmgraph_torch_remote_enter first");
         }
         remote_scopes().pop_back();
     });
@@ -337,7 +344,8 @@ vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t
 vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
     return guarded([] {
         if (eager_scopes().empty()) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "this thread has entered no eager scope, or has left it");
+            refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                   "cannot leave an eager scope: this thread is in none; call vmmgraph_torch_eager_enter first");
         }
         eager_scopes().pop_back();
     });
@@ -362,7 +370,7 @@ vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena) {
     return guarded([&] {
         const auto ending = EagerEndings::all().find(arena);
         if (!ending || ending->over()) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "the arena has no eager scope that was entered by vmmgraph_torch_eager_enter");
+            refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot end the eager scope: the arena has none; call vmmgraph_torch_eager_enter first");
         }
         ending->end();
         EagerEndings::all().remove(arena, ending);
@@ -373,7 +381,8 @@ vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena) {
 vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second) {
     return guarded([&] {
         if (device < 0 || device > std::numeric_limits<c10::DeviceIndex>::max()) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "device is " + std::to_string(device));
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot empty the pool: device is " + std::to_string(device) + "; pass the number of a CUDA device");
         }
         empty_torchs_pool(static_cast<c10::DeviceIndex>(device), compat::PoolId(pool_first, pool_second));
     });
@@ -382,7 +391,8 @@ vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first,
 vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group, int32_t retain, vmmgraph_seal_report_t* report) {
     return with(group, [&](GraphGroup& found) {
         if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_SHARED_REMOTE) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "retain is " + std::to_string(retain) + ", none of VMMGRAPH_RETAIN_*");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot seal the graph group: retain is " + std::to_string(retain) + "; pass one of VMMGRAPH_RETAIN_*");
         }
         seal(found, static_cast<vmmgraph::Retain>(retain), Written::perhaps, report);
     });

@@ -63,7 +63,8 @@ public:
         return native_->allocate(bytes);
     }
     Data allocate_with_aligned(std::size_t bytes, std::size_t aligned) const override {
-        TORCH_CHECK(captures_under_way() == 0 || !Here().memory, "vmmgraph: an alignment of one's own is not offered in a capture");
+        TORCH_CHECK(captures_under_way() == 0 || !Here().memory,
+                    "vmmgraph: cannot allocate with a chosen alignment: the stream is under capture; allocate before the capture");
         return native_->allocate_with_aligned(bytes, aligned);
     }
     void* raw_alloc(std::size_t bytes) override {
@@ -231,7 +232,7 @@ void install() {
     }
     auto* const native = caching::allocator.load();
     if (native == nullptr) {
-        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch_npu has no allocator yet");
+        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot install the allocator: torch_npu has none yet; initialise torch_npu first");
     }
     native_allocator.store(native);
     auto* const ours = forwarding(native);
@@ -241,14 +242,16 @@ void install() {
 
 void uninstall() {
     if (captures_under_way() > 0) {
-        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "a capture is under way");
+        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot uninstall the allocator: " + std::to_string(captures_under_way()) +
+                                                      " captures are running; end the captures first");
     }
     auto* ours = installed_allocator.load();
     if (ours == nullptr) {
         return;
     }
     if (!caching::allocator.compare_exchange_strong(ours, native_allocator.load())) {
-        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE, "another allocator was installed over ours");
+        torch::refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                      "cannot uninstall the allocator: another allocator was installed over this one; remove that allocator first");
     }
     installed_allocator.store(nullptr);
 }

@@ -22,7 +22,8 @@ c10::DeviceIndex device_of(const SharedVmmAllocator& arena) {
     const auto stats = arena.stats_json();
     const std::string npu = "{\"driver\":\"ascend\",\"device\":";
     if (stats.compare(0, npu.size(), npu) != 0) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the arena is on a device of another driver, and graphs are captured on one of Ascend's");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot capture into the arena: its device is not one of the ascend driver; make the arena on an NPU");
     }
     return static_cast<c10::DeviceIndex>(std::stoi(stats.substr(npu.size(), 9)));
 }
@@ -71,7 +72,7 @@ CapturedGraph::~CapturedGraph() = default;
 
 CapturedGraph::State& CapturedGraph::state() const {
     if (!state_) {
-        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "the graph was moved from");
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "cannot use the graph: the object was moved from; use the object that was moved to");
     }
     return *state_;
 }
@@ -130,11 +131,13 @@ struct CaptureScope::State {
 
 CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& options) {
     if (!installed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "call vmmgraph::torch_npu::install() before a capture");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot begin a capture: the allocator is not installed; call vmmgraph::torch_npu::install() first");
     }
     const auto device = device_of(arena);
     if (OnDevice(device).is_default()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "the default stream cannot be captured: make another one torch_npu's current stream");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot capture the stream: the default stream cannot be captured; make another stream torch_npu's current one");
     }
     auto space = arena.open_space();
     if (!options.label.empty()) {
@@ -147,7 +150,7 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& opti
     state_->current.emplace(device);
     // Otherwise a failure below would end the stream's own capture.
     if (is_capturing(state_->current->drained())) {
-        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "the stream is under capture already");
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "cannot capture the stream: the stream is under capture; end that capture first");
     }
     state_->under_way = true;
     announce(state_->captured->memory);
@@ -161,7 +164,8 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& opti
     // The announcement is still pending only if torch_npu never asked this allocator.
     if (announced() != nullptr) {
         state_->abandon();
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "torch_npu began the capture with another allocator");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot capture into the space: torch_npu began the capture with another allocator; install this allocator last");
     }
 }
 
@@ -173,7 +177,7 @@ CaptureScope::~CaptureScope() {
 
 CapturedGraph CaptureScope::end() {
     if (!state_ || !state_->under_way) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "the capture has ended already");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot end the capture: it has ended or failed; begin another CaptureScope");
     }
     auto& captured = *state_->captured;
     try {

@@ -123,8 +123,8 @@ inline void require_abi() {
     info.device = -1;
     info.requested = VMMGRAPH_ABI_VERSION;
     info.available = loaded;
-    throw Error("vmmgraph: compiled with the headers of ABI " + std::to_string(VMMGRAPH_ABI_VERSION) +
-                    ", but the library that is loaded is " + vmmgraph_version() + " with ABI " + std::to_string(loaded),
+    throw Error("vmmgraph: cannot use library " + std::string(vmmgraph_version()) + ": it has ABI " + std::to_string(loaded) +
+                    " and the headers have ABI " + std::to_string(VMMGRAPH_ABI_VERSION) + "; compile with the headers of the library",
                 info);
 }
 

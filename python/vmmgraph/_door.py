@@ -179,7 +179,9 @@ class Door:
         with self.lock:
             if arena is not None:
                 if arena.device != device:
-                    raise ValueError(f"the arena is on cuda:{arena.device}, and cuda:{device} is being captured")
+                    raise ValueError(
+                        f"cannot capture on cuda:{device}: the arena is on cuda:{arena.device}; pass an arena of the captured device"
+                    )
                 return arena
             if pool is None:
                 arena = self.defaults.get(device) if self.share else None

@@ -310,7 +310,10 @@ def graph_class(door: Door, base: type) -> type:
             inputs or draw random numbers.
             """
             if self._group is None or not self._replayable:
-                raise _c.Error("only a graph in an arena can be verified", _c.WRONG_STATE)
+                raise _c.Error(
+                    "cannot verify the graph: no arena has its tensors, or torch replays it; capture it into an arena",
+                    _c.WRONG_STATE,
+                )
             self._group.arena._settle(self._group)
             return self._group.verify(self._piece, list(outputs))
 

@@ -107,7 +107,9 @@ def graph(
 
     ours = hasattr(cuda_graph, "_named")
     if arena is not None and not ours:
-        raise _c.Error("the graph is none of ours: make it after vmmgraph.enable()", _c.WRONG_STATE)
+        raise _c.Error(
+            "cannot capture into the arena: the graph was made before vmmgraph.enable(); make it afterwards", _c.WRONG_STATE
+        )
     context = torch.cuda.graph(cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode)
     try:
         if ours:

@@ -64,7 +64,9 @@ def extents(of: Any, memory: Any) -> list[PageExtent]:
     else:
         group = getattr(of, "_group", of)
         if group is None:
-            raise _c.Error("the graph was captured in torch's own memory", _c.WRONG_STATE)
+            raise _c.Error(
+                "cannot share the graph's pages: it was captured in torch's own memory; capture it into an arena", _c.WRONG_STATE
+            )
         library, function, handle = group.library, "space_export", group.space
     address, size = _range(memory)
     count, found = c_size_t(), (_c.PageExtent * 0)()

@@ -134,14 +134,14 @@ TEST(Inputs, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
         return refusal([&] { param.update(bucket, values_of(tensors), stream()); });
     };
     const auto ints = at::TensorOptions().dtype(at::kInt);
-    EXPECT_EQ(refused(9, at::rand({3}, at::kDouble)), "vmmgraph: input 'temperature': the dtype is Double, must be Float");
-    EXPECT_EQ(refused(0, at::ones({3, 1}, ints)), "vmmgraph: input 'tokens': the number of dimensions is 2, must be 1");
+    EXPECT_EQ(refused(9, at::rand({3}, at::kDouble)), "vmmgraph: cannot take input 'temperature': the dtype is Double; it must be Float");
+    EXPECT_EQ(refused(0, at::ones({3, 1}, ints)), "vmmgraph: cannot take input 'tokens': the number of dimensions is 2; it must be 1");
     EXPECT_EQ(refused(3, at::ones({5, 4}, ints)),
-              "vmmgraph: input 'block_tables': the shape is [5, 4], must be at most [4, 5] in this bucket");
+              "vmmgraph: cannot take input 'block_tables': the shape is [5, 4]; it must be at most [4, 5] in this bucket");
     EXPECT_NE(refused(1, at::ones({6}, ints).as_strided({3}, {2})).find("must be contiguous"), std::string::npos);
     EXPECT_NE(refused(10, at::randn({3, features + 1}, on_device(at::kBFloat16))).find("at most [4, 6] in this bucket"), std::string::npos);
     if (has_gpu()) {
-        EXPECT_NE(refused(10, at::randn({3, features}, at::kBFloat16)).find("the device is cpu, must be cuda:0"), std::string::npos);
+        EXPECT_NE(refused(10, at::randn({3, features}, at::kBFloat16)).find("the device is cpu; it must be cuda:0"), std::string::npos);
     }
     const std::vector<std::int64_t> host(6);
     auto values = values_of(step(3, 9));
@@ -153,9 +153,9 @@ TEST(Inputs, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
         more.push_back({name, at::ones({3}, ints)});
         return refusal([&] { param.update(bucket, more, stream()); });
     };
-    EXPECT_EQ(with("nothing"), "vmmgraph: no input is called 'nothing'");
-    EXPECT_EQ(with(names::tokens), "vmmgraph: input 'tokens' is given twice");
-    EXPECT_EQ(with(names::hidden_states), "vmmgraph: an output is called 'hidden_states'");
+    EXPECT_EQ(with("nothing"), "vmmgraph: cannot take 'nothing': no input has this name; declare the input first");
+    EXPECT_EQ(with(names::tokens), "vmmgraph: cannot take input 'tokens': it is given twice; pass each input once");
+    EXPECT_EQ(with(names::hidden_states), "vmmgraph: cannot take 'hidden_states': it is an output; pass inputs only");
     EXPECT_NE(refusal([&] { static_cast<void>(param.find("nothing")); }).find("'nothing'"), std::string::npos);
     EXPECT_NE(refusal([&] { static_cast<void>(param.tokens(5)); }).find("at most 4"), std::string::npos);
     EXPECT_NE(refusal([&] { param.commit(stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");

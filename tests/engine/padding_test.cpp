@@ -116,11 +116,12 @@ TEST(Padding, IsNotWhatAnEmptyValueMeans) {
         return refusal([&] { param.update(Key::of(4, 4), named, stream()); });
     };
     EXPECT_EQ(said({{"lengths", none}}),
-              "vmmgraph: input 'lengths': dimension 0 of the value has no elements; do not name the input where all of it is padding");
+              "vmmgraph: cannot take input 'lengths': dimension 0 of the value has no elements; do not name the input where all of it is "
+              "padding");
     EXPECT_NE(said({{"lengths", lengths}, {"rows", at::zeros({0, 2}, on_device(at::kFloat))}}).find("input 'rows': dimension 0"),
               std::string::npos);
     EXPECT_EQ(said({{"lengths", at::Tensor()}}),
-              "vmmgraph: input 'lengths': the tensor is undefined; do not name the input where all of it is padding");
+              "vmmgraph: cannot take input 'lengths': the tensor is undefined; do not name the input where all of it is padding");
     // Pages may be empty, and an absent value is padding.
     param.update(Key::of(4, 4), {{"lengths", lengths}, {"pages", none}, {"rows", Value()}}, stream());
     wait();
@@ -164,7 +165,8 @@ TEST(Padding, OutputsMayTakeTheirWidthFromTheFirstStep) {
     param.set(names::aux_hidden_states, more);
     EXPECT_TRUE(at::equal(param.aux_hidden_states(), more));
     EXPECT_EQ(param.aux_hidden_states(8).const_data_ptr(), address) << "graphs have its address";
-    EXPECT_NE(refusal([&] { param.set(names::aux_hidden_states, made.narrow(2, 0, 1)); }).find("must be [4, 3, 2]"), std::string::npos);
+    EXPECT_NE(refusal([&] { param.set(names::aux_hidden_states, made.narrow(2, 0, 1)); }).find("the shape must be [4, 3, 2]"),
+              std::string::npos);
     EXPECT_NE(refusal([&] { static_cast<void>(param.aux_hidden_states(9)); }).find("at most 8"), std::string::npos);
     param.set(names::hidden_states, at::ones({8, 3}, on_device(at::kFloat)));
     EXPECT_EQ(param.hidden_states().sum().item<double>(), 24);
@@ -172,7 +174,7 @@ TEST(Padding, OutputsMayTakeTheirWidthFromTheFirstStep) {
     EXPECT_NE(refusal([] {
                   GraphInputs({Input::output("a"), Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)},
                               {device(), 256});
-              }).find("called 'a'"),
+              }).find("output 'a'"),
               std::string::npos);
 }
 

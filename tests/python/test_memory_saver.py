@@ -562,7 +562,7 @@ def test_a_capture_refuses_a_pause_and_goes_on() -> None:
             at = allocate(MIB)
         fill(at, MIB, 8)
         assert fake.fake_begin_capture(0x2005) == 0
-        with raises(MemorySaverError, "900", "captured"):
+        with raises(MemorySaverError, "900", "under capture"):
             saver.pause()
         assert fake.fake_broken_captures() == 0 and holds(at, MIB, 8)
         graph = ctypes.c_void_p()

@@ -331,7 +331,7 @@ TEST(Capture, AGeneratorOfAnotherKindIsRefused) {
             ADD_FAILURE() << "was not refused";
         } catch (const vmmgraph::Error& error) {
             EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-            EXPECT_NE(std::string(error.what()).find("generators of CUDA's"), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find("generators on CUDA devices"), std::string::npos) << error.what();
         }
     }
 }

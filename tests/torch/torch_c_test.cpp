@@ -75,7 +75,7 @@ TEST(TorchC, NoHandleIsTrusted) {
     }
 }
 
-TEST(TorchC, AnArenaOfTheHostDriverHasNoShapes) {
+TEST(TorchC, AnArenaOfTheHostDriverHasNoGraphGroups) {
     vmmgraph::SharedVmmAllocator arena(0, host::options());
     vmmgraph_torch_group_t group = nullptr;
     EXPECT_EQ(vmmgraph_torch_group_open(arena.handle(), &group), VMMGRAPH_ERROR_INVALID_ARGUMENT);
@@ -118,7 +118,7 @@ TEST(TorchC, EagerScopesOfTheHostDriverAndThoseOfNobodyAreRefused) {
     EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena.handle(), 1 << 20), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_NE(last_message().find("no eager scope"), std::string::npos) << last_message();
+    EXPECT_NE(last_message().find("the arena has none"), std::string::npos) << last_message();
     EXPECT_TRUE(arena.is_initialized());
 }
 
