@@ -684,6 +684,24 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
         assert bool((y == 4).all())
 
 
+def test_an_abandoned_begin_leaves_the_threads_capture_mode() -> None:
+    """Torch's capture_begin() failed between the two calls."""
+    enabled()
+    library, group = vmmgraph._door.need().library, ctypes.c_void_p()
+    arena, pool = vmmgraph.Arena(), torch.cuda.graph_pool_handle()
+    library.torch_group_open(arena.handle, ctypes.byref(group))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        library.torch_capture_begin(group, *pool)
+        library.torch_capture_abandon(group, *pool)
+    library.torch_group_close(group)
+    # The call exchanges the modes; 0 is cudaStreamCaptureModeGlobal, the default.
+    mode = ctypes.c_int(0)
+    runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
+    assert runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode)) == 0
+    assert mode.value == 0
+
+
 def test_a_second_capture_into_a_pool_is_refused_and_the_first_goes_on() -> None:
     """As in stock torch, except for random numbers."""
     enabled()
