@@ -23,15 +23,15 @@ cp "$plain/debug/libstandin_hip.so" "$plain/standin/libamdhip64.so.7"
 cp "$plain/debug/libstandin_ascend.so" "$plain/standin/libascendcl.so"
 cp "$plain/debug/libstandin_mlu.so" "$plain/standin/libcndrv.so"
 export LD_LIBRARY_PATH="$plain/standin" VMMGRAPH_STANDINS_ON_PATH=1
-# Child processes of tests/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves the signal to
+# Child processes of tests/arena/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves the signal to
 # the kernel.
 export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"
-tests=(--lib --test faults --test spaces --test order --test c_abi --test trace --test fuzz_model --test fuzz_hostile)
+tests=(--lib --test faults --test arena --test capi --test fuzz)
 sanitized() { RUSTFLAGS="-Zsanitizer=$1" CARGO_TARGET_DIR="$plain/$1" cargo +nightly test --locked --target "$host" "${@:2}"; }
 if [[ -d "$(rustc +nightly --print sysroot)/lib/rustlib/src/rust/library" ]]; then
   sanitized address "${tests[@]}"
-  sanitized thread -Zbuild-std --test stress -- --nocapture
+  sanitized thread -Zbuild-std --test arena stress:: -- --nocapture
 else
-  echo "SKIPPED: thread sanitizer for Rust (no rust-src in the nightly toolchain); the stress test runs under the address sanitizer"
-  sanitized address "${tests[@]}" --test stress
+  echo "SKIPPED: thread sanitizer for Rust (no rust-src in the nightly toolchain)"
+  sanitized address "${tests[@]}"
 fi

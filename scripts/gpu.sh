@@ -21,7 +21,7 @@ build() {
   mkdir -p "$out/tests"
   cp -r tests/data "$out/tests/data"
   # The newest binary of each test, as cargo reports it.
-  binaries=$(cargo test --locked --release --no-run --test conformance --test gpu --test gpu_regions --message-format=json 2>/dev/null |
+  binaries=$(cargo test --locked --release --no-run --test gpu --message-format=json 2>/dev/null |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
   for binary in $binaries; do
     name=$(basename "$binary" | sed 's/-[0-9a-f]*$//')
@@ -74,9 +74,9 @@ trust() {
 
 run() {
   begin
-  row "driver conformance" "$out/conformance" --nocapture --test-threads=1
-  row "library on the GPU" "$out/gpu" --include-ignored --nocapture --test-threads=1
-  row "regions on the GPU" "$out/gpu_regions" --include-ignored --nocapture --test-threads=1
+  row "driver conformance" "$out/gpu" conformance:: --nocapture --test-threads=1
+  row "library on the GPU" "$out/gpu" graphs:: --include-ignored --nocapture --test-threads=1
+  row "regions on the GPU" "$out/gpu" regions:: --include-ignored --nocapture --test-threads=1
   row "demo, cuda driver" "$out/demo" --data "$out/tests/data" --json "$out/demo-cuda.json"
   libtorch "captures through libtorch" torch_test
   trust
@@ -164,7 +164,7 @@ sanitize() {
   local provoking='*OutOfMemory*:*ShortOfMemory*:*ABrokenCapture*:*AFailureBetweenPieces*:*CannotBeInstantiated*:*LaunchesAroundTheGuard*:*ALaunchCosts*'
   export VMMGRAPH_TRUST_REPLAYS=2000 VMMGRAPH_TRUST_CYCLES=100 VMMGRAPH_TRUST_SECONDS=20 VMMGRAPH_FORKED_CAPTURES=20
   export VMMGRAPH_ENGINE_STEPS=30 VMMGRAPH_READER_PRODUCTS=4
-  sanitizer 90 "memcheck, library" memcheck "$out/gpu" --include-ignored --nocapture --test-threads=1 \
+  sanitizer 90 "memcheck, library" memcheck "$out/gpu" graphs:: --include-ignored --nocapture --test-threads=1 \
     --skip out_of_memory --skip the_trace_takes --skip costs_on_this_machine
   sanitizer 240 "memcheck, libtorch" memcheck "$out/torch_test" --gtest_filter="-$provoking"
   sanitizer 150 "memcheck, engine" memcheck "$out/engine_test" --gtest_filter="-Measure.*:Idle.*:Offload.*:$provoking"

@@ -23,7 +23,7 @@ fi
 
 # The stand-in of the tests of scripts/test.sh: build with the same options, or the build would
 # replace it.
-cargo test --locked --workspace --features bridge --test ascend --no-run
+cargo test --locked --workspace --features bridge --test platforms --no-run
 standins=$PWD/build/torch_npu-standins
 mkdir -p "$standins/cann"
 ln -sfn "${CARGO_TARGET_DIR:-$PWD/target}/debug/deps/libstandin_ascend.so" "$standins/cann/libascendcl.so"

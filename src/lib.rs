@@ -51,7 +51,7 @@
 //!   units error sync    checked numbers; errors; locks
 //! ```
 //!
-//! A layer names only layers below (`tests/layers.rs` checks this). `dispatch`, `elastic`, `ring`,
+//! A layer names only layers below (`tests/tree/layers.rs` checks this). `dispatch`, `elastic`, `ring`,
 //! `executables` and `workspace` stand beside their neighbours.
 
 mod arena;

@@ -1,4 +1,4 @@
-//! Tests of region internals. tests/regions.rs compares a region with a naive model.
+//! Tests of region internals. tests/pause/regions.rs compares a region with a naive model.
 
 use super::*;
 use crate::HostOptions;

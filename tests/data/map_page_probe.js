@@ -1,4 +1,4 @@
-// Runs in a copy of the page map (tests/map_page.rs): uses it as a person would, and compares what it shows with its data.
+// Runs in a copy of the page map (tests/tree/map_page.rs): uses it as a person would, and compares what it shows with its data.
 "use strict";
 {
   const errors = [];

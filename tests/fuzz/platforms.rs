@@ -1,7 +1,6 @@
 //! Runs the same inputs on the stand-in of every platform.
 
 use std::path::Path;
-use std::process::Command;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::mpsc::channel;
@@ -10,6 +9,7 @@ use std::thread;
 use cudarc::driver::sys;
 use vmmgraph::driver::platform::{PLATFORMS, Platform};
 use vmmgraph::driver::{DeviceOptions, SharedDriver};
+use vmmgraph_testkit::child_command;
 
 const NAME: &str = "VMMGRAPH_FUZZ_DRIVER";
 
@@ -21,7 +21,7 @@ pub(crate) fn platform() -> &'static Platform {
 
 /// Runs a test of this program on each stand-in, with `memory` bytes per device, in a process each:
 /// a library reads its environment once.
-pub(crate) fn on_stand_ins(test: &str, memory: u64) {
+pub(crate) fn on_stand_ins(module: &str, test: &str, memory: u64) {
     if platform().name != "host" {
         return;
     }
@@ -33,14 +33,13 @@ pub(crate) fn on_stand_ins(test: &str, memory: u64) {
         let library = program.parent().unwrap_or(Path::new(".")).join(file);
         assert!(library.exists(), "{}", library.display());
         let variable = name.to_uppercase();
-        let mut child = Command::new(&program);
+        let mut child = child_command(module, test);
         // scripts/asan.sh puts stand-ins on the path by vendor name; the libraries beside the
         // program contain a sanitizer and do not load.
         if std::env::var_os("VMMGRAPH_STANDINS_ON_PATH").is_none() {
             child.env(format!("VMMGRAPH_{variable}_LIBRARY"), library);
         }
         let output = child
-            .args([test, "--exact", "--nocapture"])
             .env(NAME, name)
             .env(format!("STANDIN_{variable}_MEMORY"), memory.to_string())
             .env(format!("STANDIN_{variable}_GRANULARITY"), "4096")

@@ -25,7 +25,7 @@ MIB = 1 << 20
 CORE = os.environ.get("VMMGRAPH_CORE_LIBRARY")
 with_core = pytest.mark.skipif(not CORE, reason="SKIPPED: VMMGRAPH_CORE_LIBRARY names no library")
 
-#: Trace, floor in MiB, maximum held bytes over the floor: as in tests/trace.rs.
+#: Trace, floor in MiB, maximum held bytes over the floor: as in tests/arena/trace.rs.
 TRACES = [
     ("capture-trace-65", 1056, 1.01),
     ("capture-trace-llama-70b-tp8", 1432, 1.03),
@@ -131,7 +131,7 @@ def test_replay_says_what_the_statistics_say(maps: Path, name: str, floor: int, 
 
 
 def test_replay_of_65_is_what_was_measured(maps: Path) -> None:
-    # tests/trace.rs: computed by torch's rules; an H200 had 17154 MiB.
+    # tests/arena/trace.rs: computed by torch's rules; an H200 had 17154 MiB.
     cost = json.loads((maps / "capture-trace-65.cost").read_text())
     assert cost["private_bytes"] == 17152 * MIB and cost["floor_bytes"] == 1056 * MIB
     assert 1 <= cost["held_by_floor"] <= 1.006

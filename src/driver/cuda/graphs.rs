@@ -79,7 +79,7 @@ fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (tests/conformance.rs, on an H200).
+// SAFETY: the driver's functions follow the contract (tests/gpu/conformance.rs, on an H200).
 unsafe impl Graphs for CudaDriver {
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
         let mut count = 0;

@@ -138,7 +138,7 @@ impl CudaDriver {
         check(api, "cuDevicePrimaryCtxRetain", code)?;
         let info =
             DeviceInfo { platform: PLATFORM.name, ordinal, name, total_bytes: total as u64, options: None };
-        // Measured on an H200, driver 580: tests/conformance.rs.
+        // Measured on an H200, driver 580: tests/gpu/conformance.rs.
         let capabilities = Capabilities {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
@@ -344,7 +344,7 @@ impl Driver for CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (tests/conformance.rs, on an H200).
+// SAFETY: the driver's functions follow the contract (tests/gpu/conformance.rs, on an H200).
 unsafe impl Memory for CudaDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);

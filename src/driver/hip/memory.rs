@@ -115,7 +115,7 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime's functions follow the contract, by its sources and documents; tests/hip.rs
+// SAFETY: the runtime's functions follow the contract, by its sources and documents; tests/platforms/hip.rs
 // checks the driver.
 unsafe impl Memory for HipDriver {
     fn free_bytes(&self) -> Result<u64> {

@@ -3,7 +3,7 @@
 //!
 //! Aliasing, contents and use after unmap are real: all addresses of a page have the same contents,
 //! and unmapped addresses fault. Operations refused by CUDA are refused too (measured on an H200,
-//! driver 580; `tests/conformance.rs` checks both).
+//! driver 580; `tests/gpu/conformance.rs` checks both).
 //!
 //! One mutex (`state`) guards all tables and is held during the system calls. This file names
 //! nothing of the crate, because the test stand-ins compile the same source.

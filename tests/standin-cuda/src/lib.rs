@@ -2,7 +2,7 @@
 //! a GPU.
 //!
 //! The model is `tests/standin`; this crate adds CUDA's names, numbers and contexts. Refusals have
-//! CUDA's codes; `tests/conformance.rs` of the root package runs on both.
+//! CUDA's codes; `tests/gpu/conformance.rs` of the root package runs on both.
 //!
 //! Stricter than CUDA: addresses belong to the device current at their reservation and accept only
 //! its pages. An imported page belongs to the current device. Handles of destroyed objects are

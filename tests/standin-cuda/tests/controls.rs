@@ -1,4 +1,4 @@
-//! The stand-in's controls: counters, failures, leftovers, environment. `tests/conformance.rs` of
+//! The stand-in's controls: counters, failures, leftovers, environment. `tests/gpu/conformance.rs` of
 //! the root package tests the driver.
 
 use std::ffi::{CStr, c_void};

@@ -1,0 +1,3 @@
+//! The C functions as called from C.
+
+mod abi;

@@ -1,0 +1,6 @@
+//! Rings: layers streamed from the host.
+
+mod graphs;
+mod launches;
+mod stores;
+mod units;
