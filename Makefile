@@ -19,7 +19,7 @@ docs: ## the documentation site in build/site
 	scripts/site.py build/site
 
 wheel: ## a Python wheel in build/wheels for all torch releases, or RELEASES="2.10 2.11-cu13"
-	@scripts/setup.sh test
+	@scripts/setup.sh wheel
 	scripts/wheel.sh $(RELEASES)
 
 torch-matrix: ## compiles cpp/torch against every supported torch release and the newest one

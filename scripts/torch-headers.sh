@@ -2,7 +2,7 @@
 # Fetches the headers of a torch release or CUDA major version, without libraries, unless present.
 #   scripts/torch-headers.sh torch RELEASE  build/torch-headers/RELEASE/torch: include, graphs.py
 #   scripts/torch-headers.sh cuda MAJOR     build/cuda-headers/MAJOR: include; the runtime in lib
-# Needs .venv (scripts/setup.sh test), or a pip in PIP. HEADERS names a folder in place of build.
+# Needs .venv (scripts/setup.sh wheel), or a pip in PIP. HEADERS names a folder in place of build.
 #
 # Wheels of torch for macOS are small and have all CUDA-related headers.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # wheel.sh [RELEASE...]: builds a Python wheel in build/wheels. RELEASE is a minor version of torch:
 # 2.11 for every CUDA major version of its wheels, or 2.11-cu13 for one; default: all of
-# torch-releases.txt. Needs the tools of scripts/setup.sh test.
+# torch-releases.txt. Needs the tools of scripts/setup.sh wheel.
 #
 # VMMGRAPH_ARCHIVE and VMMGRAPH_TORCH_ARCHIVE name prebuilt archives of the core, without and with
 # the bridge. VMMGRAPH_TORCH_BUILT names a build folder with objects for one release

@@ -1,5 +1,5 @@
 # Extracts files from wheels of the Python index, without installing. Sourced by scripts that need
-# vendors' headers, which the repository does not contain. Needs .venv (scripts/setup.sh test), or a
+# vendors' headers, which the repository does not contain. Needs .venv (scripts/setup.sh wheel), or a
 # pip in PIP.
 read -ra pip <<<"${PIP:-.venv/bin/python -m pip}"
 work=$(mktemp -d)
