@@ -12,10 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import _c, _environment, _library
+from . import _c, _engines, _environment, _library
 
-#: Engine versions run on a GPU with this release (docs/performance.md).
-RUN: dict[str, tuple[str, ...]] = {"vllm": ("0.24",), "sglang": (), "transformers": ("5.",)}
 GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
 #: CUDA 12.0, the first driver whose virtual memory calls the library uses throughout.
 OLDEST_DRIVER = 12000
@@ -77,12 +75,7 @@ def _torch() -> dict[str, Any]:
 
 def gather() -> dict[str, Any]:
     """Reads the facts that `examine` judges."""
-    engines = {}
-    for name in RUN:
-        try:
-            engines[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    engines = {name: version for name in _engines.NAMES if (version := _engines.installed(name))}
     seen = {
         name: any(point.value.startswith("vmmgraph.") for point in importlib.metadata.entry_points(group=group))
         for name, group in GROUPS.items()
@@ -140,17 +133,16 @@ def _torch_lines(facts: Mapping[str, Any]) -> list[Line]:
     return lines
 
 
-def _engines(facts: Mapping[str, Any]) -> list[Line]:
+def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
     lines = []
     environment = facts["environment"]
     on = environment.get("VMMGRAPH", "").lower() in _environment.ON
     for name, version in sorted(facts["engines"].items()):
-        if version.startswith(tuple(f"{run.rstrip('.')}." for run in RUN[name])):
+        outside = _engines.outside(name, version)
+        if outside is None:
             lines.append(Line(name, OK, f"{version}, a version which was run on a GPU"))
         else:
-            remedy = "compare the tokens of one run with and without VMMGRAPH=1 before you rely on it"
-            run = f"; run were {', '.join(RUN[name])}" if RUN[name] else ""
-            lines.append(Line(name, WARNING, f"{version} was never run with VmmGraph{run}", remedy))
+            lines.append(Line(name, WARNING, outside, _engines.REMEDY))
         if name not in GROUPS:
             continue
         if not facts["plugins"][name]:
@@ -192,7 +184,7 @@ def _variables(facts: Mapping[str, Any]) -> list[Line]:
 
 def examine(facts: Mapping[str, Any]) -> list[Line]:
     """Judges gathered facts."""
-    return [*_gpu(facts), *_torch_lines(facts), *_engines(facts), *_variables(facts)]
+    return [*_gpu(facts), *_torch_lines(facts), *_engine_lines(facts), *_variables(facts)]
 
 
 def as_text(lines: list[Line]) -> list[str]:

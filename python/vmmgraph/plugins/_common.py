@@ -34,7 +34,7 @@ def wanted() -> bool:
 def enable_for(engine: str) -> Any:
     """Enables VmmGraph in this process. Returns the session, or ``None`` if the chosen route is not
     "blocks"."""
-    from .. import _door, _enable
+    from .. import _door, _enable, _engines
 
     if not log.handlers and not logging.getLogger().handlers:
         # The engine has handlers for its own loggers only; without one, these lines are lost.
@@ -42,6 +42,10 @@ def enable_for(engine: str) -> Any:
         handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)
+    version = _engines.installed(engine.lower())
+    outside = _engines.outside(engine.lower(), version) if version else None
+    if outside:
+        log.warning("vmmgraph: %s; %s", outside, _engines.REMEDY)
     chosen = _enable.enable(share=False)
     log.info("vmmgraph: under %s, %s route", engine, chosen.route)
     return _door.opened() if chosen.route == "blocks" else None
