@@ -49,5 +49,6 @@ write_basic_package_version_file("${_config_build_dir}/VmmGraphConfigVersion.cma
 configure_file("${PROJECT_SOURCE_DIR}/cmake/vmmgraph.pc.in" "${_config_build_dir}/vmmgraph.pc" @ONLY)
 install(
   FILES "${_config_build_dir}/VmmGraphConfig.cmake" "${_config_build_dir}/VmmGraphConfigVersion.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/VmmGraphLibtorch.cmake"
   DESTINATION "${_config_dir}" COMPONENT development)
 install(FILES "${_config_build_dir}/vmmgraph.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig" COMPONENT development)

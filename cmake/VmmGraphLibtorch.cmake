@@ -1,6 +1,6 @@
-# Torch for the component and its tests: the target vmmgraph_libtorch, VMMGRAPH_TORCH_ROOT,
-# VMMGRAPH_CUDA_INCLUDE, and VMMGRAPH_TORCH_FOLDERS, the folders of torch's libraries and libcudart
-# (with generator expressions).
+# Torch for the component, its tests and its users (component libtorch of the package): the target
+# VmmGraph::libtorch, VMMGRAPH_TORCH_ROOT, VMMGRAPH_CUDA_INCLUDE, and VMMGRAPH_TORCH_FOLDERS, the
+# folders of torch's libraries and libcudart (with generator expressions).
 #
 #   VMMGRAPH_TORCH_FIND   ON: use find_package(Torch), which needs a CUDA toolkit; the default if
 #                         the target torch exists
@@ -9,6 +9,9 @@
 #
 # A pip torch needs no toolkit. Headers come from the pip packages nvidia-cuda-runtime and
 # nvidia-cuda-crt beside torch, or from CUDA_HOME; torch's libraries are linked by path.
+if(TARGET vmmgraph_libtorch)
+  return()
+endif()
 
 set(_torch_there OFF)
 if(TARGET torch)
@@ -19,6 +22,7 @@ set(VMMGRAPH_TORCH_ROOT "" CACHE PATH "The folder of a pip torch")
 
 # Not installed: programs that link VmmGraph::torch need not find torch.
 add_library(vmmgraph_libtorch INTERFACE)
+add_library(VmmGraph::libtorch ALIAS vmmgraph_libtorch)
 target_compile_features(vmmgraph_libtorch INTERFACE cxx_std_20)
 
 if(VMMGRAPH_TORCH_FIND)
@@ -26,7 +30,7 @@ if(VMMGRAPH_TORCH_FIND)
     find_package(Torch REQUIRED)
   endif()
   if(NOT TARGET torch_cuda)
-    message(FATAL_ERROR "VMMGRAPH_TORCH=ON, but the torch of find_package(Torch) is not a CUDA one (Torch_DIR='${Torch_DIR}')")
+    message(FATAL_ERROR "cannot use the torch of find_package(Torch): it is built without CUDA (Torch_DIR='${Torch_DIR}'); install a CUDA build")
   endif()
   target_link_libraries(vmmgraph_libtorch INTERFACE torch)
   get_target_property(_includes torch INTERFACE_INCLUDE_DIRECTORIES)
@@ -43,7 +47,7 @@ else()
     set(VMMGRAPH_TORCH_ROOT "${_found}" CACHE PATH "The folder of a pip torch" FORCE)
   endif()
   if(NOT EXISTS "${VMMGRAPH_TORCH_ROOT}/include/c10/cuda/CUDACachingAllocator.h")
-    message(FATAL_ERROR "VMMGRAPH_TORCH=ON, but there is no CUDA torch at VMMGRAPH_TORCH_ROOT='${VMMGRAPH_TORCH_ROOT}'")
+    message(FATAL_ERROR "cannot find a CUDA torch at VMMGRAPH_TORCH_ROOT='${VMMGRAPH_TORCH_ROOT}'; set it to the folder .../site-packages/torch")
   endif()
   find_path(VMMGRAPH_CUDA_INCLUDE cuda_runtime_api.h
     HINTS "${VMMGRAPH_TORCH_ROOT}/../nvidia/cu13/include" "${VMMGRAPH_TORCH_ROOT}/../nvidia/cuda_runtime/include" "$ENV{CUDA_HOME}/include"

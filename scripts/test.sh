@@ -24,7 +24,7 @@ cmake -S . -B build/torch "${for_tests[@]}" -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH
   -DVMMGRAPH_PREBUILT_ARCHIVE="$PWD/build/cmake/cargo/release/libvmmgraph.a" -DVMMGRAPH_EXAMPLES=OFF \
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0
 cmake --build build/torch
-ctest --test-dir build/torch --output-on-failure -j"$(nproc)" -LE slow 2>&1 | tee -a "$log"
+ctest --test-dir build/torch --output-on-failure -j"$(nproc)" -LE 'slow|release' 2>&1 | tee -a "$log"
 
 # The Python package, with stand-ins of torch and the library from above. The wheel's own tests need
 # a wheel, built by .ci/run.

@@ -20,6 +20,7 @@ set(development
   "${INCLUDEDIR}/vmmgraph/vmmgraph.hpp"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfig.cmake"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphConfigVersion.cmake"
+  "${LIBDIR}/cmake/VmmGraph/VmmGraphLibtorch.cmake"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphTargets.cmake"
   "${LIBDIR}/cmake/VmmGraph/VmmGraphTargets-*.cmake"
   "${LIBDIR}/libvmmgraph.so"

@@ -243,6 +243,26 @@ def test_cmake_finds_it(installed: Path, tmp_path: Path) -> None:
     assert f"torch-{variant}/libvmmgraph_torch.so" in said
     output("cmake", "--build", tmp_path / "b")
     output(tmp_path / "b/user")
+    with pytest.raises(AssertionError) as error:
+        output("cmake", "-S", tmp_path, "-B", tmp_path / "without", f"-DVmmGraph_DIR={folder}")
+    said = " ".join(str(error.value).split())
+    assert "set VmmGraph_TORCH to the torch of your program, one of" in said and variant in said
+
+
+def test_a_program_over_torch_builds_with_it(installed: Path, tmp_path: Path) -> None:
+    """The CMakeLists.txt of examples/libtorch, with a program that includes no header of torch."""
+    torch = next(iter(ROOT.glob(".venv/lib/python3*/site-packages/torch")), None)
+    folder = output(installed.parent / "vmmgraph", "--cmake-dir").strip()
+    if torch is None or not Path(folder, "../../torch-2.11-cu13").exists():
+        pytest.skip("SKIPPED: no torch in .venv (scripts/setup.sh test), or a wheel without the library for 2.11-cu13")
+    shutil.copy(ROOT / "examples/libtorch/CMakeLists.txt", tmp_path)
+    (tmp_path / "quickstart.cpp").write_text(
+        "#include <vmmgraph/torch.hpp>\nint main(int argc, char**) { return argc > 9 ? vmmgraph::torch::built_for()[0] : 0; }\n"
+    )
+    options = [f"-DVmmGraph_DIR={folder}", "-DVmmGraph_TORCH=2.11-cu13", f"-DVMMGRAPH_TORCH_ROOT={torch}"]
+    output("cmake", "-S", tmp_path, "-B", tmp_path / "b", *options)
+    output("cmake", "--build", tmp_path / "b")
+    assert {"libvmmgraph_torch.so", "libtorch_cuda.so"} <= set(dynamic(tmp_path / "b/quickstart", "NEEDED"))
 
 
 def test_the_sources_are_whole(unpacked: Path) -> None:

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-#[path = "../../examples/decode.rs"]
+#[path = "../../examples/rust/src/main.rs"]
 #[allow(dead_code, reason = "the example's own main")]
 mod decode;
 
@@ -24,7 +24,8 @@ fn the_programs_that_are_shown_are_the_compiled_examples() {
         ("docs/quickstart-libtorch.md", "cmake", "libtorch/CMakeLists.txt"),
         ("docs/quickstart-libtorch.md", "cpp", "libtorch/quickstart.cpp"),
         ("docs/quickstart-rl.md", "python", "rl/rollout.py"),
-        ("docs/quickstart-rust.md", "rust", "decode.rs"),
+        ("docs/quickstart-rust.md", "rust", "rust/src/main.rs"),
+        ("docs/quickstart-rust.md", "toml", "rust/Cargo.toml"),
     ] {
         let page = fs::read_to_string(root.join(page)).unwrap();
         let example = fs::read_to_string(root.join("examples").join(program)).unwrap();

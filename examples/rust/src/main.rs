@@ -1,6 +1,4 @@
 //! Captures three decode shapes over one set of pages, replays one, and pauses the arena.
-//!
-//! `cargo run --example decode`
 
 use std::time::Duration;
 

@@ -1,0 +1,16 @@
+# Makes a header for each header of xLLM that the files here include: stand_ins.hpp under its name.
+# Sets xllm_headers, their folder.
+set(xllm_headers "${CMAKE_CURRENT_BINARY_DIR}/xllm_headers")
+foreach(_source attention_runner.cpp graph_pool.cpp vmmgraph_executor_impl.cpp vmmgraph_executor_impl.h vmmgraph_errors.h)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/${_source}")
+  file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/${_source}" _includes REGEX "^#include \"[^\"]+\"$")
+  foreach(_include IN LISTS _includes)
+    string(REGEX REPLACE "^#include \"(.+)\"$" "\\1" _header "${_include}")
+    if(NOT EXISTS "${CMAKE_CURRENT_LIST_DIR}/${_header}" AND NOT EXISTS "${xllm_headers}/${_header}")
+      file(WRITE "${xllm_headers}/${_header}" "#include \"${CMAKE_CURRENT_LIST_DIR}/stand_ins.hpp\"\n")
+    endif()
+  endforeach()
+endforeach()
+if(NOT EXISTS "${xllm_headers}/glog/logging.h")
+  file(WRITE "${xllm_headers}/glog/logging.h" "#include <c10/util/Logging.h>\n")
+endif()
