@@ -99,7 +99,7 @@ def page():
         )
     never = " or ".join(name for engine, name in engines.NAMES.items() if not engines.ran(engine))
     return TEXT.format(
-        never=f"No run of {never} is recorded. " if never else "",
+        never=f"No run of {never} is recorded.\n" if never else "",
         releases=table(("engine", "releases", "torch", "library", "run"), releases),
         runs=table(("engine", "version", "torch", "where, when, by whom", "command", "result"), runs),
     )

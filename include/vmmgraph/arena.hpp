@@ -383,7 +383,7 @@ public:
     // Returns the offset of the next block in the current space, in bytes; 0 after a switch.
     [[nodiscard]] std::size_t current_offset() const { return static_cast<std::size_t>(stats().current_offset_bytes); }
 
-    // Returns the arena's physical memory in bytes.
+    // Returns the arena's physical memory in bytes: a page counts once, at however many addresses.
     [[nodiscard]] std::size_t mapped_size() const { return static_cast<std::size_t>(stats().physical_bytes); }
 
     // Returns the bytes of addresses reserved in all spaces; at least reserve_bytes.

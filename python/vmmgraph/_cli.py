@@ -195,7 +195,7 @@ def _table(cost: Any, trace: Any) -> list[str]:
         (
             "floor",
             cost.floor_bytes,
-            f"the hungriest capture at its peak, {cost.hungriest}, and what others left alive",
+            f"the largest capture at its peak, {cost.hungriest}, and the outputs alive after the other captures",
         ),
         ("peaks", cost.peaks_bytes, "the peaks of all captures together"),
         ("private", cost.private_bytes, "a pool of its own for each in torch, computed by its allocator's rules"),

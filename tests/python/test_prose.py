@@ -28,7 +28,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], int]] = {
     "cpp": (("cpp", "include"), 0),
     "python": (("python",), 0),
     "tests": (("tests",), 0),
-    "docs": (("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"), 0),
+    "docs": (("docs", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", ".github"), 0),
     "examples": (("examples", "bench", "benches", "conformance"), 0),
 }
 C_LIKE = (".rs", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp")

@@ -497,7 +497,7 @@ fn the_report_is_a_table_that_fits_a_log() {
     (map.arena, map.device_free_bytes) = (1, None);
     map.device_total_bytes = 1024 * MIB;
     let expected = "\
-arena 1, golden: 514 MiB held for 4 shapes, 1.004 x floor (512 MiB); apart they need 819 MiB at least
+arena 1, golden: 514 MiB held for 4 shapes, 1.004 x the largest shape (512 MiB); apart they need 819 MiB at least
 host device 0: 1024 MiB, executables 3 MiB
 dropping gives back: prefill 8192 256 MiB, decode 64 2 MiB, the others nothing; without the 3 hungriest: 32 MiB
 MiB           pages 0..31                       small retained peak live   mapped    alone drop gives

@@ -20,7 +20,7 @@ const drawSums = () => {
   $("sums").replaceChildren(
     el("div", { className: "figures" },
       figure(map.held_bytes, `held for ${plural(map.spaces.length, "shape")}`, "held"),
-      figure(map.floor_bytes, ratio ? `floor: held is ${ratio.toFixed(3)} of it` : "floor", "floor"),
+      figure(map.floor_bytes, ratio ? `the largest shape: held is ${ratio.toFixed(3)} of it` : "the largest shape", "floor"),
       figure(map.apart_bytes, times >= 1.5 ? `apart at least, ${times.toFixed(1)} times held` : "apart at least", "apart")),
     el("div", { className: "bars" }, ...bar("apart", map.apart_bytes, "apart"), ...bar("held", map.held_bytes, "held")));
 };
