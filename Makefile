@@ -12,10 +12,13 @@ test: ## all tests without a GPU: Rust, C, C++, the installed package
 	@scripts/setup.sh test
 	scripts/test.sh
 
-docs: ## the documentation site in build/site
+docs: ## the documentation site in build/site, with the reference of C, C++, Python and Rust
 	@scripts/setup.sh docs
-	@rm -rf build/site
-	.tools/bin/mdbook build
+	@rm -rf build/docs build/site && mkdir -p build && cp -r docs build/docs
+	scripts/reference.py build/docs
+	MDBOOK_BOOK__SRC=build/docs .tools/bin/mdbook build
+	cargo doc --locked --no-deps --quiet
+	@cp -r target/doc build/site/rust
 	scripts/site.py build/site
 
 wheel: ## a Python wheel in build/wheels for all torch releases, or RELEASES="2.10 2.11-cu13"

@@ -57,6 +57,7 @@
 mod arena;
 #[cfg(feature = "bridge")]
 mod bridge;
+#[doc(hidden)]
 pub mod capi;
 mod device;
 pub mod dispatch;
