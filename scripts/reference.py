@@ -253,7 +253,11 @@ def python_function(node, name, method=False):
     if method and arguments.args:
         arguments.args = arguments.args[1:]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{name}({ast.unparse(arguments)}){returns}"
+    text = ast.unparse(arguments)
+    if len(text) > 80:
+        # One argument a line: commas outside brackets.
+        text = "\n    " + re.sub(r", (?=[\w*])(?![^\[(]*[\])])", ",\n    ", text) + ",\n"
+    return f"{name}({text}){returns}"
 
 
 def definition(module, name):
@@ -302,7 +306,10 @@ def python_page():
                         if any(ast.unparse(by) == "property" for by in one.decorator_list)
                         else python_function(one, one.name, True)
                     )
-                    page += [f"- `` {shown} ``" + (f"<br>{' '.join(docstring(one).split())}" if docstring(one) else "")]
+                    page += [
+                        f"- `` {' '.join(shown.split())} ``"
+                        + (f"<br>{' '.join(docstring(one).split())}" if docstring(one) else "")
+                    ]
             page += [""]
     return "\n".join(page)
 
