@@ -25,6 +25,7 @@ class Run(NamedTuple):
 
 
 _VLLM = "bench/python/vllm_run.py --compare"
+_SGLANG = "bench/python/sglang_run.py --compare"
 _OTHER = "Other releases of torch"
 RUNS = (
     Run(
@@ -44,6 +45,24 @@ RUNS = (
         f"{_VLLM} --kv --size 8b --modes default",
         "the same 26,239 tokens as stock",
         "vLLM 0.24.0: KV cache after its captures",
+    ),
+    Run(
+        "sglang",
+        "0.5.14",
+        "2.11.0+cu130",
+        "2026-11-28",
+        f"{_SGLANG} --modes decode,breakable",
+        "the same 3,711 tokens as stock",
+        "SGLang 0.5.14",
+    ),
+    Run(
+        "sglang",
+        "0.5.14",
+        "2.11.0+cu130",
+        "2026-11-28",
+        f"{_SGLANG} --kv --modes breakable",
+        "the same 3,711 tokens as stock, 1.046 x the KV tokens",
+        "SGLang 0.5.14",
     ),
     Run(
         "transformers",
