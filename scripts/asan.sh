@@ -23,8 +23,8 @@ cp "$plain/debug/libstandin_hip.so" "$plain/standin/libamdhip64.so.7"
 cp "$plain/debug/libstandin_ascend.so" "$plain/standin/libascendcl.so"
 cp "$plain/debug/libstandin_mlu.so" "$plain/standin/libcndrv.so"
 export LD_LIBRARY_PATH="$plain/standin" VMMGRAPH_STANDINS_ON_PATH=1
-# Child processes of tests/arena/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves the signal to
-# the kernel.
+# Child processes of tests/arena/spaces.rs die by SIGSEGV on purpose; handle_segv=0 leaves the
+# signal to the kernel.
 export ASAN_OPTIONS="detect_leaks=1:handle_segv=0"
 tests=(--lib --test faults --test arena --test capi --test fuzz)
 sanitized() { RUSTFLAGS="-Zsanitizer=$1" CARGO_TARGET_DIR="$plain/$1" cargo +nightly test --locked --target "$host" "${@:2}"; }

@@ -51,8 +51,8 @@
 //!   units error sync    checked numbers; errors; locks
 //! ```
 //!
-//! A layer names only layers below (`tests/tree/layers.rs` checks this). `dispatch`, `elastic`, `ring`,
-//! `executables` and `workspace` stand beside their neighbours.
+//! A layer names only layers below (`tests/tree/layers.rs` checks this). `dispatch`, `elastic`,
+//! `ring`, `executables` and `workspace` stand beside their neighbours.
 
 mod arena;
 #[cfg(feature = "bridge")]

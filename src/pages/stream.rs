@@ -103,8 +103,8 @@ impl Events {
 
     /// Records a mark after all work submitted to a named stream. For the default stream of an
     /// ended thread, the mark is recorded in the legacy default stream, which waits for that
-    /// stream. Observed with CUDA (`tests/gpu/conformance.rs`). HIP's own tests show this for running
-    /// threads; ended threads are untested.
+    /// stream. Observed with CUDA (`tests/gpu/conformance.rs`). HIP's own tests show this for
+    /// running threads; ended threads are untested.
     ///
     /// # Errors
     /// [`Error::StreamCapturing`], with the stream unchanged: also if the calling thread [cannot

@@ -281,8 +281,8 @@ fn kept_outputs_cost_their_bytes_and_survive_every_replay() {
     }
 }
 
-/// Unmarked outputs in the size of hidden states (8 KiB a token) move to small pages at the seal. If
-/// their large pages left the shared set instead, the arena would hold 2,080 MiB.
+/// Unmarked outputs in the size of hidden states (8 KiB a token) move to small pages at the seal.
+/// If their large pages left the shared set instead, the arena would hold 2,080 MiB.
 #[test]
 fn outputs_of_hidden_states_cost_their_small_pages() {
     let mut trace = load("capture-trace-65-retained");

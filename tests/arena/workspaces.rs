@@ -1,5 +1,5 @@
-//! Workspaces on the host driver: the page of each. `tests/faults/any_order/workspaces.rs` tests late
-//! streams.
+//! Workspaces on the host driver: the page of each. `tests/faults/any_order/workspaces.rs` tests
+//! late streams.
 
 use std::sync::Arc;
 use std::thread;

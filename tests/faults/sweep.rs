@@ -95,7 +95,8 @@ impl Injector for Host {
 }
 
 /// Functions of the driver interface, from its source, without infallible ones, `read` and `write`
-/// (tests and self-test only), and graph functions (tests/arena/executables.rs, tests/ring/graphs.rs).
+/// (tests and self-test only), and graph functions (tests/arena/executables.rs,
+/// tests/ring/graphs.rs).
 fn driver_functions() -> Vec<String> {
     let text = include_str!("../../src/driver/mod.rs");
     let text = text.split("pub unsafe trait Memory").nth(1).unwrap();

@@ -115,8 +115,8 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime's functions follow the contract, by its sources and documents; tests/platforms/hip.rs
-// checks the driver.
+// SAFETY: the runtime's functions follow the contract, by its sources and documents;
+// tests/platforms/hip.rs checks the driver.
 unsafe impl Memory for HipDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);

@@ -29,8 +29,8 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime's functions follow the contract, by its sources and documents; tests/platforms/hip.rs
-// checks the driver.
+// SAFETY: the runtime's functions follow the contract, by its sources and documents;
+// tests/platforms/hip.rs checks the driver.
 unsafe impl Timeline for HipDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = CaptureStatus(api::CAPTURE_NONE);

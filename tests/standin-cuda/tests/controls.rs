@@ -1,5 +1,5 @@
-//! The stand-in's controls: counters, failures, leftovers, environment. `tests/gpu/conformance.rs` of
-//! the root package tests the driver.
+//! The stand-in's controls: counters, failures, leftovers, environment. `tests/gpu/conformance.rs`
+//! of the root package tests the driver.
 
 use std::ffi::{CStr, c_void};
 use std::process::Command;
