@@ -103,6 +103,23 @@ mod ffi {
 /// Dropping the last tensor may free the space, so the drop is guarded like a call.
 struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
 
+impl VmmTorchAllocator {
+    /// Calls the allocator and returns a status. A panic closes the arena.
+    fn call(&self, call: impl FnOnce(&torch::VmmTorchAllocator) -> Result<()>) -> i32 {
+        guarded(|| self.0.close_arena(), || call(&self.0))
+    }
+
+    /// As [`call`](Self::call), for a question: false after a panic.
+    fn ask(&self, question: impl FnOnce(&torch::VmmTorchAllocator) -> bool) -> bool {
+        let mut answer = false;
+        self.call(|allocator| {
+            answer = question(allocator);
+            Ok(())
+        });
+        answer
+    }
+}
+
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
     let allocator = torch::VmmTorchAllocator::new(&*space_of(space as vmmgraph_space_t)?);
     Ok(Box::new(VmmTorchAllocator(GuardedDrop::new(allocator))))
@@ -115,99 +132,67 @@ fn allocate(
     kind: ffi::BlockKind,
     block: &mut usize,
 ) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            let (bytes, stream) = (bytes as u64, stream_of(stream as *mut _));
-            let at = match kind {
-                ffi::BlockKind::Remote => allocator.0.allocate_remote(bytes, stream),
-                _ => allocator.0.allocate(bytes, stream, kind == ffi::BlockKind::Kept),
-            }?;
-            *block = at.0 as usize;
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        let (bytes, stream) = (bytes as u64, stream_of(stream as *mut _));
+        let at = match kind {
+            ffi::BlockKind::Remote => allocator.allocate_remote(bytes, stream),
+            _ => allocator.allocate(bytes, stream, kind == ffi::BlockKind::Kept),
+        }?;
+        *block = at.0 as usize;
+        Ok(())
+    })
 }
 
 fn is_shareable(allocator: &VmmTorchAllocator) -> bool {
-    let mut shareable = false;
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            shareable = allocator.0.is_shareable();
-            Ok(())
-        },
-    );
-    shareable
+    allocator.ask(torch::VmmTorchAllocator::is_shareable)
 }
 
 fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            let readers = [Stream::LEGACY, stream_of(stream as *mut _)];
-            let freed = allocator.0.free(Address(block as u64), different(&readers));
-            // Torch frees in destructors, which ignore a status.
-            freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
-        },
-    )
+    allocator.call(|allocator| {
+        let readers = [Stream::LEGACY, stream_of(stream as *mut _)];
+        let freed = allocator.free(Address(block as u64), different(&readers));
+        // Torch frees in destructors, which ignore a status.
+        freed.inspect_err(
+            |error| tracing::warn!(%error, "torch freed an address without a block of this library"),
+        )
+    })
 }
 
 fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            allocator.0.launch_by_replay_only(only);
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        allocator.launch_by_replay_only(only);
+        Ok(())
+    })
 }
 
 fn predict_retained(allocator: &VmmTorchAllocator) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            allocator.0.predict_retained();
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        allocator.predict_retained();
+        Ok(())
+    })
 }
 
 fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            allocator.0.captured_on(stream_of(stream as *mut _));
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        allocator.captured_on(stream_of(stream as *mut _));
+        Ok(())
+    })
 }
 
 fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool {
-    let mut contains = false;
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            contains = allocator.0.contains(Address(address as u64));
-            Ok(())
-        },
-    );
-    contains
+    allocator.ask(|allocator| allocator.contains(Address(address as u64)))
 }
 
 fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize, own: &mut usize) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            let noted = allocator.0.record_stream(Address(block as u64), stream_of(stream as *mut _))?;
-            *own = noted.map_or(0, |own| own.raw() as usize);
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        let noted = allocator.record_stream(Address(block as u64), stream_of(stream as *mut _))?;
+        *own = noted.map_or(0, |own| own.raw() as usize);
+        Ok(())
+    })
 }
 
 fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32 {
-    guarded(|| allocator.0.close_arena(), || allocator.0.free_parked(Address(block as u64)))
+    allocator.call(|allocator| allocator.free_parked(Address(block as u64)))
 }
 
 /// The last owner may be an entry of torch's table, so the drop is guarded like a call.
@@ -218,13 +203,10 @@ fn no_workspace() -> Box<Workspace> {
 }
 
 fn make_workspace(workspace: &mut Workspace, allocator: &VmmTorchAllocator, bytes: usize) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            workspace.0 = Some(GuardedDrop::new(allocator.0.workspace(bytes as u64)?));
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        workspace.0 = Some(GuardedDrop::new(allocator.workspace(bytes as u64)?));
+        Ok(())
+    })
 }
 
 fn workspace_address(workspace: &Workspace) -> usize {
@@ -237,15 +219,12 @@ fn use_workspace(
     stream: usize,
     anywhere: &mut bool,
 ) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            let Some(workspace) = &workspace.0 else { return Ok(()) };
-            *anywhere =
-                allocator.0.use_workspace(workspace, (!*anywhere).then(|| stream_of(stream as *mut _)))?;
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        let Some(workspace) = &workspace.0 else { return Ok(()) };
+        let stream = (!*anywhere).then(|| stream_of(stream as *mut _));
+        *anywhere = allocator.use_workspace(workspace, stream)?;
+        Ok(())
+    })
 }
 
 fn keep_workspace(workspace: &Workspace) -> bool {
@@ -253,13 +232,10 @@ fn keep_workspace(workspace: &Workspace) -> bool {
 }
 
 fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            workspace.0.iter().for_each(|workspace| allocator.0.leave_workspace(workspace));
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        workspace.0.iter().for_each(|workspace| allocator.leave_workspace(workspace));
+        Ok(())
+    })
 }
 
 /// Dropping frees the blocks freed in the meantime.
@@ -270,14 +246,11 @@ fn no_preserved_blocks() -> Box<PreservedBlocks> {
 }
 
 fn begin_preserving(preserved: &mut PreservedBlocks, allocator: &VmmTorchAllocator, retain: i32) -> i32 {
-    guarded(
-        || allocator.0.close_arena(),
-        || {
-            let policy = retain_of(retain)?.unwrap_or_default();
-            preserved.0 = Some(GuardedDrop::new(allocator.0.preserve(policy)?));
-            Ok(())
-        },
-    )
+    allocator.call(|allocator| {
+        let policy = retain_of(retain)?.unwrap_or_default();
+        preserved.0 = Some(GuardedDrop::new(allocator.preserve(policy)?));
+        Ok(())
+    })
 }
 
 fn preserved_blocks(preserved: &PreservedBlocks) -> Vec<ffi::PreservedBlock> {

@@ -99,7 +99,9 @@ fn release_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32 {
         || {
             let readers = [Stream::LEGACY, stream_of(stream as *mut _)];
             let freed = memory.0.free(Address(block as u64), different(&readers));
-            freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+            freed.inspect_err(
+                |error| tracing::warn!(%error, "torch freed an address without a block of this library"),
+            )
         },
     )
 }

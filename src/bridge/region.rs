@@ -74,7 +74,9 @@ fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
             // stays mapped, as torch's own does.
             let noted = different(&readers).iter().try_for_each(|reader| region.0.record_stream(at, *reader));
             let freed = noted.and_then(|()| region.0.free(at));
-            freed.inspect_err(|error| tracing::warn!(%error, "torch freed something that is not ours"))
+            freed.inspect_err(
+                |error| tracing::warn!(%error, "torch freed an address without a block of this library"),
+            )
         },
     )
 }

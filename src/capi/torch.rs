@@ -96,8 +96,9 @@ pub extern "C" fn vmmgraph_torch_free(block: *mut c_void, _size: isize, device: 
         let freed = found
             .ok_or(Error::ForeignPointer { address: Address(block as u64) })
             .and_then(|arena| arena.deallocate(Address(block as u64)));
-        freed
-            .inspect_err(|error| tracing::warn!(%error, device, "torch freed something that is not ours"))?;
+        freed.inspect_err(
+            |error| tracing::warn!(%error, device, "torch freed an address without a block of this library"),
+        )?;
         Ok(())
     };
     guard_closing(|| close(device), body);

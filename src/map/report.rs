@@ -73,7 +73,12 @@ impl ArenaMap {
         if absent > 0 {
             write!(f, ", paused: {} MiB more when it comes back", Mib(absent))?;
         } else if floor > 0 {
-            write!(f, ", {:.3} x the largest shape ({} MiB)", self.held_bytes as f64 / floor as f64, Mib(floor))?;
+            write!(
+                f,
+                ", {:.3} x the largest shape ({} MiB)",
+                self.held_bytes as f64 / floor as f64,
+                Mib(floor)
+            )?;
         }
         let lent = self.pages.iter().filter(|page| page.lease.is_some()).map(|page| page.bytes);
         let lent = lent.fold(0, u64::saturating_add);
