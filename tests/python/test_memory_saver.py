@@ -299,7 +299,7 @@ def test_what_is_not_offered_or_wrong_is_said() -> None:
             pass
         """
     )
-    child('with raises(RuntimeError, "0 entries of LD_PRELOAD"):\n    memory_saver._Saver("preload")')
+    child('with raises(RuntimeError, "0 entries of LD_PRELOAD"):\n    memory_saver._saver.Saver("preload")')
 
 
 @both
@@ -556,7 +556,7 @@ def test_a_capture_refuses_a_pause_and_goes_on() -> None:
         torch.cuda.Stream, torch.cuda.device_count = Stream, lambda: 2
         torch.cuda.is_initialized, torch.cuda.is_current_stream_capturing = (lambda: True), (lambda: False)
         torch._C._cuda_hasPrimaryContext = lambda device: device == 0
-        assert sorted(memory_saver.torch_streams(0)) == [0x1000 + n for n in range(32)] + [0x2000 + n for n in range(32)]
+        assert sorted(memory_saver._torch.torch_streams(0)) == [0x1000 + n for n in range(32)] + [0x2000 + n for n in range(32)]
         assert turn == [7], "torch's turn is where it was"
         with saver.region(enable_cpu_backup=True):
             at = allocate(MIB)
@@ -789,7 +789,7 @@ sys.modules["torch"] = types.ModuleType("torch")
 from vmmgraph import memory_saver
 from torch_memory_saver import torch_memory_saver as saver
 preloaded = os.environ["LD_PRELOAD"]
-assert "torch_memory_saver" in preloaded and memory_saver._preloaded() == [preloaded] and saver._ready().library.path == preloaded
+assert "torch_memory_saver" in preloaded and memory_saver._library.preloaded() == [preloaded] and saver._ready().library.path == preloaded
 c = saver._ready().c
 assert c.tms_get_interesting_region()
 at = c.tms_torch_malloc(1 << 20, 0, None)
@@ -799,7 +799,7 @@ saver.pause(); saver.resume()
 assert ctypes.string_at(at, 1 << 20) == bytes([5]) * (1 << 20)
 with memory_saver.configure_subprocess():
     assert os.environ["LD_PRELOAD"] == memory_saver.library_path(), "once"
-assert memory_saver._Library("torch").path == preloaded, "no second saver"
+assert memory_saver._library.Library("torch").path == preloaded, "no second saver"
 loaded = {line.split()[-1] for line in open("/proc/self/maps") if "memory_saver" in line}
 assert loaded == {preloaded}, loaded
 """
@@ -866,7 +866,7 @@ def test_the_core_that_is_loaded_is_used() -> None:
         import shutil, tempfile
         folder = tempfile.mkdtemp()
         alone = shutil.copy({str(LIBRARY)!r}, folder)
-        memory_saver.library_path = lambda: alone
+        memory_saver._library.library_path = lambda: alone
         os.environ["LD_LIBRARY_PATH"] = ""
         os.environ.pop("VMMGRAPH_CORE_LIBRARY", None)
         with saver.region():

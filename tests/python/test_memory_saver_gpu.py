@@ -493,7 +493,7 @@ def main(arguments):
         from vmmgraph import memory_saver
 
         name, mode = arguments
-        if mode == "preload" and not memory_saver._preloaded():
+        if mode == "preload" and not memory_saver._library.preloaded():
             with memory_saver.configure_subprocess():
                 return subprocess.run([sys.executable, HERE, name, mode], check=False).returncode
         saver = memory_saver.torch_memory_saver

@@ -107,7 +107,7 @@ def test_record_says_what_is_there(wheel: zipfile.ZipFile) -> None:
 
 def test_its_libraries_and_nothing_of_the_machine(wheel: zipfile.ZipFile, unpacked: Path) -> None:
     names = set(wheel.namelist())
-    assert {"vmmgraph/_lib/libvmmgraph.so", "vmmgraph/_lib/libvmmgraph_memory_saver.so", "vmmgraph/memory_saver.py"} <= names
+    assert {"vmmgraph/_lib/libvmmgraph.so", "vmmgraph/_lib/libvmmgraph_memory_saver.so", "vmmgraph/memory_saver/__init__.py"} <= names
     assert {"vmmgraph/include/vmmgraph/vmmgraph.h", "vmmgraph/include/vmmgraph/torch.hpp"} <= names
     assert "vmmgraph/_lib/cmake/VmmGraph/VmmGraphConfig.cmake" in names
     assert {name.split("/")[0] for name in names} == {"vmmgraph", WHEELS[-1].name.rsplit("-", 3)[0] + ".dist-info"}
@@ -172,7 +172,7 @@ groups = {point.group: point.value for point in metadata.distribution("vmmgraph"
 assert groups == {"console_scripts": "vmmgraph.__main__:main", "vllm.general_plugins": "vmmgraph.plugins.vllm:enable",
                   "sglang.srt.plugins": "vmmgraph.plugins.sglang:enable"}, groups
 assert (_package.cmake_dir() / "VmmGraphConfig.cmake").exists() and (_package.include_dir() / "vmmgraph/vmmgraph.hpp").exists()
-core = ctypes.CDLL(str(pathlib.Path(memory_saver.__file__).parent / "_lib/libvmmgraph.so"))
+core = ctypes.CDLL(str(pathlib.Path(memory_saver.__file__).parents[1] / "_lib/libvmmgraph.so"))
 core.vmmgraph_version.restype = ctypes.c_char_p
 assert core.vmmgraph_version().decode() == metadata.version("vmmgraph")
 saver.hook_mode = "torch"
@@ -336,7 +336,7 @@ def test_beside_a_torch_without_a_gpu(installed: Path, beside_torch: dict[str, s
     body = """
 import ctypes, pathlib, torch
 from vmmgraph import memory_saver
-folder = pathlib.Path(memory_saver.__file__).parent / "_lib"
+folder = pathlib.Path(memory_saver.__file__).parents[1] / "_lib"
 minor = ".".join(torch.__version__.split(".")[:2])
 path = folder / f"torch-{minor}-cu{torch.version.cuda.split('.')[0]}" / "libvmmgraph_torch.so"
 if not path.exists():

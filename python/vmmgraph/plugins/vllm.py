@@ -38,7 +38,7 @@ def sleep_by_regions(module: ModuleType) -> None:
     if not os.path.exists(memory_saver.library_path()):
         log.warning("vmmgraph: vLLM sleeps by its own allocator: %s does not exist", memory_saver.library_path())
         return
-    if not memory_saver._preloaded():
+    if not memory_saver._library.preloaded():
         memory_saver.torch_memory_saver.hook_mode = "torch"
     module.CuMemAllocator = memory_saver.CuMemAllocator  # type: ignore[attr-defined]
     log.info("vmmgraph: vLLM sleeps by regions")

@@ -1,8 +1,8 @@
 """See `torch_memory_saver`."""
 
-from vmmgraph.memory_saver import _DEFAULT_TAG as _TAG_DEFAULT
 from vmmgraph.memory_saver import CpuBackupBackend, TorchMemorySaver
-from vmmgraph.memory_saver import _Saver as _TorchMemorySaverImpl
+from vmmgraph.memory_saver._library import DEFAULT_TAG as _TAG_DEFAULT
+from vmmgraph.memory_saver._saver import Saver as _TorchMemorySaverImpl
 
 from .binary_wrapper import BinaryWrapper
 from .hooks.base import HookMode, HookUtilBase

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vmmgraph.memory_saver import _Library
+from vmmgraph.memory_saver._library import Library
 
 from ..utils import get_binary_path_from_package, is_xpu
 from .base import HookUtilBase
@@ -17,7 +17,7 @@ class HookUtilModeTorch(HookUtilBase):
         self.allocator = torch.cuda.memory.CUDAPluggableAllocator(self.get_path_binary(), "tms_torch_malloc", "tms_torch_free")
 
     def get_path_binary(self) -> str:
-        return _Library("torch").path
+        return Library("torch").path
 
     def get_allocator(self) -> Any:
         return self.allocator.allocator()

@@ -1,0 +1,154 @@
+"""Torch's pools whose memory is in regions."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ._library import Library
+from ._torch import allocating_to, begin_allocating_to
+
+#: A region's pool is replaced once it caches this many bytes.
+_MUCH_UNUSED = 64 << 20
+
+
+class PoolUse:
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]], key: tuple[Any, ...] | None) -> None:
+        self.make = make
+        #: The region's pool key; None for ordinary memory.
+        self.key = key
+        self._entered: contextlib.AbstractContextManager[Any] | None = None
+
+    def enter(self) -> None:
+        made = self.make()
+        made.__enter__()
+        self._entered = made
+
+    def leave(self) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.__exit__(None, None, None)
+
+
+class PoolUses(threading.local):
+    def __init__(self) -> None:
+        self.all: list[PoolUse] = []
+
+
+class Pools:
+    """Torch's pools of regions: one for each tag, policy and device."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._pools: dict[tuple[Any, ...], Any] = {}
+        self._uses = PoolUses()
+        self._allocator: Any = None
+        #: Pools without further allocations, possibly with live tensors.
+        self._retired: list[Any] = []
+        self._lock = threading.Lock()
+
+    def pool(self, key: tuple[Any, ...]) -> Any:
+        """Per tag, policy and device: a segment has one tag."""
+        import torch
+
+        with self._lock:
+            if key not in self._pools:
+                if self._library.mode == "preload":
+                    self._pools[key] = torch.cuda.MemPool()
+                else:
+                    if self._allocator is None:
+                        self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
+                            self._library.path, "tms_torch_malloc", "tms_torch_free"
+                        )
+                    self._pools[key] = torch.cuda.MemPool(self._allocator.allocator())
+            return self._pools[key]
+
+    def _empty_cache(self) -> None:
+        """During a capture a free would break the capture, so the next call does it."""
+        import torch
+
+        if not self._library.c.tms_is_capturing():
+            torch.cuda.empty_cache()
+
+    def _retire(self, key: tuple[Any, ...]) -> None:
+        """Releases a pool: its tensors stay, and its cached memory can be freed. Torch's destructor
+        has the same effect, but aborts if any thread allocates to any pool (torch 2.6 to 2.15)."""
+        import torch
+
+        with self._lock:
+            pool = self._pools.pop(key, None)
+            if pool is None:
+                return
+            self._retired.append(pool)
+        # Up to torch 2.7 a released pool passes its segments to cudaFree, which does not know them.
+        if not hasattr(torch.cuda.memory, "MemPoolContext"):
+            # Never destroyed: the destructor would release the pool a second time.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+            torch._C._cuda_releasePool(key[-1], pool.id)
+
+    def retire_if_unused(self, key: tuple[Any, ...]) -> None:
+        """Retires a region's pool with much cached memory, as after quantizing weights while
+        loading."""
+        with self._lock:
+            pool = self._pools.get(key)
+        if pool is None:
+            return
+        unused = sum(segment["total_size"] for segment in pool.snapshot() if segment["active_size"] == 0)
+        if unused >= _MUCH_UNUSED:
+            self._retire(key)
+            self._empty_cache()
+
+    def retire(self, tag: str | None) -> None:
+        """Retires the pools of a tag, or all, before a pause: cached memory is freed instead of
+        paused. Regions open on this thread continue with new pools."""
+        with self._lock:
+            keys = [key for key in self._pools if tag is None or key[0] == tag]
+        uses = self._uses.all
+        first = next((place for place, use in enumerate(uses) if use.key in keys), len(uses))
+        # In reverse order, since torch uses the pool begun last.
+        for use in reversed(uses[first:]):
+            use.leave()
+        for key in keys:
+            self._retire(key)
+        for use in uses[first:]:
+            use.enter()
+        if self._retired:
+            self._empty_cache()
+
+    @contextlib.contextmanager
+    def use(self, use: PoolUse) -> Iterator[None]:
+        uses = self._uses.all
+        try:
+            uses.append(use)
+            use.enter()
+            yield
+        finally:
+            uses.remove(use)
+            use.leave()
+
+    @contextlib.contextmanager
+    def ordinary_memory(self) -> Iterator[None]:
+        """Allocations of this thread come from cudaMalloc, in a pool released afterwards."""
+        import torch
+
+        device, pool = torch.cuda.current_device(), torch.cuda.graph_pool_handle()
+        # Keeps the pool alive while a pause leaves and re-enters it.
+        begin_allocating_to(device, pool)
+        torch._C._cuda_endAllocateToPool(device, pool)
+        try:
+            with self.use(PoolUse(lambda: allocating_to(device, pool), None)):
+                yield
+        finally:
+            torch._C._cuda_releasePool(device, pool)
+            self._empty_cache()
+
+    def segment_bytes(self) -> int:
+        import torch
+
+        with self._lock:
+            pools = {tuple(pool.id) for pool in (*self._pools.values(), *self._retired)}
+        segments = torch.cuda.memory_snapshot()
+        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in pools)
