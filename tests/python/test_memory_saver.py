@@ -577,14 +577,16 @@ def test_calls_of_vllm() -> None:
     child(
         """
         allocator = CuMemAllocator.get_instance()
-        assert allocator is CuMemAllocator.get_instance()
+        assert allocator is CuMemAllocator.get_instance() is CuMemAllocator.instance
         with allocator.use_memory_pool("weights"):
             weights = new(2 * MIB)
         with allocator.use_memory_pool("kv_cache"):
             kv = new(2 * MIB)
+        with allocator.use_memory_pool("workspace"):
+            scratch = new(MIB)
         with allocator.use_memory_pool():
             default = new(MIB)
-        assert allocator.get_current_usage() == 5 * MIB
+        assert allocator.get_current_usage() == 6 * MIB
         fill(weights, 2 * MIB, 1); fill(default, MIB, 2)
         with raises(ValueError, "kv_cache"):
             allocator.sleep(("weights", "kv_cache"))
@@ -595,10 +597,67 @@ def test_calls_of_vllm() -> None:
         assert holds(weights, 2 * MIB, 1)
         with raises(MemorySaverError, "without a backup"):
             backup(kv, 1)
+        assert holds(default, MIB, 2), "only weights and kv_cache can stay asleep"
+        fill(scratch, MIB, 4)
         allocator.wake_up(); allocator.wake_up()
         fill(kv, 2 * MIB, 3)
-        assert holds(default, MIB, 2)
+
+        allocator.discard("kv_cache"); allocator.discard(("kv_cache", "never heard of"))
+        with raises(MemorySaverError, "without a backup"):
+            backup(kv, 1)
+        assert holds(weights, 2 * MIB, 1) and backup(weights, 1) is None
+        allocator.wake_up(["kv_cache"])
+        fill(kv, 2 * MIB, 3)
+
+        with allocator.use_memory_pool("weights"):
+            drop(new(3 * MIB))
+        assert sum(map(len, cached.values())) == 1
+        allocator.release_pools(); allocator.close()
+        assert not any(cached.values())
+        assert holds(weights, 2 * MIB, 1) and allocator.get_current_usage() == 6 * MIB
         """
+    )
+
+
+@both
+def test_captures_in_vllms_graph_pool_sleep(mode: str) -> None:
+    """In torch's memory, then in an arena of `vmmgraph.enable`."""
+    child(
+        """
+        torch.cuda.CUDAGraph = type("CUDAGraph", (), {})
+        allocator = CuMemAllocator.get_instance()
+        def capture():
+            with allocator.cudagraph_pool() as pool:
+                begin(0, pool)
+                at = new(2 * MIB)
+                under_way.remove(pool)
+            return pool, at
+        (pool, at), (again, other) = capture(), capture()
+        assert pool == again and not c().tms_get_interesting_region()
+        fill(at, 2 * MIB, 1); fill(other, 2 * MIB, 2)
+        allocator.sleep(("weights", "cudagraph"))
+        assert backup(at, 1) and backup(other, 1)
+        allocator.wake_up(["weights"])
+        assert holds(at, 2 * MIB, 1) and holds(other, 2 * MIB, 2)
+
+        from vmmgraph import _core, _door
+        door = _door._door = _door.Door(_core.any_one())
+        door.executables = 0
+        torch.cuda.CUDAGraph._named = None, ""
+        with allocator.cudagraph_pool() as first, allocator.cudagraph_pool() as second:
+            assert first == second != pool
+        arena, = _door.arenas()
+        assert arena.tag == "cudagraph" and door.arena_for(0, first, None) is arena
+        allocator.sleep()
+        assert arena.stats()["paused"]
+        allocator.wake_up([])
+        assert not arena.stats()["paused"]
+        torch.cuda.CUDAGraph._mempool = None
+        with raises(RuntimeError, "MemPool route"), allocator.cudagraph_pool():
+            pass
+        """,
+        mode,
+        VMMGRAPH_CORE_LIBRARY=str(next(LIBRARY.parent.glob("libvmmgraph.so*"))),
     )
 
 

@@ -107,7 +107,11 @@ def test_record_says_what_is_there(wheel: zipfile.ZipFile) -> None:
 
 def test_its_libraries_and_nothing_of_the_machine(wheel: zipfile.ZipFile, unpacked: Path) -> None:
     names = set(wheel.namelist())
-    assert {"vmmgraph/_lib/libvmmgraph.so", "vmmgraph/_lib/libvmmgraph_memory_saver.so", "vmmgraph/memory_saver/__init__.py"} <= names
+    assert {
+        "vmmgraph/_lib/libvmmgraph.so",
+        "vmmgraph/_lib/libvmmgraph_memory_saver.so",
+        "vmmgraph/memory_saver/__init__.py",
+    } <= names
     assert {"vmmgraph/include/vmmgraph/vmmgraph.h", "vmmgraph/include/vmmgraph/torch.hpp"} <= names
     assert "vmmgraph/_lib/cmake/VmmGraph/VmmGraphConfig.cmake" in names
     assert {name.split("/")[0] for name in names} == {"vmmgraph", WHEELS[-1].name.rsplit("-", 3)[0] + ".dist-info"}

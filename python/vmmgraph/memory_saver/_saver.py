@@ -45,13 +45,16 @@ class Saver:
         self.pools = Pools(self.library)
         self._expandable_segments = ExpandableSegments()
         self._watched: set[int] = set()
+        #: Arena of `graph_pool`, by tag and device.
+        self._graph_arenas: dict[tuple[str, int], Any] = {}
 
     @property
     def _binary_wrapper(self) -> BinaryWrapper:
         return self.library.binary_wrapper
 
     def arena_of(self, graph: Any, pool: Any, tag: str) -> Any:
-        """Returns the arena for the graph's capture; None for torch's memory."""
+        """Returns the arena for captures of a graph, or of a class of graphs; None for torch's
+        memory."""
         import torch
 
         from .. import _door
@@ -71,6 +74,22 @@ class Saver:
         arena = door.tagged_arena(device, named, tag)
         self.library.check("cuda_graph", self.c.tms_include_arenas(tag.encode(), device))
         return arena
+
+    @contextlib.contextmanager
+    def graph_pool(self, tag: str, backup: bool) -> Iterator[Any]:
+        """Yields a pool id for captures of this thread, whose memory has the tag."""
+        import torch
+
+        device = torch.cuda.current_device()
+        known = self._graph_arenas.get((tag, device))
+        arena = self.arena_of(torch.cuda.CUDAGraph, known and known.pool, tag)
+        if arena is not None:
+            self._graph_arenas[tag, device] = arena
+            yield arena.pool
+            return
+        with self._expandable_segments.off(), self.settings(tag, backup, None):
+            # Not the pool of a region: torch refuses a capture into a pool that a thread allocates to.
+            yield self.pools.pool((tag, backup, "graphs", device)).id
 
     @staticmethod
     def seal_arenas(tag: str | None) -> None:
