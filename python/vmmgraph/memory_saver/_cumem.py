@@ -54,8 +54,8 @@ class CuMemAllocator:
 
     @contextlib.contextmanager
     def cudagraph_pool(self) -> Iterator[Any]:
-        """Yields the id of a pool: the memory of captures of this thread with this ``pool=`` has the
-        tag "cudagraph". Raises RuntimeError on the MemPool route of `vmmgraph.enable`."""
+        """Yields a pool id: this thread's captures with this ``pool=`` have the tag "cudagraph".
+        Raises RuntimeError on the MemPool route of `vmmgraph.enable`."""
         with self._saver._ready().graph_pool(_GRAPHS, self._has_backup(_GRAPHS)) as pool:
             yield pool
 
@@ -79,8 +79,8 @@ class CuMemAllocator:
             torch.cuda.empty_cache()
 
     def discard(self, tags: Collection[str] | str) -> None:
-        """Pauses `tags`; ignores unknown tags. Tags with a backup keep their contents in host memory
-        all the same. Raises like `TorchMemorySaver.pause`."""
+        """Pauses `tags`; ignores unknown tags. Tags with a backup still keep their contents in host
+        memory. Raises like `TorchMemorySaver.pause`."""
         for tag in _tuple(tags):
             if tag in self._backup:
                 self._saver.pause(tag)

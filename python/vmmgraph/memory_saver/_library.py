@@ -1,4 +1,4 @@
-"""The library of the memory saver: its file, its place in LD_PRELOAD, its C functions, its errors."""
+"""The library of the memory saver: file, LD_PRELOAD, C functions, errors."""
 
 from __future__ import annotations
 

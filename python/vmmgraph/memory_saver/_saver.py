@@ -88,7 +88,7 @@ class Saver:
             yield arena.pool
             return
         with self._expandable_segments.off(), self.settings(tag, backup, None):
-            # Not the pool of a region: torch refuses a capture into a pool that a thread allocates to.
+            # Own key: torch refuses a capture into a pool that a thread allocates to.
             yield self.pools.pool((tag, backup, "graphs", device)).id
 
     @staticmethod
