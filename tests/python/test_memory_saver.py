@@ -70,7 +70,7 @@ def use_mem_pool(pool):
 
 def new(count):
     "A tensor of torch's: from the cache of the pool that the thread allocates to, else from the pool's allocator."
-    pool = under_way[-1]
+    pool = under_way[-1] if under_way else None
     found = next((block for block in cached[pool] if block[1] == count), None)
     if found:
         cached[pool].remove(found)
@@ -94,12 +94,14 @@ class Allocator:
         return self
 
 torch = types.ModuleType("torch")
+torch.__version__ = "2.11.0+cu130"
 torch.cuda = types.SimpleNamespace(
-    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, is_initialized=lambda: False, empty_cache=empty_cache,
+    MemPool=MemPool, use_mem_pool=use_mem_pool, current_device=lambda: 0, device_count=lambda: 1, is_initialized=lambda: False, empty_cache=empty_cache,
     is_current_stream_capturing=lambda: False, graph_pool_handle=lambda: (0, next(numbers)), memory_snapshot=snapshot,
     memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator))
 torch._C = types.SimpleNamespace(
-    _cuda_beginAllocateCurrentThreadToPool=begin, _cuda_endAllocateToPool=lambda device, pool: under_way.remove(pool),
+    _cuda_beginAllocateCurrentThreadToPool=begin, _cuda_beginAllocateToPool=begin, _cuda_hasPrimaryContext=lambda device: device == 0,
+    _cuda_endAllocateToPool=lambda device, pool: under_way.remove(pool),
     _cuda_releasePool=release)
 sys.modules["torch"] = torch
 
@@ -450,6 +452,76 @@ def test_a_pause_within_a_region_gives_other_memory_from_then_on(mode: str) -> N
         assert holds(again, 2 * MIB, 7)
         """,
         mode,
+    )
+
+
+@both
+def test_a_pause_is_refused_while_another_thread_could_allocate_paused_memory(mode: str) -> None:
+    child(
+        """
+        first = threading.Barrier(2); second = threading.Barrier(2)
+        def other():
+            with saver.region("a"), saver.disable(), saver.region("b", enable_cpu_backup=True):
+                first.wait(); second.wait()
+                wrong = new(MIB)
+                fill(wrong, MIB, 6)
+                first.wait(); second.wait()
+        with saver.region("c", enable_cpu_backup=True):
+            kept = new(MIB)
+        fill(kept, MIB, 5)
+        thread = threading.Thread(target=other)
+        thread.start(); first.wait()
+        for tag in "a", "b", None:
+            with raises(MemorySaverError, "401", f"thread {thread.ident} is inside a region"):
+                saver.pause(tag)
+        saver.pause("c"); saver.resume("c")
+        assert holds(kept, MIB, 5)
+        second.wait(); first.wait(); second.wait(); thread.join()
+        saver.pause(); saver.resume()
+        assert holds(kept, MIB, 5)
+        """,
+        mode,
+    )
+
+
+@pytest.mark.parametrize(("version", "diverted"), [("2.11.0+cu130", True), ("2.9.1", False)])
+def test_memory_outside_regions_is_paused_and_new_memory_is_not(version: str, diverted: bool) -> None:
+    """As slime's trainer: TMS_INIT_ENABLE covers all memory of the process."""
+    child(
+        f"""
+        torch.__version__, torch.cuda.is_initialized = {version!r}, lambda: True
+        kept, gone, late = new(MIB), new(2 * MIB), new(3 * MIB)
+        fill(kept, MIB, 1)
+        drop(gone)
+        saver.pause()
+        assert gone not in owners and not cached[None], "freed memory is not paused"
+        assert bool(under_way) == {diverted}
+        drop(late)
+        if not {diverted}:
+            sys.exit()
+        fresh = new(3 * MIB)
+        assert fresh != late
+        fill(fresh, 3 * MIB, 3)
+        with saver.disable():
+            assert len(set(under_way)) == 2
+        with saver.region("weights", enable_cpu_backup=True):
+            weights = new(MIB)
+        fill(weights, MIB, 4)
+        drop(fresh)
+        saver.pause(); saver.pause("nobody's"); saver.resume("weights")
+        assert len(under_way) == 1 and holds(weights, MIB, 4)
+        again = new(3 * MIB)
+        fill(again, 3 * MIB, 5)
+        saver.resume()
+        assert not under_way
+        assert holds(kept, MIB, 1) and holds(again, 3 * MIB, 5) and holds(weights, MIB, 4)
+        saver.pause(); saver.resume()
+        assert holds(kept, MIB, 1) and holds(again, 3 * MIB, 5)
+        assert all(count >= 0 for count in uses.values())
+        """,
+        "preload",
+        TMS_INIT_ENABLE="1",
+        TMS_INIT_ENABLE_CPU_BACKUP="1",
     )
 
 

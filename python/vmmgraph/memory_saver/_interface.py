@@ -141,13 +141,10 @@ class TorchMemorySaver:
 
         Raises `MemorySaverError` for the first failure, after trying all devices. Failed memory
         keeps its contents, and the next call retries. Code 900: a stream is under capture, and
-        nothing was paused.
+        nothing was paused. Code 401: another thread is inside a region of the tag, and nothing was
+        paused.
         """
-        saver = self._ready()
-        saver.watch_torchs_streams()
-        saver.seal_arenas(tag or None)
-        saver.pools.retire(tag or None)
-        saver.library.check(f"pause({tag!r})", saver.c.tms_pause(tag.encode() if tag else None))
+        self._ready().pause(tag or None)
 
     def resume(self, tag: str | None = None) -> None:
         """Resumes the memory of `tag`, or all memory, with its contents if a backup exists. Memory
@@ -156,8 +153,7 @@ class TorchMemorySaver:
         Resumes all or nothing on each device. Raises `OutOfMemory` if the device is full:
         everything stays paused, and the call can be repeated.
         """
-        saver = self._ready()
-        saver.library.check(f"resume({tag!r})", saver.c.tms_resume(tag.encode() if tag else None))
+        self._ready().resume(tag or None)
 
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
         """Returns the contents of a paused tensor as a host tensor; None if not paused.

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ._library import Library
-from ._torch import allocating_to, begin_allocating_to
+from ._library import Library, MemorySaverError
+from ._torch import allocating_to, begin_allocating_to, begun_last_is_used
 
 #: A region's pool is replaced once it caches this many bytes.
 _MUCH_UNUSED = 64 << 20
+_ILLEGAL_STATE = 401
 
 
 class PoolUse:
@@ -33,21 +34,19 @@ class PoolUse:
             entered.__exit__(None, None, None)
 
 
-class PoolUses(threading.local):
-    def __init__(self) -> None:
-        self.all: list[PoolUse] = []
-
-
 class Pools:
     """Torch's pools of regions: one for each tag, policy and device."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self._pools: dict[tuple[Any, ...], Any] = {}
-        self._uses = PoolUses()
+        #: Open uses by thread.
+        self._uses: dict[int, list[PoolUse]] = {}
         self._allocator: Any = None
         #: Pools without further allocations, possibly with live tensors.
         self._retired: list[Any] = []
+        #: Devices and pools of `_divert`.
+        self._diverted: list[tuple[int, Any]] = []
         self._lock = threading.Lock()
 
     def pool(self, key: tuple[Any, ...]) -> Any:
@@ -101,32 +100,82 @@ class Pools:
             self._retire(key)
             self._empty_cache()
 
-    def retire(self, tag: str | None) -> None:
+    def retire(self, tag: str | None, plain: bool = False) -> None:
         """Retires the pools of a tag, or all, before a pause: cached memory is freed instead of
-        paused. Regions open on this thread continue with new pools."""
+        paused. Regions open on this thread continue with new pools.
+
+        `plain`: so does memory outside regions, until `end_diversion`. Raises `MemorySaverError`,
+        without effect, if another thread can allocate paused memory.
+        """
+        me = threading.get_ident()
+
+        def covered(use: PoolUse) -> bool:
+            return plain or (use.key is not None and tag in (None, use.key[0]))
+
         with self._lock:
-            keys = [key for key in self._pools if tag is None or key[0] == tag]
-        uses = self._uses.all
-        first = next((place for place, use in enumerate(uses) if use.key in keys), len(uses))
+            others = [thread for thread, uses in self._uses.items() if thread != me and any(map(covered, uses))]
+            keys = [] if others else [key for key in self._pools if tag in (None, key[0])]
+        if others:
+            raise MemorySaverError(
+                f"cannot pause {'all memory' if tag is None else f'tag {tag!r}'}",
+                _ILLEGAL_STATE,
+                f"thread {others[0]} is inside a region and could allocate paused memory; pause after its region ends",
+            )
+        uses = self._uses.get(me, [])
+        left = uses[next((place for place, use in enumerate(uses) if covered(use)), len(uses)) :]
         # In reverse order, since torch uses the pool begun last.
-        for use in reversed(uses[first:]):
+        for use in reversed(left):
             use.leave()
-        for key in keys:
-            self._retire(key)
-        for use in uses[first:]:
-            use.enter()
-        if self._retired:
-            self._empty_cache()
+        try:
+            for key in keys:
+                self._retire(key)
+            if plain:
+                self.end_diversion()
+            if plain or self._retired:
+                self._empty_cache()
+            if plain:
+                self._divert()
+        finally:
+            for use in left:
+                use.enter()
+
+    def _divert(self) -> None:
+        """Makes all threads allocate to new pools, because torch's default pool caches memory that
+        is about to be paused."""
+        import torch
+
+        if not begun_last_is_used() or self._library.c.tms_is_capturing():
+            return
+        for device in range(torch.cuda.device_count()):
+            if torch._C._cuda_hasPrimaryContext(device):
+                pool = torch.cuda.graph_pool_handle()
+                torch._C._cuda_beginAllocateToPool(device, pool)
+                self._diverted.append((device, pool))
+
+    def end_diversion(self) -> None:
+        """Tensors of the pools stay."""
+        import torch
+
+        while self._diverted:
+            device, pool = self._diverted.pop()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
 
     @contextlib.contextmanager
     def use(self, use: PoolUse) -> Iterator[None]:
-        uses = self._uses.all
+        me = threading.get_ident()
         try:
-            uses.append(use)
+            with self._lock:
+                self._uses.setdefault(me, []).append(use)
             use.enter()
             yield
         finally:
-            uses.remove(use)
+            with self._lock:
+                uses = self._uses.get(me, [])
+                if use in uses:
+                    uses.remove(use)
+                if not uses:
+                    self._uses.pop(me, None)
             use.leave()
 
     @contextlib.contextmanager

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ._library import BinaryWrapper, HookMode, Library
+from ._library import BinaryWrapper, HookMode, Library, preloaded
 from ._pools import Pools, PoolUse
-from ._torch import ExpandableSegments, explain_sharing, torch_streams
+from ._torch import ExpandableSegments, cuda_is_used, explain_sharing, torch_streams
 
 
 class Settings:
@@ -43,6 +43,8 @@ class Saver:
         self.library = Library(hook_mode)
         self.c = self.library.c
         self.pools = Pools(self.library)
+        #: Tag of memory outside regions, under TMS_INIT_ENABLE.
+        self._plain_tag = self.c.tms_get_current_tag().decode() if preloaded() and self.c.tms_get_interesting_region() else None
         self._expandable_segments = ExpandableSegments()
         self._watched: set[int] = set()
         #: Arena of `graph_pool`, by tag and device.
@@ -91,8 +93,22 @@ class Saver:
             # Own key: torch refuses a capture into a pool that a thread allocates to.
             yield self.pools.pool((tag, backup, "graphs", device)).id
 
+    def pause(self, tag: str | None) -> None:
+        self.watch_torchs_streams()
+        self._seal_arenas(tag)
+        self.pools.retire(tag, self._covers_plain(tag))
+        self.library.check(f"pause({tag!r})", self.c.tms_pause(tag.encode() if tag else None))
+
+    def resume(self, tag: str | None) -> None:
+        self.library.check(f"resume({tag!r})", self.c.tms_resume(tag.encode() if tag else None))
+        if self._covers_plain(tag):
+            self.pools.end_diversion()
+
+    def _covers_plain(self, tag: str | None) -> bool:
+        return self._plain_tag is not None and tag in (None, self._plain_tag) and cuda_is_used()
+
     @staticmethod
-    def seal_arenas(tag: str | None) -> None:
+    def _seal_arenas(tag: str | None) -> None:
         """An arena with an open graph group cannot be paused."""
         from .. import _door
 
