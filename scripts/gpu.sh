@@ -7,6 +7,8 @@
 #   scripts/gpu.sh bench     runs bench/shootout, about three minutes; passes arguments on
 #   scripts/gpu.sh reports   runs programs from public reports under stock torch and under vmmgraph,
 #                            about fifteen minutes; passes arguments to run_all.py
+#   scripts/gpu.sh saver CHECKOUT  runs torch_memory_saver's own tests, from a checkout, against
+#                            vmmgraph.memory_saver, about five minutes; needs pytest
 #   scripts/gpu.sh sanitize  runs compute-sanitizer over the tests, at most nineteen minutes; a line
 #                            for each tool and binary
 #   scripts/gpu.sh poison    runs the libtorch and engine tests with VMMGRAPH_POISON=1, which fills
@@ -50,7 +52,7 @@ build() {
   cp -r python/vmmgraph "$out/python/vmmgraph"
   cp -r tests/python/reports "$out/reports"
   cp -r examples/shared_pool "$out/shared_pool"
-  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py bench/python/{engine,vllm,sglang}_run.py examples/rl/rollout.py "$out/"
+  cp tests/python/test_gpu.py tests/python/test_around_gpu.py tests/python/test_soak_gpu.py tests/python/test_threads_gpu.py tests/python/test_ops_gpu.py tests/python/test_cli_gpu.py tests/python/test_memory_saver_gpu.py tests/python/torch_memory_saver_suite.py bench/python/{engine,vllm,sglang}_run.py examples/rl/rollout.py "$out/"
   cmake -S bench/shootout -B build/shootout -G Ninja -DTORCH_ROOT="$torch" \
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
@@ -186,15 +188,21 @@ reports() {
     VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" python3 "$out/reports/run_all.py" "$@"
 }
 
+saver() {
+  PYTHONPATH="$PWD/$out/python" VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" \
+    VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" python3 "$out/torch_memory_saver_suite.py" "$@"
+}
+
 case ${1:-} in
 build) build ;;
 run) run ;;
 bench) bench "${@:2}" ;;
 reports) reports "${@:2}" ;;
+saver) saver "${@:2}" ;;
 sanitize) sanitize ;;
 poison) poison ;;
 *)
-  echo "usage: scripts/gpu.sh build|run|bench|reports|sanitize|poison" >&2
+  echo "usage: scripts/gpu.sh build|run|bench|reports|saver|sanitize|poison" >&2
   exit 2
   ;;
 esac

@@ -1011,3 +1011,21 @@ def test_the_core_that_is_loaded_is_used() -> None:
         assert len(paths) == 1, paths
         """
     )
+
+
+def test_the_shims_subprocesses_get_the_library_of_its_names() -> None:
+    """Programs replace `get_binary_path_from_package`, as torch_memory_saver's tests do."""
+    child(
+        """
+        memory_saver.take_over()
+        from torch_memory_saver import configure_subprocess
+        from torch_memory_saver.hooks import mode_preload
+        os.environ["LD_PRELOAD"] = "/other.so"
+        with configure_subprocess():
+            assert os.environ["LD_PRELOAD"].split(":") == [memory_saver.library_path(), "/other.so"]
+        mode_preload.get_binary_path_from_package = lambda stem: f"/elsewhere/{stem}.so"
+        with configure_subprocess():
+            assert os.environ["LD_PRELOAD"] == "/elsewhere/torch_memory_saver_hook_mode_preload.so:/other.so"
+        assert os.environ["LD_PRELOAD"] == "/other.so"
+        """
+    )

@@ -65,6 +65,13 @@ def configure_subprocess() -> Iterator[None]:
     path = library_path()
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path} is not there: this vmmgraph was installed without its libraries")
+    with first_in_preload(path):
+        yield
+
+
+@contextlib.contextmanager
+def first_in_preload(path: str) -> Iterator[None]:
+    """Puts a library first in ``LD_PRELOAD``, in place of the saver's library."""
     before = os.environ.get("LD_PRELOAD")
     entries = [path] + [entry for entry in (before or "").split(":") if entry and not is_library(entry)]
     try:
@@ -85,7 +92,7 @@ def check_region(tag: str, backup: bool, disk: bool, backend: str | None) -> Non
     if backend is None:
         return
     if not backup:
-        raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
+        raise ValueError("cpu_backup_backend requires enable_cpu_backup=True")
     if backend not in ("pinned", "mmap"):
         raise ValueError(f"cpu_backup_backend {backend!r}: there are 'pinned' and 'mmap'")
 

@@ -1,8 +1,8 @@
 """Common parts of the report programs: the result line, memory readings, GPU times and a watchdog.
 
 Importing this module enables vmmgraph if the environment has ``WAY=ours``; else torch stays stock.
-A program that sets ``PYTORCH_CUDA_ALLOC_CONF`` or another variable of torch does so before
-importing this module.
+With ``WAY=tms`` the programs of RL loops use the installed torch_memory_saver. A program that sets
+``PYTORCH_CUDA_ALLOC_CONF`` or another variable of torch does so before importing this module.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import ctypes
 import faulthandler
 import gc
 import json
+import math
 import os
 import pathlib
 import statistics
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -101,8 +103,13 @@ class Awake:
     def disable(self) -> Any:
         return contextlib.nullcontext()
 
+    configure_subprocess = disable
+
     def cuda_graph(self, graph: torch.cuda.CUDAGraph, pool: Any = None, stream: Any = None, tag: str = "default") -> Any:
         return torch.cuda.graph(graph, pool=pool, stream=stream)
+
+    def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor:
+        return x.cpu()
 
     def pause(self, tag: str | None = None) -> None:
         pass
@@ -126,6 +133,21 @@ def saver() -> Any:
 
     memory_saver.torch_memory_saver.hook_mode = "torch"
     return memory_saver.torch_memory_saver
+
+
+def drop_in() -> Any:
+    """The package ``torch_memory_saver``: vmmgraph's or the installed one. Nothing is paused in the
+    stock way."""
+    if WAY == "stock":
+        one = Awake()
+        return types.SimpleNamespace(torch_memory_saver=one, configure_subprocess=one.configure_subprocess)
+    if OURS:
+        from vmmgraph import memory_saver
+
+        memory_saver.take_over()
+    import torch_memory_saver
+
+    return torch_memory_saver
 
 
 def sleeper() -> Any:
@@ -164,6 +186,65 @@ class Hog:
     def give_back(self) -> None:
         while self.held:
             self.cu.cuMemFree_v2(self.held.pop())
+
+
+class Decoder:
+    """A decoder on integers, exact in float32: its tokens depend on weights and cache only."""
+
+    VOCABULARY, HIDDEN, LAYERS, BATCH, STEPS = 512, 1024, 8, 4, 12
+
+    def __init__(self) -> None:
+        self.weights = [torch.zeros(self.HIDDEN, self.HIDDEN, device="cuda") for _ in range(self.LAYERS)]
+        self.embedding = torch.zeros(self.VOCABULARY, self.HIDDEN, device="cuda")
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [*self.weights, self.embedding]
+
+    @torch.no_grad()
+    def learn(self, seed: int) -> None:
+        """A training step: the new weights depend on all steps so far."""
+        for number, weight in enumerate(self.parameters()):
+            generator = torch.Generator("cuda").manual_seed(1000 * seed + number)
+            weight += torch.randint(-1, 2, weight.shape, device="cuda", generator=generator)
+            weight.clamp_(-1, 1)
+
+    def cache(self, size: int = 0) -> torch.Tensor:
+        shape = (self.BATCH, self.STEPS, self.HIDDEN)
+        return torch.zeros(max(size // 4, math.prod(shape)), device="cuda")[: math.prod(shape)].view(shape)
+
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(self.BATCH, device="cuda", dtype=torch.long), torch.zeros(1, device="cuda", dtype=torch.long)
+
+    @torch.no_grad()
+    def step(self, tokens: torch.Tensor, position: torch.Tensor, cache: torch.Tensor) -> None:
+        """Replaces the tokens by the next ones, and increments the position."""
+        cache.index_copy_(1, position, self.embedding[tokens].unsqueeze(1))
+        h = cache.sum(1).clamp(-8, 8)
+        for weight in self.weights:
+            h = (h @ weight).clamp(-8, 8)
+        logits = (h @ self.embedding.T).long() * self.VOCABULARY
+        tokens.copy_((logits - torch.arange(self.VOCABULARY, device="cuda")).argmax(-1))
+        position += 1
+
+    def generate(
+        self, inputs: tuple[torch.Tensor, torch.Tensor], cache: torch.Tensor, step: Callable[[], object]
+    ) -> list[list[int]]:
+        """Greedy tokens of each sequence, by calls of `step` on the inputs and the cache."""
+        tokens, position = inputs
+        cache.zero_()
+        tokens.copy_(torch.arange(self.BATCH, device="cuda"))
+        position.zero_()
+        found = []
+        for _ in range(self.STEPS):
+            step()
+            found.append(tokens.tolist())
+        return found
+
+
+def flat(sizes: list[int], most: int) -> bool:
+    """Returns whether the later half of a series stays within `most` of its first value."""
+    later = sizes[len(sizes) // 2 :]
+    return max(later) - min(later) <= most
 
 
 def graph_pages() -> int:

@@ -17,9 +17,10 @@ from vmmgraph.memory_saver import (
     MemorySaverError,
     OutOfMemory,
     TorchMemorySaver,
-    configure_subprocess,
     torch_memory_saver,
 )
+
+from .hooks.mode_preload import configure_subprocess
 
 __all__ = [
     "CuMemAllocator",

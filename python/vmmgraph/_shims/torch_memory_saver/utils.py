@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from vmmgraph.memory_saver import library_path, shim_path
+from vmmgraph.memory_saver import library_path
 
 __all__ = ["change_env", "get_binary_path_from_package", "is_xpu"]
 
@@ -64,7 +64,7 @@ def get_binary_path_from_package(stem: str) -> Path:
         endings = [".abi3.so"]
         with contextlib.suppress(RuntimeError):
             endings.insert(0, f"_cu{_detect_cuda_major()}.abi3.so")
-        copies = [Path(shim_path(), stem + ending) for ending in endings]
+        copies = [Path(__file__).parents[1] / (stem + ending) for ending in endings]
         found = next((copy for copy in copies if copy.is_file()), found)
     if not found.is_file():
         raise RuntimeError(
