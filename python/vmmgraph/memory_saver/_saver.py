@@ -104,6 +104,10 @@ class Saver:
         if self._covers_plain(tag):
             self.pools.end_diversion()
 
+    def has(self, segment: Any) -> bool:
+        """Whether a segment of torch's snapshot is in a region."""
+        return self._plain_tag is not None or self.pools.has(segment)
+
     def _covers_plain(self, tag: str | None) -> bool:
         return self._plain_tag is not None and tag in (None, self._plain_tag) and cuda_is_used()
 
