@@ -4,7 +4,7 @@
 # in its own folder, or in ../_lib for the copies in a wheel.
 set(_saver_map "${PROJECT_SOURCE_DIR}/cmake/vmmgraph_memory_saver.map")
 add_library(vmmgraph_memory_saver SHARED
-  cpp/memory_saver/blocks.cpp cpp/memory_saver/captures.cpp cpp/memory_saver/core.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/forks.cpp
+  cpp/memory_saver/blocks.cpp cpp/memory_saver/captures.cpp cpp/memory_saver/core.cpp cpp/memory_saver/entrypoints.cpp cpp/memory_saver/errors.cpp cpp/memory_saver/files.cpp cpp/memory_saver/forks.cpp
   cpp/memory_saver/runtime.cpp cpp/memory_saver/saver.cpp cpp/memory_saver/settings.cpp)
 add_library(VmmGraph::memory_saver ALIAS vmmgraph_memory_saver)
 add_dependencies(vmmgraph_memory_saver vmmgraph)

@@ -106,13 +106,41 @@ std::vector<Selection> Blocks::select(const char* tag) {
     return all;
 }
 
+bool Blocks::covers(const Selection& here, const Block& block) {
+    return block.home->ordinal == here.ordinal &&
+           std::find(here.tags.begin(), here.tags.end(), block.home->tag->c_str()) != here.tags.end();
+}
+
 void Blocks::drop_copies(const Selection& resumed) {
     const std::lock_guard lock(tables());
     for (auto& [at, block] : blocks_) {
-        const bool here = block.home->ordinal == resumed.ordinal;
-        if (here && std::find(resumed.tags.begin(), resumed.tags.end(), block.home->tag->c_str()) != resumed.tags.end()) {
+        if (covers(resumed, block)) {
             block.copies.clear();
         }
+    }
+}
+
+bool Blocks::is_on_disk(const void* at) {
+    const std::lock_guard lock(tables());
+    const auto found = blocks_.find(reinterpret_cast<std::uintptr_t>(at));
+    return found != blocks_.end() && found->second.disk;
+}
+
+std::vector<std::pair<void*, Block*>> Blocks::on_disk(const Selection& here) {
+    const std::lock_guard lock(tables());
+    std::vector<std::pair<void*, Block*>> found;
+    for (auto& [at, block] : blocks_) {
+        if (block.disk && covers(here, block)) {
+            found.emplace_back(reinterpret_cast<void*>(at), &block);
+        }
+    }
+    return found;
+}
+
+void Blocks::remove_files() noexcept {
+    const std::lock_guard lock(tables());
+    for (auto& [at, block] : blocks_) {
+        block.file.remove();
     }
 }
 

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "files.hpp"
+
 namespace vmmgraph::memory_saver {
 
 // A region for one tag on one device, never destroyed. A tag has several regions if memory was
@@ -34,6 +36,9 @@ struct Block {
     std::uint64_t bytes;
     Home* home;
     bool backup;
+    // Contents go to a file, which exists while the block is paused.
+    bool disk;
+    BackupFile file;
     std::map<std::pair<std::uint64_t, std::uint64_t>, HostCopy> copies;
 };
 
@@ -63,6 +68,12 @@ public:
     void add(void* at, Block block);
     // Returns the region of the block starting at `at`; null for foreign memory.
     Home* home_at(const void* at);
+    bool is_on_disk(const void* at);
+    // Returns the blocks of these tags on the device whose contents go to files, with addresses.
+    // The caller prevents their free.
+    std::vector<std::pair<void*, Block*>> on_disk(const Selection& here);
+    // At the end of the process.
+    void remove_files() noexcept;
     // Removes a block from the table; empty if not found.
     Map::node_type take(const void* at);
     void put_back(Map::node_type block) noexcept;
@@ -78,6 +89,8 @@ public:
     void drop_copies(const Selection& resumed);
 
 private:
+    static bool covers(const Selection& here, const Block& block);
+
     std::map<int, vmmgraph_device_t> devices_;
     std::vector<std::unique_ptr<Home>> homes_;
     Map blocks_;

@@ -149,14 +149,23 @@ const char* tms_get_cpu_backup_backend(void) {
 }
 
 void tms_set_enable_disk_backup(bool enable) {
-    if (enable) {
-        fail_aloud(not_supported, "cannot enable disk backup: there is no backup on disk; use a CPU backup");
-    }
+    change([&](Settings& own) { own.disk = enable; });
 }
 
-bool tms_get_enable_disk_backup(void) { return false; }
+bool tms_get_enable_disk_backup(void) {
+    return ask(false, [](const Settings& own) { return own.disk; });
+}
 
-void tms_set_disk_backup_dir(const char*) {}
+void tms_set_disk_backup_dir(const char* folder) {
+    if (folder == nullptr || *folder == '\0') {
+        fail_aloud(invalid_value, "cannot set the folder of disk backups: its name is empty; pass a folder");
+        return;
+    }
+    guarded([&] {
+        set_disk_folder(folder);
+        return static_cast<int>(success);
+    });
+}
 
 int tms_pause(const char* tag) {
     return guarded([&] { return Saver::instance().pause(chosen(tag)); });

@@ -34,6 +34,9 @@ bool load(void* where, Runtime& runtime) {
 
 bool load_all(void* where, Runtime& runtime) {
     static_cast<void>(look_up(where, "cudaStreamBeginCaptureToGraph", runtime.stream_begin_capture_to_graph));
+    static_cast<void>(look_up(where, "cudaMemcpy", runtime.memcpy));
+    static_cast<void>(look_up(where, "cudaHostRegister", runtime.host_register) &&
+                      look_up(where, "cudaHostUnregister", runtime.host_unregister));
     return load(where, runtime);
 }
 
@@ -145,6 +148,31 @@ int Runtime::free_bytes(int device, std::size_t* bytes) const noexcept {
         static_cast<void>(get_last_error());
     }
     return code;
+}
+
+int Runtime::copy(int device, void* to, const void* from, std::size_t bytes) const noexcept {
+    const OnDevice there(*this, device);
+    // cudaMemcpyDefault
+    const int code = there.code() == success ? memcpy(to, from, bytes, 4) : there.code();
+    if (code != success) {
+        static_cast<void>(get_last_error());
+    }
+    return code;
+}
+
+bool Runtime::register_host(void* at, std::size_t bytes) const noexcept {
+    // Portable: valid on every device.
+    const int code = host_unregister == nullptr ? static_cast<int>(not_supported) : host_register(at, bytes, 1);
+    if (code != success) {
+        static_cast<void>(get_last_error());
+    }
+    return code == success;
+}
+
+void Runtime::unregister_host(void* at) const noexcept {
+    if (host_unregister(at) != success) {
+        static_cast<void>(get_last_error());
+    }
 }
 
 void Runtime::set_out_of_memory() const noexcept {

@@ -17,6 +17,10 @@ struct Runtime {
     int (*get_last_error)();
     int (*stream_begin_capture)(void* stream, int mode);
     int (*stream_end_capture)(void* stream, void** graph);
+    // Null if the program's runtime has none.
+    int (*memcpy)(void* to, const void* from, std::size_t bytes, int kind);
+    int (*host_register)(void* at, std::size_t bytes, unsigned flags);
+    int (*host_unregister)(void* at);
     // Null before CUDA 12.3.
     int (*stream_begin_capture_to_graph)(void* stream, void* graph, const void* dependencies, const void* data, std::size_t count,
                                          int mode);
@@ -32,6 +36,13 @@ struct Runtime {
 
     // Errors as in wait_for().
     int free_bytes(int device, std::size_t* bytes) const noexcept;
+
+    // Copies between host and device, and waits.
+    int copy(int device, void* to, const void* from, std::size_t bytes) const noexcept;
+
+    // Returns whether the driver pinned the memory, for faster copies.
+    bool register_host(void* at, std::size_t bytes) const noexcept;
+    void unregister_host(void* at) const noexcept;
 
     // Makes "out of memory" the runtime's last error, like a failed cudaMalloc.
     void set_out_of_memory() const noexcept;

@@ -6,6 +6,7 @@
 
 #include "core.hpp"
 #include "errors.hpp"
+#include "files.hpp"
 #include "forks.hpp"
 #include "runtime.hpp"
 
@@ -104,9 +105,9 @@ int Saver::make_home(int ordinal, const std::string* tag, Home** home) {
     return success;
 }
 
-int Saver::keep(void** at, void* block, std::size_t bytes, Home* home, bool backup) {
+int Saver::keep(void** at, void* block, std::size_t bytes, Home* home, const Settings& settings) {
     try {
-        blocks_.add(block, Block{bytes, home, backup, {}});
+        blocks_.add(block, Block{bytes, home, settings.backup && !settings.disk, settings.disk, {}, {}});
     } catch (...) {
         static_cast<void>(Core::found().region_free(home->region, block));
         throw;
@@ -123,6 +124,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     if (int code = success; !within_margin(ordinal, bytes, &code)) {
         return code;
     }
+    const std::unique_lock disk = settings.disk ? std::unique_lock(disk_) : std::unique_lock<std::recursive_mutex>();
     // Another thread may pause a region found or made here; each further round repeats the race.
     constexpr int most_rounds = 1000;
     for (int round = 1;; ++round) {
@@ -134,7 +136,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
             return code;
         }
         if (status == VMMGRAPH_OK) {
-            return keep(at, block, bytes, home, settings.backup);
+            return keep(at, block, bytes, home, settings);
         }
         if (status != VMMGRAPH_ERROR_WRONG_STATE || round == most_rounds) {
             return fail_with(status);
@@ -143,7 +145,7 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
 }
 
 vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code) {
-    const std::int32_t policy = settings.backup ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
+    const std::int32_t policy = settings.backup && !settings.disk ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
     // The default stream stands for all streams: a free and a pause wait for the device.
     const auto try_in = [&](Home* in) {
         *home = in;
@@ -172,6 +174,7 @@ std::optional<int> Saver::free(void* at) {
     if (home == nullptr) {
         return std::nullopt;
     }
+    const std::unique_lock disk = blocks_.is_on_disk(at) ? std::unique_lock(disk_) : std::unique_lock<std::recursive_mutex>();
     if (const int code = wait_for(home->ordinal); code != success) {
         return code;
     }
@@ -198,13 +201,55 @@ int Saver::pause(const char* tag) {
     }
     int first = success;
     for (const Selection& here : blocks_.select(tag)) {
-        int code = wait_for(here.ordinal);
-        if (code == success) {
-            code = fail_with(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
-        }
+        const int code = pause_here(here);
         first = first == success ? code : first;
     }
     return first;
+}
+
+int Saver::pause_here(const Selection& here) {
+    if (const int code = wait_for(here.ordinal); code != success) {
+        return code;
+    }
+    const auto disk = lock_files(here);
+    std::vector<Block*> saved;
+    int code = disk ? save_files(here, saved) : static_cast<int>(success);
+    if (code == success) {
+        code = fail_with(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
+    }
+    for (Block* const block : code == success ? std::vector<Block*>() : saved) {
+        if (stats_of(block->home->region).paused == 0) {
+            block->file.remove();
+        }
+    }
+    return code;
+}
+
+std::unique_lock<std::recursive_mutex> Saver::lock_files(const Selection& here) {
+    return blocks_.on_disk(here).empty() ? std::unique_lock<std::recursive_mutex>() : std::unique_lock(disk_);
+}
+
+int Saver::save_files(const Selection& here, std::vector<Block*>& saved) {
+    // A child has no files of its own.
+    static const int at_exit = std::atexit([] {
+        if (!in_child()) {
+            instance().blocks_.remove_files();
+        }
+    });
+    static_cast<void>(at_exit);
+    Transfer transfer(here.ordinal);
+    const std::string folder = disk_folder();
+    for (auto& [at, block] : blocks_.on_disk(here)) {
+        // A file that exists has the contents: the block is paused, or its resume failed.
+        if (block->file.exists() || stats_of(block->home->region).paused != 0) {
+            continue;
+        }
+        if (const int code = transfer.save(at, block->bytes, folder, block->file); code != success) {
+            return code;
+        }
+        saved.push_back(block);
+    }
+    return success;
 }
 
 int Saver::resume(const char* tag) {
@@ -213,13 +258,51 @@ int Saver::resume(const char* tag) {
     }
     int first = success;
     for (const Selection& here : blocks_.select(tag)) {
-        const int code = fail_with(Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
+        const int code = resume_here(here);
         if (code == success && !retain_backups().load(std::memory_order_relaxed)) {
             blocks_.drop_copies(here);
         }
         first = first == success ? code : first;
     }
     return first;
+}
+
+int Saver::resume_here(const Selection& here) {
+    const auto disk = lock_files(here);
+    for (auto& [at, block] : blocks_.on_disk(here)) {
+        if (block->file.exists()) {
+            if (const int code = block->file.check(); code != success) {
+                return code;
+            }
+        }
+    }
+    const int code = fail_with(Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
+    return code == success && disk ? load_files(here) : code;
+}
+
+int Saver::load_files(const Selection& here) {
+    Transfer transfer(here.ordinal);
+    int code = success;
+    for (auto& [at, block] : blocks_.on_disk(here)) {
+        if (code == success && block->file.exists()) {
+            code = transfer.load(at, block->bytes, block->file);
+        }
+    }
+    if (code != success) {
+        const char* text = nullptr;
+        static_cast<void>(take_last(&text));
+        const std::string why = text;
+        // As before the call. The files stay for a further attempt.
+        std::vector<Block*> saved;
+        if (save_files(here, saved) == success) {
+            static_cast<void>(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
+        }
+        return fail(code, "%s", why.c_str());
+    }
+    for (auto& [at, block] : blocks_.on_disk(here)) {
+        block->file.remove();
+    }
+    return success;
 }
 
 int Saver::include_arenas(const std::string* tag, int ordinal) {
@@ -259,6 +342,9 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
     const auto known = block.copies.find({offset, bytes});
     if (stats.paused == 0) {
         return known == block.copies.end() ? nullptr : known->second.bytes.get();
+    }
+    if (block.disk) {
+        return nullptr;
     }
     if (!block.backup) {
         return none("they were paused without a backup; enable the CPU backup before the allocation");

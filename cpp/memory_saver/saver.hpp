@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "blocks.hpp"
 #include "settings.hpp"
@@ -38,9 +40,19 @@ private:
     // Tries all regions of the tag once. VMMGRAPH_ERROR_WRONG_STATE: other threads paused them.
     // `code`: an already stored failure.
     vmmgraph_status_t allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code);
-    int keep(void** at, void* block, std::size_t bytes, Home* home, bool backup);
+    int keep(void** at, void* block, std::size_t bytes, Home* home, const Settings& settings);
+
+    int pause_here(const Selection& here);
+    int resume_here(const Selection& here);
+    // Empty without blocks whose contents go to files.
+    std::unique_lock<std::recursive_mutex> lock_files(const Selection& here);
+    int save_files(const Selection& here, std::vector<Block*>& saved);
+    int load_files(const Selection& here);
 
     Blocks blocks_;
+    // Held while contents move between memory and files, and while blocks with files come and go.
+    // Recursive, because hooks of a pause may free.
+    std::recursive_mutex disk_;
 };
 
 }  // namespace vmmgraph::memory_saver

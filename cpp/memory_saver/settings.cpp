@@ -57,10 +57,11 @@ Settings& Settings::own() {
     if (settings.tag == nullptr) {
         // Warnings about the environment are printed once, not per thread.
         static const Settings initial = [] {
-            if (flag("TMS_INIT_ENABLE_DISK_BACKUP")) {
-                fail_aloud(not_supported, "cannot follow TMS_INIT_ENABLE_DISK_BACKUP: there is no backup on disk; use a CPU backup");
+            const bool host = flag("TMS_INIT_ENABLE_CPU_BACKUP"), disk = flag("TMS_INIT_ENABLE_DISK_BACKUP");
+            if (host && disk) {
+                fail_aloud(invalid_value, "cannot back up to disk: TMS_INIT_ENABLE_CPU_BACKUP is set too, so backups are in host memory; unset it");
             }
-            return Settings{flag("TMS_INIT_ENABLE"), flag("TMS_INIT_ENABLE_CPU_BACKUP"), tag_named("default"), initial_backend()};
+            return Settings{flag("TMS_INIT_ENABLE"), host, disk && !host, tag_named("default"), initial_backend()};
         }();
         settings = initial;
     }
@@ -81,6 +82,34 @@ const char* backend_named(const char* name) noexcept {
         }
     }
     return nullptr;
+}
+
+namespace {
+
+// Never destroyed: the exit may still pause. The tables' lock guards it.
+std::string& folder_of_files() {
+    static auto& folder = *new std::string([] {
+        for (const char* const name : {"TMS_DISK_BACKUP_DIR", "TMPDIR"}) {
+            const char* const text = std::getenv(name);
+            if (text != nullptr && *text != '\0') {
+                return std::string(text);
+            }
+        }
+        return std::string("/tmp");
+    }());
+    return folder;
+}
+
+}  // namespace
+
+std::string disk_folder() {
+    const std::lock_guard lock(tables());
+    return folder_of_files();
+}
+
+void set_disk_folder(const char* folder) {
+    const std::lock_guard lock(tables());
+    folder_of_files() = folder;
 }
 
 std::atomic<bool>& retain_backups() noexcept {

@@ -67,10 +67,13 @@ VMMGRAPH_API bool tms_get_enable_cpu_backup(void);
 VMMGRAPH_API void tms_set_cpu_backup_backend(const char* backend);
 VMMGRAPH_API const char* tms_get_cpu_backup_backend(void);
 
-// Disk backup does not exist: enabling is refused (cudaErrorNotSupported, 801), the getter returns
-// false, the folder is ignored.
+// Whether contents of this thread's next allocations go to files while paused; then a backup in
+// host memory has no effect. A pause that cannot write a file (cudaErrorOperatingSystem, 304)
+// leaves the device's memory of these tags unpaused. A resume checks the files first: if one is
+// missing or was changed (cudaErrorFileNotFound, 301), nothing is resumed.
 VMMGRAPH_API void tms_set_enable_disk_backup(bool enable);
 VMMGRAPH_API bool tms_get_enable_disk_backup(void);
+// Folder of files written from now on; at first TMS_DISK_BACKUP_DIR, else TMPDIR, else /tmp.
 VMMGRAPH_API void tms_set_disk_backup_dir(const char* folder);
 
 // Pauses the memory with the tag on every device; null or "": all. Waits for these devices first;

@@ -112,8 +112,8 @@ def _check_possible() -> None:
 
 
 def _free_workspaces() -> None:
-    """Graphs of arenas hold their own workspaces from torch 2.8 on. Graphs in torch's memory may use
-    a workspace of the table, so then the table stays."""
+    """Keeps torch's table of workspaces if graphs in torch's memory may use them. Graphs of arenas
+    hold their own from torch 2.8 on."""
     import torch
 
     door = _door.opened()

@@ -453,12 +453,15 @@ TEST_F(Preload, SettingsHaveGettersAndWhatIsNotOfferedIsRefused) {
         EXPECT_STREQ(tms.tms_get_cpu_backup_backend(), "mmap");
     }
     tms.tms_set_cpu_backup_backend("pinned");
-    tms.tms_set_enable_disk_backup(true);
-    EXPECT_EQ(tms.tms_last_error(nullptr), 801);
     EXPECT_FALSE(tms.tms_get_enable_disk_backup());
+    tms.tms_set_enable_disk_backup(true);
+    EXPECT_TRUE(tms.tms_get_enable_disk_backup());
     tms.tms_set_enable_disk_backup(false);
-    tms.tms_set_disk_backup_dir("/nowhere");
+    EXPECT_FALSE(tms.tms_get_enable_disk_backup());
+    tms.tms_set_disk_backup_dir("/tmp");
     EXPECT_EQ(tms.tms_last_error(nullptr), 0);
+    tms.tms_set_disk_backup_dir(nullptr);
+    EXPECT_EQ(tms.tms_last_error(nullptr), 1);
     tms.tms_set_enable_cpu_backup(true);
     EXPECT_TRUE(tms.tms_get_enable_cpu_backup());
     tms.tms_set_interesting_region(true);

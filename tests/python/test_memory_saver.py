@@ -275,10 +275,10 @@ def test_the_environment_begins_settings(mode: str) -> None:
 def test_what_is_not_offered_or_wrong_is_said() -> None:
     child(
         """
-        with raises(NotImplementedError, "disk"), saver.region(enable_disk_backup=True):
+        with raises(ValueError, "one backup"), saver.region(enable_cpu_backup=True, enable_disk_backup=True):
             pass
-        with raises(NotImplementedError, "/x"):
-            saver.set_disk_backup_dir("/x")
+        with raises(OSError, "/proc/x"):
+            saver.set_disk_backup_dir("/proc/x")
         with raises(ValueError, "enable_cpu_backup"), saver.region(cpu_backup_backend="mmap"):
             pass
         with raises(ValueError, "'disk'"), saver.region(enable_cpu_backup=True, cpu_backup_backend="disk"):
@@ -645,6 +645,152 @@ def test_a_capture_refuses_a_pause_and_goes_on() -> None:
     )
 
 
+DISK = """
+import pathlib, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+saver.set_disk_backup_dir(str(folder / "made"))
+folder = folder / "made"
+def pattern(count, seed):
+    return bytes((seed + number * 7) % 251 for number in range(count % 4093 + 4093)) * (count // 4093 + 1)
+def write(at, count, seed):
+    ctypes.memmove(at, pattern(count, seed), count)
+def right(at, count, seed):
+    return ctypes.string_at(at, count) == pattern(count, seed)[:count]
+def files():
+    return sorted(folder.iterdir())
+"""
+
+
+@both
+def test_contents_are_in_files_while_paused(mode: str) -> None:
+    """Over several chunks, with a rest that is no multiple of a page."""
+    child(
+        DISK
+        + textwrap.dedent("""
+        sizes = (3 * MIB + 5000, MIB, 7)
+        with saver.region("weights", enable_disk_backup=True):
+            assert c().tms_get_enable_disk_backup()
+            weights = [allocate(size) for size in sizes]
+        assert not c().tms_get_enable_disk_backup()
+        with saver.region("weights", enable_cpu_backup=True):
+            other = allocate(MIB)
+        for seed, (at, size) in enumerate(zip(weights, sizes)):
+            write(at, size, seed)
+        fill(other, MIB, 9)
+        for cycle in range(3):
+            saver.pause("weights"); saver.pause("weights")
+            assert len(files()) == 3 and sum(file.stat().st_size for file in files()) >= sum(sizes)
+            assert all(file.stat().st_mode & 0o777 == 0o600 for file in files())
+            assert backup(weights[0], 1) is None and backup(other, 1)
+            saver.resume()
+            assert not files() and holds(other, MIB, 9)
+            assert all(right(at, size, seed) for seed, (at, size) in enumerate(zip(weights, sizes)))
+        saver.pause()
+        c().tms_torch_free(weights.pop(1), sizes[1], 0, None)
+        assert len(files()) == 2, "a freed block needs no file"
+        with saver.region("weights", enable_disk_backup=True):
+            late = allocate(MIB)
+        write(late, MIB, 5)
+        saver.pause()
+        assert len(files()) == 3
+        saver.resume()
+        assert right(weights[0], sizes[0], 0) and right(weights[1], sizes[2], 2) and right(late, MIB, 5)
+        saver.pause()
+        assert len(files()) == 3
+        """),
+        mode,
+        TMS_DISK_BACKUP_CHUNK_MB="1",
+    )
+
+
+def test_files_end_with_the_process() -> None:
+    folder = child(
+        DISK
+        + textwrap.dedent("""
+        with saver.region(enable_disk_backup=True):
+            allocate(MIB)
+        saver.pause()
+        if os.fork() == 0:
+            sys.exit()
+        os.wait()
+        assert len(files()) == 1, "a forked child removes nothing"
+        print(folder)
+        """)
+    ).strip()
+    assert Path(folder).is_dir() and not list(Path(folder).iterdir())
+
+
+@both
+def test_a_wrong_file_resumes_nothing(mode: str) -> None:
+    child(
+        DISK
+        + textwrap.dedent("""
+        with saver.region("a", enable_disk_backup=True):
+            at = allocate(2 * MIB)
+        with saver.region("a", enable_cpu_backup=True):
+            other = allocate(MIB)
+        write(at, 2 * MIB, 3)
+        fill(other, MIB, 9)
+        saver.pause()
+        file, = files()
+        os.truncate(file, MIB)
+        for _ in range(2):
+            with raises(MemorySaverError, "301", str(file), "nothing was resumed"):
+                saver.resume()
+            assert backup(other, 1), "nothing is resumed"
+        """),
+        mode,
+    )
+    for change, said in (
+        ("file.unlink()", "No such file"),
+        ("file.write_bytes(bytes(2 * MIB))", "changed"),
+        ("(folder / 'x').write_bytes(bytes(2 * MIB)); os.replace(folder / 'x', file)", "replaced"),
+    ):
+        child(
+            DISK
+            + textwrap.dedent(f"""
+            with saver.region(enable_disk_backup=True):
+                at = allocate(2 * MIB)
+            saver.pause()
+            file, = files()
+            {change}
+            with raises(MemorySaverError, "301", {said!r}):
+                saver.resume()
+            c().tms_torch_free(at, 2 * MIB, 0, None)
+            saver.resume()
+            """),
+            mode,
+        )
+
+
+def test_a_pause_that_cannot_write_leaves_the_memory() -> None:
+    child(
+        DISK
+        + textwrap.dedent("""
+        import resource, shutil, signal
+        with saver.region(enable_disk_backup=True):
+            first, second = allocate(MIB), allocate(4 * MIB)
+        write(first, MIB, 1); write(second, 4 * MIB, 2)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * MIB, resource.RLIM_INFINITY))
+        with raises(MemorySaverError, "304", "File too large"):
+            saver.pause()
+        assert not files() and right(first, MIB, 1) and right(second, 4 * MIB, 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        shutil.rmtree(folder)
+        with raises(MemorySaverError, "304", "No such file"):
+            saver.pause()
+        assert right(first, MIB, 1)
+        folder.mkdir()
+        write(first, MIB, 4)
+        saver.pause()
+        assert len(files()) == 2
+        saver.resume()
+        assert right(first, MIB, 4) and right(second, 4 * MIB, 2)
+        """)
+    )
+
+
 def test_calls_of_vllm() -> None:
     child(
         """
@@ -905,8 +1051,10 @@ def test_the_shim_has_every_module_and_name(mode: str) -> None:
         wrapper = saver._impl._binary_wrapper
         wrapper.set_config(tag="kv", interesting_region=True, enable_cpu_backup=True, cpu_backup_backend="mmap")
         assert cdll.tms_get_current_tag() == b"kv" and cdll.tms_get_enable_cpu_backup() and cdll.tms_get_cpu_backup_backend() == b"mmap"
-        with raises(NotImplementedError, "disk"):
-            wrapper.set_config(tag="kv", interesting_region=True, enable_cpu_backup=False, enable_disk_backup=True)
+        wrapper.set_config(tag="kv", interesting_region=True, enable_cpu_backup=False, enable_disk_backup=True)
+        assert cdll.tms_get_enable_disk_backup() and not cdll.tms_get_enable_cpu_backup()
+        with raises(ValueError, "one backup"):
+            wrapper.set_config(tag="kv", interesting_region=True, enable_cpu_backup=True, enable_disk_backup=True)
         """,
         mode,
     )

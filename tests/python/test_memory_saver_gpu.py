@@ -20,7 +20,7 @@ MIB, GIB = 1 << 20, 1 << 30
 HERE = Path(__file__).resolve()
 MODES = ("preload", "torch")
 #: Cases whose measurements are printed.
-SHOWN = ("asleep_and_awake", "two_hundred_cycles_are_flat")
+SHOWN = ("asleep_and_awake", "disk_backup", "two_hundred_cycles_are_flat")
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str], int, object]] = {}
 
 
@@ -96,6 +96,48 @@ def cpu_backup(saver):
         del kept, lost
     outside = new(MIB)
     refused(lambda: saver.get_cpu_backup(outside), "no block of a region")
+
+
+@case()
+def disk_backup(saver):
+    """Contents, bounded host memory, and speed beside a plain direct write and read."""
+    import shutil
+    import tempfile
+    import time
+
+    import torch
+
+    folder = tempfile.mkdtemp(dir=os.environ.get("VMMGRAPH_TEST_FOLDER"))
+    saver.set_disk_backup_dir(folder)
+    size = 4 * GIB
+    with saver.region("files", enable_disk_backup=True):
+        large = torch.randint(0, 256, (size,), device="cuda", dtype=torch.uint8)
+        small = new(7, 5)
+    expected, before = large.clone(), free()
+    for _ in range(3):
+        began = time.perf_counter()
+        saver.pause()
+        paused = time.perf_counter()
+        assert free() - before > 0.9 * size and len(os.listdir(folder)) >= 2
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resumed = time.perf_counter()
+        saver.resume()
+        awake = time.perf_counter()
+        assert torch.equal(large, expected) and (small == 5).all() and not os.listdir(folder)
+    plain = subprocess.run(
+        ["dd", "if=/dev/zero", f"of={folder}/plain", "bs=64M", f"count={size >> 26}", "oflag=direct", "conv=fsync"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    back = subprocess.run(
+        ["dd", f"if={folder}/plain", "of=/dev/null", "bs=64M", "iflag=direct"], capture_output=True, text=True, check=False
+    )
+    print(
+        f"pause {size / GIB / (paused - began):.2f} GiB/s, resume {size / GIB / (awake - resumed):.2f} GiB/s, {held / MIB:.0f} MiB on the host"
+    )
+    print("dd:", plain.stderr.splitlines()[-1:], back.stderr.splitlines()[-1:])
+    shutil.rmtree(folder)
 
 
 @case()

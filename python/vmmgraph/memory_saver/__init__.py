@@ -10,9 +10,9 @@ regions.
 
 ``vmmgraph.memory_saver.take_over()`` makes ``import torch_memory_saver`` import a package on this
 module, in this process and in processes that it starts. The original terminates the process on some
-errors: no memory at a resume, pausing twice, a foreign
-pointer. The same call in this module raises `MemorySaverError` or does nothing, and can be
-repeated. Backup on disk is not supported. `CuMemAllocator` has the interface of vLLM's class.
+errors: no memory at a resume, pausing twice, a foreign pointer. The same call in this module raises
+`MemorySaverError` or does nothing, and can be repeated. `CuMemAllocator` has the interface of
+vLLM's class.
 
 The program chooses one of two hooks by ``torch_memory_saver.hook_mode`` before the first use:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -70,11 +71,12 @@ class TorchMemorySaver:
 
         With `enable_cpu_backup` a resume restores the contents; otherwise they are lost. Regions
         nest; the inner region's settings apply. All backups use one pool of host memory, pinned if
-        possible, for any `cpu_backup_backend`. Raises ValueError for an unknown backend or a
-        backend without backup, NotImplementedError for `enable_disk_backup`.
+        possible, for any `cpu_backup_backend`. With `enable_disk_backup` the contents are in files
+        while paused (`set_disk_backup_dir`). Raises ValueError for an unknown backend, a backend
+        without backup, or two backups.
         """
         check_region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        with self._ready().region(tag, enable_cpu_backup, cpu_backup_backend):
+        with self._ready().region(tag, enable_cpu_backup, cpu_backup_backend, enable_disk_backup):
             yield
 
     @contextlib.contextmanager
@@ -201,8 +203,10 @@ class TorchMemorySaver:
         self._ready().c.tms_set_retain_cpu_backup(value)
 
     def set_disk_backup_dir(self, path: str) -> None:
-        """Not supported: raises NotImplementedError."""
-        raise NotImplementedError(f"set_disk_backup_dir({path!r}): there is no backup on disk")
+        """Names the folder of backups of later pauses, and makes the folder if needed. Initially
+        ``TMS_DISK_BACKUP_DIR``, else ``TMPDIR``, else ``/tmp``."""
+        os.makedirs(path, exist_ok=True)
+        self._ready().c.tms_set_disk_backup_dir(os.fsencode(path))
 
 
 torch_memory_saver = TorchMemorySaver()

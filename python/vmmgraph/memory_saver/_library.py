@@ -87,8 +87,8 @@ def first_in_preload(path: str) -> Iterator[None]:
 def check_region(tag: str, backup: bool, disk: bool, backend: str | None) -> None:
     if not isinstance(tag, str) or "\0" in tag or not tag:
         raise ValueError(f"tag {tag!r}: a text that is not empty and has no zero byte is meant")
-    if disk:
-        raise NotImplementedError("enable_disk_backup: there is no backup on disk")
+    if backup and disk:
+        raise ValueError("enable_cpu_backup and enable_disk_backup: a region has one backup")
     if backend is None:
         return
     if not backup:
@@ -146,12 +146,12 @@ class BinaryWrapper:
         cpu_backup_backend: str | None = None,
         enable_disk_backup: bool = False,
     ) -> None:
-        """Sets all settings of the calling thread. Raises NotImplementedError for
-        `enable_disk_backup`."""
+        """Sets all settings of the calling thread."""
         check_region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         self.cdll.tms_set_current_tag(tag.encode())
         self.cdll.tms_set_interesting_region(interesting_region)
         self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
+        self.cdll.tms_set_enable_disk_backup(enable_disk_backup)
         if cpu_backup_backend is not None:
             self.cdll.tms_set_cpu_backup_backend(cpu_backup_backend.encode())
 

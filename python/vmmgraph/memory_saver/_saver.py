@@ -20,11 +20,13 @@ class Settings:
         self.interesting = c.tms_get_interesting_region()
         self.tag = c.tms_get_current_tag()
         self.backup = c.tms_get_enable_cpu_backup()
+        self.disk = c.tms_get_enable_disk_backup()
         self.backend = c.tms_get_cpu_backup_backend()
 
     def put_back(self, c: Any) -> None:
         c.tms_set_current_tag(self.tag)
         c.tms_set_enable_cpu_backup(self.backup)
+        c.tms_set_enable_disk_backup(self.disk)
         c.tms_set_cpu_backup_backend(self.backend)
         c.tms_set_interesting_region(self.interesting)
 
@@ -138,11 +140,12 @@ class Saver:
                 self._watched.add(device)
 
     @contextlib.contextmanager
-    def settings(self, tag: str, backup: bool, backend: str | None) -> Iterator[None]:
+    def settings(self, tag: str, backup: bool, backend: str | None, disk: bool = False) -> Iterator[None]:
         before = Settings(self.c)
         try:
             self.c.tms_set_current_tag(tag.encode())
             self.c.tms_set_enable_cpu_backup(backup)
+            self.c.tms_set_enable_disk_backup(disk)
             if backend is not None:
                 self.c.tms_set_cpu_backup_backend(backend.encode())
             self.c.tms_set_interesting_region(True)
@@ -151,15 +154,15 @@ class Saver:
             before.put_back(self.c)
 
     @contextlib.contextmanager
-    def region(self, tag: str, backup: bool, backend: str | None) -> Iterator[None]:
+    def region(self, tag: str, backup: bool, backend: str | None, disk: bool) -> Iterator[None]:
         import torch
 
         self.watch_torchs_streams()
         explain_sharing()
-        key = (tag, backup, backend, torch.cuda.current_device())
+        key = (tag, backup, backend, disk, torch.cuda.current_device())
         use = PoolUse(lambda: torch.cuda.use_mem_pool(self.pools.pool(key)), key)
         try:
-            with self._expandable_segments.off(), self.pools.use(use), self.settings(tag, backup, backend):
+            with self._expandable_segments.off(), self.pools.use(use), self.settings(tag, backup, backend, disk):
                 yield
         finally:
             # The program may first use the device inside the region.
