@@ -126,6 +126,12 @@ bool Blocks::is_on_disk(const void* at) {
     return found != blocks_.end() && found->second.disk;
 }
 
+bool Blocks::returns_host(const Selection& here) {
+    const std::lock_guard lock(tables());
+    return std::any_of(blocks_.begin(), blocks_.end(),
+                       [&](const auto& entry) { return entry.second.returns_host && covers(here, entry.second); });
+}
+
 std::vector<std::pair<void*, Block*>> Blocks::on_disk(const Selection& here) {
     const std::lock_guard lock(tables());
     std::vector<std::pair<void*, Block*>> found;

@@ -36,6 +36,8 @@ struct Block {
     std::uint64_t bytes;
     Home* home;
     bool backup;
+    // Host memory of the backup goes back to the system at a resume: the backend "mmap".
+    bool returns_host;
     // Contents go to a file, which exists while the block is paused.
     bool disk;
     BackupFile file;
@@ -69,6 +71,7 @@ public:
     // Returns the region of the block starting at `at`; null for foreign memory.
     Home* home_at(const void* at);
     bool is_on_disk(const void* at);
+    bool returns_host(const Selection& here);
     // Returns the blocks of these tags on the device whose contents go to files, with addresses.
     // The caller prevents their free.
     std::vector<std::pair<void*, Block*>> on_disk(const Selection& here);

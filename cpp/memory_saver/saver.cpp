@@ -107,7 +107,9 @@ int Saver::make_home(int ordinal, const std::string* tag, Home** home) {
 
 int Saver::keep(void** at, void* block, std::size_t bytes, Home* home, const Settings& settings) {
     try {
-        blocks_.add(block, Block{bytes, home, settings.backup && !settings.disk, settings.disk, {}, {}});
+        const bool host = settings.backup && !settings.disk;
+        const bool returns = host && settings.backend == backend_named("mmap");
+        blocks_.add(block, Block{bytes, home, host, returns, settings.disk, {}, {}});
     } catch (...) {
         static_cast<void>(Core::found().region_free(home->region, block));
         throw;
@@ -261,6 +263,9 @@ int Saver::resume(const char* tag) {
         const int code = resume_here(here);
         if (code == success && !retain_backups().load(std::memory_order_relaxed)) {
             blocks_.drop_copies(here);
+            if (blocks_.returns_host(here)) {
+                static_cast<void>(Core::found().device_trim_host(here.device, nullptr));
+            }
         }
         first = first == success ? code : first;
     }

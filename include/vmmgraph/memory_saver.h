@@ -62,8 +62,8 @@ VMMGRAPH_API const char* tms_get_current_tag(void);
 VMMGRAPH_API void tms_set_enable_cpu_backup(bool enable);
 VMMGRAPH_API bool tms_get_enable_cpu_backup(void);
 
-// "pinned" or "mmap"; other names are refused. Kept for compatibility: one host memory pool serves
-// both, pinned where granted.
+// "pinned" or "mmap"; other names are refused. One host memory pool serves both, pinned where
+// granted. A resume of memory with "mmap" returns the pool's unused memory to the system.
 VMMGRAPH_API void tms_set_cpu_backup_backend(const char* backend);
 VMMGRAPH_API const char* tms_get_cpu_backup_backend(void);
 

@@ -791,6 +791,33 @@ def test_a_pause_that_cannot_write_leaves_the_memory() -> None:
     )
 
 
+@both
+def test_host_memory_of_the_backend_mmap_goes_back(mode: str) -> None:
+    child(
+        """
+        def host():
+            with open("/proc/self/status") as f:
+                return next(int(line.split()[1]) << 10 for line in f if line.startswith("RssAnon"))
+        def cycle(backend):
+            with saver.region(backend, enable_cpu_backup=True, cpu_backup_backend=backend):
+                at = allocate(64 * MIB)
+            fill(at, 64 * MIB, 7)
+            before = host()
+            saver.pause(backend)
+            paused = host()
+            assert paused - before > 60 * MIB
+            saver.resume(backend)
+            assert holds(at, 64 * MIB, 7)
+            return before, host()
+        before, after = cycle("mmap")
+        assert after - before < 8 * MIB
+        before, after = cycle("pinned")
+        assert after - before > 60 * MIB, "kept for the next pause"
+        """,
+        mode,
+    )
+
+
 def test_calls_of_vllm() -> None:
     child(
         """

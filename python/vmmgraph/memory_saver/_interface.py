@@ -71,7 +71,8 @@ class TorchMemorySaver:
 
         With `enable_cpu_backup` a resume restores the contents; otherwise they are lost. Regions
         nest; the inner region's settings apply. All backups use one pool of host memory, pinned if
-        possible, for any `cpu_backup_backend`. With `enable_disk_backup` the contents are in files
+        possible. With the `cpu_backup_backend` "mmap" a resume returns unused host memory to the
+        system. With `enable_disk_backup` the contents are in files
         while paused (`set_disk_backup_dir`). Raises ValueError for an unknown backend, a backend
         without backup, or two backups.
         """
