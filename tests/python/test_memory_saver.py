@@ -558,6 +558,32 @@ def test_expandable_segments_are_off_within_regions(mode: str, setter: str) -> N
     )
 
 
+@pytest.mark.parametrize("release", ["2.15", "2.11", "2.10"])
+def test_expandable_segments_switched_on_by_the_program_are_off_within_regions(release: str) -> None:
+    """As verl does. The environment says nothing."""
+    child(
+        f"""
+        now = ["max_split_size_mb:64"]
+        torch._C._accelerator_setAllocatorSettings = now.append
+        def snapshot(pool):
+            if {release == "2.10"} and pool is not None:
+                raise TypeError(pool)
+            return {{"allocator_settings": {{"PYTORCH_CUDA_ALLOC_CONF": now[-1], "expandable_segments": False}}}}
+        if {release == "2.15"}:
+            torch._C._accelerator_getAllocatorSettings = lambda: now[-1]
+        else:
+            torch._C._cuda_memorySnapshot = snapshot
+        with saver.region("weights"):
+            assert len(now) == 1
+        on, off = "expandable_segments:True,max_split_size_mb:32", "expandable_segments:False,max_split_size_mb:32"
+        now.append(on)
+        with saver.region("weights"), saver.region("kv"):
+            assert now[-1] == off
+        assert now[2:] == [off, on]
+        """
+    )
+
+
 @both
 def test_a_graph_of_an_arena_is_paused_by_its_tag(mode: str) -> None:
     """With `vmmgraph.enable`'s graph class, over stand-ins."""

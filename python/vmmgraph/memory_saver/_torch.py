@@ -22,7 +22,26 @@ class ExpandableSegments:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._on = next((text for name in _SETTINGS if _EXPANDABLE.search(text := os.environ.get(name, ""))), None)
+        #: Settings to restore; None: expandable segments are off anyway.
+        self._on: str | None = None
+
+    @staticmethod
+    def _now() -> str:
+        """Returns torch's settings, which a program may change at any time."""
+        import torch
+
+        get = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+        if get is not None:
+            return str(get())
+        snapshot = getattr(torch._C, "_cuda_memorySnapshot", None)
+        if snapshot is None:
+            return next((text for name in _SETTINGS if (text := os.environ.get(name))), "")
+        try:
+            # Without traces, where torch has this choice.
+            found = snapshot((0, 0, False))
+        except (TypeError, RuntimeError):
+            found = snapshot(None)
+        return next((text for name in _SETTINGS if (text := found["allocator_settings"].get(name))), "")
 
     @staticmethod
     def _set(text: str) -> None:
@@ -33,21 +52,20 @@ class ExpandableSegments:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        on = self._on
-        if on is None:
-            yield
-            return
         with self._lock:
             if self._inside == 0:
-                self._set(_EXPANDABLE.sub("expandable_segments:False", on))
+                now = self._now()
+                self._on = now if _EXPANDABLE.search(now) else None
+                if self._on is not None:
+                    self._set(_EXPANDABLE.sub("expandable_segments:False", now))
             self._inside += 1
         try:
             yield
         finally:
             with self._lock:
                 self._inside -= 1
-                if self._inside == 0:
-                    self._set(on)
+                if self._inside == 0 and self._on is not None:
+                    self._set(self._on)
 
 
 @contextlib.contextmanager
