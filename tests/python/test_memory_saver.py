@@ -493,6 +493,11 @@ def test_memory_outside_regions_is_paused_and_new_memory_is_not(version: str, di
         kept, gone, late = new(MIB), new(2 * MIB), new(3 * MIB)
         fill(kept, MIB, 1)
         drop(gone)
+        pause, c().tms_pause = c().tms_pause, lambda tag: 900
+        with raises(MemorySaverError, "900"):
+            saver.pause()
+        assert not under_way, "nothing is paused"
+        c().tms_pause = pause
         saver.pause()
         assert gone not in owners and not cached[None], "freed memory is not paused"
         assert bool(under_way) == {diverted}

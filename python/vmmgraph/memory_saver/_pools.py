@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ._library import Library, MemorySaverError
@@ -72,21 +72,23 @@ class Pools:
         if not self._library.c.tms_is_capturing():
             torch.cuda.empty_cache()
 
-    def _retire(self, key: tuple[Any, ...]) -> None:
-        """Releases a pool: its tensors stay, and its cached memory can be freed. Torch's destructor
-        has the same effect, but aborts if any thread allocates to any pool (torch 2.6 to 2.15)."""
+    def _take(self, keys: Iterable[tuple[Any, ...]]) -> list[tuple[int, Any]]:
+        """Takes pools away from later regions, and returns them by device. Call with the lock."""
+        taken = [(key[-1], self._pools.pop(key)) for key in list(keys)]
+        self._retired += [pool for _, pool in taken]
+        return taken
+
+    @staticmethod
+    def _release(device: int, pool: Any) -> None:
+        """Tensors of the pool stay, and its cached memory can be freed. Torch's destructor has the
+        same effect, but aborts if any thread allocates to any pool (torch 2.6 to 2.15)."""
         import torch
 
-        with self._lock:
-            pool = self._pools.pop(key, None)
-            if pool is None:
-                return
-            self._retired.append(pool)
         # Up to torch 2.7 a released pool passes its segments to cudaFree, which does not know them.
         if not hasattr(torch.cuda.memory, "MemPoolContext"):
             # Never destroyed: the destructor would release the pool a second time.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
-            torch._C._cuda_releasePool(key[-1], pool.id)
+            torch._C._cuda_releasePool(device, pool.id)
 
     def retire_if_unused(self, key: tuple[Any, ...]) -> None:
         """Retires a region's pool with much cached memory, as after quantizing weights while
@@ -97,7 +99,10 @@ class Pools:
             return
         unused = sum(segment["total_size"] for segment in pool.snapshot() if segment["active_size"] == 0)
         if unused >= _MUCH_UNUSED:
-            self._retire(key)
+            with self._lock:
+                taken = self._take([key] if self._pools.get(key) is pool else [])
+            for each in taken:
+                self._release(*each)
             self._empty_cache()
 
     def retire(self, tag: str | None, plain: bool = False) -> None:
@@ -114,7 +119,8 @@ class Pools:
 
         with self._lock:
             others = [thread for thread, uses in self._uses.items() if thread != me and any(map(covered, uses))]
-            keys = [] if others else [key for key in self._pools if tag in (None, key[0])]
+            # Regions that begin from here on have new pools.
+            taken = self._take([] if others else [key for key in self._pools if tag in (None, key[0])])
         if others:
             raise MemorySaverError(
                 f"cannot pause {'all memory' if tag is None else f'tag {tag!r}'}",
@@ -127,8 +133,8 @@ class Pools:
         for use in reversed(left):
             use.leave()
         try:
-            for key in keys:
-                self._retire(key)
+            for each in taken:
+                self._release(*each)
             if plain:
                 self.end_diversion()
             if plain or self._retired:
@@ -138,6 +144,10 @@ class Pools:
         finally:
             for use in left:
                 use.enter()
+
+    @property
+    def diverted(self) -> bool:
+        return bool(self._diverted)
 
     def _divert(self) -> None:
         """Makes all threads allocate to new pools, because torch's default pool caches memory that

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ._library import BinaryWrapper, HookMode, Library, preloaded
+from ._library import CAPTURING, BinaryWrapper, HookMode, Library, MemorySaverError, preloaded
 from ._pools import Pools, PoolUse
 from ._torch import ExpandableSegments, cuda_is_used, explain_sharing, torch_streams
 
@@ -98,8 +98,14 @@ class Saver:
     def pause(self, tag: str | None) -> None:
         self.watch_torchs_streams()
         self._seal_arenas(tag)
+        diverted = self.pools.diverted
         self.pools.retire(tag, self._covers_plain(tag))
-        self.library.check(f"pause({tag!r})", self.c.tms_pause(tag.encode() if tag else None))
+        try:
+            self.library.check(f"pause({tag!r})", self.c.tms_pause(tag.encode() if tag else None))
+        except MemorySaverError as error:
+            if error.code == CAPTURING and not diverted:
+                self.pools.end_diversion()
+            raise
 
     def resume(self, tag: str | None) -> None:
         self.library.check(f"resume({tag!r})", self.c.tms_resume(tag.encode() if tag else None))
