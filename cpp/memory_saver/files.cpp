@@ -203,7 +203,11 @@ int Transfer::save(const void* from, std::uint64_t bytes, const std::string& fol
     }
     made.path_ = std::move(path);
     std::future<int> writes[2];
-    int error = 0, code = success;
+    // Finds a full disk before anything is copied, and direct writes need not extend the file. Some
+    // file systems have no such call.
+    int error = ::fallocate(to.number(), 0, 0, static_cast<off_t>(padded(bytes))) == 0 ? 0 : errno;
+    error = error == EOPNOTSUPP || error == ENOSYS || error == EINVAL ? 0 : error;
+    int code = success;
     for (std::uint64_t offset = 0, turn = 0; offset < bytes && error == 0 && code == success; offset += chunk_, turn ^= 1) {
         if (writes[turn].valid()) {
             error = writes[turn].get();
