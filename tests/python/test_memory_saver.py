@@ -356,10 +356,12 @@ def test_memory_asked_for_while_its_region_is_paused_is_there(mode: str) -> None
     )
 
 
-def test_memory_that_cannot_be_sent_says_what_can() -> None:
-    """Like torch's storages, with the C++ method in a base class."""
+@pytest.mark.parametrize("everything", [False, True])
+def test_memory_that_cannot_be_sent_says_what_can(everything: bool) -> None:
+    """Like torch's storages, with the C++ method in a base class. Under TMS_INIT_ENABLE without any
+    region."""
     child(
-        """
+        f"""
         class Base:
             def _share_cuda_(self):
                 if self.why:
@@ -371,8 +373,8 @@ def test_memory_that_cannot_be_sent_says_what_can() -> None:
             why = None
         torch.UntypedStorage = UntypedStorage
         for _ in range(2):
-            with saver.region("weights"):
-                pass
+            with contextlib.nullcontext() if {everything} else saver.region("weights"):
+                saver.resume()
         storage = UntypedStorage()
         assert storage._share_cuda_() == "handle"
         storage.why = "CUDA error: invalid argument"
@@ -382,7 +384,9 @@ def test_memory_that_cannot_be_sent_says_what_can() -> None:
         with raises(RuntimeError, "out of memory"):
             storage._share_cuda_()
         assert UntypedStorage._share_cuda_.__wrapped__ is Base._share_cuda_
-        """
+        """,
+        "preload" if everything else "torch",
+        TMS_INIT_ENABLE="1" if everything else "0",
     )
 
 

@@ -51,6 +51,8 @@ class Saver:
         self._watched: set[int] = set()
         #: Arena of `graph_pool`, by tag and device.
         self._graph_arenas: dict[tuple[str, int], Any] = {}
+        if self._plain_tag is not None and "torch" in sys.modules:
+            explain_sharing()
 
     @property
     def _binary_wrapper(self) -> BinaryWrapper:
