@@ -162,6 +162,7 @@ def test_vllms_sleep_includes_the_graphs_and_survives_a_refusal(asleep, caplog: 
     del graph
 
 
+@pytest.mark.skipif(not LIBRARY.exists(), reason=f"SKIPPED: {LIBRARY} is not built")
 @both
 def test_memory_of_graphs_and_regions_goes_and_comes_back(mode: str) -> None:
     """Over the host driver: graphs of two arenas, and regions with and without a backup."""

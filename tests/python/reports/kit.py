@@ -1,7 +1,7 @@
 """Common parts of the report programs: the result line, memory readings, GPU times and a watchdog.
 
 Importing this module enables vmmgraph if the environment has ``WAY=ours``; else torch stays stock.
-With ``WAY=tms`` the programs of RL loops use the installed torch_memory_saver. A program that sets
+With ``WAY=tms`` the programs that pause use the installed torch_memory_saver. A program that sets
 ``PYTORCH_CUDA_ALLOC_CONF`` or another variable of torch does so before importing this module.
 """
 
@@ -127,12 +127,9 @@ class Awake:
 
 def saver() -> Any:
     """Over a pluggable allocator."""
-    if not OURS:
-        return Awake()
-    from vmmgraph import memory_saver
-
-    memory_saver.torch_memory_saver.hook_mode = "torch"
-    return memory_saver.torch_memory_saver
+    found = drop_in().torch_memory_saver
+    found.hook_mode = "torch"
+    return found
 
 
 def drop_in() -> Any:

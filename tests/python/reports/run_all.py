@@ -3,7 +3,7 @@
 
     OUT=out PYTHONPATH=python VMMGRAPH_LIBRARY=... python3 tests/python/reports/run_all.py
     ... run_all.py --jobs 3 --part 1/3 --ways stock,ours NAME...
-    ... run_all.py --ways stock,tms,ours rl_     # tms: with the installed torch_memory_saver
+    ... run_all.py --ways stock,tms,ours sleep rl_   # tms: with the installed torch_memory_saver
 
 Each run is a separate process with a limit of 90 s. Each result is also a line of JSON in
 $OUT/reports.jsonl. The device must be otherwise idle: most programs measure its free memory. The
