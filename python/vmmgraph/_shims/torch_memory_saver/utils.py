@@ -64,7 +64,7 @@ def get_binary_path_from_package(stem: str) -> Path:
         endings = [".abi3.so"]
         with contextlib.suppress(RuntimeError):
             endings.insert(0, f"_cu{_detect_cuda_major()}.abi3.so")
-        copies = [Path(__file__).parents[1] / (stem + ending) for ending in endings]
+        copies = [Path(__file__).resolve().parents[1] / (stem + ending) for ending in endings]
         found = next((copy for copy in copies if copy.is_file()), found)
     if not found.is_file():
         raise RuntimeError(
