@@ -281,18 +281,11 @@ int Saver::resume_here(const Selection& here) {
             }
         }
     }
-    const int code = fail_with(Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
-    return code == success && disk ? load_files(here) : code;
-}
-
-int Saver::load_files(const Selection& here) {
-    Transfer transfer(here.ordinal);
-    int code = success;
-    for (auto& [at, block] : blocks_.on_disk(here)) {
-        if (code == success && block->file.exists()) {
-            code = transfer.load(at, block->bytes, block->file);
-        }
+    int code = fail_with(Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
+    if (code != success || !disk) {
+        return code;
     }
+    code = guarded([&] { return load_files(here); });
     if (code != success) {
         const char* text = nullptr;
         static_cast<void>(take_last(&text));
@@ -303,6 +296,18 @@ int Saver::load_files(const Selection& here) {
             static_cast<void>(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
         }
         return fail(code, "%s", why.c_str());
+    }
+    return code;
+}
+
+int Saver::load_files(const Selection& here) {
+    Transfer transfer(here.ordinal);
+    for (auto& [at, block] : blocks_.on_disk(here)) {
+        if (block->file.exists()) {
+            if (const int code = transfer.load(at, block->bytes, block->file); code != success) {
+                return code;
+            }
+        }
     }
     for (auto& [at, block] : blocks_.on_disk(here)) {
         block->file.remove();

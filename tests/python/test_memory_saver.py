@@ -798,6 +798,45 @@ def test_a_wrong_file_resumes_nothing(mode: str) -> None:
         )
 
 
+def test_a_file_that_cannot_be_read_pauses_again() -> None:
+    """The resume maps the memory, and then the process has no descriptor left for the file."""
+    child(
+        DISK
+        + textwrap.dedent("""
+        import resource
+        def limit(most):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with saver.region(enable_disk_backup=True):
+            at, small = allocate(2 * MIB), allocate(MIB)
+        with saver.region(enable_cpu_backup=True):
+            other = allocate(MIB)
+        write(at, 2 * MIB, 3); write(small, MIB, 4)
+        fill(other, MIB, 9)
+        saver.pause()
+        asleep = files()
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        while (first := os.dup(0)) <= highest:
+            pass
+        found = []
+        for extra in range(12):
+            limit(first + 1 + extra)
+            try:
+                saver.resume()
+                break
+            except MemorySaverError as error:
+                found.append(error.code)
+            finally:
+                limit(usual)
+            assert files() == asleep and backup(other, 1), "paused as before"
+        assert 304 in found, found
+        assert not files() and right(at, 2 * MIB, 3) and right(small, MIB, 4) and holds(other, MIB, 9)
+        saver.pause(); saver.resume()
+        assert right(at, 2 * MIB, 3) and holds(other, MIB, 9)
+        """)
+    )
+
+
 def test_a_pause_that_cannot_write_leaves_the_memory() -> None:
     child(
         DISK
