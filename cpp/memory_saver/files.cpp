@@ -127,7 +127,7 @@ std::size_t chunk_bytes() {
         char* end = nullptr;
         const unsigned long long asked = std::strtoull(text, &end, 10);
         if (*end != '\0' || *text == '-' || asked == 0 || asked > most) {
-            fail_aloud(invalid_value, "TMS_DISK_BACKUP_CHUNK_MB=%s is no number from 1 to 1048576; 64 is used", text);
+            fail_aloud(invalid_value, "cannot use TMS_DISK_BACKUP_CHUNK_MB=%s: it is no number from 1 to 1048576; 64 is used", text);
             return usual << 20;
         }
         return static_cast<std::size_t>(asked) << 20;

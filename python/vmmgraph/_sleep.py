@@ -105,7 +105,7 @@ def _check_possible() -> None:
     status = _enable.status()
     if status is not None and status.route == "mempool":
         raise RuntimeError("cannot sleep: the arenas of the MemPool route are not paused; build the library for this torch")
-    capturing = any(shape.capturing for arena in _door.arenas() for shape in arena._open)
+    capturing = any(group.capturing for arena in _door.arenas() for group in arena._open)
     saver = _saver()
     if capturing or torch.cuda.is_current_stream_capturing() or (saver is not None and saver.c.tms_is_capturing()):
         raise _c.Error("cannot sleep: a stream is under capture; call sleep after the capture", _c.WRONG_STATE)
