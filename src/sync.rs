@@ -21,20 +21,23 @@ pub(crate) mod atomic {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 }
 
+#[cfg(not(feature = "shuttle"))]
+use parking_lot::{Condvar, Mutex as LockedValue};
+#[cfg(feature = "shuttle")]
+use shuttle::sync::{Condvar, Mutex as LockedValue};
+
 /// A mutex and a condition variable: a value to wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
-    #[cfg(not(feature = "shuttle"))]
-    value: Mutex<T>,
-    #[cfg(not(feature = "shuttle"))]
-    changed: parking_lot::Condvar,
-    #[cfg(feature = "shuttle")]
-    value: shuttle::sync::Mutex<T>,
-    #[cfg(feature = "shuttle")]
-    changed: shuttle::sync::Condvar,
+    value: LockedValue<T>,
+    changed: Condvar,
 }
 
 impl<T> Monitor<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: LockedValue::new(value), changed: Condvar::default() }
+    }
+
     /// Blocks until `ready` returns `Some`. Calls `ready` again after every
     /// [`change`](Self::change).
     #[cfg(not(feature = "shuttle"))]

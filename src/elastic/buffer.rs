@@ -4,13 +4,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::backing::{Backing, Lender};
-use super::page_states::{Run, runs_of};
+use super::backing::{Backing, Lender, page_bytes};
+use super::planes::Shape;
+use super::table::Request;
 use super::{Committed, ElasticObserver, ElasticOptions, ElasticStats, Pending};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{Account, Fence, LentPlace};
-use crate::units::{Address, Stream};
+use crate::units::{Address, Stream, checked_size};
 
 /// Virtual extent for the maximum size, with pages for the committed part. Addresses never move, so
 /// captured graphs stay valid while other parts change.
@@ -35,7 +36,9 @@ impl Device {
         bytes: u64,
         options: &ElasticOptions<'_>,
     ) -> Result<ElasticBuffer> {
-        Ok(ElasticBuffer { backing: Backing::new(self, &[bytes], options)?, bytes })
+        checked_size("an elastic buffer", bytes)?;
+        let shape = Shape::of_pages(bytes, page_bytes(self, &[bytes], options.page_bytes)?)?;
+        Ok(ElasticBuffer { backing: Backing::new(self, shape, options)?, bytes })
     }
 }
 
@@ -82,8 +85,7 @@ impl ElasticBuffer {
     /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer,
     /// for pages being moved by other threads.
     pub fn commit(&self, range: Range<u64>) -> Result<Committed> {
-        let run = self.outward(&range)?;
-        self.backing.patiently(|| self.backing.try_commit(&[run]))
+        self.backing.commit(&self.outward(&range)?)
     }
 
     /// As [`commit`](Self::commit), on a thread of the library and without reclaimers. During
@@ -97,7 +99,7 @@ impl ElasticBuffer {
     /// [`Error::InvalidArgument`] beyond the buffer's end. All other errors are returned by the
     /// result.
     pub fn commit_async(&self, range: Range<u64>) -> Result<Pending> {
-        Ok(self.backing.commit_async(vec![self.outward(&range)?]))
+        Ok(self.backing.commit_async(self.outward(&range)?))
     }
 
     /// Decommits the pages of a range, rounded inward, and returns their bytes. Later work must not
@@ -111,36 +113,33 @@ impl ElasticBuffer {
     /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer,
     /// for pages being moved by other threads. Refused unmaps are logged and retried.
     pub fn decommit(&self, range: Range<u64>, fence: &Fence) -> Result<u64> {
-        let run = self.inward(&range)?;
-        if run.first >= run.end { Ok(0) } else { self.backing.decommit(&[run], fence) }
+        let pages = self.inward(&range)?;
+        if pages.is_empty() { Ok(0) } else { self.backing.decommit(&pages, fence) }
     }
 
     /// Maps a lender's pages in an absent range of whole pages, until a decommit. Work on the pages
     /// must wait by [`before`](Self::before), which includes the lender's fence.
     pub(crate) fn borrow_pages(&self, range: Range<u64>, lender: Lender<'_>) -> Result<()> {
-        self.backing.borrow(&[self.outward(&range)?], true, lender)
+        self.backing.borrow(&self.outward(&range)?, true, lender)
     }
 
     /// Returns the range from the first to the last committed page of these leased pages.
     pub(crate) fn in_use(&self, lent: &[LentPlace]) -> Option<Range<u64>> {
-        let committed = self.backing.committed(&runs_of(self.backing.places(lent)));
-        let (first, last) = committed.first().zip(committed.last())?;
-        Some(first.first * self.page_bytes()..last.end * self.page_bytes())
+        let places = self.backing.places(lent);
+        let (pages, _) = self.backing.read(|table| table.backed_on(&places));
+        let (first, last) = pages.first().zip(pages.last())?;
+        Some(first.start * self.page_bytes()..last.end * self.page_bytes())
     }
 
     /// Decommits leased pages and returns their bytes, including pages decommitted before. Commits
     /// at these places fail until the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
-        self.backing.recall(&places);
-        self.backing.decommit(&runs_of(places.iter().copied()), fence)?;
-        Ok(places.len() as u64 * self.page_bytes())
+        self.backing.give_back(&places, &[0..self.backing.shape().most()], fence)
     }
 
     pub(crate) fn owned(&self) -> Vec<Range<u64>> {
-        let page = self.page_bytes();
-        let all = Run { range: 0, first: 0, end: self.bytes.div_ceil(page) };
-        self.backing.owned(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
+        self.bytes_of(self.backing.read(|table| table.owned()))
     }
 
     /// Unmaps decommitted pages with finished fences and returns the bytes. Does not wait.
@@ -160,9 +159,12 @@ impl ElasticBuffer {
     /// Returns the committed parts in order, as byte offsets, in whole pages.
     #[must_use]
     pub fn committed(&self) -> Vec<Range<u64>> {
+        self.bytes_of(self.backing.read(|table| table.backed()))
+    }
+
+    fn bytes_of(&self, pages: Vec<Range<u64>>) -> Vec<Range<u64>> {
         let page = self.page_bytes();
-        let all = Run { range: 0, first: 0, end: self.bytes.div_ceil(page) };
-        self.backing.committed(&[all]).into_iter().map(|run| run.first * page..run.end * page).collect()
+        pages.into_iter().map(|pages| pages.start * page..pages.end * page).collect()
     }
 
     /// Notifies `observer` of maps and unmaps until the observer is dropped.
@@ -176,7 +178,7 @@ impl ElasticBuffer {
         self.backing.stats()
     }
 
-    /// Checks that the page states and the pool agree. No other call may run.
+    /// Checks that the page table and the pool agree. No other call may run.
     ///
     /// # Errors
     /// [`Error::Internal`] names the first difference.
@@ -184,19 +186,20 @@ impl ElasticBuffer {
         self.backing.audit()
     }
 
-    fn outward(&self, range: &Range<u64>) -> Result<Run> {
+    fn outward(&self, range: &Range<u64>) -> Result<Request> {
         self.check(range)?;
         let page = self.page_bytes();
         let first = range.start / page;
-        Ok(Run { range: 0, first, end: if range.is_empty() { first } else { range.end.div_ceil(page) } })
+        let blocks = first..if range.is_empty() { first } else { range.end.div_ceil(page) };
+        Ok(Request { after: blocks.clone(), blocks, ahead: None })
     }
 
-    fn inward(&self, range: &Range<u64>) -> Result<Run> {
+    fn inward(&self, range: &Range<u64>) -> Result<Range<u64>> {
         self.check(range)?;
         let page = self.page_bytes();
         // The last page may be partial: no byte follows.
         let end = if range.end == self.bytes { range.end.div_ceil(page) } else { range.end / page };
-        Ok(Run { range: 0, first: range.start.div_ceil(page), end })
+        Ok(range.start.div_ceil(page)..end)
     }
 
     fn check(&self, range: &Range<u64>) -> Result<()> {

@@ -17,19 +17,21 @@
 //!
 //! # Locks
 //!
-//! The monitor of `Backing` guards the page states (`Books`), and is not held during maps, unmaps,
-//! observers and waits. Instead, the states coming and going reserve a page for one thread; other
-//! threads wait for this page only. In a KV cache, growing calls also take turns.
+//! The monitor of `Backing` guards the table, and is not held during maps, unmaps, observers and
+//! waits. Instead, the states committing and unmapping reserve a page for one thread; other threads
+//! wait for this page only. In a KV cache, growing calls also take turns.
 //!
 //! # Files
 //!
 //! ```text
 //!   buffer.rs                                 ElasticBuffer: one range
-//!   cache.rs  cache/*.rs  planes.rs           KvCache: planes with the same blocks
+//!   cache.rs  planes.rs  limits.rs            KvCache: planes with the same blocks
 //!   blocks.rs                                 BlockPool: choice of blocks, so that pages run empty
 //!   policy/                                   decisions of an engine: who gets memory, and when
-//!   backing.rs  backing/*.rs  observer.rs     ranges, transactions, leases, observers
-//!   page_states.rs                            state of each page
+//!   backing.rs  observer.rs                   address ranges, observers
+//!   backing/commit.rs  backing/decommit.rs    from a request to pages, and back
+//!   table.rs  spans.rs                        backed blocks and their pages
+//!   transit.rs  users.rs                      pages coming and going, fences of their users
 //!   worker.rs                                 thread for commits ahead of need
 //! ```
 
@@ -37,17 +39,21 @@ mod backing;
 mod blocks;
 mod buffer;
 mod cache;
+mod limits;
 mod observer;
-mod page_states;
 mod planes;
 pub mod policy;
 mod spans;
+mod table;
+mod transit;
+mod users;
 mod worker;
 
 pub(crate) use backing::Lender;
 pub use blocks::{Ask, BlockPool, Candidate};
 pub use buffer::ElasticBuffer;
-pub use cache::{KvCache, KvOptions, KvStats, LimitChange};
+pub use cache::{KvCache, KvOptions, KvStats};
+pub use limits::LimitChange;
 pub use observer::{ElasticObserver, Shown};
 pub use planes::KvLayout;
 pub use policy::{Ahead, PreCommit, Watermarks};

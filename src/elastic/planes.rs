@@ -2,9 +2,42 @@
 
 use std::ops::Range;
 
-use super::page_states::Run;
 use crate::error::Result;
 use crate::units::{checked_product, checked_size};
+
+/// Place of a page: range number, and page number in the range.
+pub(super) type Place = (usize, u64);
+
+/// Consecutive pages of one range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Run {
+    pub(super) range: usize,
+    pub(super) first: u64,
+    /// One past the last page.
+    pub(super) end: u64,
+}
+
+impl Run {
+    pub(super) fn pages(&self) -> u64 {
+        self.end - self.first
+    }
+
+    pub(super) fn places(self) -> impl Iterator<Item = Place> {
+        (self.first..self.end).map(move |page| (self.range, page))
+    }
+}
+
+/// Joins sorted places to runs.
+pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (range, page) in places {
+        match runs.last_mut() {
+            Some(run) if run.range == range && run.end == page => run.end += 1,
+            _ => runs.push(Run { range, first: page, end: page + 1 }),
+        }
+    }
+    runs
+}
 
 /// Layout of a cache's planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +81,18 @@ impl Shape {
 
     pub(super) fn with_pages(self, page: u64) -> Self {
         Self { page, ..self }
+    }
+
+    /// Shape of a buffer: its blocks are its pages.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSize`] beyond the address space.
+    pub(super) fn of_pages(bytes: u64, page: u64) -> Result<Self> {
+        Ok(Self::new(KvLayout::ByPlane, &[page], bytes.div_ceil(page))?.with_pages(page))
+    }
+
+    pub(super) fn page(&self) -> u64 {
+        self.page
     }
 
     pub(super) fn most(&self) -> u64 {
@@ -101,7 +146,7 @@ impl Shape {
     }
 
     /// Returns the blocks on a page, also partial ones.
-    pub(super) fn blocks_on(&self, range: usize, page: u64) -> Range<u64> {
+    pub(super) fn blocks_on(&self, (range, page): Place) -> Range<u64> {
         let stride = self.strides().get(range).copied().unwrap_or(1);
         let end = ((page + 1) * self.page).div_ceil(stride).min(self.most);
         page * self.page / stride..end
@@ -129,7 +174,7 @@ mod tests {
             [Run { range: 0, first: 0, end: 3 }, Run { range: 1, first: 2, end: 7 }]
         );
         assert_eq!(
-            (by_plane.blocks_on(0, 1), by_plane.blocks_on(1, 2), by_plane.blocks_on(0, 24)),
+            (by_plane.blocks_on((0, 1)), by_plane.blocks_on((1, 2)), by_plane.blocks_on((0, 24))),
             (4..9, 2..5, 98..100)
         );
         assert_eq!(by_plane.blocks_a_page(), 4);

@@ -15,6 +15,12 @@ impl Spans {
         self.count
     }
 
+    /// Returns true if the range has a member.
+    pub(super) fn touches(&self, range: &Range<u64>) -> bool {
+        let last = self.spans.range(..range.end).next_back();
+        !range.is_empty() && last.is_some_and(|(_, end)| *end > range.start)
+    }
+
     /// Returns the members in a range, as spans.
     pub(super) fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         if range.is_empty() {
@@ -92,6 +98,7 @@ mod tests {
             for (add, start, length) in steps {
                 let range = start..start + length;
                 let within: Vec<u64> = spans.within(&range).into_iter().flatten().collect();
+                prop_assert_eq!(spans.touches(&range), !within.is_empty());
                 prop_assert_eq!(within, twin.range(range.clone()).copied().collect::<Vec<_>>());
                 if add {
                     spans.insert(&range);

@@ -1,0 +1,129 @@
+//! Decommit: pages without backed blocks are unmapped after their fences.
+//!
+//! Release blocks in the table: pages without other blocks wait for their fence. The next call
+//! after the fence notifies observers and unmaps the pages, now free pages of the device.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::super::planes::{Place, Run};
+use super::super::table::Table;
+use super::Backing;
+use crate::error::Result;
+use crate::pages::{AccountId, Fence, LentPlace, PendingUnmap, Reclaimer};
+use crate::units::Stream;
+
+/// Maximum wait of one reclaim for fences of decommitted pages.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Backing {
+    /// Releases blocks after a fence and returns the bytes of decommitted pages. Waits for pages
+    /// being moved, but not for the fence.
+    pub(in super::super) fn decommit(&self, blocks: &Range<u64>, fence: &Fence) -> Result<u64> {
+        let pages = self.when_not(|table| table.is_moving(blocks), |table| table.release(blocks, fence))?;
+        self.settle();
+        Ok(pages * self.page())
+    }
+
+    /// Releases blocks by `release`. Does not wait, because no thread moves pages of backed blocks.
+    pub(in super::super) fn release<R>(&self, release: impl FnOnce(&mut Table) -> R) -> R {
+        let released = self.read(release);
+        self.settle();
+        released
+    }
+
+    /// Releases the given blocks on leased pages. Returns the bytes of pages without backed blocks,
+    /// including pages which had none before. No block on these pages is backed again before the
+    /// unmap.
+    pub(in super::super) fn give_back(
+        &self,
+        places: &[Place],
+        blocks: &[Range<u64>],
+        fence: &Fence,
+    ) -> Result<u64> {
+        let comes = |table: &Table| table.blocks_on(places).iter().any(|blocks| table.is_coming(blocks));
+        let pages = self.when_not(comes, |table| table.give_back(places, blocks, fence))?;
+        self.settle();
+        Ok(pages * self.page())
+    }
+
+    /// Converts places of the pool to places of this backing.
+    pub(in super::super) fn places(&self, lent: &[LentPlace]) -> Vec<Place> {
+        let number = |id| self.ranges.iter().position(|range| range.id() == id);
+        lent.iter().filter_map(|(id, offset)| Some((number(*id)?, offset / self.page()))).collect()
+    }
+
+    /// Unmaps decommitted pages with finished fences and returns the bytes.
+    pub(in super::super) fn settle(&self) -> u64 {
+        let events = self.device.pool().events();
+        let going = self.read(|table| table.take_done(events));
+        if going.is_empty() {
+            return 0;
+        }
+        let unmapping = Unmapping { backing: self, runs: going };
+        self.notify(&unmapping.runs, true);
+        for run in &unmapping.runs {
+            if let Ok(range) = self.range(run.range) {
+                let mut pending = PendingUnmap::default();
+                pending.add_part(range.id(), run.first * self.page(), run.pages() * self.page());
+                // Not as a pending unmap: a page that stays may be committed again before the
+                // retry.
+                self.device.pool().unmap_now(pending);
+            }
+        }
+        unmapping.end() * self.page()
+    }
+
+    /// Makes later work of a stream wait for previous users of committed pages.
+    pub(in super::super) fn before(&self, stream: Stream) -> Result<()> {
+        let mut earlier = self.read(|table| table.earlier());
+        earlier.before(self.device.pool().events(), stream)
+    }
+}
+
+/// Pages being unmapped. At its end, also after a panic, the table equals the mappings.
+struct Unmapping<'a> {
+    backing: &'a Backing,
+    runs: Vec<Run>,
+}
+
+impl Unmapping<'_> {
+    fn end(mut self) -> u64 {
+        self.note()
+    }
+
+    fn note(&mut self) -> u64 {
+        let (backing, runs) = (self.backing, std::mem::take(&mut self.runs));
+        backing.table.change(|table| table.unmapped(&runs, |place| backing.is_mapped(place)))
+    }
+}
+
+impl Drop for Unmapping<'_> {
+    fn drop(&mut self) {
+        self.note();
+    }
+}
+
+impl Reclaimer for Backing {
+    /// Unmaps decommitted pages, and waits for their fences if necessary. Keeps committed pages.
+    fn reclaim(&self, bytes: u64) -> u64 {
+        let mut given = self.settle();
+        if given < bytes {
+            let start = Instant::now();
+            for mut fence in self.read(|table| table.fences()) {
+                // After a failed wait, the pages stay.
+                let _ = fence.block(self.device.pool().events(), PATIENCE.saturating_sub(start.elapsed()));
+            }
+            given += self.settle();
+        }
+        given
+    }
+
+    fn account(&self) -> Option<AccountId> {
+        Some(self.account.id())
+    }
+
+    fn cost(&self) -> u64 {
+        0
+    }
+}
