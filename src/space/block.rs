@@ -1,7 +1,6 @@
 //! Lists of live blocks: size, age and origin.
 
 use std::backtrace::Backtrace;
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -39,14 +38,12 @@ impl Origin {
     }
 }
 
-pub(super) type Origins = Option<HashMap<Address, Origin>>;
-
 impl State {
     pub(super) fn blocks(&self) -> Vec<Block> {
         let placed = self.placement.blocks().into_iter();
         let placed = placed.map(|live| (self.address(live.place), live.bytes, live.serial));
         let blocks = placed.chain(self.kept.live()).map(|(address, bytes, serial)| {
-            let origin = self.origins.as_ref().and_then(|origins| origins.get(&address));
+            let origin = self.observed.origin(address);
             Block {
                 address: address.0,
                 bytes,

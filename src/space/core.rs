@@ -4,22 +4,23 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::block::{Origin, Origins};
-use super::events::Events;
+use super::block::Origin;
 use super::kept::KeptBlocks;
 use super::lane::Lane;
 use super::layout::{NotLive, Place, Usage};
 use super::layout_hash::LayoutHash;
 use super::lifetime_profile::LifetimeTrace;
 use super::live_count::LiveCount;
+use super::observed::Observed;
 use super::placement::Placement;
 use super::preserve::Postponed;
 use super::refresh::Stale;
-use super::replaced::{Captures, ReplacedMapping};
+use super::replaced::Replaced;
 use super::residency::Opened;
 use super::users::Users;
+use super::work::Work;
 use super::{Common, Phase};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -43,38 +44,18 @@ pub(super) struct State {
     pub(super) live_count: Option<LiveCount>,
     /// Addresses left unmapped because the driver refused an undo.
     pub(super) holes: Vec<Stale>,
-    /// Number of captures begun on the device at the seal, if all had ended. While the number is
-    /// unchanged, only this graph can read the space's blocks.
-    pub(super) alone_since: Option<u64>,
-    /// Captures begun by the time of the seal.
-    pub(super) captures_at_seal: Option<Captures>,
-    /// Slots with pages replaced by the seal, restorable until the first launch. Empty if launches
-    /// are not observed.
-    pub(super) replaced: Vec<ReplacedMapping>,
+    pub(super) replaced: Replaced,
     /// Lifetime profile of the capture, if short blocks may be predicted persistent.
     pub(super) lifetime_trace: Option<LifetimeTrace>,
     /// Pages exported before the seal.
     pub(super) exported: HashSet<PageId>,
-    /// Captured streams on which the program uses blocks without `record_stream`.
-    pub(super) captured_on: Vec<NamedStream>,
-    /// Fence after the work of `captured_on` at each free of a block with a [pending
-    /// restore](super::replaced).
-    pub(super) captured_work: Fence,
-    /// Streams recorded for live blocks since the seal.
+    /// Users of blocks since the seal.
     pub(super) users: Users,
     /// Blocks freed while contents are preserved across the seal.
     pub(super) postponed: Option<Postponed>,
-    /// Fence after unfinished users of blocks freed since the seal. Stored because the pages may
-    /// stay mapped or lie under other live blocks, and are freed later.
-    pub(super) readers: Fence,
     pub(super) work: Work,
     pub(super) layout_hash: LayoutHash,
-    pub(super) origins: Origins,
-    pub(super) label: Option<String>,
-    /// Place of the capture in the user's program.
-    pub(super) site: Option<String>,
-    /// Allocations and frees, if recorded.
-    pub(super) events: Option<Events>,
+    pub(super) observed: Observed,
 }
 
 /// Purpose of a block.
@@ -86,16 +67,6 @@ pub(crate) enum Kind {
     Kept,
     /// Also used by peers.
     Remote,
-}
-
-/// Driver calls made for a space.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Work {
-    pub(super) maps: u64,
-    pub(super) mapped_bytes: u64,
-    /// Calls for reserve, create, map, set access and unmap, without failed and undone attempts.
-    pub(super) calls: u64,
-    pub(super) time: Duration,
 }
 
 /// Part of a space held by its graph and by every tensor in the space.
@@ -207,9 +178,7 @@ impl Core {
                 self.place(&mut state, bytes, lane)?
             };
             self.count(&mut state, bytes.get());
-            if let (Some(origins), Some(origin)) = (&mut state.origins, origin.take()) {
-                origins.insert(address, origin);
-            }
+            state.observed.add_origin(address, origin.take());
             Ok(address)
         };
         let result = self.common.recalled(|| self.with_memory_retry(&mut placed));
@@ -271,9 +240,8 @@ impl Core {
         }
         state.layout_hash.block(place, bytes);
         let address = state.address(place);
-        if let Some(events) = &mut state.events {
-            events.allocated(place, address, bytes.get(), state.placement.usage().allocations);
-        }
+        let number = || state.placement.usage().allocations;
+        state.observed.allocated(place, address, bytes.get(), number);
         address
     }
 
@@ -289,7 +257,7 @@ impl Core {
             }
             _ => state.append(&self.common, self.id, bytes),
         };
-        state.work.time += start.elapsed();
+        state.work.add_time(start.elapsed());
         place
     }
 
@@ -322,10 +290,8 @@ impl Core {
         let bytes = match state.range_of(address) {
             Some(place) => {
                 let bytes = state.placement.free(place).map_err(|why| why.at(address))?;
-                if let Some(events) = &mut state.events
-                    && bytes > 0
-                {
-                    events.freed(place);
+                if bytes > 0 {
+                    state.observed.freed(place);
                 }
                 if over {
                     note(state);
@@ -342,9 +308,7 @@ impl Core {
             }
         };
         self.note_traced_free(state, address);
-        if let Some(origins) = &mut state.origins {
-            origins.remove(&address);
-        }
+        state.observed.remove_origin(address);
         if bytes > 0
             && let Some(live_count) = &state.live_count
         {
@@ -370,9 +334,7 @@ impl Core {
         }
         let place = state.range_of(address).ok_or(Error::ForeignPointer { address })?;
         let bytes = state.placement.free_parked(place).map_err(|why| why.at(address))?;
-        if let Some(events) = &mut state.events {
-            events.freed(place);
-        }
+        state.observed.freed(place);
         if let Some(live_count) = &state.live_count {
             live_count.remove(1, bytes);
         }
@@ -476,8 +438,7 @@ impl State {
 
     /// Adds the results of a committed transaction: counts and reserved ranges.
     pub(super) fn adopt(&mut self, common: &Common, calls: Calls, reserved: Vec<Reservation>) {
-        self.work.calls += calls.all;
-        self.work.maps += calls.maps;
+        self.work.add(&calls);
         self.note_mapped(common, calls.unmapped_bytes, calls.mapped_bytes);
         let bytes = reserved.iter().map(Reservation::bytes).sum();
         common.totals.reserved.fetch_add(bytes, Ordering::Relaxed);
@@ -486,7 +447,7 @@ impl State {
 
     /// Replaces `before` by `after` in the count of mapped bytes.
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
-        self.work.mapped_bytes = self.work.mapped_bytes - before + after;
+        self.work.note_mapped(before, after);
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 

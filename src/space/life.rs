@@ -57,27 +57,21 @@ impl Core {
     /// Polls the fences of freed blocks, which records deferred events.
     pub(crate) fn settle_readers(&self) {
         let state = &mut *self.state.lock();
-        // Failed queries are repeated by a later poll.
-        let _ = state.readers.done(self.common.pool().events());
+        state.users.poll_freed(self.common.pool().events());
         state.kept.settle(self.common.pool());
     }
 
     /// Returns a fence after all known users of live blocks, and of blocks freed since the seal.
     pub(super) fn users(&self) -> Fence {
         let state = &*self.state.lock();
-        let mut fence = state.readers.clone();
-        state.users.all().for_each(|stream| fence.add_kept(self.common.pool().events(), *stream));
+        let mut fence = state.users.fence(self.common.pool().events());
         state.kept.readers(&mut fence);
         fence
     }
 
     /// Releases the pages of a block freed after the seal, except pages under other live blocks.
     pub(super) fn give_back(&self, state: &mut State, freed: Place, address: Address, bytes: u64) {
-        let users = self.behind_users(state, address);
-        // Drops finished parts; failed queries are repeated with the pages.
-        let _ = state.readers.done(self.common.pool().events());
-        state.readers.join(users);
-        let mut fence = state.readers.clone();
+        let mut fence = state.users.free(address, self.common.pool().events());
         let retired = state.phase == Phase::Retired;
         if retired {
             fence.join(self.common.order.fence());
@@ -119,20 +113,20 @@ impl Core {
             return;
         }
         // An open space was never replayed, but may have live blocks.
-        let fence = behind_replays(&self.common, state.phase, state.readers.clone());
+        let fence = behind_replays(&self.common, state.phase, state.users.of_freed());
         if state.phase == Phase::Open {
             state.end_placement();
         }
         state.phase = Phase::Retired;
         self.common.shared.gone(self.own());
-        state.replaced = Vec::new();
+        state.replaced.clear();
         state.opened = None;
         state.capture = None;
         if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
             // Only persistent blocks are left, on pages of the arena.
             let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
             self.common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
-            let mapped = state.work.mapped_bytes;
+            let mapped = state.work.mapped_bytes();
             let pending = Self::leave_ranges(&self.common, state, &fence, true);
             state.note_mapped(&self.common, mapped, 0);
             self.common.pool().unmap_after(fence.clone(), pending);
@@ -192,12 +186,10 @@ impl Core {
         }
         let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
         common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
-        common.totals.mapped.fetch_sub(state.work.mapped_bytes, Ordering::Relaxed);
+        common.totals.mapped.fetch_sub(state.work.mapped_bytes(), Ordering::Relaxed);
 
-        let readers = std::mem::take(&mut state.readers);
-        let mut fence = behind_replays(common, state.phase, readers);
-        let users = std::mem::take(&mut state.users);
-        users.all().for_each(|stream| fence.add_kept(common.pool().events(), *stream));
+        let users = std::mem::take(&mut state.users).fence(common.pool().events());
+        let mut fence = behind_replays(common, state.phase, users);
         let whole = matches!(state.phase, Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
         let keep = whole && self.recycles.load(Ordering::Relaxed);
         let pending = Self::leave_ranges(common, state, &fence, keep);

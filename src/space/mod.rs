@@ -13,7 +13,6 @@
 //! captures continue, and never across a callback. One exception: a restore takes the shared-set
 //! lock under the residency lock; no code takes the two in reverse.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,7 +23,7 @@ use serde::Serialize;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
-use crate::pages::{Fence, PagePool, Reservation, SharedSet};
+use crate::pages::{PagePool, Reservation, SharedSet};
 use crate::sync::Mutex;
 use crate::units::{Address, ByNumber, Stream};
 
@@ -38,13 +37,13 @@ mod events;
 mod exclusive;
 mod exports;
 mod kept;
-mod label;
 mod lane;
 mod layout;
 mod layout_hash;
 mod life;
 mod lifetime_profile;
 mod live_count;
+mod observed;
 mod page_table;
 mod pause;
 mod peak;
@@ -65,11 +64,12 @@ mod slabs;
 mod spare_ranges;
 mod stitch;
 mod users;
+mod work;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
+use core::State;
 pub(crate) use core::{Core, Kind};
-use core::{State, Work};
 pub(crate) use eager::EagerSpace;
 use events::Events;
 pub(crate) use exclusive::Exclusives;
@@ -78,12 +78,15 @@ use kept::KeptBlocks;
 use layout_hash::LayoutHash;
 pub(crate) use lifetime_profile::LifetimeProfile;
 pub(crate) use live_count::LiveCounts;
+use observed::Observed;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
 pub(crate) use recall::{Recall, Recalls};
 pub(crate) use replaced::PendingRestores;
+use replaced::Replaced;
 pub(crate) use residency::Residency;
 use users::Users;
+use work::Work;
 
 pub(crate) use spare_ranges::SpareRanges;
 
@@ -302,23 +305,15 @@ impl Space {
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
             holes: Vec::new(),
-            alone_since: None,
-            captures_at_seal: None,
-            replaced: Vec::new(),
+            replaced: Replaced::default(),
             lifetime_trace: None,
             exported: std::collections::HashSet::new(),
             live_count: None,
-            captured_on: Vec::new(),
-            captured_work: Fence::default(),
             users: Users::default(),
             postponed: None,
-            readers: Fence::default(),
             work: Work::default(),
             layout_hash: LayoutHash::new(common.shared.geometry()),
-            label: None,
-            site: None,
-            events: common.trace_events.load(Ordering::Relaxed).then(Events::default),
-            origins: common.trace_blocks.then(HashMap::new),
+            observed: Observed::new(common.trace_events.load(Ordering::Relaxed), common.trace_blocks),
         };
         let core = Core {
             id,
@@ -524,7 +519,7 @@ impl Space {
         let (usage, kept) = (state.placement.usage(), state.kept.usage());
         SpaceStats {
             id: self.id(),
-            label: state.label.clone(),
+            label: state.observed.label(),
             phase: state.phase,
             retain: self.core.policy(&state),
             blocks: usage.blocks + kept.blocks,
@@ -532,16 +527,16 @@ impl Space {
             peak_live_bytes: usage.peak_bytes + kept.peak_bytes,
             kept_bytes: kept.bytes,
             reserved_bytes: state.ranges.iter().map(Reservation::bytes).sum(),
-            mapped_bytes: state.work.mapped_bytes,
+            mapped_bytes: state.work.mapped_bytes(),
             retained_bytes: common.pool().held(self.core.own()).0,
-            maps: state.work.maps,
+            maps: state.work.maps(),
         }
     }
 
     /// Returns `maps` of [`stats`](Self::stats) without computing the rest.
     #[must_use]
     pub fn maps(&self) -> u64 {
-        self.core.state.lock().work.maps
+        self.core.state.lock().work.maps()
     }
 
     /// Returns `live_bytes` of [`stats`](Self::stats) without computing the rest.

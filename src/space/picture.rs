@@ -48,19 +48,19 @@ impl Core {
         let all = state.kept.all().map(|(address, bytes, allocation)| Spot { address, bytes, allocation });
         Picture {
             id: self.id,
-            label: state.label.clone(),
-            site: state.site.clone(),
+            label: state.observed.label(),
+            site: state.observed.site(),
             phase: state.phase,
             allocations: usage.allocations + kept.allocations,
             live_bytes: usage.bytes + kept.bytes,
             peak_live_bytes: usage.peak_bytes + kept.peak_bytes,
             kept_bytes: kept.bytes,
-            mapped_bytes: state.work.mapped_bytes,
+            mapped_bytes: state.work.mapped_bytes(),
             slabs: state.placement.pages().0,
             ranges: state.ranges.iter().map(Reservation::id).collect(),
             peak,
             kept: all.collect(),
-            events: state.events.as_ref().map(|events| events.blocks().to_vec()),
+            events: state.observed.traced_blocks(),
         }
     }
 }
@@ -70,6 +70,6 @@ impl Space {
     /// [`SharedVmmAllocator::trace_events`](crate::SharedVmmAllocator::trace_events).
     #[must_use]
     pub fn traces_events(&self) -> bool {
-        self.core().state.lock().events.is_some()
+        self.core().state.lock().observed.traces_events()
     }
 }

@@ -15,7 +15,7 @@
 //! such a page, the slot
 //! keeps its pages, which spaces opened later may use.
 //!
-//! `State::replaced` holds the replaced mappings of a space, under the space's lock.
+//! [`Replaced`] holds the replaced mappings of a space, under the space's lock.
 //! [`PendingRestores`] lists spaces whose restores wait for readers, under a lock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -26,22 +26,51 @@ use std::time::Duration;
 use super::refresh::Stale;
 use super::{Common, Core, Phase, State, spaces_from_now_on};
 use crate::error::{Error, Result};
-use crate::pages::{Fence, Mapping, PageId, PageNo, Transaction};
+use crate::pages::{Fence, Mapping, NamedStream, PageId, PageNo, Transaction};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
 /// A slot with a page replaced by the seal.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ReplacedMapping {
-    pub(super) range: usize,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
+struct ReplacedMapping {
+    range: usize,
+    offset: u64,
+    bytes: u64,
     /// Page number of the slot in the layout.
-    pub(super) no: PageNo,
+    no: PageNo,
     /// The page before the seal.
-    pub(super) page: PageId,
+    page: PageId,
     /// Whether a block there was freed while graphs captured since the seal could read the block.
-    pub(super) passed: bool,
+    passed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Replaced {
+    /// Slots with pages replaced by the seal, restorable until the first launch. Empty if launches
+    /// are not observed.
+    slots: Vec<ReplacedMapping>,
+    /// Number of captures begun on the device at the seal, if all had ended. While the number is
+    /// unchanged, only this graph can read the space's blocks.
+    alone_since: Option<u64>,
+    /// Captures begun by the time of the seal.
+    captures_at_seal: Option<Captures>,
+    /// Captured streams on which the program uses blocks without `record_stream`.
+    captured_on: Vec<NamedStream>,
+    /// Fence after the work of `captured_on` at each free of a block with a pending restore.
+    captured_work: Fence,
+}
+
+impl Replaced {
+    /// Counts captures by the time of the seal.
+    pub(super) fn seal(&mut self, common: &Common) {
+        self.alone_since = common.pool().captures_if_over();
+        self.captures_at_seal = Some(common.captures());
+    }
+
+    /// Drops all slots: none is restorable.
+    pub(super) fn clear(&mut self) {
+        self.slots = Vec::new();
+    }
 }
 
 /// Numbers of spaces with restores which had to wait at the last poll.
@@ -86,16 +115,18 @@ impl Core {
     pub(crate) fn captured_on(&self, stream: Stream) {
         let state = &mut *self.state.lock();
         let named = self.common.pool().events().keep(stream);
-        if !state.captured_on.contains(&named) {
-            state.captured_on.push(named);
+        let streams = &mut state.replaced.captured_on;
+        if !streams.contains(&named) {
+            streams.push(named);
         }
     }
 
     /// Extends the fence of captured work, after the free of a block which may be restored.
     pub(super) fn note_captured_work(&self, state: &mut State) {
-        if !state.replaced.is_empty() {
+        let Replaced { slots, captured_on, captured_work, .. } = &mut state.replaced;
+        if !slots.is_empty() {
             let events = self.common.pool().events();
-            state.captured_on.iter().for_each(|stream| state.captured_work.add_kept(events, *stream));
+            captured_on.iter().for_each(|stream| captured_work.add_kept(events, *stream));
         }
     }
 
@@ -110,7 +141,7 @@ impl Core {
     fn begin_first_launch(&self) {
         let readers = {
             let state = self.state.lock();
-            let pending = state.replaced.iter().any(|slot| !state.is_covered(slot));
+            let pending = state.replaced.slots.iter().any(|slot| !state.is_covered(slot));
             pending.then(|| {
                 let mut readers = self.readers_of_freed(&state);
                 readers.join(self.replays_of_passed(&state));
@@ -124,7 +155,7 @@ impl Core {
         let state = &mut *self.state.lock();
         self.restore_replaced(state);
         let behind = self.readers_of_freed(state);
-        for slot in std::mem::take(&mut state.replaced) {
+        for slot in std::mem::take(&mut state.replaced.slots) {
             let range = &state.ranges[slot.range];
             for mapped in range.mapped().into_iter().filter(|mapped| slot.holds(mapped.offset)) {
                 let end = mapped.offset + mapped.bytes;
@@ -136,20 +167,21 @@ impl Core {
                 }
             }
         }
-        state.captured_work = Fence::default();
+        state.replaced.captured_work = Fence::default();
         self.launched.store(true, Ordering::Release);
     }
 
     /// Restores slots without live blocks if all readers of their blocks are done; otherwise a
     /// later poll tries again.
     pub(super) fn restore_replaced(&self, state: &mut State) {
-        if state.phase != Phase::Sealed || !state.replaced.iter().any(|slot| !state.is_covered(slot)) {
+        if state.phase != Phase::Sealed || !state.replaced.slots.iter().any(|slot| !state.is_covered(slot)) {
             return;
         }
         let events = self.common.pool().events();
         let done = |fence: &mut Fence| fence.done(events).unwrap_or(false);
         let mut replays = self.replays_of_passed(state);
-        if !(done(&mut state.readers) & done(&mut state.captured_work) & done(&mut replays)) {
+        let freed = state.users.poll_freed(events);
+        if !(freed & done(&mut state.replaced.captured_work) & done(&mut replays)) {
             self.common.pending_restores.add(self.id);
             return;
         }
@@ -157,7 +189,7 @@ impl Core {
         // contents: the target page must not be freed.
         let restored = self.common.residency.while_resident(events, || {
             self.share_passed(state);
-            for slot in state.replaced.clone() {
+            for slot in state.replaced.slots.clone() {
                 if state.is_covered(&slot) {
                     continue;
                 }
@@ -165,9 +197,10 @@ impl Core {
                     Ok(page) => {
                         state
                             .replaced
+                            .slots
                             .retain(|other| (other.range, other.offset) != (slot.range, slot.offset));
                         // The number has this page from now on.
-                        let same = state.replaced.iter_mut().filter(|other| other.page == slot.page);
+                        let same = state.replaced.slots.iter_mut().filter(|other| other.page == slot.page);
                         same.for_each(|other| other.page = page);
                     }
                     Err(error) => {
@@ -184,17 +217,17 @@ impl Core {
     /// Maps pages of earlier passed blocks at the slots of passed blocks. Without such pages, gives
     /// the space's own pages to spaces opened later.
     fn share_passed(&self, state: &mut State) {
-        let (all, others) = std::mem::take(&mut state.replaced)
+        let (all, others) = std::mem::take(&mut state.replaced.slots)
             .into_iter()
             .partition::<Vec<_>, _>(|slot| slot.passed && !state.is_covered(slot));
-        state.replaced = others;
+        state.replaced.slots = others;
         if all.is_empty() {
             return;
         }
         let until = spaces_from_now_on();
         // A graph captured outside the arena may replay before this one and read the addresses
         // during the change.
-        let known = state.captures_at_seal.is_some_and(|at| at.all_ours(self.common.captures()));
+        let known = state.replaced.captures_at_seal.is_some_and(|at| at.all_ours(self.common.captures()));
         let mut by_size: BTreeMap<u64, Vec<ReplacedMapping>> = BTreeMap::new();
         all.into_iter().for_each(|slot| by_size.entry(slot.bytes).or_default().push(slot));
         for (bytes, slots) in by_size {
@@ -222,19 +255,19 @@ impl Core {
     /// Returns a fence after replays which may read passed blocks; empty if no page of a passed
     /// block changes.
     fn replays_of_passed(&self, state: &State) -> Fence {
-        let any = state.replaced.iter().any(|slot| slot.passed && !state.is_covered(slot));
+        let any = state.replaced.slots.iter().any(|slot| slot.passed && !state.is_covered(slot));
         if any { self.common.order.fence() } else { Fence::default() }
     }
 
     /// Returns whether no other graph can read the space's blocks.
     pub(super) fn is_alone(&self, state: &State) -> bool {
-        state.alone_since == Some(self.common.pool().captures())
+        state.replaced.alone_since == Some(self.common.pool().captures())
     }
 
     /// Returns a fence after all users of freed blocks.
     pub(super) fn readers_of_freed(&self, state: &State) -> Fence {
-        let mut fence = state.readers.clone();
-        fence.join(state.captured_work.clone());
+        let mut fence = state.users.of_freed();
+        fence.join(state.replaced.captured_work.clone());
         fence.join(self.common.residency.contents(self.common.pool().events()));
         fence
     }
@@ -290,7 +323,7 @@ impl Core {
 
 /// Count of captures begun on a device, and of the part for one arena.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Captures {
+struct Captures {
     ours: u64,
     all: u64,
 }
@@ -303,7 +336,7 @@ impl Captures {
 }
 
 impl ReplacedMapping {
-    pub(super) fn holds(&self, offset: u64) -> bool {
+    fn holds(&self, offset: u64) -> bool {
         (self.offset..self.offset + self.bytes).contains(&offset)
     }
 }
@@ -319,7 +352,7 @@ impl State {
             let no = numbers.get(&(range, offset))?;
             Some(ReplacedMapping { range, offset, bytes, no: *no, page, passed: false })
         };
-        self.replaced = replaced.iter().filter_map(slot).collect();
+        self.replaced.slots = replaced.iter().filter_map(slot).collect();
     }
 
     /// Returns whether a live block lies in the slot.
@@ -332,18 +365,18 @@ impl State {
         let there = |slot: &&mut ReplacedMapping| {
             slot.range == range && slot.offset < to && slot.offset + slot.bytes > from
         };
-        self.replaced.iter_mut().filter(there).for_each(|slot| slot.passed = true);
+        self.replaced.slots.iter_mut().filter(there).for_each(|slot| slot.passed = true);
     }
 
     /// Returns whether a restore is still possible at a place.
     pub(super) fn may_be_restored(&self, range: usize, offset: u64) -> bool {
-        self.replaced.iter().any(|slot| slot.range == range && slot.holds(offset))
+        self.replaced.slots.iter().any(|slot| slot.range == range && slot.holds(offset))
     }
 }
 
 impl Common {
     /// Returns how many captures began on the device, and how many for this arena.
-    pub(super) fn captures(&self) -> Captures {
+    fn captures(&self) -> Captures {
         // Read first: a capture which begins between the two reads counts as foreign.
         let ours = self.own_captures.load(Ordering::SeqCst);
         Captures { ours, all: self.pool().captures() }

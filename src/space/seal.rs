@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::layout::{Layout, Unit};
-use super::{Block, Core, Events, Phase, Placement, Space, State};
+use super::{Block, Core, Phase, Placement, Space, State};
 use crate::error::{Error, Result};
 use crate::pages::{Class, Mapping, PageId, PageNo, RangeId, Transaction};
 
@@ -189,7 +189,7 @@ impl Core {
         } else {
             self.retain(&mut state, policy)
         };
-        state.work.time += start.elapsed();
+        state.work.add_time(start.elapsed());
         let fillers = fillers?;
         if policy != RetainPolicy::Share {
             self.end_lifetime_trace(&state);
@@ -197,13 +197,12 @@ impl Core {
         state.end_layout_hash(policy);
         state.end_placement();
         state.phase = Phase::Sealed;
-        state.alone_since = self.common.pool().captures_if_over();
-        state.captures_at_seal = Some(self.common.captures());
+        state.replaced.seal(&self.common);
         self.sealed.store(true, Ordering::Release);
         state.opened = None;
         state.exported = HashSet::new();
         state.ranges.shrink_to_fit();
-        state.events.iter_mut().for_each(Events::end);
+        state.observed.end();
         let usage = state.usage();
         let (small_pages, large_pages) = state.placement.pages();
         let kept = state.kept.usage();
@@ -211,9 +210,9 @@ impl Core {
             peak_live_bytes: usage.peak_bytes + kept.peak_bytes,
             small_pages: (small_pages + fillers) as u64,
             large_pages: large_pages as u64,
-            maps: state.work.maps,
-            driver_calls: state.work.calls,
-            driver_time: state.work.time,
+            maps: state.work.maps(),
+            driver_calls: state.work.calls(),
+            driver_time: state.work.time(),
             retained_bytes: self.common.pool().held(self.own()).0,
             allocations: usage.allocations + kept.allocations,
             layout_hash: state.layout_hash.get(),
