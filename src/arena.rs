@@ -5,7 +5,6 @@
 //! alive by the handle and by each space. The mutex of the current space (`serial`) is taken before
 //! all other locks. The mutex of `eager` is held only to find or create the eager space.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -22,110 +21,20 @@ use crate::pages::{
 };
 use crate::space::{
     Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LifetimeProfile, LiveCounts,
-    PendingRestores, Phase, Recall, Recalls, Residency, RetainPolicy, Space, SpareRanges, Totals, disjoint,
+    PendingRestores, Recall, Recalls, Residency, Space, SpareRanges, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
-use crate::units::{Address, BlockBytes, Geometry, Peers, Stream};
+use crate::units::{Peers, Stream};
 
 mod exclusive;
 mod lending;
+mod options;
 mod order;
+mod serial;
 
-const MIB: u64 = 1 << 20;
-
-/// Options of an arena. The defaults are measured (docs/performance.md).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Bytes of a small page. 0: 2 MiB or the device's granularity, whichever is larger.
-    pub small_page_bytes: u64,
-    /// Bytes of a large page, a multiple of the small page size. 0: derived from `expected_bytes`.
-    /// Compared with 16 MiB, pages of 32 MiB took 40 to 51 % fewer maps. They held 1.002 to 1.029
-    /// of the lower bound on three models with a peak graph of 900 MiB or more. On eight models of
-    /// 390 to 722 MiB they held up to 1.11, and more below (docs/performance.md, Page sizes).
-    pub large_page_bytes: u64,
-    /// Policy for blocks live at the seal.
-    pub retain: RetainPolicy,
-    /// Fills the shared pages of a space before each replay, which exposes graphs relying on
-    /// leftover contents. Also enabled by `VMMGRAPH_POISON=1` in the environment. For debugging, as
-    /// the fills cost time.
-    pub poison: bool,
-    /// Records time and call stack of each allocation, for lists of live blocks. Also enabled by
-    /// `VMMGRAPH_TRACE_BLOCKS=1`. Costs microseconds per block.
-    pub trace_blocks: bool,
-    /// Limit of the arena's physical memory in bytes. `None`: only the device's limit. See
-    /// [`SharedVmmAllocator::set_budget`].
-    pub budget_bytes: Option<u64>,
-    /// Guaranteed bytes, among accounts below one with a limit. Guaranteed memory is never
-    /// [lent](SharedVmmAllocator::lend).
-    pub least_bytes: u64,
-    /// Bytes of addresses reserved at once for the current space of the published design, rounded
-    /// up to the device's granularity. 0: reserved as needed. More is reserved when these are used
-    /// up.
-    pub reserve_bytes: u64,
-    /// Approximate peak of live bytes of the largest graph, which determines the large page size.
-    /// The size is the largest power of two up to a forty-eighth of this peak, at least a small
-    /// page and at most 16 MiB. From 8 GiB on, the size is 32 MiB. 0: unknown, so 16 MiB or the
-    /// small page size, whichever is larger. Larger pages need fewer driver calls; smaller pages
-    /// waste less at their ends.
-    pub expected_bytes: u64,
-    /// Refuses replays and eager scopes on a different stream or thread than the first one's
-    /// ([`Error::WrongState`]), before any preparation. So the replay order is the program order of
-    /// one thread. Ends with [`SharedVmmAllocator::lift_serial`], not with the thread or a pause.
-    /// For cooperating ranks: waits between streams of an arena can deadlock ranks with different
-    /// replay orders.
-    pub serial: bool,
-    /// Other devices of the platform with access to the arena's pages; the arena's own device is
-    /// ignored. For programs with several devices in one process. Each peer adds cost to every map.
-    pub peers: Peers,
-    /// As [`peers`](Self::peers), only for pages of [peer-visible](crate::Space::allocate_remote)
-    /// and [private](SharedVmmAllocator::allocate_exclusive) blocks: the memory that other devices
-    /// read in collectives. Other maps cost no more.
-    pub remote_peers: Peers,
-    /// Tag for [`Device::pause`](crate::Device::pause) and
-    /// [`Device::resume`](crate::Device::resume), as for regions; need not be unique. With an empty
-    /// tag, the arena is paused only by a pause of everything or by [`SharedVmmAllocator::pause`].
-    pub tag: String,
-}
-
-impl Default for Options {
-    /// 2 MiB and 16 MiB pages, live-out blocks retained, no budget.
-    fn default() -> Self {
-        Self {
-            small_page_bytes: 0,
-            large_page_bytes: 0,
-            retain: RetainPolicy::Retain,
-            poison: false,
-            trace_blocks: false,
-            budget_bytes: None,
-            least_bytes: 0,
-            reserve_bytes: 0,
-            expected_bytes: 0,
-            serial: false,
-            peers: Peers::NONE,
-            remote_peers: Peers::NONE,
-            tag: String::new(),
-        }
-    }
-}
-
-impl Options {
-    /// Returns the page sizes for a device of this granularity.
-    fn geometry(&self, granularity: u64) -> Result<Geometry> {
-        let or = |given: u64, default: u64| if given == 0 { default } else { given };
-        let small = or(self.small_page_bytes, granularity.max(2 * MIB));
-        let fitting = match self.expected_bytes {
-            0 => 16 * MIB,
-            // A larger page than without a hint must not cost memory: from 8 GiB on, 32 MiB is at
-            // most half a percent of the held memory.
-            expected if expected >= 8192 * MIB => 32 * MIB,
-            // 48: from tests/arena/trace.rs and tests/arena/packing.rs.
-            expected => 1 << (expected / 48).clamp(1, 16 * MIB).ilog2(),
-        };
-        let large = or(self.large_page_bytes, small.max(fitting));
-        Geometry::new(small, large, granularity)
-    }
-}
+pub use options::Options;
+use serial::Serial;
 
 /// Returns true if an environment variable is "1".
 fn asked_for(variable: &str) -> bool {
@@ -160,12 +69,6 @@ impl Drop for Eager {
             space.release();
         }
     }
-}
-
-#[derive(Default)]
-struct Serial {
-    current: Option<Arc<Space>>,
-    sealed: HashMap<u64, Arc<Space>>,
 }
 
 impl SharedVmmAllocator {
@@ -235,8 +138,7 @@ impl SharedVmmAllocator {
         let leases: Arc<dyn Recall> = arena.leases.clone();
         arena.common.recalls.by(Arc::downgrade(&leases));
         if options.reserve_bytes > 0 {
-            let first = arena.open_serial()?;
-            arena.serial.lock().current = Some(first);
+            arena.begin_serial()?;
         }
         tracing::info!(arena = id, small = geometry.small(), large = geometry.large(), "arena created");
         Ok(arena)
@@ -537,106 +439,6 @@ impl SharedVmmAllocator {
             replays: common.order.replays(),
             paused: common.residency.paused(),
         }
-    }
-}
-
-/// Methods of the published design, with the meaning defined by the paper: one current space at a
-/// time, a bump space.
-impl SharedVmmAllocator {
-    /// Seals the current space, if any, and opens the next one at offset 0. Blocks of earlier
-    /// spaces stay valid until the arena is dropped.
-    ///
-    /// # Errors
-    /// As [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
-    pub fn switch_to_new_virtual_space(&self) -> Result<()> {
-        let mut serial = self.serial.lock();
-        if let Some(current) = &serial.current
-            && current.phase() == Phase::Open
-        {
-            current.seal()?;
-        }
-        let next = self.open_serial()?;
-        if let Some(last) = serial.current.replace(next) {
-            serial.sealed.insert(last.id(), last);
-        }
-        Ok(())
-    }
-
-    fn open_serial(&self) -> Result<Arc<Space>> {
-        self.prepare()?;
-        Space::open_bump(&self.common, self.reserve_bytes)
-    }
-
-    /// Allocates in the current space, opened if there is none. See [`Space::allocate`].
-    ///
-    /// # Errors
-    /// As [`Space::allocate`] and [`open_space`](Self::open_space).
-    pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
-        // An invalid size is refused before a space is opened.
-        BlockBytes::round_up(size)?;
-        let current = {
-            let mut serial = self.serial.lock();
-            match &serial.current {
-                Some(current) => Arc::clone(current),
-                None => Arc::clone(serial.current.insert(self.open_serial()?)),
-            }
-        };
-        current.allocate(size, stream)
-    }
-
-    /// Frees a block of the current space or an earlier one. See [`Space::free`].
-    ///
-    /// # Errors
-    /// As [`Space::free`].
-    pub fn deallocate(&self, address: Address) -> Result<()> {
-        let foreign = Error::ForeignPointer { address };
-        let (_, space) = self.common.pool().range_at(address).ok_or(foreign.clone())?;
-        let found = {
-            let serial = self.serial.lock();
-            let current = serial.current.as_ref().filter(|current| current.id() == space);
-            current.or_else(|| serial.sealed.get(&space)).map(Arc::clone)
-        };
-        found.ok_or(foreign)?.free(address)
-    }
-
-    /// Returns the current space, if one was opened.
-    #[must_use]
-    pub fn current_space(&self) -> Option<Arc<Space>> {
-        self.serial.lock().current.clone()
-    }
-
-    /// Returns the largest need of any space in bytes: allocated bytes of a bump space, peak of
-    /// live bytes of a space of [`open_space`](Self::open_space).
-    #[must_use]
-    pub fn high_water_mark(&self) -> u64 {
-        self.common.totals.high_water.load(Ordering::Relaxed)
-    }
-
-    /// Returns the offset of the next block in the current space: all bytes allocated so far, freed
-    /// or not. 0 after a switch.
-    #[must_use]
-    pub fn current_offset(&self) -> u64 {
-        self.current_space().map_or(0, |space| space.offset())
-    }
-
-    /// Returns the arena's physical bytes: shared, live-out, persistent and private pages. A page
-    /// counts once, at however many addresses.
-    #[must_use]
-    pub fn mapped_size(&self) -> u64 {
-        self.common.pool().account_bytes(self.common.shared.account())
-    }
-
-    /// Returns the bytes of addresses reserved by all spaces, at least `reserve_bytes` if
-    /// requested.
-    #[must_use]
-    pub fn reserved_size(&self) -> u64 {
-        self.common.totals.reserved.load(Ordering::Relaxed)
-    }
-
-    /// Returns true unless a caught bug closed the arena.
-    #[must_use]
-    pub fn is_initialized(&self) -> bool {
-        self.usable().is_ok()
     }
 }
 
