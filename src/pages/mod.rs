@@ -69,7 +69,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `pool.rs` | [`PagePool`]: tables, free lists, creation and release of pages |
+//! | `pool.rs`, `page.rs`, `pool_stats.rs` | [`PagePool`]: tables, creation and release of pages |
+//! | `free.rs` | free pages, and memory on its way between pool and driver |
 //! | `owner.rs` | owners and the audit |
 //! | `mappings.rs`, `reservation.rs` | ranges and mappings |
 //! | `account.rs` | tree of budgets |
@@ -78,7 +79,7 @@
 //! | `teardown.rs`, `pending_unmaps.rs` | unmapping after a fence, pending unmaps, retries |
 //! | `reclaim.rs` | out-of-memory retry |
 //! | `waits.rs` | captures, and platforms on which a capture forbids waits |
-//! | `shared.rs` | numbered pages of one arena |
+//! | `shared.rs`, `shared/` | numbered pages of one arena; its tape, leases and passed blocks |
 //! | `lent.rs` | pages on lease |
 //! | `exports.rs`, `peer.rs` | pages exported to and imported from other processes |
 //! | `non_resident.rs`, `pausable.rs`, `resume.rs` | non-resident pages, pause and resume |
@@ -96,6 +97,7 @@ mod copies;
 mod events;
 mod exports;
 mod fence;
+mod free;
 mod host_memory;
 mod host_piece;
 mod host_pool;
@@ -104,10 +106,12 @@ mod lent;
 mod mappings;
 mod non_resident;
 mod owner;
+mod page;
 mod pausable;
 mod peer;
 mod pending_unmaps;
 mod pool;
+mod pool_stats;
 mod reclaim;
 mod reservation;
 mod resume;
@@ -138,7 +142,8 @@ pub(crate) use pausable::{HookGuard, Pausables, PauseSection, next_number};
 pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
 pub(crate) use peer::{PeerId, PeerSpan};
 pub(crate) use pending_unmaps::retry_orphans;
-pub use pool::{PagePool, PoolStats};
+pub use pool::PagePool;
+pub use pool_stats::PoolStats;
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
 pub(crate) use resume::{resume, resume_into};

@@ -190,7 +190,7 @@ impl PagePool {
             }
             state.stats.physical_bytes -= bytes;
             state.non_resident = (state.non_resident.0 + 1, state.non_resident.1 + bytes);
-            state.releasing = (state.releasing.0 + 1, state.releasing.1 + bytes);
+            state.running.begin_release(bytes);
             (handle, bytes)
         };
         Ok((calls + 1, self.release_handle(handle, bytes)))
@@ -252,7 +252,7 @@ impl State {
     /// Moves the memory of one page to a non-resident page of the same size, and removes the first
     /// page.
     fn adopt(&mut self, id: PageId, memory: PageId) {
-        let fits = |page: &super::pool::Page, bytes: u64| page.handle.is_none() && page.bytes == bytes;
+        let fits = |page: &super::page::Page, bytes: u64| page.handle.is_none() && page.bytes == bytes;
         let bytes = self.pages.get(memory).map_or(0, |page| page.bytes);
         if !self.pages.get(id).is_some_and(|page| fits(page, bytes)) {
             // The page was removed since. The taken memory becomes free at the commit.

@@ -148,8 +148,8 @@ impl PagePool {
         if let Some((_, range)) = at_work {
             return wrong(format!("the range at {:?} is being torn down, or its pages move", range.base));
         }
-        if pins != 0 || state.creating != 0 || state.releasing != (0, 0) {
-            let (creating, releasing) = (state.creating, state.releasing);
+        let (creating, releasing) = (state.running.creating(), state.running.releasing());
+        if pins != 0 || creating != 0 || releasing != (0, 0) {
             return wrong(format!(
                 "{pins} pins, {creating} bytes being created, {releasing:?} being released"
             ));
@@ -184,7 +184,8 @@ impl State {
         let reserved: u64 = self.ranges.values().map(|range| range.len).sum();
         let retained: u64 = there().filter(|page| page.owner.retains()).map(|page| page.bytes).sum();
         let non_resident = self.pages.len() as u64 - there().count() as u64;
-        let pages = self.pages.len() as u64 - non_resident + self.releasing.0 + stats.pages_released;
+        let pages =
+            self.pages.len() as u64 - non_resident + self.running.releasing().0 + stats.pages_released;
         let exported = || self.pages.values().filter(|page| page.exported > 0);
         let exported_bytes: u64 = exported().map(|page| page.bytes).sum();
         let equal = [
@@ -252,7 +253,7 @@ impl State {
         if let Some(owner) = self.tallies.keys().find(|owner| !tallies.contains_key(owner)) {
             return wrong(format!("something is counted for {owner:?}, which has nothing"));
         }
-        let listed = self.free.iter().map(|(bytes, ids)| (*bytes, ids.iter().copied().collect()));
+        let listed = self.free.lists().map(|(bytes, ids)| (bytes, ids.iter().copied().collect()));
         if listed.collect::<BTreeMap<u64, BTreeSet<_>>>() != free {
             return wrong("the lists of free pages are not the free pages".to_owned());
         }
@@ -264,8 +265,11 @@ impl State {
                 return wrong(format!("{own} bytes counted for the account {label:?}, {held} bytes held"));
             }
         }
-        if moving != self.creating {
-            return wrong(format!("{moving} bytes on their way into accounts, {} in all", self.creating));
+        if moving != self.running.creating() {
+            return wrong(format!(
+                "{moving} bytes on their way into accounts, {} in all",
+                self.running.creating()
+            ));
         }
         Ok(())
     }

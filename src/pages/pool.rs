@@ -8,16 +8,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use slotmap::SlotMap;
 
 use super::account::Accounts;
 use super::events::Events;
+use super::free::{FreePages, RunningCalls};
 use super::lent::LentPages;
 use super::mappings::Range;
 use super::owner::{Owner, Tally};
+use super::page::Page;
 use super::peer::PeerPages;
 use super::pending_unmaps::{Arriving, ArrivingId, FencedUnmap, FencedUnmapId};
+use super::pool_stats::PoolStats;
 use super::reclaim::Reclaimers;
 use super::teardown::RunningTeardown;
 use super::waits::Captures;
@@ -34,82 +36,9 @@ const TRIES: u32 = 1000;
 const YIELDS: u32 = 16;
 const PAUSE: Duration = Duration::from_micros(100);
 
-#[derive(Debug)]
-pub(super) struct Page {
-    /// `None`: the page is non-resident, see `non_resident.rs`. Owner, account and mappings stay.
-    pub(super) handle: Option<PageHandle>,
-    pub(super) bytes: u64,
-    pub(super) owner: Owner,
-    /// Account charged for the page. `None` for free pages and pages refused by the driver.
-    pub(super) account: Option<AccountId>,
-    /// All mappings: range and offset.
-    pub(super) mappings: BTreeSet<(RangeId, u64)>,
-    /// Subset of `mappings` unknown to the driver: all of a non-resident page, some of a page whose
-    /// pause or resume is incomplete.
-    pub(super) unmapped: BTreeSet<(RangeId, u64)>,
-    /// Number of running transactions that need the page.
-    pub(super) pins: u32,
-    /// Number of export pins: other processes map the page.
-    pub(super) exported: u32,
-}
-
-impl Page {
-    fn new(handle: PageHandle, bytes: u64, owner: Owner, account: Option<AccountId>, pins: u32) -> Self {
-        let (mappings, unmapped) = (BTreeSet::new(), BTreeSet::new());
-        Self { handle: Some(handle), bytes, owner, account, mappings, unmapped, pins, exported: 0 }
-    }
-
-    /// Returns the page's share of the totals: pages, bytes, and mappings known to the driver.
-    pub(super) fn weight(&self) -> (i64, i64, i64) {
-        let mappings = (self.mappings.len() - self.unmapped.len()) as i64;
-        if self.handle.is_some() { (1, self.bytes as i64, mappings) } else { (0, 0, mappings) }
-    }
-}
-
-/// Exact counts of pages and driver calls of one device since its opening.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PoolStats {
-    /// Bytes of pages held now.
-    pub physical_bytes: u64,
-    /// Peak of `physical_bytes`.
-    pub peak_physical_bytes: u64,
-    /// Bytes of pages for live-out, persistent and private blocks.
-    pub retained_bytes: u64,
-    /// Bytes of free pages: unmapped, and available to the next allocation.
-    pub free_bytes: u64,
-    /// Budget in bytes. `None`: no budget.
-    pub budget_bytes: Option<u64>,
-    /// Bytes of non-resident pages: owner and addresses exist, memory does not.
-    pub absent_bytes: u64,
-    /// Bytes of pages exported to other processes
-    /// ([`Device::export_page`](crate::Device::export_page)). Exported pages are not released.
-    pub exported_bytes: u64,
-    /// Pages held now.
-    pub pages: u64,
-    /// Pages created.
-    pub pages_created: u64,
-    /// Pages released.
-    pub pages_released: u64,
-    /// Allocations served by a free page, without a driver call.
-    pub pages_reused: u64,
-    /// Current mappings.
-    pub mappings: u64,
-    /// Mappings made.
-    pub maps: u64,
-    /// Mappings removed.
-    pub unmaps: u64,
-    /// Reserved bytes of addresses.
-    pub reserved_bytes: u64,
-    /// Current reservations.
-    pub reservations: u64,
-    /// Pending unmaps and refused releases. `trim` retries both.
-    pub pending: u64,
-}
-
 pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
-    /// Pages without mappings and pins, by size.
-    pub(super) free: BTreeMap<u64, Vec<PageId>>,
+    pub(super) free: FreePages,
     pub(super) ranges: SlotMap<RangeId, Range>,
     /// Devices with access to all mappings of the pool.
     pub(super) peers: Peers,
@@ -118,10 +47,10 @@ pub(super) struct State {
     pub(super) accounts: Accounts,
     pub(super) tallies: HashMap<Owner, Tally>,
     /// Bytes of free pages, and bytes of pages refused by the driver.
-    pub(super) free_bytes: u64,
-    pub(super) refused_bytes: u64,
+    free_bytes: u64,
+    refused_bytes: u64,
     /// Pages refused by the driver at release.
-    pub(super) refused: Vec<PageId>,
+    refused: Vec<PageId>,
     /// Non-resident pages and their bytes.
     pub(super) non_resident: (u64, u64),
     /// Exported pages and their bytes.
@@ -138,28 +67,20 @@ pub(super) struct State {
     pub(super) lent: LentPages,
     /// Counts changes of shared pages, except those by leases.
     pub(super) shared_changes: u64,
-    /// Bytes in creation by the driver.
-    pub(super) creating: u64,
-    /// Pages in release by the driver, and their bytes.
-    pub(super) releasing: (u64, u64),
+    pub(super) running: RunningCalls,
     pub(super) stats: PoolStats,
 }
 
 impl State {
     /// Returns the bytes of the device charged to no account.
     pub(super) fn unaccounted(&self) -> u64 {
-        self.free_bytes + self.refused_bytes + self.releasing.1
+        self.free_bytes + self.refused_bytes + self.running.releasing().1
     }
 
     /// Returns a number that changes with each creation, release, reuse, map and unmap.
     fn activity(&self) -> u64 {
         let stats = &self.stats;
         stats.pages_created + stats.pages_released + stats.pages_reused + stats.maps + stats.unmaps
-    }
-
-    /// Returns true while driver calls create or release pages.
-    fn others_at_work(&self) -> bool {
-        self.releasing.0 > 0 || self.creating > 0
     }
 
     /// Adds a page to the tables.
@@ -263,17 +184,8 @@ impl State {
             // A non-resident page has no memory to reuse.
             self.remove(id);
         } else if let Some(id) = self.rename(id, Owner::Free, None) {
-            self.free.entry(bytes).or_default().push(id);
+            self.free.add(bytes, id);
         }
-    }
-
-    fn pop_free(&mut self, bytes: u64) -> Option<PageId> {
-        let list = self.free.get_mut(&bytes)?;
-        let id = list.pop();
-        if list.is_empty() {
-            self.free.remove(&bytes);
-        }
-        id
     }
 }
 
@@ -302,7 +214,7 @@ impl PagePool {
     pub fn new(driver: SharedDriver) -> Arc<Self> {
         let state = State {
             pages: SlotMap::default(),
-            free: BTreeMap::new(),
+            free: FreePages::default(),
             ranges: SlotMap::default(),
             peers: Peers::NONE,
             bases: BTreeMap::new(),
@@ -320,8 +232,7 @@ impl PagePool {
             arriving: SlotMap::with_key(),
             lent: LentPages::default(),
             shared_changes: 0,
-            creating: 0,
-            releasing: (0, 0),
+            running: RunningCalls::default(),
             stats: PoolStats::default(),
         };
         let events = Events::new(&driver);
@@ -383,7 +294,7 @@ impl PagePool {
             // attempt.
             let unchanged = {
                 let state = self.lock();
-                !state.others_at_work() && state.activity() == before
+                !state.running.any() && state.activity() == before
             };
             tries += 1;
             if unchanged || tries > TRIES {
@@ -403,24 +314,24 @@ impl PagePool {
             let state = &mut *self.lock();
             let others = state.unaccounted();
             // The device account already includes a free page of this size.
-            let of_device = if state.free.contains_key(&bytes) { others - bytes } else { others };
+            let of_device = if state.free.has(bytes) { others - bytes } else { others };
             if let Some(refusal) = state.accounts.refusal(account, bytes, of_device, self.ordinal()) {
                 return Err(refusal);
             }
-            if let Some(id) = state.pop_free(bytes).and_then(|id| state.rename(id, owner, Some(account))) {
+            if let Some(id) = state.free.take(bytes).and_then(|id| state.rename(id, owner, Some(account))) {
                 if let Some(page) = state.pages.get_mut(id) {
                     page.pins = 1;
                 }
                 state.stats.pages_reused += 1;
                 return Ok((id, false));
             }
-            state.creating += bytes;
+            state.running.begin_create(bytes);
             state.accounts.join(account);
             state.accounts.change(account, 0, bytes as i64);
         }
         let created = self.driver.create(bytes);
         let state = &mut *self.lock();
-        state.creating -= bytes;
+        state.running.end_create(bytes);
         state.accounts.change(account, 0, -(bytes as i64));
         let entered = created.map(|handle| {
             state.stats.pages_created += 1;
@@ -513,9 +424,7 @@ impl PagePool {
         while released < bytes {
             let page = {
                 let mut state = self.lock();
-                let longest = state.free.keys().next_back().copied();
-                let id = longest.and_then(|longest| state.pop_free(longest));
-                id.and_then(|id| state.leave(id))
+                state.free.take_largest().and_then(|id| state.leave(id))
             };
             let Some(page) = page else { break };
             let bytes = page.bytes;
@@ -532,13 +441,13 @@ impl PagePool {
         page.handle.is_none_or(|handle| self.release_handle(handle, page.bytes))
     }
 
-    /// As [`release`](Self::release), for the memory of a page counted in `State::releasing`.
+    /// As [`release`](Self::release), for the memory of a page counted in `State::running`.
     pub(super) fn release_handle(&self, handle: PageHandle, bytes: u64) -> bool {
         // SAFETY: a page of this driver without mappings. Already removed from the tables, so no
         // other thread releases it.
         let result = unsafe { self.driver.release(handle) };
         let mut state = self.lock();
-        state.releasing = (state.releasing.0 - 1, state.releasing.1 - bytes);
+        state.running.end_release(bytes);
         let Err(error) = result else {
             state.stats.pages_released += 1;
             return true;
@@ -597,10 +506,8 @@ impl State {
     /// Removes a page that is about to be released.
     fn leave(&mut self, id: PageId) -> Option<Page> {
         let page = self.remove(id)?;
-        // Counted before the driver call: after the call, other threads may create pages from this
-        // memory.
         if page.handle.is_some() {
-            self.releasing = (self.releasing.0 + 1, self.releasing.1 + page.bytes);
+            self.running.begin_release(page.bytes);
         }
         Some(page)
     }

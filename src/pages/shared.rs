@@ -18,7 +18,7 @@
 //! One mutex guards the tables ([`Numbers`]). The mutex is held across calls into the pool,
 //! including the creation of a page, so two spaces with the same number get one page.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -28,6 +28,13 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{Geometry, Peers};
+
+mod lend;
+mod passed;
+mod tape;
+
+use passed::Passed;
+use tape::Tape;
 
 /// Devices with access to an arena's pages, besides its own device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,19 +57,13 @@ pub struct SharedSet {
     version: AtomicU64,
 }
 
-/// Returns the leases on pages, each once, ascending.
-fn leases_of<'a>(pages: impl Iterator<Item = &'a (u32, PageId, Option<u64>)>) -> Vec<u64> {
-    pages.filter_map(|(.., lease)| *lease).collect::<BTreeSet<_>>().into_iter().collect()
-}
-
 /// Number of newest marks kept.
 const MARKS: usize = 8;
 
 #[derive(Default)]
 struct Numbers {
     pages: HashMap<PageNo, PageId>,
-    /// Pages of the bump spaces' tape: byte of the tape to page and bytes.
-    tape: BTreeMap<u64, (PageId, u64)>,
+    tape: Tape,
     /// Pages without a number, by size. Formerly live-out, freed since, still mapped at their
     /// addresses.
     spare: BTreeMap<u64, Vec<PageId>>,
@@ -73,18 +74,10 @@ struct Numbers {
     marks: VecDeque<(u64, Mark)>,
     /// Pinned pages: they stay at their numbers and addresses.
     pinned: HashSet<PageId>,
-    /// Pages of freed blocks that graphs captured before the free may still read. Each entry names
-    /// the writing space and the first space that may use the page for other blocks. Eager work
-    /// does not use these pages.
-    since: HashMap<PageId, Vec<(u64, Owner)>>,
+    passed: Passed,
     /// Number of eager scopes active or waiting for the replay slot. Pages may leave their numbers
     /// at the end of a scope.
     eager: u32,
-}
-
-/// Returns true if the space may map the page.
-fn is_for(since: &HashMap<PageId, Vec<(u64, Owner)>>, page: PageId, space: u64) -> bool {
-    since.get(&page).is_none_or(|writers| writers.iter().all(|(from, _)| space >= *from))
 }
 
 impl SharedSet {
@@ -179,7 +172,7 @@ impl SharedSet {
         let numbers = &mut *self.numbers.lock();
         let mut no = from;
         let passed_over = |page: &PageId| {
-            shown.contains(page) || !is_for(&numbers.since, *page, space) && self.is_ours(*page)
+            shown.contains(page) || !numbers.passed.is_for(*page, space) && self.is_ours(*page)
         };
         while numbers.pages.get(&no).is_some_and(passed_over) {
             no.index += 1;
@@ -203,7 +196,7 @@ impl SharedSet {
         }
         let page = self.spare_or_new(transaction, numbers, self.page_bytes(no.class), shown, space)?;
         numbers.pages.insert(no, page);
-        if numbers.since.contains_key(&page) {
+        if numbers.passed.contains(page) {
             // Older spaces skip this number and use the page of the next one, which they may
             // already map.
             self.version.fetch_add(1, Ordering::SeqCst);
@@ -288,126 +281,6 @@ impl SharedSet {
         true
     }
 
-    /// Returns the number of large pages with a number, not on lease and not [bound to the
-    /// number](Self::is_pinned).
-    #[must_use]
-    pub fn lendable(&self) -> u64 {
-        self.free_large_ones().len() as u64
-    }
-
-    /// Returns these pages, those mapped by the fewest spaces first.
-    #[must_use]
-    pub(crate) fn free_large_pages(&self) -> Vec<PageId> {
-        let free = self.free_large_ones().into_iter();
-        let mut ranked: Vec<_> =
-            free.map(|(number, page)| (self.pool.shown_by(page), u32::MAX - number, page)).collect();
-        ranked.sort_unstable();
-        ranked.into_iter().map(|(.., page)| page).collect()
-    }
-
-    fn free_large_ones(&self) -> Vec<(u32, PageId)> {
-        let numbers = self.numbers.lock();
-        let free =
-            |page: PageId| !self.keeps_number(&numbers, page) && self.pool.leases([page].iter()).is_empty();
-        self.large_ones(&numbers).filter(|(_, page)| free(*page)).collect()
-    }
-
-    /// Iterates over large pages with their numbers.
-    fn large_ones(&self, numbers: &Numbers) -> impl Iterator<Item = (u32, PageId)> {
-        let large = numbers.pages.iter().filter(|(no, _)| no.class == Class::Large);
-        large.filter(|(_, page)| self.is_ours(**page)).map(|(no, page)| (no.index, *page))
-    }
-
-    /// Takes large pages to lend, pinned by the transaction: pages with a number, not on lease and
-    /// not bound to the number, those mapped by the fewest spaces first. Returns `wanted` pages or
-    /// all available ones.
-    ///
-    /// Pages are ranked again only if pages of an arena changed since the last lease, other than by
-    /// leases.
-    pub(crate) fn to_lend(&self, transaction: &mut Transaction<'_>, wanted: usize) -> Vec<PageId> {
-        let (numbers, pool) = (self.numbers.lock(), &self.pool);
-        if !pool.is_ranked(&self.account) {
-            pool.rank_candidates(&self.account, &self.large_ones(&numbers).collect::<Vec<_>>());
-        }
-        let (mut taken, mut after) = (Vec::new(), None);
-        while taken.len() < wanted {
-            after = pool.next_candidate(&self.account, after);
-            let Some((.., page)) = after else { break };
-            // A trim or seal on a different thread may have taken the page since the ranking.
-            let may_leave = self.is_ours(page) && !self.keeps_number(&numbers, page);
-            if may_leave && transaction.pin_owned(page, self.owner()) == Some(self.geometry.large()) {
-                taken.push(page);
-            }
-        }
-        taken
-    }
-
-    /// Returns the numbers of large pages on lease.
-    #[must_use]
-    pub fn on_lease(&self) -> BTreeSet<u32> {
-        if !self.pool.any_lent() {
-            return BTreeSet::new();
-        }
-        self.large().into_iter().filter(|(_, _, lease)| lease.is_some()).map(|(index, ..)| index).collect()
-    }
-
-    /// Returns the numbers of large pages on lease, for work that needs `bytes` of other large
-    /// pages. A number without a page counts as available, since graphs need a new page for the
-    /// number anyway.
-    ///
-    /// # Errors
-    /// [`Error::Lent`] if too few pages are available: names the leases on the lowest numbers,
-    /// enough to cover the difference.
-    pub fn beside_leases(&self, bytes: u64) -> Result<BTreeSet<u32>> {
-        if !self.pool.any_lent() {
-            return Ok(BTreeSet::new());
-        }
-        let (all, page) = (self.large(), self.geometry.large());
-        let lent = || all.iter().filter(|(_, _, lease)| lease.is_some());
-        let numbers = self.numbers.lock();
-        let stay = all
-            .iter()
-            .filter(|(_, page, lease)| lease.is_none() && self.keeps_number(&numbers, *page))
-            .count();
-        drop(numbers);
-        let most = all.last().map_or(0, |(index, ..)| u64::from(*index) + 1);
-        let there = most - (lent().count() + stay) as u64;
-        let short = bytes.div_ceil(page).saturating_sub(there);
-        if short > 0 && lent().next().is_some() {
-            return Err(Error::Lent {
-                leases: leases_of(lent().take(usize::try_from(short).unwrap_or(usize::MAX))),
-            });
-        }
-        Ok(lent().map(|(index, ..)| *index).collect())
-    }
-
-    /// Returns true if a large page has a number above `index`.
-    #[must_use]
-    pub fn listed_above(&self, index: u32) -> bool {
-        self.large().last().is_some_and(|(last, ..)| *last > index)
-    }
-
-    /// Returns the leases on the first `pages` lent large pages, by number.
-    #[must_use]
-    pub fn leases(&self, pages: usize) -> Vec<u64> {
-        leases_of(self.large().iter().filter(|(_, _, lease)| lease.is_some()).take(pages))
-    }
-
-    /// Returns all large pages with a number, by number, with their lease.
-    fn large(&self) -> Vec<(u32, PageId, Option<u64>)> {
-        let numbers = self.numbers.lock();
-        let lease = |page: PageId| self.pool.leases([page].iter()).first().copied();
-        let mut all: Vec<_> =
-            self.large_ones(&numbers).map(|(index, page)| (index, page, lease(page))).collect();
-        all.sort_unstable();
-        all
-    }
-
-    /// Called after a lease: spaces with a lent page must check before the device uses the page.
-    pub fn lent(&self) {
-        self.version.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// Pins pages for the rest of their life: they never leave their numbers.
     ///
     /// # Errors
@@ -452,52 +325,7 @@ impl SharedSet {
     }
 
     fn keeps_number(&self, numbers: &Numbers, page: PageId) -> bool {
-        numbers.pinned.contains(&page) || numbers.since.contains_key(&page) || self.pool.is_exported(page)
-    }
-
-    /// Returns the pages of the tape in `[from, to)`, pinned by the transaction: start and bytes of
-    /// each. At the end of the tape, a new page extends to `to`. Its size is at least a sixteenth
-    /// of the tape or half a large page, whichever is less. Otherwise a series of slightly larger
-    /// spaces would fragment the tape.
-    ///
-    /// # Errors
-    /// As [`page`](Self::page).
-    pub fn tape(&self, transaction: &mut Transaction, from: u64, to: u64) -> Result<Vec<(u64, PageId, u64)>> {
-        let numbers = &mut *self.numbers.lock();
-        let mut found = Vec::new();
-        let mut at = from;
-        while at < to {
-            let there = numbers.tape.get(&at).copied();
-            let page = match there.filter(|(page, _)| transaction.pin_owned(*page, self.owner()).is_some()) {
-                Some(page) => page,
-                None => {
-                    // Later pages still owned by the arena stay at their bytes. The page at `at` is
-                    // gone.
-                    numbers.tape.retain(|start, (page, _)| {
-                        *start < at || *start > at && self.pool.owner(*page) == Some(self.owner())
-                    });
-                    let next = numbers.tape.range(at..).next().map(|(start, _)| *start);
-                    let least = (at / 16).min(self.geometry.large() / 2);
-                    let bytes = (to - at).max(least).next_multiple_of(self.geometry.small());
-                    let bytes = next.map_or(bytes, |next| bytes.min(next - at));
-                    let page = (self.spare_or_new(transaction, numbers, bytes, &HashSet::new(), 0)?, bytes);
-                    numbers.tape.insert(at, page);
-                    page
-                }
-            };
-            found.push((at, page.0, page.1));
-            at += page.1;
-        }
-        Ok(found)
-    }
-
-    /// Returns the start of the page at a byte of the tape, or the byte itself at the end of the
-    /// tape.
-    #[must_use]
-    pub fn tape_start(&self, at: u64) -> u64 {
-        let numbers = self.numbers.lock();
-        let found = numbers.tape.range(..=at).next_back();
-        found.filter(|(start, (_, bytes))| at < *start + bytes).map_or(at, |(start, _)| *start)
+        numbers.pinned.contains(&page) || numbers.passed.contains(page) || self.pool.is_exported(page)
     }
 
     fn spare_or_new(
@@ -511,9 +339,9 @@ impl SharedSet {
         self.settle(numbers);
         // A number chosen by eager work must not get a page reserved for older graphs.
         let space = if numbers.eager > 0 { 0 } else { space };
-        let Numbers { spare, since, .. } = numbers;
+        let Numbers { spare, passed, .. } = numbers;
         if let Some(spare) = spare.get_mut(&bytes) {
-            let fits = |page: &PageId| !shown.contains(page) && is_for(since, *page, space);
+            let fits = |page: &PageId| !shown.contains(page) && passed.is_for(*page, space);
             while let Some(at) = spare.iter().rposition(fits) {
                 let page = spare.remove(at);
                 if transaction.pin_owned(page, self.owner()).is_some() {
@@ -536,7 +364,7 @@ impl SharedSet {
     /// Returns true if the space may map the shared page.
     #[must_use]
     pub fn is_for(&self, page: PageId, space: u64) -> bool {
-        is_for(&self.numbers.lock().since, page, space)
+        self.numbers.lock().passed.is_for(page, space)
     }
 
     /// Takes up to `count` pages of `bytes` for blocks written by one space and read only by graphs
@@ -554,20 +382,10 @@ impl SharedSet {
     ) -> Vec<PageId> {
         let numbers = &mut *self.numbers.lock();
         self.settle(numbers);
-        let Numbers { since, pinned, .. } = numbers;
-        let fits = |page: PageId, writers: &[(u64, Owner)]| {
-            writers.iter().all(|(from, _)| space >= *from)
-                && !pinned.contains(&page)
-                && self.pool.is_unseen(page, (self.owner(), bytes), space)
-        };
-        let mut taken: Vec<PageId> =
-            since.iter().filter(|(page, writers)| fits(**page, writers)).map(|(page, _)| *page).collect();
-        taken.sort_unstable();
-        taken.truncate(count);
-        for page in &taken {
-            since.entry(*page).or_default().push((until, writer));
-        }
-        taken
+        let Numbers { passed, pinned, .. } = numbers;
+        let unseen =
+            |page: PageId| !pinned.contains(&page) && self.pool.is_unseen(page, (self.owner(), bytes), space);
+        passed.take(count, space, unseen, (until, writer))
     }
 
     /// Called at the end of a graph: no graph reads the blocks this owner wrote.
@@ -575,14 +393,7 @@ impl SharedSet {
         let numbers = &mut *self.numbers.lock();
         let returning = numbers.returning.iter_mut().filter(|(_, _, of, _)| *of == from);
         returning.for_each(|(.., since)| *since = 0);
-        let mut changed = false;
-        numbers.since.retain(|_, writers| {
-            let before = writers.len();
-            writers.retain(|(_, of)| *of != from);
-            changed |= writers.len() < before;
-            !writers.is_empty()
-        });
-        if changed {
+        if numbers.passed.end(from) {
             // Eager work with substitute pages must check.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
@@ -596,7 +407,7 @@ impl SharedSet {
     /// Makes returned pages spare, if their fences are done. An earlier number of such a page is
     /// removed: otherwise a space could find one page under two numbers.
     fn settle(&self, numbers: &mut Numbers) {
-        let Numbers { pages, spare, returning, since, .. } = numbers;
+        let Numbers { pages, spare, returning, passed, .. } = numbers;
         let mut poll = Poll::new(self.pool.events());
         returning.retain_mut(|(fence, page, from, space)| {
             // Exported pages are not reused by other graphs.
@@ -607,7 +418,7 @@ impl SharedSet {
                 pages.retain(|_, listed| listed != page);
                 spare.entry(bytes).or_default().push(*page);
                 if *space > 0 {
-                    since.insert(*page, vec![(*space, *from)]);
+                    passed.add(*page, *space, *from);
                 }
             }
             false
@@ -619,7 +430,7 @@ impl SharedSet {
     pub(crate) fn names(&self) -> HashMap<PageId, PageName> {
         let numbers = self.numbers.lock();
         let numbered = numbers.pages.iter().map(|(no, page)| (*page, PageName::Number(*no)));
-        numbered.chain(numbers.tape.iter().map(|(at, (page, _))| (*page, PageName::Tape(*at)))).collect()
+        numbered.chain(numbers.tape.pages().map(|(page, at)| (page, PageName::Tape(at)))).collect()
     }
 
     /// Removes stale entries from all tables.
@@ -627,11 +438,11 @@ impl SharedSet {
         let mut numbers = self.numbers.lock();
         let owner = Some(self.owner());
         let there = |id: PageId| self.pool.owner(id) == owner;
-        let Numbers { pages, tape, spare, pinned, since, .. } = &mut *numbers;
+        let Numbers { pages, tape, spare, pinned, passed, .. } = &mut *numbers;
         pinned.retain(|id| there(*id));
-        since.retain(|id, _| there(*id));
+        passed.retain(there);
         pages.retain(|_, id| there(*id));
-        tape.retain(|_, (id, _)| there(*id));
+        tape.retain(there);
         spare.retain(|_, list| {
             list.retain(|id| there(*id));
             !list.is_empty()

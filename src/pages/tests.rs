@@ -304,7 +304,7 @@ impl Twin {
         let mut free = self.free.clone();
         free.sort_unstable();
         let listed =
-            pool.lock().free.iter().flat_map(|(bytes, ids)| vec![*bytes; ids.len()]).collect::<Vec<_>>();
+            pool.lock().free.lists().flat_map(|(bytes, ids)| vec![bytes; ids.len()]).collect::<Vec<_>>();
         assert_eq!(listed, free);
         for range in &self.ranges {
             let shown: BTreeMap<_, _> =

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{Faulty, OWNERS, RANGE, UNIT};
-use crate::pages::pool::{Page, State};
+use crate::pages::page::Page;
+use crate::pages::pool::State;
 use crate::pages::teardown::RunningTeardown;
 use crate::pages::{Account, AccountId, Limits, Owner, PagePool, Reservation, Transaction};
 use crate::units::Peers;
@@ -67,7 +68,7 @@ fn every_miscount_is_found_and_named() {
         ("in account None", |state, _| held(state).account = None),
         ("the account \"the tenant\"", |state, tenant| state.accounts.change(tenant, 512, 0)),
         ("on their way into accounts", |state, tenant| state.accounts.change(tenant, 0, 512)),
-        ("on their way into accounts", |state, _| state.creating += 512),
+        ("on their way into accounts", |state, _| state.running.begin_create(512)),
         ("lists of free pages", |state, _| state.free.clear()),
         ("is free, pinned 1 times", |state, _| {
             let free = state.pages.values_mut().find(|page| page.owner == Owner::Free);
@@ -107,7 +108,10 @@ fn what_is_under_way_is_named_when_nothing_should_be() {
     type Plant = fn(&mut State);
     let plants: &[(&str, Plant)] = &[
         ("1 pins", |state| held(state).pins = 1),
-        ("(0, 512) being released", |state| state.releasing = (0, 512)),
+        ("(1, 512) being released", |state| {
+            state.running.begin_release(512);
+            state.stats.pages_created += 1;
+        }),
         ("or its pages move", |state| state.ranges.values_mut().for_each(|range| range.held = true)),
         ("being torn down", |state| {
             let range = state.ranges.keys().next().unwrap();

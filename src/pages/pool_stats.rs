@@ -1,0 +1,43 @@
+//! Counts of a page pool.
+
+use serde::Serialize;
+
+/// Exact counts of pages and driver calls of one device since its opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PoolStats {
+    /// Bytes of pages held now.
+    pub physical_bytes: u64,
+    /// Peak of `physical_bytes`.
+    pub peak_physical_bytes: u64,
+    /// Bytes of pages for live-out, persistent and private blocks.
+    pub retained_bytes: u64,
+    /// Bytes of free pages: unmapped, and available to the next allocation.
+    pub free_bytes: u64,
+    /// Budget in bytes. `None`: no budget.
+    pub budget_bytes: Option<u64>,
+    /// Bytes of non-resident pages: owner and addresses exist, memory does not.
+    pub absent_bytes: u64,
+    /// Bytes of pages exported to other processes
+    /// ([`Device::export_page`](crate::Device::export_page)). Exported pages are not released.
+    pub exported_bytes: u64,
+    /// Pages held now.
+    pub pages: u64,
+    /// Pages created.
+    pub pages_created: u64,
+    /// Pages released.
+    pub pages_released: u64,
+    /// Allocations served by a free page, without a driver call.
+    pub pages_reused: u64,
+    /// Current mappings.
+    pub mappings: u64,
+    /// Mappings made.
+    pub maps: u64,
+    /// Mappings removed.
+    pub unmaps: u64,
+    /// Reserved bytes of addresses.
+    pub reserved_bytes: u64,
+    /// Current reservations.
+    pub reservations: u64,
+    /// Pending unmaps and refused releases. `trim` retries both.
+    pub pending: u64,
+}
