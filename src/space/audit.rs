@@ -36,7 +36,7 @@ impl Space {
 impl Core {
     pub(crate) fn audit(&self) -> Result<()> {
         let state = self.state.lock();
-        if state.phase == Phase::Broken {
+        if state.stage.phase() == Phase::Broken {
             // A broken space can only be dropped, and pages may be missing.
             return Ok(());
         }

@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use super::layout::{Live, NotLive, Place, RANGE_PAGES_FIRST, RANGE_PAGES_MAX, Usage};
-use super::{Common, Phase, Placement, State};
+use super::{Common, Placement, State};
 use crate::error::{Error, Result};
 use crate::pages::{Reservation, Transaction};
 use crate::units::BlockBytes;
@@ -101,7 +101,7 @@ impl Bump {
 impl State {
     /// Maps the tape as far as needed and appends a block. Nothing has changed after an error.
     pub(super) fn append(&mut self, common: &Common, space: u64, bytes: BlockBytes) -> Result<Place> {
-        self.capture.get_or_insert_with(|| common.pool().capture());
+        self.stage.begin_capture(common.pool());
         let Placement::Bump(bump) = &self.placement else {
             return Err(Error::Internal { what: "a stitched space appends nothing".into() });
         };
@@ -179,7 +179,7 @@ impl State {
     /// Undoes a transaction. If the driver refuses, the space is broken.
     pub(super) fn undo(&mut self, transaction: Transaction) {
         if !transaction.undo() {
-            self.phase = Phase::Broken;
+            self.stage.break_off();
         }
     }
 }

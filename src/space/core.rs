@@ -18,24 +18,19 @@ use super::placement::Placement;
 use super::preserve::Postponed;
 use super::refresh::Stale;
 use super::replaced::Replaced;
-use super::residency::Opened;
+use super::stage::Stage;
 use super::users::Users;
 use super::work::Work;
 use super::{Common, Phase};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::pages::{Calls, Capturing, Fence, NamedStream, Owner, PageId, Reservation, Transaction};
+use crate::pages::{Calls, Fence, NamedStream, Owner, PageId, Reservation, Transaction};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
 /// Everything guarded by a space's lock.
 pub(super) struct State {
-    pub(super) phase: Phase,
-    /// Prevents a pause of the arena; `None` from the seal on.
-    pub(super) opened: Option<Opened>,
-    /// Counts as a running capture of the device until a seal begins; in a bump space from the
-    /// first block.
-    pub(super) capture: Option<Capturing>,
+    pub(super) stage: Stage,
     pub(super) placement: Placement,
     /// Address ranges, with the indices used by the placement.
     pub(super) ranges: Vec<Reservation>,
@@ -224,7 +219,7 @@ impl Core {
     /// Places a block of an open space on mapped addresses, if any are free.
     fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Option<Address> {
         let Placement::Stitched(Some(layout)) = &mut state.placement else { return None };
-        if state.phase != Phase::Open {
+        if state.stage.phase() != Phase::Open {
             return None;
         }
         let place = layout.place(bytes, lane)?;
@@ -269,7 +264,7 @@ impl Core {
         if state.postponed.is_some() {
             return state.postpone(self.common.pool().events(), address, readers);
         }
-        let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
+        let over = matches!(state.stage.phase(), Phase::Sealed | Phase::Retired);
         let readers = if over { self.common.pool().events().name_readers(readers) } else { Vec::new() };
         self.let_go(state, address, readers)
     }
@@ -281,7 +276,7 @@ impl Core {
         address: Address,
         readers: Vec<NamedStream>,
     ) -> Result<()> {
-        let over = matches!(state.phase, Phase::Sealed | Phase::Retired);
+        let over = matches!(state.stage.phase(), Phase::Sealed | Phase::Retired);
         let note = |state: &mut State| {
             if over {
                 readers.into_iter().for_each(|stream| state.users.note(address, stream));
@@ -329,7 +324,7 @@ impl Core {
         let state = &mut *self.state.lock();
         // The seal frees parked blocks, so an early free is unnecessary after the seal or while
         // contents are preserved.
-        if state.phase != Phase::Open || state.postponed.is_some() {
+        if state.stage.phase() != Phase::Open || state.postponed.is_some() {
             return Ok(());
         }
         let place = state.range_of(address).ok_or(Error::ForeignPointer { address })?;
@@ -349,7 +344,7 @@ impl Core {
         match state.range_of(address) {
             Some(place) => {
                 let own = state.placement.record_stream(place, stream).map_err(|why| why.at(address))?;
-                if state.phase == Phase::Open {
+                if state.stage.phase() == Phase::Open {
                     return Ok(own);
                 }
             }
@@ -399,13 +394,7 @@ impl NotLive {
 
 impl State {
     pub(super) fn require(&self, expected: Phase) -> Result<()> {
-        if self.phase == expected {
-            return Ok(());
-        }
-        let (found, expected) = (self.phase.name(), expected.name());
-        Err(Error::wrong_state(format!(
-            "cannot use the space: it is {found}; the call needs one that is {expected}"
-        )))
+        self.stage.require(expected)
     }
 
     pub(super) fn address(&self, place: Place) -> Address {

@@ -33,7 +33,7 @@ impl Core {
             return Err(Error::InvalidArgument { what: "bytes of a range", value: 0, expected });
         }
         let mut state = self.state.lock();
-        if state.phase == Phase::Broken {
+        if state.stage.phase() == Phase::Broken {
             return Err(Error::wrong_state(
                 "cannot export the range: the driver broke its space earlier; drop the space and capture again",
             ));
@@ -52,7 +52,7 @@ impl Core {
                 ));
             }
         }
-        if state.phase == Phase::Open && matches!(state.placement, Placement::Stitched(_)) {
+        if state.stage.phase() == Phase::Open && matches!(state.placement, Placement::Stitched(_)) {
             state.exported.extend(extents.iter().map(|extent| extent.page));
         }
         Ok(extents)

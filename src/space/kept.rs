@@ -272,7 +272,7 @@ impl Core {
             None => return Err(Error::ForeignPointer { address }),
         };
         state.kept.usage.remove(bytes);
-        if state.phase == super::Phase::Retired {
+        if state.stage.phase() == super::Phase::Retired {
             let mut fence = self.common.order.fence();
             let freed = state.kept.take(false, &mut fence);
             self.common.heap.free_all(self.common.pool(), freed, &fence);

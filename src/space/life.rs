@@ -72,7 +72,7 @@ impl Core {
     /// Releases the pages of a block freed after the seal, except pages under other live blocks.
     pub(super) fn give_back(&self, state: &mut State, freed: Place, address: Address, bytes: u64) {
         let mut fence = state.users.free(address, self.common.pool().events());
-        let retired = state.phase == Phase::Retired;
+        let retired = state.stage.phase() == Phase::Retired;
         if retired {
             fence.join(self.common.order.fence());
         }
@@ -109,19 +109,17 @@ impl Core {
     /// Unmaps everything except pages under live blocks, after the graph has ended.
     fn retire(&self) {
         let state = &mut *self.state.lock();
-        if !matches!(state.phase, Phase::Open | Phase::Sealed) {
+        if !matches!(state.stage.phase(), Phase::Open | Phase::Sealed) {
             return;
         }
         // An open space was never replayed, but may have live blocks.
-        let fence = behind_replays(&self.common, state.phase, state.users.of_freed());
-        if state.phase == Phase::Open {
+        let fence = behind_replays(&self.common, state.stage.phase(), state.users.of_freed());
+        if state.stage.phase() == Phase::Open {
             state.end_placement();
         }
-        state.phase = Phase::Retired;
+        state.stage.retire();
         self.common.shared.gone(self.own());
         state.replaced.clear();
-        state.opened = None;
-        state.capture = None;
         if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
             // Only persistent blocks are left, on pages of the arena.
             let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
@@ -189,8 +187,8 @@ impl Core {
         common.totals.mapped.fetch_sub(state.work.mapped_bytes(), Ordering::Relaxed);
 
         let users = std::mem::take(&mut state.users).fence(common.pool().events());
-        let mut fence = behind_replays(common, state.phase, users);
-        let whole = matches!(state.phase, Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
+        let mut fence = behind_replays(common, state.stage.phase(), users);
+        let whole = matches!(state.stage.phase(), Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
         let keep = whole && self.recycles.load(Ordering::Relaxed);
         let pending = Self::leave_ranges(common, state, &fence, keep);
         common.pool().unmap_after(fence.clone(), pending);
@@ -210,7 +208,7 @@ impl Drop for Core {
         // and pool.
         self.common.spaces.lock().remove(&self.id);
         // Otherwise the core was never entered in `retired`.
-        if !matches!(self.state.get_mut().phase, Phase::Open | Phase::Sealed) {
+        if !matches!(self.state.get_mut().stage.phase(), Phase::Open | Phase::Sealed) {
             self.common.retired.lock().remove(&self.id);
         }
     }

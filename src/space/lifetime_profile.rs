@@ -126,7 +126,7 @@ impl Core {
     /// capture, its point is excluded for good.
     pub(super) fn note_traced_free(&self, state: &mut State, address: Address) {
         let Some(lifetime_trace) = &mut state.lifetime_trace else { return };
-        let over = state.phase != super::Phase::Open;
+        let over = state.stage.phase() != super::Phase::Open;
         let point = if over { lifetime_trace.blocks.remove(&address) } else { lifetime_trace.freed(address) };
         let Some(point) = point else { return };
         if over && !self.is_alone(state) {

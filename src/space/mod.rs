@@ -62,6 +62,7 @@ mod shrink;
 mod slab;
 mod slabs;
 mod spare_ranges;
+mod stage;
 mod stitch;
 mod users;
 mod work;
@@ -85,6 +86,8 @@ pub(crate) use recall::{Recall, Recalls};
 pub(crate) use replaced::PendingRestores;
 use replaced::Replaced;
 pub(crate) use residency::Residency;
+pub use stage::Phase;
+use stage::Stage;
 use users::Users;
 use work::Work;
 
@@ -200,31 +203,6 @@ fn spaces_from_now_on() -> u64 {
     NEXT_SPACE.load(Ordering::Relaxed)
 }
 
-/// Stage in the life of a space.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Phase {
-    /// Under capture: blocks may be allocated.
-    Open,
-    /// Captured: may be replayed, and live-out (retained) blocks may be freed.
-    Sealed,
-    /// The graph is gone; only memory under live blocks remains.
-    Retired,
-    /// The driver refused to undo a failed allocation or seal: the space can only be dropped.
-    Broken,
-}
-
-impl Phase {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Sealed => "sealed",
-            Self::Retired => "retired",
-            Self::Broken => "broken",
-        }
-    }
-}
-
 /// Statistics of one space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SpaceStats {
@@ -288,7 +266,7 @@ impl Space {
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
         // A restore frees pages, which this space may need.
         common.restore_replaced();
-        let opened = Some(common.residency.open()?);
+        let opened = common.residency.open()?;
         // A bump space may be opened long before its capture: its first block begins the capture.
         let capture = matches!(placement, Placement::Stitched(_)).then(|| {
             common.own_captures.fetch_add(1, Ordering::SeqCst);
@@ -298,9 +276,7 @@ impl Space {
         // Read before the first page is requested.
         let seen = AtomicU64::new(common.shared.version());
         let state = State {
-            phase: Phase::Open,
-            opened,
-            capture,
+            stage: Stage::open(opened, capture),
             placement,
             ranges: Vec::new(),
             kept: KeptBlocks::default(),
@@ -520,7 +496,7 @@ impl Space {
         SpaceStats {
             id: self.id(),
             label: state.observed.label(),
-            phase: state.phase,
+            phase: state.stage.phase(),
             retain: self.core.policy(&state),
             blocks: usage.blocks + kept.blocks,
             live_bytes: usage.bytes + kept.bytes,
@@ -559,7 +535,7 @@ impl Space {
     /// Returns the stage in the life of the space.
     #[must_use]
     pub fn phase(&self) -> Phase {
-        self.core.state.lock().phase
+        self.core.state.lock().stage.phase()
     }
 }
 

@@ -50,7 +50,7 @@ impl Core {
             id: self.id,
             label: state.observed.label(),
             site: state.observed.site(),
-            phase: state.phase,
+            phase: state.stage.phase(),
             allocations: usage.allocations + kept.allocations,
             live_bytes: usage.bytes + kept.bytes,
             peak_live_bytes: usage.peak_bytes + kept.peak_bytes,

@@ -174,7 +174,9 @@ impl Core {
     /// Restores slots without live blocks if all readers of their blocks are done; otherwise a
     /// later poll tries again.
     pub(super) fn restore_replaced(&self, state: &mut State) {
-        if state.phase != Phase::Sealed || !state.replaced.slots.iter().any(|slot| !state.is_covered(slot)) {
+        if state.stage.phase() != Phase::Sealed
+            || !state.replaced.slots.iter().any(|slot| !state.is_covered(slot))
+        {
             return;
         }
         let events = self.common.pool().events();

@@ -141,7 +141,7 @@ impl Space {
     /// [`RetainPolicy::Share`].
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
         // The capture is over: calls may wait for memory again, this seal included.
-        drop(self.core.state.lock().capture.take());
+        self.core.state.lock().stage.end_capture();
         // Spare ranges not used by this capture are freed, so pages mapped only in this space can
         // change owner.
         self.core.common.spare_ranges.clear(self.core.common.pool());
@@ -196,10 +196,9 @@ impl Core {
         }
         state.end_layout_hash(policy);
         state.end_placement();
-        state.phase = Phase::Sealed;
         state.replaced.seal(&self.common);
         self.sealed.store(true, Ordering::Release);
-        state.opened = None;
+        state.stage.seal();
         state.exported = HashSet::new();
         state.ranges.shrink_to_fit();
         state.observed.end();

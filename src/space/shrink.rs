@@ -97,7 +97,7 @@ impl Core {
     /// Returns the space's use of these large pages; `None` if its pages must not be replaced.
     fn uses(&self, known: &HashSet<PageId>) -> Option<Use> {
         let state = self.state.lock();
-        if state.phase != Phase::Sealed || !state.holes.is_empty() {
+        if state.stage.phase() != Phase::Sealed || !state.holes.is_empty() {
             return None;
         }
         let (shared, mut found) = (&self.common.shared, Use::default());

@@ -1,0 +1,83 @@
+//! Stage in the life of a space, and the registrations which last only until its seal.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::residency::Opened;
+use crate::error::{Error, Result};
+use crate::pages::{Capturing, PagePool};
+
+/// Stage in the life of a space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Under capture: blocks may be allocated.
+    Open,
+    /// Captured: may be replayed, and live-out (retained) blocks may be freed.
+    Sealed,
+    /// The graph is gone; only memory under live blocks remains.
+    Retired,
+    /// The driver refused to undo a failed allocation or seal: the space can only be dropped.
+    Broken,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Sealed => "sealed",
+            Self::Retired => "retired",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+pub(super) struct Stage {
+    phase: Phase,
+    /// Prevents a pause of the arena; `None` from the seal on.
+    opened: Option<Opened>,
+    /// Counts as a running capture of the device until a seal begins; in a bump space from the
+    /// first block.
+    capture: Option<Capturing>,
+}
+
+impl Stage {
+    pub(super) fn open(opened: Opened, capture: Option<Capturing>) -> Self {
+        Self { phase: Phase::Open, opened: Some(opened), capture }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(super) fn require(&self, expected: Phase) -> Result<()> {
+        if self.phase == expected {
+            return Ok(());
+        }
+        let (found, expected) = (self.phase.name(), expected.name());
+        Err(Error::wrong_state(format!(
+            "cannot use the space: it is {found}; the call needs one that is {expected}"
+        )))
+    }
+
+    pub(super) fn begin_capture(&mut self, pool: &Arc<PagePool>) {
+        self.capture.get_or_insert_with(|| pool.capture());
+    }
+
+    pub(super) fn end_capture(&mut self) {
+        self.capture = None;
+    }
+
+    pub(super) fn seal(&mut self) {
+        (self.phase, self.opened) = (Phase::Sealed, None);
+    }
+
+    pub(super) fn retire(&mut self) {
+        (self.phase, self.opened, self.capture) = (Phase::Retired, None, None);
+    }
+
+    pub(super) fn break_off(&mut self) {
+        self.phase = Phase::Broken;
+    }
+}
