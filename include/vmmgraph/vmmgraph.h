@@ -3223,7 +3223,8 @@ vmmgraph_status_t vmmgraph_kv_cache_shrink_to(vmmgraph_kv_cache_t cache,
 
 // Releases the blocks `first` to `end` - 1: later work must not use them. Their pages are unmapped
 // after `fence` (null: at once) once no other backed block shares them. Does not wait: while
-// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored.
+// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored,
+// also blocks of that call.
 //
 // Arguments:
 // `fence` as in vmmgraph_kv_cache_shrink_to.

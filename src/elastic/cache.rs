@@ -186,7 +186,8 @@ impl KvCache {
     }
 
     /// Releases blocks. A page is unmapped after `fence`, once no block on the page is backed. Does
-    /// not wait. Ignores blocks without memory, also blocks of running commits.
+    /// not wait: during a commit, its thread unmaps. Ignores blocks without memory, also blocks of
+    /// running commits.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] beyond the cache's end.

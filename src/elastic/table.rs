@@ -90,6 +90,8 @@ pub(super) struct Table {
     /// Recalled pages of lenders. Commits at these places fail until the unmap.
     recalled: BTreeSet<Place>,
     committed: u64,
+    /// A running commit unmaps released pages at its end.
+    late: bool,
     counts: Counts,
 }
 
@@ -105,6 +107,7 @@ impl Table {
             lent: BTreeSet::new(),
             recalled: BTreeSet::new(),
             committed: 0,
+            late: false,
             counts: Counts::default(),
         }
     }
@@ -164,6 +167,13 @@ impl Table {
             LimitChange::Applied if self.is_backed(&(blocks..self.shape.most())) => LimitChange::Deferred,
             change => change,
         }
+    }
+
+    /// Leaves the unmap of released pages to a running commit. Returns false if none runs.
+    pub(super) fn leave_to_commit(&mut self) -> bool {
+        let runs = self.coming.count() > 0;
+        self.late |= runs;
+        runs
     }
 
     /// Returns true if a commit of these blocks runs.
@@ -237,7 +247,8 @@ impl Table {
     }
 
     /// Ends a commit: its blocks are backed. `lender`: the lender's earlier work on absent pages.
-    pub(super) fn finish(&mut self, plan: Plan, done: &Committed, lender: Fence) {
+    /// Returns true if released pages were left to the commit.
+    pub(super) fn finish(&mut self, plan: Plan, done: &Committed, lender: Fence) -> bool {
         self.users.add(Kind::Lender, plan.absent_places(), lender);
         for span in &plan.missing {
             self.coming.remove(span);
@@ -262,8 +273,9 @@ impl Table {
         // The limit fell during the commit: release the unused blocks beyond.
         let most = self.limits.raise(plan.end, plan.ahead);
         for span in plan.missing.iter().filter(|span| span.end > most) {
-            self.release(&(span.start.max(most)..span.end), &Fence::default());
+            self.late |= self.release(&(span.start.max(most)..span.end), &Fence::default()) > 0;
         }
+        std::mem::take(&mut self.late)
     }
 
     /// Restores the states before a failed commit. `mapped`: the undo of the page failed.

@@ -153,7 +153,9 @@ impl Backing {
         let revived = plan.revived_pages();
         let done = Committed { bytes: calls.mapped_bytes, pages: calls.maps, created, revived };
         self.notify(plan.absent(), false);
-        marks.finish(&done, work);
+        if marks.finish(&done, work) {
+            self.settle();
+        }
         self.device.pool().check();
         Ok(done)
     }
@@ -174,9 +176,9 @@ struct Marks<'a> {
 }
 
 impl Marks<'_> {
-    fn finish(mut self, done: &Committed, work: Fence) {
-        let Some(plan) = self.plan.take() else { return };
-        self.backing.table.change(|table| table.finish(plan, done, work));
+    fn finish(mut self, done: &Committed, work: Fence) -> bool {
+        let Some(plan) = self.plan.take() else { return false };
+        self.backing.table.change(|table| table.finish(plan, done, work))
     }
 }
 

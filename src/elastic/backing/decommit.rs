@@ -26,9 +26,12 @@ impl Backing {
     }
 
     /// Releases blocks by `release`. Does not wait, because no thread moves pages of backed blocks.
+    /// During a commit, the driver may be slow, so the committing thread unmaps the pages.
     pub(in super::super) fn release<R>(&self, release: impl FnOnce(&mut Table) -> R) -> R {
-        let released = self.read(release);
-        self.settle();
+        let (released, left) = self.read(|table| (release(table), table.leave_to_commit()));
+        if !left {
+            self.settle();
+        }
         released
     }
 

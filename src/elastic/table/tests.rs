@@ -12,7 +12,7 @@ fn request(blocks: Range<u64>) -> Request {
 
 fn commit(table: &mut Table, blocks: Range<u64>) {
     let plan = table.begin(&request(blocks));
-    table.finish(plan, &Committed::default(), Fence::default());
+    assert!(!table.finish(plan, &Committed::default(), Fence::default()));
 }
 
 /// Pages that are committed, committing and leaving.

@@ -62,7 +62,32 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     bench.end();
 }
 
-/// During a commit by a library thread, releases are queued.
+/// Driver calls are slow during a commit: releasing calls leave unmaps to the committing thread.
+#[test]
+fn a_release_during_a_commit_leaves_the_unmap_to_the_thread_that_commits() {
+    let bench = bench();
+    let cache = cache(&bench.device, KvLayout::ByPlane, &[2 * MIB], 64);
+    cache.commit(0..2).unwrap();
+    let (there, released, faulty) =
+        (Arc::clone(&cache), AtomicBool::new(false), Arc::downgrade(&bench.faulty));
+    bench.faulty.set_hook(Some(Arc::new(move |_: &str| {
+        if !released.swap(true, Ordering::SeqCst) {
+            let faulty = faulty.upgrade().unwrap();
+            let unmaps = faulty.count("unmap");
+            there.release(0..2, &now()).unwrap();
+            assert_eq!((there.backed(), faulty.count("unmap")), (vec![], unmaps));
+        }
+    })));
+    cache.commit(8..10).unwrap();
+    bench.faulty.set_hook(None);
+    let memory = cache.stats().memory;
+    assert_eq!((cache.backed(), memory.leaving_bytes, memory.pages_unmapped), (vec![8..10], 0, 2));
+    assert_eq!(cache.audit(), Ok(()));
+    drop(cache);
+    bench.end();
+}
+
+/// Releases during a commit by a library thread.
 #[test]
 fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() {
     let bench = bench();
