@@ -135,7 +135,8 @@ impl ElasticBuffer {
     /// at these places fail until the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
-        self.backing.give_back(&places, &[0..self.backing.shape().most()], fence)
+        let all = 0..self.backing.shape().most();
+        self.backing.give_back(&places, std::slice::from_ref(&all), fence)
     }
 
     pub(crate) fn owned(&self) -> Vec<Range<u64>> {

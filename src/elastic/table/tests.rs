@@ -1,3 +1,5 @@
+#![allow(clippy::single_range_in_vec_init, reason = "lists of one range are compared")]
+
 use super::super::KvLayout;
 use super::*;
 
