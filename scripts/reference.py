@@ -260,16 +260,16 @@ def python_function(node, name, method=False):
     return f"{name}({text}){returns}"
 
 
-def definition(module, name):
-    """Returns the node that defines a name, following imports within the package."""
-    tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+def definition(path, name):
+    """Returns the node that defines a name of a file, following imports within its folder."""
+    tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name:
             return node
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             for alias in node.names:
                 if (alias.asname or alias.name) == name and node.module:
-                    return definition(node.module, alias.name)
+                    return definition(path.parent / f"{node.module}.py", alias.name)
     return None
 
 
@@ -285,11 +285,16 @@ def exported(tree):
 
 def python_page():
     page = ["# Python", "", "[Python package](python.md) explains the use. Written from the docstrings.", ""]
-    for module, title in (("__init__", "vmmgraph"), ("memory_saver", "vmmgraph.memory_saver"), ("sharing", "vmmgraph.sharing")):
-        tree = ast.parse((PACKAGE / f"{module}.py").read_text())
+    modules = {
+        "vmmgraph": "__init__.py",
+        "vmmgraph.memory_saver": "memory_saver/__init__.py",
+        "vmmgraph.sharing": "sharing.py",
+    }
+    for title, file in modules.items():
+        tree = ast.parse((PACKAGE / file).read_text())
         page += [f"## {title}", "", docstring(tree), ""]
         for name in exported(tree):
-            node = definition(module, name)
+            node = definition(PACKAGE / file, name)
             if node is None:
                 continue
             page += [f"### {title}.{name}", ""]

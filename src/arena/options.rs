@@ -91,7 +91,7 @@ impl Options {
             // A larger page than without a hint must not cost memory: from 8 GiB on, 32 MiB is at
             // most half a percent of the held memory.
             expected if expected >= 8192 * MIB => 32 * MIB,
-            // 48: from tests/trace.rs and tests/packing.rs.
+            // 48: from tests/arena/trace.rs and tests/arena/packing.rs.
             expected => 1 << (expected / 48).clamp(1, 16 * MIB).ilog2(),
         };
         let large = or(self.large_page_bytes, small.max(fitting));

@@ -102,7 +102,8 @@ impl SharedVmmAllocator {
         self.current_space().map_or(0, |space| space.offset())
     }
 
-    /// Returns the arena's physical bytes: shared, live-out, persistent and private pages.
+    /// Returns the arena's physical bytes: shared, live-out, persistent and private pages. A page
+    /// counts once, at however many addresses.
     #[must_use]
     pub fn mapped_size(&self) -> u64 {
         self.common.pool().account_bytes(self.common.shared.account())
