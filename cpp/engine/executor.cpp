@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <exception>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -7,6 +10,7 @@
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
 #include <vmmgraph/engine.hpp>
 
 #include "../torch/on_device.hpp"
@@ -17,9 +21,19 @@
 namespace vmmgraph::engine {
 namespace {
 
-bool covers(const Key& bucket, const Key& other) {
-    return bucket.variant == other.variant && std::equal(bucket.extents.begin(), bucket.extents.end(), other.extents.begin(),
-                                                         [](std::uint32_t most, std::uint32_t size) { return most >= size; });
+// Returns the graph which most ranks would capture next, of several the first; no_slot if none.
+Slot agree_on_next(c10::ArrayRef<Decision> ranks) {
+    std::map<Slot, std::size_t> votes;
+    Slot most = dispatch::no_slot;
+    for (const auto& rank : ranks) {
+        if (rank.next != dispatch::no_slot) {
+            ++votes[rank.next];
+        }
+    }
+    for (const auto& [slot, count] : votes) {
+        most = most == dispatch::no_slot || count > votes[most] ? slot : most;
+    }
+    return most;
 }
 
 }  // namespace
@@ -77,23 +91,36 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
     if (!state.on_cpu() && state.options.capture_stream == nullptr) {
         state.options.capture_stream = c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
     }
+    std::vector<Ahead::Place> places;
+    for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
+        places.push_back({*slot, state.graphs[*slot].mode, state.graphs[*slot].bucket});
+    }
+    if (options.captures == Captures::behind) {
+        state.begin_behind(places);
+    }
     if (!state.on_cpu()) {
         if (auto& pool = state.options.capture.executables; !pool) {
             pool = std::make_shared<torch::ExecutablePool>(*state.arena, options.executables);
-        }
-        std::vector<Ahead::Place> places;
-        for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
-            places.push_back({*slot, state.graphs[*slot].mode, state.graphs[*slot].bucket});
         }
         state.ahead.emplace(places);
     }
 }
 
-GraphExecutor::~GraphExecutor() = default;
+GraphExecutor::~GraphExecutor() {
+    if (!state_->behind || state_->options.histogram.empty()) {
+        return;
+    }
+    try {
+        save_histogram();
+    } catch (const std::exception& error) {
+        TORCH_WARN("vmmgraph: ", error.what());
+    }
+}
 
 std::size_t GraphExecutor::warm_up() {
     auto& state = *state_;
     state.give_up();
+    state.drop_unfinished();
     // Afterwards the engine may destroy the capture stream, or capture on the stream.
     const MarkWhenLeft marks(state.on_cpu() ? nullptr : &state.inputs.state_->last);
     for (const auto slot : state.order) {
@@ -121,7 +148,7 @@ std::size_t GraphExecutor::warm_up() {
             state.dispatcher.abandoned(slot);
             throw;
         }
-        state.capture(slot, padding, stream, false, state.options.on_failure == OnFailure::throws);
+        state.capture(slot, padding, stream, CaptureFor::warm_up, state.options.on_failure == OnFailure::throws);
     }
     // Smallest first: decodes are the most sensitive to latency.
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
@@ -139,6 +166,54 @@ std::size_t GraphExecutor::warm_up() {
         }
     }
     return stats().graphs;
+}
+
+std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
+    using Clock = std::chrono::steady_clock;
+    auto& state = *state_;
+    if (!state.behind) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot capture between steps: ExecutorOptions::captures is not Captures::behind");
+    }
+    if (state.step) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot capture between steps: a step is prepared; call between_steps() before prepare()");
+    }
+    // The getters keep the bucket of the last step.
+    struct Back {
+        GraphInputs& inputs;
+        std::optional<Key> bucket;
+        ~Back() {
+            if (bucket) {
+                inputs.select(*bucket);
+            }
+        }
+    } back{state.inputs, std::nullopt};
+    const auto begin = Clock::now();
+    while (slice.count() > 0) {
+        const auto start = Clock::now();
+        auto& last = state.last_units.at(static_cast<std::size_t>(state.next_unit()));
+        if (back.bucket && (state.several_ranks || start - begin + last > slice)) {
+            break;
+        }
+        if (!state.begin_next()) {
+            break;
+        }
+        if (!back.bucket) {
+            back.bucket = state.inputs.bucket();
+        }
+        state.do_unit();
+        last = Clock::now() - start;
+    }
+    // Agreed on by a step before this unit.
+    state.agreed_next = dispatch::no_slot;
+    const auto waiting = state.behind->waiting([&](Slot slot) { return state.missing(slot); });
+    return std::max<std::size_t>(waiting, state.unfinished ? 1 : 0);
+}
+
+void GraphExecutor::save_histogram() const {
+    if (!state_->behind || state_->options.histogram.empty()) {
+        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot write the histogram: ExecutorOptions::histogram names no file");
+    }
+    write_histogram(state_->options.histogram, state_->behind->histogram());
 }
 
 UnitScope GraphExecutor::streamed(std::size_t unit) { return take_unit(state_->options.ring, unit, state_->inputs.device()); }
@@ -162,6 +237,7 @@ torch::ExecutableStats GraphExecutor::executables() const {
 
 Decision GraphExecutor::decide(const Step& step) {
     state_->decide(step);
+    state_->decision.next = state_->next_behind();
     return state_->decision;
 }
 
@@ -171,6 +247,7 @@ Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
     }
     const auto less = [](const Decision& a, const Decision& b) { return a.mode < b.mode; };
     const auto mode = std::min_element(ranks.begin(), ranks.end(), less)->mode;
+    const auto next = agree_on_next(ranks);
     Decision agreed{mode, Reason::too_large, false, dispatch::no_slot, {}};
     for (const auto& candidate : ranks) {
         if (candidate.mode == mode && std::all_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
@@ -181,8 +258,9 @@ Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
         }
     }
     if (agreed.reason == Reason::too_large) {
-        return {Mode::eager, Reason::too_large, false, dispatch::no_slot, {}};
+        return {Mode::eager, Reason::too_large, false, dispatch::no_slot, {}, next};
     }
+    agreed.next = next;
     agreed.capture = mode != Mode::eager && std::any_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
                          return other.capture || other.mode != mode || other.bucket != agreed.bucket;
                      });
@@ -194,6 +272,7 @@ Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values) {
     state.decide(step);
     if (state.options.exchange) {
         std::optional<Decision> agreed;
+        state.decision.next = state.next_behind();
         try {
             agreed = agree(state.options.exchange(state.decision));
         } catch (...) {
@@ -247,9 +326,9 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     state.give_up();
     if (ahead) {
         // A different rank captures.
-        state.run_ahead(graph, step, stream);
+        state.run_ahead(graph, step, stream, state.options.eager_runs);
     } else if (capture) {
-        const bool there = state.capture(slot, step, stream, true, throws);
+        const bool there = state.capture(slot, step, stream, CaptureFor::step, throws);
         held.reset();
         if (!there) {
             state.run_eagerly(eager, stream, &step);
@@ -265,6 +344,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
 void GraphExecutor::clear() {
     auto& state = *state_;
     state.give_up();
+    state.drop_unfinished();
     for (Slot slot = 0; slot < state.graphs.size(); ++slot) {
         if (state.graphs[slot].there) {
             state.forget(slot);
@@ -280,6 +360,9 @@ void GraphExecutor::forgive() {
         if (std::exchange(state_->graphs[slot].failed, false)) {
             state_->dispatcher.forgive(slot);
         }
+    }
+    if (state_->behind) {
+        state_->behind->replan();
     }
 }
 

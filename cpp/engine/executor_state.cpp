@@ -75,6 +75,22 @@ void GraphExecutor::State::decide(const Step& current) {
     decision = dispatcher.dispatch(current.key, current.phase, current.capturable);
     claimed = decision.capture;
     step = current;
+    if (const auto own = behind ? own_slot(current) : dispatch::no_slot; own != dispatch::no_slot) {
+        behind->count(own, missing(own));
+    }
+}
+
+Slot GraphExecutor::State::own_slot(const Step& current) {
+    const bool own = decision.reason == Reason::hit || decision.reason == Reason::padded;
+    if (own && decision.mode == options.modes[static_cast<std::size_t>(current.phase)][0]) {
+        return decision.slot;
+    }
+    // Without any graph, the dispatcher asks for the capture of the own one.
+    const auto asked = all_missing->dispatch(current.key, current.phase, current.capturable);
+    if (asked.capture) {
+        all_missing->abandoned(asked.slot);
+    }
+    return asked.slot;
 }
 
 void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
@@ -92,6 +108,9 @@ void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
         }
         decision = {agreed.mode, agreed.reason, false, slot, agreed.bucket};
         dispatcher.imposed(slot);
+        if (unfinished && unfinished->slot == slot) {
+            drop_unfinished();
+        }
         if (slot != dispatch::no_slot && !graphs[slot].there) {
             if (std::exchange(graphs[slot].failed, false)) {
                 dispatcher.forgive(slot);
@@ -102,7 +121,8 @@ void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
         }
     }
     decision.capture = claimed || agreed.capture;
-    imposed = true;
+    imposed = several_ranks = true;
+    agreed_next = agreed.next;
     step = current;
 }
 
@@ -153,11 +173,14 @@ void GraphExecutor::State::forget(Slot slot) {
     graph.captured.reset();
     graph.pieces.clear();
     dispatcher.evicted(slot);
+    if (behind) {
+        behind->replan();
+    }
 }
 
-bool GraphExecutor::State::evict(Slot kept) {
+bool GraphExecutor::State::evict(Slot kept, CaptureFor reason) {
     const auto oldest = dispatcher.least_recently_used(kept);
-    if (oldest == dispatch::no_slot) {
+    if (oldest == dispatch::no_slot || (reason == CaptureFor::later && !behind->prefers(kept, oldest))) {
         return false;
     }
     forget(oldest);
@@ -167,27 +190,28 @@ bool GraphExecutor::State::evict(Slot kept) {
     return true;
 }
 
-void GraphExecutor::State::make_room(Slot slot) {
-    while (full() && evict(slot)) {
+bool GraphExecutor::State::make_room(Slot slot, CaptureFor reason) {
+    while (full() && evict(slot, reason)) {
     }
     // A failed capture costs as much as a successful one, so make room before the first try.
     const auto short_of_bytes = [&] { return arena->stats().charged_bytes + graphs[slot].own_bytes > options.most_bytes; };
     if (!arena || options.most_bytes == 0 || !short_of_bytes()) {
-        return;
+        return !full();
     }
     arena->trim();
-    while (short_of_bytes() && evict(slot)) {
+    while (short_of_bytes() && evict(slot, reason)) {
     }
+    return !full() && !short_of_bytes();
 }
 
-void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream) {
+void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream, std::uint32_t runs) {
     const auto run = [&] {
-        for (std::uint32_t i = 0; i < options.eager_runs; ++i) {
+        for (std::uint32_t i = 0; i < runs; ++i) {
             auto recorder = this->recorder(graph, current);
             recorder.call(body);
         }
     };
-    if (options.eager_runs == 0 || on_cpu()) {
+    if (runs == 0 || on_cpu()) {
         run();
         return;
     }
@@ -228,35 +252,36 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     graph.own_bytes = graph.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
 }
 
-bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws) {
+bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream, CaptureFor reason, bool throws) {
     auto& graph = graphs[slot];
-    if (may_evict) {
-        make_room(slot);
+    if (reason == CaptureFor::step) {
+        // Without enough room, the try itself decides.
+        static_cast<void>(make_room(slot, reason));
     }
     std::exception_ptr thrown;
-    Failure failure;
-    bool ran_ahead = false;
+    bool ran_ahead = reason == CaptureFor::later;
     bool cache_emptied = false;
     bool again = true;
     while (again) {
         try {
             inputs.select(graph.bucket);
             if (!ran_ahead) {
-                run_ahead(graph, current, stream);
+                run_ahead(graph, current, stream, options.eager_runs);
                 ran_ahead = true;
             }
             record(graph, current);
-            if (may_evict && graph.captured) {
+            if (reason == CaptureFor::step && graph.captured) {
                 // For the following replay: a failed instantiation is a failed capture too.
                 static_cast<void>(graph.captured->instantiate());
             }
-            graph.there = true;
-            dispatcher.captured(slot);
+            if (reason != CaptureFor::later) {
+                publish(slot);
+            }
             return true;
         } catch (...) {
             thrown = std::current_exception();
         }
-        failure = failure_of(thrown);
+        const auto failure = failure_of(thrown);
         graph.captured.reset();
         graph.pieces.clear();
         if (failure.no_room && failure.of_device && !std::exchange(cache_emptied, true)) {
@@ -264,11 +289,28 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
             empty_cache(on_cpu());
             continue;
         }
-        again = failure.no_room && may_evict && evict(slot);
+        again = failure.no_room && reason != CaptureFor::warm_up && evict(slot, reason);
     }
-    if (failure.no_room && !may_evict && !throws) {
+    fail(slot, thrown, reason, throws);
+    return false;
+}
+
+void GraphExecutor::State::publish(Slot slot) {
+    graphs[slot].there = true;
+    dispatcher.captured(slot);
+}
+
+void GraphExecutor::State::fail(Slot slot, const std::exception_ptr& thrown, CaptureFor reason, bool throws) {
+    auto& graph = graphs[slot];
+    const auto failure = failure_of(thrown);
+    graph.captured.reset();
+    graph.pieces.clear();
+    if (failure.no_room && reason != CaptureFor::step && !throws) {
+        if (behind) {
+            behind->put_off(slot);
+        }
         dispatcher.abandoned(slot);
-        return false;
+        return;
     }
     dispatcher.failed(slot);
     last_failure = "graph of " + text_of(graph.bucket) + ": " + failure.why;
@@ -282,7 +324,144 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
     }
     graph.failed = true;
     TORCH_WARN("vmmgraph: no ", last_failure, "; its steps do without");
-    return false;
+}
+
+void GraphExecutor::State::begin_behind(const std::vector<Ahead::Place>& places) {
+    behind.emplace(places);
+    several_ranks = options.exchange != nullptr;
+    auto missing = options;
+    missing.captures = Captures::lazily;
+    all_missing.emplace(make_dispatcher(missing));
+    if (options.histogram.empty()) {
+        return;
+    }
+    try {
+        behind->add(read_histogram(options.histogram));
+    } catch (const Error& error) {
+        TORCH_WARN("vmmgraph: ", error.what());
+    }
+}
+
+dispatch::PlanOptions GraphExecutor::State::plan_limits() const {
+    dispatch::PlanOptions limits;
+    limits.weights = options.weights;
+    limits.most_graphs = options.most_graphs;
+    std::uint64_t own = 0;
+    std::uint64_t measured = 0;
+    std::uint64_t there = 0;
+    for (const auto& graph : graphs) {
+        own += graph.own_bytes;
+        measured += graph.own_bytes > 0 ? 1 : 0;
+        there += graph.there ? graph.own_bytes : 0;
+    }
+    // The common pages of all graphs are in the arena already, up to a page for the largest.
+    if (arena && options.most_bytes > 0 && measured > 0) {
+        const auto common = arena->stats().charged_bytes - std::min<std::uint64_t>(there, arena->stats().charged_bytes);
+        limits.graph_bytes = std::max<std::uint64_t>(1, own / measured);
+        limits.most_graph_bytes = std::max<std::uint64_t>(1, options.most_bytes - std::min(common, options.most_bytes));
+    }
+    return limits;
+}
+
+Slot GraphExecutor::State::next_behind() {
+    if (!behind) {
+        return dispatch::no_slot;
+    }
+    if (unfinished) {
+        return unfinished->slot;
+    }
+    return behind->next([this] { return plan_limits(); }, [this](Slot slot) { return missing(slot); });
+}
+
+bool GraphExecutor::State::begin_next() {
+    while (!unfinished) {
+        const auto slot = several_ranks ? std::exchange(agreed_next, dispatch::no_slot) : next_behind();
+        if (slot == dispatch::no_slot) {
+            return false;
+        }
+        const bool room = missing(slot) && make_room(slot, CaptureFor::later);
+        if (room) {
+            dispatcher.begin(slot);
+        } else {
+            behind->put_off(slot);
+        }
+        // With several ranks, each rank takes part in the eager runs.
+        if (room || several_ranks) {
+            unfinished.emplace(Unfinished{slot, 0, room});
+        }
+    }
+    return true;
+}
+
+GraphExecutor::State::Unit GraphExecutor::State::next_unit() const {
+    const auto done = unfinished ? unfinished->units : 0;
+    return done < options.eager_runs ? Unit::eager_run : done == options.eager_runs ? Unit::capture : Unit::instantiation;
+}
+
+void GraphExecutor::State::do_unit() {
+    const auto slot = unfinished->slot;
+    auto& graph = graphs[slot];
+    const auto unit = next_unit();
+    const Step padding{graph.bucket, graph.mode == Mode::full ? Phase::decode : Phase::mixed, true, nullptr};
+    auto* const stream = options.capture_stream;
+    const bool throws = options.on_failure == OnFailure::throws;
+    std::optional<torch::OnStream> current;
+    if (!on_cpu()) {
+        current.emplace(inputs.device(), stream);
+    }
+    // Afterwards the engine may destroy the capture stream, or capture on the stream.
+    const MarkWhenLeft marks(on_cpu() ? nullptr : &inputs.state_->last);
+    std::shared_ptr<void> held;
+    if (unit == Unit::eager_run || (unit == Unit::capture && unfinished->wanted)) {
+        try {
+            held = enter(Work::capture);
+            inputs.prepare(graph.bucket, {});
+            commit(graph, padding, stream);
+        } catch (...) {
+            drop_unfinished();
+            throw;
+        }
+    }
+    try {
+        if (unit == Unit::eager_run) {
+            run_ahead(graph, padding, stream, 1);
+        } else if (unit == Unit::capture && unfinished->wanted) {
+            unfinished->wanted = capture(slot, padding, stream, CaptureFor::later, throws);
+        } else if (unfinished->wanted) {
+            if (graph.captured) {
+                static_cast<void>(graph.captured->instantiate());
+            }
+            publish(slot);
+        }
+    } catch (...) {
+        const auto claimed = unit != Unit::capture && std::exchange(unfinished->wanted, false);
+        if (claimed) {
+            try {
+                fail(slot, std::current_exception(), CaptureFor::later, throws);
+            } catch (...) {
+                unfinished.reset();
+                throw;
+            }
+        } else if (throws) {
+            unfinished.reset();
+            throw;
+        }
+    }
+    ++unfinished->units;
+    // Other ranks go on with the units of this graph.
+    if (unit == Unit::instantiation || (!unfinished->wanted && !several_ranks)) {
+        unfinished.reset();
+    }
+}
+
+void GraphExecutor::State::drop_unfinished() {
+    if (unfinished && unfinished->wanted) {
+        auto& graph = graphs[unfinished->slot];
+        graph.captured.reset();
+        graph.pieces.clear();
+        dispatcher.abandoned(unfinished->slot);
+    }
+    unfinished.reset();
 }
 
 void GraphExecutor::State::look_ahead(Slot slot) {

@@ -1,7 +1,10 @@
 // State of a GraphExecutor, and the capture, replay and eviction of one graph.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +13,7 @@
 #include <vmmgraph/engine.hpp>
 
 #include "ahead.hpp"
+#include "behind.hpp"
 #include "declare.hpp"
 #include "stream_order.hpp"
 
@@ -20,6 +24,16 @@ using dispatch::Slot;
 
 // Acquires a ring's unit on torch's current stream of the device; throws Error without a ring.
 [[nodiscard]] UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device);
+
+// Reason of a capture.
+enum class CaptureFor {
+    // The current step: evicts any graph for room, and instantiates the graph.
+    step,
+    // warm_up(): a graph without room is left to a later step.
+    warm_up,
+    // between_steps(): evicts less used graphs. Eager runs and instantiation are separate units.
+    later,
+};
 
 struct GraphExecutor::State {
     // One per bucket and mode.
@@ -52,6 +66,24 @@ struct GraphExecutor::State {
     std::string last_failure;
     StreamOrder streams;
     std::optional<Ahead> ahead;
+    // Captures::behind: the queue, the dispatcher of `own_slot`, and the graph in work.
+    std::optional<Behind> behind;
+    std::optional<Dispatcher> all_missing;
+    struct Unfinished {
+        Slot slot;
+        // Finished units: eager runs, then the capture.
+        std::uint32_t units = 0;
+        // Whether this rank still wants the graph; other ranks may go on.
+        bool wanted = true;
+    };
+    std::optional<Unfinished> unfinished;
+    // The graph agreed on by the ranks for the next between_steps().
+    Slot agreed_next = dispatch::no_slot;
+    // True if this executor decides together with others.
+    bool several_ranks = false;
+    // Unit of work behind the traffic, and the last duration of each.
+    enum class Unit { eager_run, capture, instantiation };
+    std::array<std::chrono::steady_clock::duration, 3> last_units{};
 
     // The step between decide() and launch().
     std::optional<Step> step;
@@ -82,6 +114,8 @@ struct GraphExecutor::State {
 
     // Decides, and claims the slot of a graph to capture.
     void decide(const Step& current);
+    // Returns the slot of the step's own graph, existing or not; no_slot if none.
+    [[nodiscard]] Slot own_slot(const Step& current);
     // Replaces the decision by an agreed one.
     void impose(const Step& current, const Decision& agreed);
     // Checks and packs the step's values; gives the decision up on failure.
@@ -98,22 +132,43 @@ struct GraphExecutor::State {
     void forget(Slot slot);
 
     // Evicts the least recently used graph except `kept`, and frees its pages. Returns false if
-    // none.
-    bool evict(Slot kept);
+    // none, and for a later capture if the graph is used more than `kept`.
+    bool evict(Slot kept, CaptureFor reason);
 
-    // Evicts graphs until another one of this slot is likely to fit.
-    void make_room(Slot slot);
+    // Evicts graphs until another one of this slot is likely to fit. Returns false if not possible.
+    bool make_room(Slot slot, CaptureFor reason);
 
     // Runs a body eagerly before its capture, ordered between earlier and later work of `stream`.
-    void run_ahead(const Graph& graph, const Step& current, void* stream);
+    void run_ahead(const Graph& graph, const Step& current, void* stream, std::uint32_t runs);
 
     // Captures a graph; on a CPU, runs the body.
     void record(Graph& graph, const Step& current);
 
     // Captures the graph of a slot claimed from the dispatcher. Returns true on success. A failure
-    // is logged, and thrown if `throws`. Without `may_evict`, a graph which lacks memory is left to
-    // a later step.
-    bool capture(Slot slot, const Step& current, void* stream, bool may_evict, bool throws);
+    // is logged, and thrown if `throws`. Except for a step, a graph which lacks memory is left to a
+    // later step. A later capture is published by the caller.
+    bool capture(Slot slot, const Step& current, void* stream, CaptureFor reason, bool throws);
+    // Handles the failure of a claimed slot, thrown by the capture or by work around the capture.
+    void fail(Slot slot, const std::exception_ptr& thrown, CaptureFor reason, bool throws);
+    // The graph runs later steps.
+    void publish(Slot slot);
+
+    // Captures::behind: makes the queue, and reads the histogram's file.
+    void begin_behind(const std::vector<Ahead::Place>& places);
+    // Returns the limits of a plan behind the traffic.
+    [[nodiscard]] dispatch::PlanOptions plan_limits() const;
+    // Returns true for a graph which may be captured between steps.
+    [[nodiscard]] bool missing(Slot slot) const { return !graphs[slot].there && !graphs[slot].failed; }
+    // Returns the graph which this rank would capture next.
+    [[nodiscard]] Slot next_behind();
+    // Begins the next graph, unless one is in work. Returns false if there is none.
+    bool begin_next();
+    // Returns the next unit of the graph in work, or of a new graph.
+    [[nodiscard]] Unit next_unit() const;
+    // Does the next unit of the graph in work, with padding as the step.
+    void do_unit();
+    // Gives up the graph in work.
+    void drop_unfinished();
 
     void replay(Slot slot, const Step& current, void* stream);
     // Calls the engine's update before the replay, on its stream.

@@ -60,6 +60,17 @@ enum class Reason : std::int32_t {
 using Slot = std::uint32_t;
 inline constexpr Slot no_slot = std::numeric_limits<Slot>::max();
 
+// Time of the captures of missing graphs.
+enum class Captures : std::int32_t {
+    // By the first step which needs the graph.
+    lazily,
+    // Ahead of traffic; a step captures nothing.
+    ahead,
+    // Between steps, in order of use; a step captures nothing. A plain dispatcher treats this value
+    // as `ahead`.
+    behind,
+};
+
 // Decision for a step, with its reason.
 struct Decision {
     Mode mode = Mode::eager;
@@ -69,6 +80,8 @@ struct Decision {
     Slot slot = no_slot;
     // The shape to pad to; zeros for an eager step.
     Key bucket;
+    // Captures::behind, with several ranks: the graph to capture after this step (engine.hpp).
+    Slot next = no_slot;
 };
 
 // Options of a dispatcher; 0 is no limit.
@@ -87,8 +100,7 @@ struct DispatcherOptions {
     std::uint32_t most_tokens = 0;
     // Maximum number of graphs, captures in progress included.
     std::uint32_t most_graphs = 0;
-    // Leaves missing graphs to captures ahead of traffic.
-    bool ahead_only = false;
+    Captures captures = Captures::lazily;
     // For a missing graph which may not be captured, a graph of at most `stand_in` times its weight
     // runs the step; 1: no heavier graph.
     std::uint32_t stand_in = 2;
@@ -111,7 +123,7 @@ public:
         given.piecewise_ignores = options.piecewise_ignores;
         given.most_tokens = options.most_tokens;
         given.most_graphs = options.most_graphs;
-        given.ahead_only = options.ahead_only ? 1 : 0;
+        given.ahead_only = options.captures == Captures::lazily ? 0 : 1;
         given.stand_in = options.stand_in;
         for (std::size_t axis = 0; axis < options.weights.size(); ++axis) {
             given.weights[axis] = options.weights[axis];
@@ -201,8 +213,12 @@ private:
     using Handle = vmmgraph::detail::Owned<vmmgraph_dispatcher_t, vmmgraph_dispatcher_destroy>;
 
     [[nodiscard]] static Decision from_c(const vmmgraph_decision_t& decision) {
-        return {static_cast<Mode>(decision.mode), static_cast<Reason>(decision.reason), decision.capture != 0, decision.slot,
-                detail::from_c(decision.bucket)};
+        return {static_cast<Mode>(decision.mode),
+                static_cast<Reason>(decision.reason),
+                decision.capture != 0,
+                decision.slot,
+                detail::from_c(decision.bucket),
+                no_slot};
     }
     void report(Slot slot, std::int32_t event) { detail::check(vmmgraph_dispatcher_report(handle_.get(), slot, event)); }
 

@@ -17,6 +17,7 @@
 #ifndef VMMGRAPH_ENGINE_HPP
 #define VMMGRAPH_ENGINE_HPP
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -36,6 +37,7 @@
 namespace vmmgraph::engine {
 
 // Modes, phases, reasons and decisions of dispatch.hpp.
+using dispatch::Captures;
 using dispatch::Decision;
 using dispatch::Mode;
 using dispatch::Phase;
@@ -97,7 +99,7 @@ public:
     // As torch::CaptureScope::last_kernel(), for ExecutorOptions::update; null without a capture.
     [[nodiscard]] void* last_kernel();
     // The step of this recording or eager run; host values read by the body are fixed in the graph.
-    // In warm_up(): a step of padding, without params.
+    // In warm_up() and between_steps(): a step of padding, without params.
     [[nodiscard]] const Step& step() const noexcept { return *step_; }
     // Returns true during the recording, false in an eager run before
     // (ExecutorOptions::eager_runs). On a CPU every replay is a recording.
@@ -159,6 +161,11 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // used graphs are evicted and the capture is retried. The end of a capture may need a few extra
     // pages.
     std::uint64_t most_bytes = 0;
+    // Captures::behind: file with the histogram of the traffic. The executor reads the file when
+    // created, so that graphs of earlier traffic are captured first, and replaces the file
+    // atomically when destroyed. An unreadable file is logged and ignored. Empty: no file.
+    // `vmmgraph plan FILE` prints a plan for the file.
+    std::string histogram{};
     // Stream of every capture (a cudaStream_t, not the default stream); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
@@ -178,7 +185,7 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     OnFailure on_failure = OnFailure::eager;
     // Number of runs of the body on the capture stream before its capture, over the step's inputs,
     // to initialize kernels, cuDNN and NCCL. The body must tolerate several runs per step. In
-    // warm_up() the inputs are padding, and runners see no params.
+    // warm_up() and between_steps() the inputs are padding, and runners see no params.
     std::uint32_t eager_runs = 0;
     // Places eager steps and the runs before captures in the arena's memory, each in a
     // torch::EagerScope: a replay of the arena, with the scope's refusals thrown by launch().
@@ -192,13 +199,14 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // calls it once per step with this rank's decision; the result, all ranks' decisions in any
     // order, goes to agree(). The agreed decision is carried out, or launch() throws, whatever
     // on_failure says. Not called by warm_up(), which all ranks must call alike, nor for a decision
-    // passed to prepare().
+    // passed to prepare(). With Captures::behind the decisions also agree on the graph of the next
+    // between_steps(), so an engine's all-gather must carry all fields.
     std::function<std::vector<Decision>(const Decision& mine)> exchange;
     // Called once for every step run by a graph, after the copy of its inputs and before its
     // capture or replay, with the launch's stream as torch's current stream. For planning kernels
     // from the padded values (GraphInputs::host). Work given to the stream is done before the graph
-    // runs. In warm_up() the step has no params; its phase is Phase::decode for full and
-    // Phase::mixed for piecewise graphs.
+    // runs. In warm_up() and between_steps() the step has no params; its phase is Phase::decode for
+    // full and Phase::mixed for piecewise graphs.
     std::function<void(const Key& bucket, const Step& step)> before_launch;
     // Called once for every step run by a graph, just before its replay, with `update_stream` as
     // torch's current stream. Replaces captured values by this step's, such as kernel parameters
@@ -239,6 +247,30 @@ public:
     // Failures are handled as in run(), except that a graph without memory is left to a later step
     // (with OnFailure::throws: throws).
     std::size_t warm_up();
+
+    // Captures::behind: works on missing graphs for about `slice`, and returns the number of graphs
+    // still to capture. The graphs are those of past steps and of the histogram's file. Their order
+    // is a plan's for this traffic and the limits (plan.hpp), most used first; most_graphs and
+    // most_bytes evict only graphs used less. A finished graph runs later steps. Until then a
+    // larger graph stands in (`stand_in`), or steps run eagerly. After a failed capture the bucket
+    // stays eager, as by on_failure.
+    //
+    // Call between launch() and the next prepare(), on the thread of the steps, best while the
+    // device still runs the step: a capture is host work. Kernels that read the step's outputs must
+    // already be on the step's stream. Afterwards the outputs, actual() and host() are undefined.
+    //
+    // A call does one unit of work: an eager run of the body (`eager_runs`), a capture, or an
+    // instantiation. Further units follow while they are expected to end within `slice`. So a step
+    // waits for at most the longer of `slice` and one unit. A slice of 0 does nothing.
+    //
+    // With several ranks (`exchange`, or agree()), all ranks must call alike, with a slice above 0:
+    // each call then does one unit of the graph agreed on by the last step. Throws Error
+    // (VMMGRAPH_ERROR_WRONG_STATE) without Captures::behind and while a step is prepared; with
+    // OnFailure::throws, the capture's error. Errors of hooks propagate.
+    std::size_t between_steps(std::chrono::microseconds slice);
+    // Writes the histogram's file now. Throws Error if the file cannot be written, and
+    // (VMMGRAPH_ERROR_WRONG_STATE) without `histogram`.
+    void save_histogram() const;
 
     // Runs a step on `stream`: pads to a bucket and replays its graph, captured first if necessary;
     // or calls `eager`, with `stream` as torch's current stream. Outputs of a graph are the inputs'

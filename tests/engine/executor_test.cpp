@@ -270,7 +270,7 @@ TEST(Executor, AheadOfTrafficOnlyLargerGraphsStandIn) {
     auto options = both({1, 2, 4, 8});
     options.full.push_back(Key::of(3, 0, uniform_decode));
     options.most_graphs = 2;
-    options.ahead_only = true;
+    options.captures = Captures::ahead;
     Small small(options);
     EXPECT_EQ(small.executor->warm_up(), 2u);
     Ran ran;

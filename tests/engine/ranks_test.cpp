@@ -1,12 +1,11 @@
 // Executors of several ranks in one process: a step runs alike on all ranks or throws.
 #include <array>
-#include <condition_variable>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "gather.hpp"
 #include "small.hpp"
 
 namespace engine_tests {
@@ -52,33 +51,6 @@ TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
     EXPECT_TRUE(a.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured);
 }
-
-// All-gather of decisions between threads.
-class Gather {
-public:
-    explicit Gather(std::size_t ranks) : ranks_(ranks) {}
-    std::vector<Decision> operator()(const Decision& mine) {
-        std::unique_lock lock(mutex_);
-        const auto round = round_;
-        here_.push_back(mine);
-        if (here_.size() == ranks_) {
-            all_ = std::exchange(here_, {});
-            ++round_;
-            complete_.notify_all();
-        } else {
-            complete_.wait(lock, [&] { return round_ != round; });
-        }
-        return all_;
-    }
-
-private:
-    std::size_t ranks_;
-    std::size_t round_ = 0;
-    std::mutex mutex_;
-    std::condition_variable complete_;
-    std::vector<Decision> here_;
-    std::vector<Decision> all_;
-};
 
 TEST(Ranks, AgreeByThemselvesBeforeEachStep) {
     Gather gather(2);
