@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,48 @@ class MapOptions(Struct):
     ]
 
 
+class Key(ctypes.Structure):
+    _fields_ = [("variant", c_uint32), ("extents", c_uint32 * 4)]
+
+
+class PlanOptions(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("weights", c_uint16 * 4),
+        ("most_graphs", c_uint32),
+        ("reserved", c_uint32),
+        ("most_graph_bytes", c_uint64),
+        ("graph_bytes", c_uint64),
+        ("most_pool_bytes", c_uint64),
+        ("pool_base_bytes", c_uint64),
+        ("pool_unit_bytes", c_uint64),
+        ("eager_step", c_uint64),
+        ("streams", c_void_p),
+    ]
+
+
+class PlannedBucket(ctypes.Structure):
+    _fields_ = [("key", Key), ("reserved", c_uint32), ("steps", c_uint64), ("padding", c_uint64), ("saves", c_uint64)]
+
+
+class Waste(Struct):
+    _fields_ = _fields("padding", "graph_steps", "eager_steps")
+
+
+class PlanResult(Struct):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("curve", c_void_p),
+        ("curve_capacity", c_size_t),
+        ("curve_count", c_size_t),
+        ("buckets", c_size_t),
+        ("most_graphs", c_uint32),
+        ("limited_by", c_int32),
+        ("heaviest", c_uint64),
+        ("waste", Waste),
+    ]
+
+
 _TEXT = (c_void_p, c_size_t, POINTER(c_size_t))
 #: Arguments of each function; all return a status except those in _OTHERS.
 _CORE: dict[str, tuple[Any, ...]] = {
@@ -339,6 +381,7 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_map_html": (c_char_p, *_TEXT),
     "vmmgraph_map_report": (c_char_p, *_TEXT),
     "vmmgraph_map_perfetto": (c_char_p, *_TEXT),
+    "vmmgraph_plan": (c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p),
 }
 _TORCH: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_built_for": (),

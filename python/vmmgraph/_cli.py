@@ -211,6 +211,31 @@ def _table(cost: Any, trace: Any) -> list[str]:
     return [*lines, *trace.notes]
 
 
+def plan(arguments: argparse.Namespace) -> int:
+    from . import _histogram
+
+    shapes = _histogram.parse(read(arguments.histogram).decode("utf-8", "replace"), arguments.histogram)
+    graph_bytes = max(1, arguments.graph_bytes)
+    try:
+        planned, waste = _histogram.plan(core(), shapes, arguments.budget, graph_bytes, arguments.graphs)
+    except _c.Error as error:
+        raise Unfit(f"{arguments.histogram}: {error}") from None
+    if arguments.json:
+        say(json.dumps([{**one.shape._asdict(), "padding": one.padding} for one in planned]))
+        return OK
+    say(f"{'mode':9} {'variant':>7} {'tokens':>7} {'batch':>6} {'pages':>6} {'steps':>10} {'padding a step':>14}")
+    for one in planned:
+        tokens, batch, pages, _ = one.shape.extents
+        each = one.padding / one.shape.steps
+        say(f"{one.shape.mode:9} {one.shape.variant:7} {tokens:7} {batch:6} {pages:6} {one.shape.steps:10} {each:14.2f}")
+    steps = waste.graph_steps + waste.eager_steps
+    say(
+        f"{len(planned)} graphs, {mib(len(planned) * graph_bytes)} at {mib(graph_bytes)} each, run {waste.graph_steps} of {steps} steps; "
+        f"the traffic had {sum(one.steps > 0 for one in shapes)} shapes"
+    )
+    return OK
+
+
 def _size(text: str) -> int:
     """Parses a number of bytes with an optional suffix K, M or G."""
     scale = {"k": 10, "m": 20, "g": 30}.get(text[-1:].lower())
@@ -321,6 +346,26 @@ def parser() -> argparse.ArgumentParser:
         "-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="of CMake, behind those that are set"
     )
     one.add_argument("--force", action="store_true", help="also if it is there")
+    one = command(
+        "plan",
+        plan,
+        "the graphs worth capturing for a histogram of traffic",
+        "Prints the graphs with the least padding within the limits, most used first. An executor with ExecutorOptions::histogram and "
+        "the vLLM plugin with VMMGRAPH_CAPTURE_HISTOGRAM write histograms.",
+    )
+    one.add_argument("histogram", help="a histogram, JSON; - for standard input")
+    one.add_argument(
+        "--budget", type=_size, default=0, metavar="BYTES", help="limit of all graphs' own memory: 64M; default: no limit"
+    )
+    one.add_argument(
+        "--graph-bytes",
+        type=_size,
+        default=1 << 20,
+        metavar="BYTES",
+        help="own memory of one graph (executables, retained blocks); default: 1M",
+    )
+    one.add_argument("--graphs", type=_size, default=0, metavar="N", help="maximum number of graphs; default: no limit")
+    one.add_argument("--json", action="store_true", help="prints the graphs as one JSON array")
     one = command(
         "replay",
         replay,

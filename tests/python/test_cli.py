@@ -860,3 +860,49 @@ def test_progress_is_for_terminals_and_for_long_work(monkeypatch: pytest.MonkeyP
         progress("too soon")
         progress.end()
         assert capsys.readouterr().err == ("\r\033[Kcapture  [31m 1\r\033[K" if terminal else "")
+
+
+HISTOGRAM = """{"vmmgraph_histogram": 1, "shapes": [
+{"mode": "full", "variant": 1, "extents": [8, 8, 0, 0], "steps": 1200},
+{"mode": "full", "variant": 1, "extents": [16, 16, 0, 0], "steps": 10},
+{"mode": "full", "variant": 1, "extents": [32, 32, 0, 0], "steps": 0},
+{"mode": "piecewise", "variant": 0, "extents": [512, 0, 0, 0], "steps": 300}]}"""
+
+
+@with_core
+def test_a_plan_names_the_graphs_worth_capturing_most_used_first(tmp_path: Path) -> None:
+    path = tmp_path / "histogram.json"
+    path.write_text(HISTOGRAM)
+    everything = output("plan", path).splitlines()
+    assert [line.split()[0:3:2] for line in everything[1:-1]] == [["full", "8"], ["piecewise", "512"], ["full", "16"]]
+    assert everything[-1].startswith("3 graphs, 3 MiB at 1 MiB each, run 1510 of 1510 steps; the traffic had 3 shapes")
+    two = json.loads(output("plan", path, "--budget", "2M", "--json"))
+    assert [(one["mode"], one["extents"][0], one["steps"]) for one in two] == [("full", 16, 1210), ("piecewise", 512, 300)]
+    assert two[0]["padding"] == 1200 * 8
+    assert json.loads(output("plan", path, "--graphs", "2", "--json")) == two
+    assert json.loads(output("plan", "-", "--budget", "8M", "--graph-bytes", "4M", "--json", input=HISTOGRAM)) == two
+    nothing = output("plan", path, "--budget", "1", "--graph-bytes", "2M")
+    assert "0 graphs" in nothing and "run 0 of 1510 steps" in nothing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"vmmgraph_histogram": 2, "shapes": []}',
+        '{"vmmgraph_histogram": 1, "shapes": [{"mode": "eager", "variant": 0, "extents": [1, 0, 0, 0], "steps": 1}]}',
+        '{"vmmgraph_histogram": 1, "shapes": [{"mode": "full", "variant": 0, "extents": [1, 0, 0], "steps": 1}]}',
+        '{"vmmgraph_histogram": 1, "shapes": [{"mode": "full", "variant": 0, "extents": [-1, 0, 0, 0], "steps": 1}]}',
+        '{"vmmgraph_histogram": 1, "shapes": [{"mode": "full", "variant": 0, "extents": [1, 0, 0, 0], "steps": -1}]}',
+    ],
+)
+def test_what_is_no_histogram_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "histogram.json"
+    path.write_text(text)
+    assert str(path) in refused("plan", path)
+
+
+def test_limits_of_a_plan_are_natural_numbers(tmp_path: Path) -> None:
+    assert vmmgraph("plan", tmp_path, "--graphs", "-1").returncode == 2

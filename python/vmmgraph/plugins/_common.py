@@ -10,7 +10,6 @@ from typing import Any
 from .._environment import flag
 
 log = logging.getLogger("vmmgraph")
-
 MIB = 1 << 20
 
 
@@ -51,29 +50,33 @@ def enable_for(engine: str) -> Any:
     return _door.opened() if chosen.route == "blocks" else None
 
 
+def captures_ended() -> None:
+    """Returns idle pages to the driver and logs the memory of each arena's graphs."""
+    from .. import _door
+
+    for arena in _door.arenas():
+        arena.trim()
+        stats = arena.stats()
+        if stats["spaces"]:
+            log.info(
+                "vmmgraph: %d graph groups share %.0f MiB on cuda:%d; the largest alone needs %.0f MiB",
+                stats["spaces"],
+                stats["physical_bytes"] / MIB,
+                arena.device,
+                stats["high_water_bytes"] / MIB,
+            )
+
+
 def after_captures(kind: type | None, name: str) -> None:
-    """Wraps the method that captures all graphs: afterwards idle pages return to the driver, and
-    the log has the memory of each arena's graphs."""
+    """Calls `captures_ended` after the method that captures all graphs."""
     capture = getattr(kind, name, None)
     if capture is None:
         return
 
     @functools.wraps(capture)
     def captured(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from .. import _door
-
         result = capture(self, *args, **kwargs)
-        for arena in _door.arenas():
-            arena.trim()
-            stats = arena.stats()
-            if stats["spaces"]:
-                log.info(
-                    "vmmgraph: %d graph groups share %.0f MiB on cuda:%d; the largest alone needs %.0f MiB",
-                    stats["spaces"],
-                    stats["physical_bytes"] / MIB,
-                    arena.device,
-                    stats["high_water_bytes"] / MIB,
-                )
+        captures_ended()
         return result
 
     setattr(kind, name, captured)

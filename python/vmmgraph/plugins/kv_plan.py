@@ -113,9 +113,11 @@ class Reserve:
     kernels: int
     #: Communicators; 0 with one rank.
     nccl: int = 0
+    #: Graphs captured later, behind the traffic; 0 if all exist.
+    graphs: int = 0
 
     def total(self) -> int:
-        return self.eager + self.kernels + self.nccl
+        return self.eager + self.kernels + self.nccl + self.graphs
 
     def __str__(self) -> str:
         parts = [
@@ -124,16 +126,19 @@ class Reserve:
         ]
         if self.nccl:
             parts.append(f"{self.nccl / MIB:.0f} MiB for NCCL's channels")
+        if self.graphs:
+            parts.append(f"{self.graphs / MIB:.0f} MiB for graphs captured later")
         return ", ".join(parts)
 
 
-def reserve_of(peak: int, held: int, ranks: int) -> Reserve:
+def reserve_of(peak: int, held: int, ranks: int, graphs: int = 0) -> Reserve:
     """Returns the reserve.
 
     ``peak``: torch's peak in the largest eager steps. ``held``: memory held by torch now.
+    ``graphs``: bytes of graphs captured later.
     """
     grows = max(0, peak - held)
-    return Reserve(rounded_up(grows, 2 * MIB) if grows else 0, KERNELS_BYTES, NCCL_BYTES if ranks > 1 else 0)
+    return Reserve(rounded_up(grows, 2 * MIB) if grows else 0, KERNELS_BYTES, NCCL_BYTES if ranks > 1 else 0, graphs)
 
 
 def ceiling_of(total: int, utilization: float, default: float) -> int | None:

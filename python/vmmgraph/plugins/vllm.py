@@ -3,6 +3,7 @@
 Environment: ``VMMGRAPH=1`` enables the plugin. ``VMMGRAPH_SLEEP=1`` runs vLLM's sleep mode over
 regions. ``VMMGRAPH_KV=1`` sizes the KV cache after the captures (`vllm_kv`), and
 ``VMMGRAPH_KV_GUARD=0`` keeps this size while the engine runs (`kv_guard`).
+``VMMGRAPH_CAPTURE=behind`` serves at once and captures between steps (`vllm_behind`).
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ def enable() -> None:
     when_imported("vllm.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
     if is_set("VMMGRAPH_SLEEP"):
         when_imported("vllm.device_allocator.cumem", sleep_by_regions)
+    if os.environ.get("VMMGRAPH_CAPTURE", "").lower() == "behind":
+        from . import vllm_behind
+
+        vllm_behind.install(when_imported)
     if is_set("VMMGRAPH_KV"):
         from . import vllm_kv
 

@@ -53,14 +53,15 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
     when_imported("vllm.v1.worker.gpu.attn_utils", patch_second_allocation)
 
 
-def known_release() -> bool:
-    """Returns whether the vLLM release is supported; logs a warning if not."""
+def known_release(action: str = "size the KV cache behind the captures") -> bool:
+    """Returns whether the vLLM release is supported; logs a warning with the action if not."""
     from vllm.version import __version__
 
     if str(__version__).startswith(RELEASES):
         return True
     log.warning(
-        "vmmgraph: cannot size the KV cache behind the captures: vLLM %s is not one of %s; vLLM allocates it",
+        "vmmgraph: cannot %s: vLLM %s is not one of %s; vLLM does so by itself",
+        action,
         __version__,
         ", ".join(f"{release}x" for release in RELEASES),
     )
@@ -276,6 +277,8 @@ class WorkerKv:
         #: Bytes when the cache was sized: growth of torch in the largest eager step, and idle
         #: memory of torch.
         self.eager = self.unused = 0
+        #: Expected bytes of graphs captured after the cache is sized (`vllm_behind`).
+        self.later_graphs = 0
 
     def begin(self, device: int) -> None:
         """Starts the measurements, once the process has a context on its device."""
@@ -614,7 +617,7 @@ def fit(self: Any) -> dict[str, Any] | None:
     kv.phases.mark("kernels and local memory of the largest eager step")
     free, total = _ledger.driver_memory(kv.device)
     held = torch.cuda.memory_reserved(kv.device)
-    reserve = kv_plan.reserve_of(kv.peak(), held, self.vllm_config.parallel_config.world_size)
+    reserve = kv_plan.reserve_of(kv.peak(), held, self.vllm_config.parallel_config.world_size, kv.later_graphs)
     kv.eager, kv.unused = reserve.eager, kv.idle()
     ceiling = kv_plan.ceiling_of(total, self.cache_config.gpu_memory_utilization, utilization_default())
     own = kv_plan.own_bytes(total - free, _ledger.used_by_process(kv.device), kv.others)
