@@ -5,6 +5,8 @@
 # All other commands run on the GPU machine and need only build/gpu:
 #   scripts/gpu.sh run       runs every test and prints one table
 #   scripts/gpu.sh bench     runs bench/shootout, about three minutes; passes arguments on
+#   scripts/gpu.sh behind    measures captures behind the traffic, about two minutes; passes arguments
+#                            on
 #   scripts/gpu.sh reports   runs programs from public reports under stock torch and under vmmgraph,
 #                            about fifteen minutes; passes arguments to run_all.py
 #   scripts/gpu.sh saver CHECKOUT  runs torch_memory_saver's own tests, from a checkout, against
@@ -57,6 +59,7 @@ build() {
     -DVMMGRAPH_TORCH_LIB="$PWD/build/torch/libvmmgraph_torch.so" >/dev/null
   cmake --build build/shootout
   strip -o "$out/shootout" build/shootout/shootout
+  strip -o "$out/behind" build/shootout/behind
   du -sh "$out"
 }
 
@@ -183,6 +186,11 @@ bench() {
   LD_LIBRARY_PATH=$PWD/$out "$out/run.sh" "$out/shootout" "$torch" --json "$out/shootout.json" "$@"
 }
 
+behind() {
+  torch=$(torch_folder)
+  LD_LIBRARY_PATH=$PWD/$out "$out/run.sh" "$out/behind" "$torch" "$@"
+}
+
 reports() {
   OUT=$out VMMGRAPH_LIBRARY="$PWD/$out/libvmmgraph_torch.so.0.1" PYTHONPATH="$PWD/$out/python" \
     VMMGRAPH_MEMORY_SAVER_LIBRARY="$PWD/$out/libvmmgraph_memory_saver.so" python3 "$out/reports/run_all.py" "$@"
@@ -197,12 +205,13 @@ case ${1:-} in
 build) build ;;
 run) run ;;
 bench) bench "${@:2}" ;;
+behind) behind "${@:2}" ;;
 reports) reports "${@:2}" ;;
 saver) saver "${@:2}" ;;
 sanitize) sanitize ;;
 poison) poison ;;
 *)
-  echo "usage: scripts/gpu.sh build|run|bench|reports|saver|sanitize|poison" >&2
+  echo "usage: scripts/gpu.sh build|run|bench|behind|reports|saver|sanitize|poison" >&2
   exit 2
   ;;
 esac

@@ -1,6 +1,9 @@
 // Compares greedy decoding with graphs to eager decoding, token by token. Sequences join and leave;
 // prefills run piecewise, decodes by full graphs.
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <vector>
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -169,6 +172,58 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
         EXPECT_EQ(graphs.arena->mapped_size(), 0u) << "pages return with the graphs";
     }
     EXPECT_NE(executor.prometheus().find("vmmgraph_dispatch_steps_total{mode=\"eager\",reason=\"too_large\"} 0\n"), std::string::npos);
+}
+
+// Serves from the first step; captures run between steps, while the device may still be busy.
+TEST(XllmExecutor, StartsAtOnceAndCapturesBehindTheTraffic) {
+    using Clock = std::chrono::steady_clock;
+    const auto ms_since = [](Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); };
+    const Decoder model(small_model());
+    auto options = options_of(true);
+    options.graph.captures = Captures::behind;
+    Ran ran;
+    // Loads the kernels. Equal seeds give equal steps.
+    Engine eager(model, options_of(false));
+    eager.step(ran);
+    const auto start = Clock::now();
+    Engine graphs(model, options);
+    graphs.step(ran);
+    const auto first_ms = ms_since(start);
+    EXPECT_EQ(ran.mode, Mode::eager);
+    std::vector<double> eager_ms;
+    std::vector<double> steady_ms;
+    std::size_t wrong = 0;
+    std::size_t captured_after = 0;
+    const int steps = most_steps(has_gpu() ? 600 : 160);
+    for (int step = 1; step < steps; ++step) {
+        const auto begin = Clock::now();
+        const auto got = graphs.step(ran);
+        engine_tests::wait();
+        (ran.mode == Mode::eager ? eager_ms : steady_ms).push_back(ms_since(begin));
+        if (graphs.executor.graphs().between_steps(std::chrono::microseconds(500)) > 0) {
+            captured_after = static_cast<std::size_t>(step) + 1;
+        }
+        Ran planned;
+        const auto expected = eager.step(planned);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+            wrong += got[i] != expected[i];
+        }
+    }
+    const auto median = [](std::vector<double> of) {
+        std::nth_element(of.begin(), of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2), of.end());
+        return of.empty() ? 0.0 : of[of.size() / 2];
+    };
+    const auto& executor = graphs.executor.graphs();
+    std::printf(
+        "RESULT start: first step's tokens %.2f ms after the start of the executor; %zu eager steps of %.2f ms, then %zu steps by graphs "
+        "of %.2f ms; the last of %zu graphs after step %zu; %zu wrong\n",
+        first_ms, eager_ms.size(), median(eager_ms), steady_ms.size(), median(steady_ms), static_cast<std::size_t>(executor.stats().graphs),
+        captured_after, wrong);
+    EXPECT_EQ(wrong, 0u);
+    if (!engine_tests::shortened()) {
+        EXPECT_GT(executor.stats().graphs, 4u);
+        EXPECT_LT(eager_ms.size(), steady_ms.size());
+    }
 }
 
 // Pads the step to its bucket's shape. Attention between pieces ignores padding sequences.

@@ -1,0 +1,352 @@
+// Captures behind the traffic, measured with the shoot-out model and its 65 shapes: the first step,
+// the steps while captures run, the time until all shapes exist, a second start, and traffic under
+// a limit of graphs. Takes about two minutes on an H200. Exit status 77: no GPU.
+//
+//   behind [--layers N] [--slice-us N] [--hours N] [--host 1]
+//
+// --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the body.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <c10/core/InferenceMode.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <vmmgraph/engine.hpp>
+
+#include "model.hpp"
+
+namespace {
+
+using namespace vmmgraph::engine;
+using Clock = std::chrono::steady_clock;
+using shootout::Model;
+using shootout::Options;
+using shootout::Shape;
+
+double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+
+double at_share(std::vector<double> values, double share) {
+    if (values.empty()) {
+        return 0;
+    }
+    std::sort(values.begin(), values.end());
+    return values[std::min(values.size() - 1, static_cast<std::size_t>(share * static_cast<double>(values.size())))];
+}
+
+Key key_of(const Shape& shape) { return Key::of(static_cast<std::uint32_t>(shape.tokens), 0, shape.decode ? uniform_decode : 0); }
+
+// An engine over the model: one executor for all shapes.
+class Engine {
+public:
+    Engine(Model& model, const Options& options, const ExecutorOptions& given, std::optional<c10::cuda::CUDAStream> stream)
+        : model_(model), stream_(stream), arena_(stream ? std::make_shared<vmmgraph::SharedVmmAllocator>(0) : nullptr) {
+        auto executor = given;
+        for (const auto tokens : options.decode) {
+            executor.full.push_back(key_of({true, tokens}));
+        }
+        for (const auto tokens : options.prefill) {
+            executor.full.push_back(key_of({false, tokens}));
+        }
+        executor.modes = {{{Mode::full, Mode::eager}, {Mode::full, Mode::eager}, {Mode::full, Mode::eager}}};
+        inputs_ = std::make_unique<GraphInputs>(std::vector<Input>{Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})},
+                                                executor.full, InputsOptions{model.ids.device(), 512});
+        executor_ = std::make_unique<GraphExecutor>(
+            arena_, *inputs_,
+            [this](Recorder& recorder) {
+                const Shape shape{(recorder.bucket().variant & uniform_decode) != 0, recorder.bucket()[Axis::tokens]};
+                model_.ids.narrow(0, 0, shape.tokens).copy_(inputs_->tokens());
+                model_.forward(shape);
+            },
+            executor);
+    }
+
+    // Launches a step; the device may still run the step afterwards.
+    Ran launch(const Shape& shape, const std::vector<std::int64_t>& tokens) {
+        const Step step{key_of(shape), shape.decode ? Phase::decode : Phase::prefill, true, nullptr};
+        const Value value(tokens.data(), {static_cast<std::uint32_t>(shape.tokens)});
+        return executor_->run(step, {{names::tokens, value}}, [&] { eager(shape, tokens); }, stream_ ? stream_->stream() : nullptr);
+    }
+    void eager(const Shape& shape, const std::vector<std::int64_t>& tokens) {
+        const auto host = at::from_blob(const_cast<std::int64_t*>(tokens.data()), {shape.tokens}, at::kLong);
+        model_.ids.narrow(0, 0, shape.tokens).copy_(host);
+        model_.forward(shape);
+    }
+    void wait() const {
+        if (stream_) {
+            stream_->synchronize();
+        }
+    }
+    GraphExecutor& graphs() { return *executor_; }
+    [[nodiscard]] std::size_t arena_bytes() const { return arena_ ? arena_->mapped_size() : 0; }
+
+private:
+    Model& model_;
+    // None on a CPU.
+    std::optional<c10::cuda::CUDAStream> stream_;
+    std::shared_ptr<vmmgraph::SharedVmmAllocator> arena_;
+    std::unique_ptr<GraphInputs> inputs_;
+    std::unique_ptr<GraphExecutor> executor_;
+};
+
+// Random steps: mostly decodes of any size, one prefill in twenty. Equal seeds give equal steps.
+class Traffic {
+public:
+    Traffic(const Options& options, unsigned seed) : options_(options), random_(seed), tokens_(8192) {
+        for (auto& token : tokens_) {
+            token = pick(0, options.vocabulary - 1);
+        }
+    }
+    // Sizes in a window around `center`, of all decode sizes, if not negative.
+    Shape next(std::int64_t center = -1) {
+        if (pick(0, 19) == 0) {
+            const auto most = center < 0 ? static_cast<std::int64_t>(options_.prefill.size()) - 1 : 3;
+            const auto bucket = options_.prefill[static_cast<std::size_t>(pick(0, most))];
+            return {false, bucket - pick(0, bucket / 8)};
+        }
+        const auto most = options_.decode.back();
+        return {true, center < 0 ? pick(1, most) : std::clamp<std::int64_t>(center + pick(-40, 40), 1, most)};
+    }
+    [[nodiscard]] const std::vector<std::int64_t>& tokens() const { return tokens_; }
+
+private:
+    std::int64_t pick(std::int64_t from, std::int64_t to) {
+        return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
+    }
+    const Options& options_;
+    std::mt19937_64 random_;
+    std::vector<std::int64_t> tokens_;
+};
+
+// The smallest listed size of a step.
+std::int64_t bucket_of(const Options& options, const Shape& shape) {
+    const auto& sizes = shape.decode ? options.decode : options.prefill;
+    return *std::lower_bound(sizes.begin(), sizes.end(), shape.tokens) * (shape.decode ? 1 : -1);
+}
+
+struct Done {
+    std::int64_t bucket;
+    double ms;
+    bool by_graph;
+};
+
+// Runs steps until `ends`, each with between_steps() while the device runs the step.
+template <class Ends>
+std::vector<Done> serve(Engine& engine, const Options& options, Traffic& traffic, std::chrono::microseconds slice, double& longest,
+                        Ends&& ends) {
+    std::vector<Done> done;
+    std::size_t waiting = 1;
+    while (!ends(done, waiting)) {
+        const auto shape = traffic.next();
+        const auto start = Clock::now();
+        const auto ran = engine.launch(shape, traffic.tokens());
+        if (slice.count() > 0) {
+            const auto begin = Clock::now();
+            waiting = engine.graphs().between_steps(slice);
+            longest = std::max(longest, ms_since(begin));
+        }
+        engine.wait();
+        done.push_back({bucket_of(options, shape), ms_since(start), ran.mode != Mode::eager});
+    }
+    return done;
+}
+
+double share_by_graphs(const std::vector<Done>& steps) {
+    const auto graphs = std::count_if(steps.begin(), steps.end(), [](const Done& step) { return step.by_graph; });
+    return 100.0 * static_cast<double>(graphs) / static_cast<double>(std::max<std::size_t>(steps.size(), 1));
+}
+
+// Compares the logits of each shape's graph with those of an eager run of the same shape.
+int wrong_graphs(Engine& engine, Model& model, const Options& options, const std::vector<std::int64_t>& tokens, int& compared) {
+    int wrong = 0;
+    const auto check = [&](const Shape& shape) {
+        if (engine.launch(shape, tokens).mode == Mode::eager) {
+            return;
+        }
+        const auto by_graph = model.logits.narrow(0, 0, shape.rows()).clone();
+        engine.eager(shape, tokens);
+        const auto expected = model.logits.narrow(0, 0, shape.rows());
+        const auto most = expected.abs().max().item<double>();
+        wrong += (by_graph - expected).abs().max().item<double>() > options.tolerance * most;
+        ++compared;
+    };
+    for (const auto tokens_of : options.decode) {
+        check({true, tokens_of});
+    }
+    for (const auto tokens_of : options.prefill) {
+        check({false, tokens_of});
+    }
+    return wrong;
+}
+
+int run(const Options& options, std::chrono::microseconds slice, int hours, bool host) {
+    const c10::InferenceMode inference;
+    std::optional<c10::cuda::CUDAStream> stream;
+    if (!host) {
+        vmmgraph::torch::install();
+        stream = c10::cuda::getStreamFromPool(true, 0);
+        c10::cuda::setCurrentCUDAStream(*stream);
+    }
+    Model model(options, options.decode.back(), options.prefill.back(), host ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0));
+    Traffic first(options, 1);
+    const auto shapes = options.decode.size() + options.prefill.size();
+    const Shape probe{true, 64};
+    const auto file = std::string("/tmp/vmmgraph_behind_") + std::to_string(::getpid()) + ".json";
+    ExecutorOptions behind;
+    behind.captures = Captures::behind;
+    behind.histogram = file;
+    {
+        // Loads kernels and library handles, as an engine's profile run does.
+        Engine engine(model, options, {}, stream);
+        for (int i = 0; i < 5; ++i) {
+            engine.eager(probe, first.tokens());
+            engine.wait();
+        }
+        std::vector<double> eager;
+        for (int i = 0; i < 20; ++i) {
+            const auto start = Clock::now();
+            engine.eager(probe, first.tokens());
+            engine.wait();
+            eager.push_back(ms_since(start));
+        }
+        const auto start = Clock::now();
+        Engine served(model, options, behind, stream);
+        const auto created = ms_since(start);
+        served.launch(probe, first.tokens());
+        served.wait();
+        const auto all = ms_since(start);
+        std::printf("RESULT first step: %.2f ms after the weights, of which %.2f ms make the executor; an eager step %.2f ms (%.2f x)\n",
+                    all, created, at_share(eager, 0.5), (all - created) / at_share(eager, 0.5));
+    }
+    {
+        const auto start = Clock::now();
+        Engine engine(model, options, {}, stream);
+        const auto graphs = engine.graphs().warm_up();
+        engine.wait();
+        std::printf("RESULT ahead: %zu graphs after %.2f s, without a step\n", graphs, ms_since(start) / 1e3);
+    }
+    std::remove(file.c_str());
+    for (const char* const name : {"first start", "second start"}) {
+        Engine engine(model, options, behind, stream);
+        double longest = 0;
+        Traffic traffic(options, 7);
+        const auto start = Clock::now();
+        const auto during = serve(engine, options, traffic, slice, longest, [&](const auto& done, std::size_t waiting) {
+            return ms_since(start) > 30e3 || (waiting == 0 && done.size() > 100 && engine.graphs().stats().graphs == shapes);
+        });
+        const auto seconds = ms_since(start) / 1e3;
+        const auto graphs = static_cast<unsigned long long>(engine.graphs().stats().graphs);
+        Traffic same(options, 7);
+        double none = 0;
+        const auto after = serve(engine, options, same, std::chrono::microseconds(0), none,
+                                 [&](const auto& done, std::size_t) { return done.size() == 2000; });
+        std::map<std::int64_t, std::vector<double>> of_bucket;
+        for (const auto& step : after) {
+            of_bucket[step.bucket].push_back(step.ms);
+        }
+        std::vector<double> ratios;
+        std::vector<double> decodes;
+        for (const auto& step : during) {
+            if (const auto found = of_bucket.find(step.bucket); found != of_bucket.end()) {
+                ratios.push_back(step.ms / at_share(found->second, 0.5));
+            }
+            if (step.bucket > 0) {
+                decodes.push_back(step.ms);
+            }
+        }
+        std::printf(
+            "RESULT %s: %llu of %zu shapes after %.2f s and %zu steps of traffic; %.1f %% of these steps by graphs, %.1f %% of 2000 "
+            "after\n",
+            name, graphs, shapes, seconds, during.size(), share_by_graphs(during), share_by_graphs(after));
+        std::printf(
+            "RESULT %s: step over the median of its shape: median %.3f, p99 %.3f, longest %.3f x; decodes %.2f ms median, %.2f p99, %.2f "
+            "longest; longest gap %.2f ms\n",
+            name, at_share(ratios, 0.5), at_share(ratios, 0.99), at_share(ratios, 1), at_share(decodes, 0.5), at_share(decodes, 0.99),
+            at_share(decodes, 1), longest);
+        int compared = 0;
+        const auto wrong = wrong_graphs(engine, model, options, same.tokens(), compared);
+        std::printf("RESULT %s: %d of %d graphs wrong\n", name, wrong, compared);
+        if (wrong > 0) {
+            return 1;
+        }
+    }
+    std::remove(file.c_str());
+    {
+        auto limited = behind;
+        limited.histogram.clear();
+        limited.most_graphs = static_cast<std::uint32_t>(shapes / 2);
+        Engine engine(model, options, limited, stream);
+        Traffic traffic(options, 9);
+        std::size_t steps = 0;
+        std::size_t hits = 0;
+        std::uint64_t most = 0;
+        // A day: the decode size rises until noon and falls again.
+        for (int hour = 0; hour < hours; ++hour) {
+            const auto of_day = hour % 24;
+            const std::int64_t center = 20 + 40 * std::min(of_day, 24 - of_day);
+            for (int i = 0; i < 500; ++i, ++steps) {
+                hits += engine.launch(traffic.next(center), traffic.tokens()).mode != Mode::eager;
+                engine.graphs().between_steps(slice);
+                engine.wait();
+            }
+            most = std::max<std::uint64_t>(most, engine.graphs().stats().graphs);
+        }
+        int compared = 0;
+        const auto wrong = wrong_graphs(engine, model, options, traffic.tokens(), compared);
+        const auto stats = engine.graphs().stats();
+        std::printf(
+            "RESULT day: at most %u graphs: %llu existed at most, %.2f %% of %zu steps by graphs, %llu captures, %llu evictions, %d of %d "
+            "graphs wrong, arena %.0f MiB\n",
+            limited.most_graphs, static_cast<unsigned long long>(most), 100.0 * static_cast<double>(hits) / static_cast<double>(steps),
+            steps, static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions), wrong, compared,
+            static_cast<double>(engine.arena_bytes()) / (1 << 20));
+        return wrong > 0 || most > limited.most_graphs ? 1 : 0;
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    Options options;
+    std::chrono::microseconds slice(1000);
+    int hours = 24;
+    bool host = false;
+    for (int i = 1; i + 1 < count; i += 2) {
+        const std::string name = arguments[i];
+        const long value = std::atol(arguments[i + 1]);
+        if (name == "--layers") {
+            options.layers = value;
+        } else if (name == "--slice-us") {
+            slice = std::chrono::microseconds(value);
+        } else if (name == "--hours") {
+            hours = static_cast<int>(value);
+        } else if (name == "--host") {
+            host = value != 0;
+        } else {
+            std::fprintf(stderr, "cannot use %s: the options are --layers, --slice-us, --hours and --host\n", name.c_str());
+            return 2;
+        }
+    }
+    if (host) {
+        options.hidden = options.intermediate = 32;
+        options.heads = options.kv_heads = 2;
+        options.head_dim = options.context = 16;
+        options.vocabulary = 100;
+        options.layers = 1;
+        options.prefill.resize(8);
+    } else if (c10::cuda::device_count() == 0) {
+        std::printf("SKIPPED: needs a GPU\n");
+        return 77;
+    }
+    return run(options, slice, hours, host);
+}
