@@ -22,6 +22,11 @@ VMMGRAPH_KV=1 to VMMGRAPH=1. Further RESULT lines: tokens of the KV cache, secon
 the process to the first token, and free memory at the end. --size 8b gives MODEL's config.json the
 shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache. --then pressure allocates
 the free memory of the device between two steps, serves, frees the memory and serves again.
+
+--behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds from
+the loaded weights to the first request, and of them in warm-up and captures; time of engine steps
+while graphs are missing, and after; steps run by graphs. The tokens of the last round must be equal.
+Rounds before the last capture may differ: eager steps and larger graphs round other bits.
 """
 
 from __future__ import annotations
@@ -88,6 +93,9 @@ def measure() -> None:
 
         runner.taken, runner.capture_model, runner.load_model = [], measured, loaded
 
+    worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
+    if not hasattr(worker, "seconds"):
+        time_start(worker)
     for name in ("gpu_model_runner", "gpu.model_runner"):
         try:
             runner = importlib.import_module(f"vllm.v1.worker.{name}").GPUModelRunner
@@ -95,6 +103,87 @@ def measure() -> None:
             continue
         if not hasattr(runner, "taken"):
             patch(runner)
+
+
+def time_start(worker: type) -> None:
+    """Records the time of the loaded weights, and the seconds of warm-up and captures."""
+    load, warm_up = worker.load_model, worker.compile_or_warm_up_model
+
+    def loaded(self, *args, **kwargs):
+        result = load(self, *args, **kwargs)
+        worker.seconds["loaded_at"] = time.time()
+        return result
+
+    def warmed(self, *args, **kwargs):
+        start = time.perf_counter()
+        result = warm_up(self, *args, **kwargs)
+        worker.seconds["warm_up"] = time.perf_counter() - start
+        return result
+
+    worker.seconds, worker.load_model, worker.compile_or_warm_up_model = {}, loaded, warmed
+
+
+def start_seconds(worker) -> dict:
+    return dict(type(worker).seconds)
+
+
+def missing_graphs(worker) -> tuple[int, int, int]:
+    """Returns the missing graphs behind the traffic, and the steps run by graphs and eagerly."""
+    behind = getattr(worker.model_runner, "_vmmgraph_behind", None)
+    queue = getattr(behind, "queue", None)
+    if queue is None:
+        return 0, 0, 0
+    wanted = sum(1 for one in queue.missing() if queue.steps[one])
+    return wanted, queue.by_graph, queue.eager
+
+
+def time_steps(llm) -> list[float]:
+    """Returns a list which receives the milliseconds of each further engine step."""
+    core = llm.llm_engine.engine_core.engine_core
+    step, took = core.step_fn, []
+
+    def timed():
+        start = time.perf_counter()
+        result = step()
+        took.append(1e3 * (time.perf_counter() - start))
+        return result
+
+    core.step_fn = timed
+    return took
+
+
+def behind_rows(mode: str, llm, serve, ready: float) -> tuple[list[str], str]:
+    """Serves until no used graph is missing, then once more. Returns RESULT lines and the hash."""
+    seconds = llm.collective_rpc(start_seconds)[0]
+    lines = [
+        f"RESULT {mode} ready_after_weights_s {ready - seconds['loaded_at']:.2f}",
+        f"RESULT {mode} warm_up_and_captures_s {seconds['warm_up']:.2f}",
+    ]
+    took = time_steps(llm)
+    start, rounds, late = time.time(), 0, (0, 0)
+    while rounds < 2 or (llm.collective_rpc(missing_graphs)[0][0] and rounds < 40):
+        serve()
+        rounds += 1
+        _, graphs, eager = llm.collective_rpc(missing_graphs)[0]
+        if time.time() - start < 10:
+            late = (graphs, eager)
+    captured = time.time() - start
+    during, took[:] = list(took), []
+    hashed = ""
+    while time.time() - start < 14 or not hashed:
+        hashed = serve()[1]
+    _, graphs, eager = llm.collective_rpc(missing_graphs)[0]
+    graphs, eager = graphs - late[0], eager - late[1]
+    for name, steps in (("while_capturing", during), ("after", took)):
+        steps = sorted(steps)
+        lines.append(
+            f"RESULT {mode} steps_{name}_ms median {statistics.median(steps):.2f} p99 {steps[int(0.99 * len(steps))]:.2f} "
+            f"longest {steps[-1]:.2f} of {len(steps)}"
+        )
+    lines.append(f"RESULT {mode} captured_after_s {captured:.1f} rounds {rounds}")
+    if graphs + eager:
+        lines.append(f"RESULT {mode} by_graphs_after_10_s {graphs / (graphs + eager):.4f}")
+    return [*lines, f"RESULT {mode} last_hash {hashed}"], hashed
 
 
 def time_a_token(llm, sequences: int, rounds: int) -> float:
@@ -339,6 +428,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     mode = arguments.mode
     wrong = ""
+    ready = time.time()
     llm.generate(
         {"prompt_token_ids": list(range(10, 42))}, SamplingParams(temperature=0.0, max_tokens=1, detokenize=False), use_tqdm=False
     )
@@ -365,6 +455,9 @@ def run(arguments: argparse.Namespace) -> None:
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
         return seconds, digest(tokens), sum(map(len, tokens))
 
+    if arguments.behind:
+        lines, _ = behind_rows(mode, llm, serve, ready)
+        print(*lines, sep="\n")
     seconds, hashes, counts = zip(*(serve() for _ in range(arguments.rounds)), strict=True)
     count = counts[0]
     seen = llm.collective_rpc(look)
@@ -420,6 +513,7 @@ def compare(arguments: argparse.Namespace) -> int:
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
             command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", arguments.then]
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
+            command += ["--behind"] * arguments.behind
             command += ["--kv"] * arguments.kv + ["--timed", str(arguments.timed)]
             command += ["--size", arguments.size] if arguments.size else []
             command += ["--utilization", str(arguments.utilization)] if arguments.utilization else []
@@ -430,6 +524,7 @@ def compare(arguments: argparse.Namespace) -> int:
                     **os.environ,
                     "VMMGRAPH": on,
                     "VMMGRAPH_KV": on if arguments.kv else "",
+                    "VMMGRAPH_CAPTURE": "behind" if on and arguments.behind else "",
                     "VLLM_RUN_STARTED": str(time.time()),
                 },
                 stdout=subprocess.PIPE,
@@ -464,6 +559,10 @@ def compare(arguments: argparse.Namespace) -> int:
             + ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items()),
             flush=True,
         )
+        if arguments.behind:
+            rows = ("ready_after_weights_s", "warm_up_and_captures_s")
+            said = ", ".join(f"{name} {median(name, ''):.2f} -> {median(name, '1'):.2f}" for name in rows)
+            print(f"       {mode}: {said}, by graphs after 10 s {median('by_graphs_after_10_s', '1'):.4f}", flush=True)
         if arguments.kv:
             tokens = {on: median("kv_tokens", on) for on in ("", "1")}
             # The first start compiles for all later starts.
@@ -492,6 +591,7 @@ def main() -> int:
     parser.add_argument("--compare", action="store_true", help="run every mode with and without")
     parser.add_argument("--modes", default="full,piecewise,default", help="which, with --compare")
     parser.add_argument("--kv", action="store_true", help="vLLM's defaults of memory, and the size of its KV cache")
+    parser.add_argument("--behind", action="store_true", help="vmmgraph captures behind the traffic")
     parser.add_argument("--size", choices=SIZES, help="the shape of another model")
     parser.add_argument("--utilization", type=float, help="vLLM's gpu_memory_utilization")
     parser.add_argument("--timed", type=int, default=7, help="rounds of each time a token")
