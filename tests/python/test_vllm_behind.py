@@ -193,7 +193,10 @@ class FirstRunner(Runner):
     def __init__(self, start: Start) -> None:
         super().__init__(start)
         self.cudagraph_dispatcher = self.dispatcher = FirstDispatcher()
-        self.input_batch = SimpleNamespace(block_table=Tables(self.table))
+        # Of the requests of the last step.
+        self.input_batch = SimpleNamespace(
+            block_table=Tables(self.table), num_computed_tokens_cpu_tensor="7", num_prompt_tokens_cpu_tensor="9"
+        )
         self.encoder_cudagraph_manager = None
         self.prepare_inputs_event = start.event
 
@@ -209,6 +212,8 @@ class FirstRunner(Runner):
         assert mode is cudagraph_runtime_mode
         if how.get("force_attention") or mode is Mode.FULL:
             self.input_batch.block_table.commit_block_table(tokens)
+            # Rows of requests would choose other kernels.
+            assert self.input_batch.num_computed_tokens_cpu_tensor == self.input_batch.num_prompt_tokens_cpu_tensor == "0"
         assert how["skip_eplb"] and how["remove_lora"] is False
         self.forward(mode, tokens, entry, how.get("is_graph_capturing", False))
 
@@ -225,6 +230,7 @@ class FirstRunner(Runner):
 
     def execute_model(self, output: Any, intermediate_tensors: Any = None) -> tuple[str, int]:
         self.table.rows = "of requests"
+        assert (self.input_batch.num_computed_tokens_cpu_tensor, self.input_batch.num_prompt_tokens_cpu_tensor) == ("7", "9")
         tokens = output.total_num_scheduled_tokens
         mode, entry = self.cudagraph_dispatcher.dispatch(tokens, output.uniform)
         self.forward(mode, entry.num_tokens, entry, False)
@@ -394,6 +400,7 @@ class Start:
         torch.accelerator = SimpleNamespace(synchronize=wait, empty_cache=wait)
         torch._C = SimpleNamespace(_host_emptyCache=wait)
         torch.inference_mode = contextlib.nullcontext
+        torch.zeros_like = lambda _: "0"
 
         def group() -> Any:
             return SimpleNamespace(graph_capture=lambda context: on(context.stream))
@@ -669,7 +676,7 @@ def test_the_histogram_of_the_first_start_orders_the_second(
     monkeypatch.setenv("VMMGRAPH_CAPTURE_HISTOGRAM", str(path))
     start.begin()
     start.steps(1, 1, 8)
-    start.behind.save()
+    vllm_behind.save(str(path), start.behind.queue)
     assert [one["extents"][0] for one in json.loads(path.read_text())["shapes"]] == [8, 1]
     again = Start(monkeypatch, start.second)
     again.begin()

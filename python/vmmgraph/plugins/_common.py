@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from types import ModuleType
 from typing import Any
 
-from .._environment import flag
+from .._environment import flag, problem
 
 log = logging.getLogger("vmmgraph")
 MIB = 1 << 20
@@ -23,6 +24,15 @@ def is_set(name: str) -> bool:
     except ValueError as error:
         log.error("vmmgraph: %s", error)
         return False
+
+
+def choice(name: str) -> str:
+    """Returns the lower-case value of a variable. An invalid value is logged and counts as unset."""
+    value = os.environ.get(name, "")
+    wrong = problem(name, value)
+    if wrong:
+        log.error("vmmgraph: %s", wrong)
+    return "" if wrong else value.lower()
 
 
 def wanted() -> bool:

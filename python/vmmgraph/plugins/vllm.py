@@ -12,7 +12,7 @@ import os
 import sys
 from types import ModuleType
 
-from ._common import after_captures, enable_for, is_set, log, wanted, without_custom_all_reduce
+from ._common import after_captures, choice, enable_for, is_set, log, wanted, without_custom_all_reduce
 
 
 def shape() -> tuple[object, str] | None:
@@ -86,7 +86,7 @@ def enable() -> None:
     when_imported("vllm.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
     if is_set("VMMGRAPH_SLEEP"):
         when_imported("vllm.device_allocator.cumem", sleep_by_regions)
-    if os.environ.get("VMMGRAPH_CAPTURE", "").lower() == "behind":
+    if choice("VMMGRAPH_CAPTURE") == "behind":
         from . import vllm_behind
 
         vllm_behind.install(when_imported)

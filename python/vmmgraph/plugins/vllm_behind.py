@@ -38,10 +38,9 @@ from typing import Any
 from unittest.mock import patch
 
 from .. import _door, _histogram
-from .._environment import problem
 from .._files import Unfit
 from .._histogram import Shape
-from ._common import is_set, log, captures_ended
+from ._common import captures_ended, choice, is_set, log
 from .capture_queue import STAND_IN, Budget, Queue
 from .kv_plan import MIB
 from .vllm_kv import known_release, kv_of
@@ -78,6 +77,8 @@ def declined(runner: Any) -> str:
         return "a dummy run would write state of the model"
     if getattr(config.model_config, "is_encoder_decoder", False) or getattr(runner, "routed_experts_initialized", False):
         return "a dummy run would write state of the model"
+    if getattr(runner, "is_mm_prefix_lm", False):
+        return "attention depends on the images of requests"
     for group in runner.kv_cache_config.kv_cache_groups:
         specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})
         if any("Mamba" in type(spec).__name__ for spec in specs.values()):
@@ -157,7 +158,7 @@ class First:
         from vllm.config import CUDAGraphMode
 
         mode, descriptor = one
-        with self.zero_tables():
+        with self.empty_batch():
             self.runner._dummy_run(
                 descriptor.num_tokens,
                 cudagraph_runtime_mode=CUDAGraphMode.NONE,
@@ -169,19 +170,28 @@ class First:
 
     def capture(self, one: Any) -> None:
         mode, descriptor = one
-        with self.zero_tables():
+        with self.empty_batch():
             self.runner._warmup_and_capture(descriptor, cudagraph_runtime_mode=mode, num_warmups=0)
 
     @contextlib.contextmanager
-    def zero_tables(self) -> Iterator[None]:
-        """A dummy run sees the null block only. The next step copies the block tables again."""
-        tables = self.runner.input_batch.block_table
+    def empty_batch(self) -> Iterator[None]:
+        """A dummy run sees a batch without requests, as before the first step.
+
+        Its block tables name the null block only, and its requests have no tokens. The next step
+        copies the block tables again.
+        """
+        import torch
+
+        batch = self.runner.input_batch
 
         def zero(_: int) -> None:
-            for table in tables.block_tables:
+            for table in batch.block_table.block_tables:
                 table.block_table.gpu.zero_()
 
-        with patch.object(tables, "commit_block_table", zero):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(patch.object(batch.block_table, "commit_block_table", zero))
+            for name in ("num_computed_tokens_cpu_tensor", "num_prompt_tokens_cpu_tensor"):
+                stack.enter_context(patch.object(batch, name, torch.zeros_like(getattr(batch, name))))
             yield
 
     def forget(self, one: Any) -> None:
@@ -356,7 +366,8 @@ class Behind:
             kv.later_graphs = later
         self.adapter.set_dispatch(self.dispatch)
         if self.path and getattr(self.runner.vllm_config.parallel_config, "rank", 0) == 0:
-            atexit.register(self.save)
+            # Must not keep the runner alive.
+            atexit.register(save, self.path, self.queue)
         log.info(
             "vmmgraph: %d shapes are captured behind the traffic, %.1f ms a step; ready after %.2f s",
             len(self.queue.missing()),
@@ -381,8 +392,8 @@ class Behind:
 
     def idle(self) -> int:
         """Does one unit of work while the engine is idle. Returns the number of missing graphs."""
-        if self.started and self.unit(unused=True) is None and self.path:
-            self.save()
+        if self.started:
+            self.unit(unused=True)
         return len(self.queue.missing()) if self.started else 0
 
     def warms(self) -> bool:
@@ -467,12 +478,13 @@ class Behind:
         if self.adapter.waits():
             current.synchronize()
 
-    def save(self) -> None:
-        """Writes the histogram."""
-        try:
-            _histogram.save(self.path, self.queue.histogram())
-        except OSError as error:
-            log.warning("vmmgraph: cannot write the histogram %s: %s", self.path, error)
+
+def save(path: str, queue: Queue) -> None:
+    """Writes the histogram."""
+    try:
+        _histogram.save(path, queue.histogram())
+    except OSError as error:
+        log.warning("vmmgraph: cannot write the histogram %s: %s", path, error)
 
 
 @contextlib.contextmanager
@@ -508,11 +520,8 @@ def graph_bytes() -> int:
 
 
 def milliseconds() -> float:
-    text = os.environ.get("VMMGRAPH_CAPTURE_MS", "")
-    wrong = problem("VMMGRAPH_CAPTURE_MS", text)
-    if wrong:
-        log.error("vmmgraph: %s", wrong)
-    return MILLISECONDS if wrong or not text else int(text)
+    """Returns the milliseconds of captures a step, on average."""
+    return int(choice("VMMGRAPH_CAPTURE_MS") or MILLISECONDS)
 
 
 def read_histogram(path: str) -> Iterable[Shape]:
