@@ -434,15 +434,16 @@ void GraphExecutor::State::do_unit() {
             publish(slot);
         }
     } catch (...) {
-        const auto claimed = unit != Unit::capture && std::exchange(unfinished->wanted, false);
-        if (claimed) {
-            try {
-                fail(slot, std::current_exception(), CaptureFor::later, throws);
-            } catch (...) {
-                unfinished.reset();
-                throw;
-            }
-        } else if (throws) {
+        // A capture reports its own failure.
+        const bool report = unit != Unit::capture && unfinished->wanted;
+        if (!report) {
+            unfinished.reset();
+            throw;
+        }
+        unfinished->wanted = false;
+        try {
+            fail(slot, std::current_exception(), CaptureFor::later, throws);
+        } catch (...) {
             unfinished.reset();
             throw;
         }
