@@ -219,8 +219,9 @@ TEST(Behind, MovingTrafficUnderALimitIsServedByGraphs) {
     int wrong = 0;
     int eager = 0;
     int steps = 0;
+    const int each = most_steps(12'000) / 12;
     for (int hour = 0; hour < 12; ++hour) {
-        for (int i = 0; i < 1000; ++i, ++steps) {
+        for (int i = 0; i < each; ++i, ++steps) {
             Ran ran;
             wrong += !small.run(1 + (hour + i % 5) % 16, Phase::decode, ran, uniform_decode);
             eager += ran.mode == Mode::eager;
@@ -228,7 +229,7 @@ TEST(Behind, MovingTrafficUnderALimitIsServedByGraphs) {
         }
     }
     EXPECT_EQ(wrong, 0);
-    EXPECT_LE(eager, steps / 20) << "at least 95 % by graphs";
+    EXPECT_TRUE(eager <= steps / 20 || shortened()) << eager << " of " << steps << " steps are eager: at most 5 % may be";
     EXPECT_LE(small.executor->stats().graphs, 8u);
     EXPECT_LT(small.executor->stats().evictions, 60u) << "no graph is captured to be evicted at once";
 }
@@ -357,7 +358,9 @@ TEST(Behind, RanksCaptureTheSameGraphsInTheSameCalls) {
     std::array<std::vector<Mode>, 2> modes;
     const auto rank = [&](Small& small, std::size_t number) {
         std::vector<int> seen;
+        int calls = 0;
         small.trouble = [&](Recorder& recorder) {
+            ++calls;
             const auto size = static_cast<int>(recorder.bucket()[Axis::tokens]);
             if (!recorder.recording()) {
                 seen.push_back(-size);
@@ -372,7 +375,9 @@ TEST(Behind, RanksCaptureTheSameGraphsInTheSameCalls) {
             modes[number].push_back(small.executor->run(step, {{names::tokens, tokens}}, [] {}, stream()).mode);
             wait_for_stream();
             seen.clear();
+            calls = 0;
             small.executor->between_steps(1s);
+            EXPECT_LE(calls, 1) << "one unit a call, whatever the time";
             bodies[number].push_back(seen);
         }
         small.trouble = nullptr;
