@@ -27,7 +27,7 @@ def is_set(name: str) -> bool:
 
 
 def choice(name: str) -> str:
-    """Returns the lower-case value of a variable. An invalid value is logged and counts as unset."""
+    """Returns the lower-case value of a variable; empty for an invalid value, which is logged."""
     value = os.environ.get(name, "")
     wrong = problem(name, value)
     if wrong:

@@ -1,4 +1,7 @@
-"""Queue of captures behind the traffic: order, budget and choice of a graph, without vLLM or torch."""
+"""Queue of captures behind the traffic: order, budget, and choice of a graph.
+
+Imports neither vLLM nor torch.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class Budget:
         self.saved = min(self.saved + self.each, SAVED_STEPS * self.each)
 
     def allows(self, expected: float) -> bool:
-        """Returns whether a unit of work may begin which is expected to take so many milliseconds."""
+        """Returns whether a unit of ``expected`` milliseconds may begin."""
         return self.each > 0 and self.saved >= min(expected, SAVED_STEPS * self.each)
 
     def spend(self, milliseconds: float) -> None:
