@@ -23,10 +23,10 @@ the process to the first token, and free memory at the end. --size 8b gives MODE
 shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache. --then pressure allocates
 the free memory of the device between two steps, serves, frees the memory and serves again.
 
---behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds from
-the loaded weights to the first request, and of them in warm-up and captures; time of engine steps
-while graphs are missing, and after; steps run by graphs. The tokens of the last round must be equal.
-Rounds before the last capture may differ: eager steps and larger graphs round other bits.
+--behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds
+from the loaded weights to the first request, and of them in warm-up and captures; time of engine
+steps while graphs are missing, and after; steps run by graphs. The tokens after the last capture
+must be equal. Tokens before may differ: eager steps and larger graphs round other bits.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 //
 //   behind [--layers N] [--slice-us N] [--hours N] [--host 1]
 //
-// --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the body.
+// --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the
+// body.
 
 #include <algorithm>
 #include <chrono>

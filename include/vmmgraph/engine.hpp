@@ -259,9 +259,10 @@ public:
     // device still runs the step: a capture is host work. Kernels that read the step's outputs must
     // already be on the step's stream. Afterwards the outputs, actual() and host() are undefined.
     //
-    // A call does one unit of work: an eager run of the body (`eager_runs`), a capture, or an
-    // instantiation. Further units follow while they are expected to end within `slice`. So a step
-    // waits for at most the longer of `slice` and one unit. A slice of 0 does nothing.
+    // A call does one unit of work: an eager run of the body (`eager_runs`), a capture with all its
+    // pieces, or an instantiation. Further units follow while they are expected to end within
+    // `slice`. So a step waits for at most the longer of `slice` and one unit. A slice of 0 does
+    // nothing.
     //
     // With several ranks (`exchange`, or agree()), all ranks must call alike, with a slice above 0:
     // each call then does one unit of the graph agreed on by the last step. Throws Error

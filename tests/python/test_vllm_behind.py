@@ -1,4 +1,4 @@
-"""Captures behind the traffic of a vLLM 0.24 stand-in: order, budget, stand-ins, state, failures."""
+"""Captures behind the traffic of a vLLM 0.24 stand-in: order, budget, larger graphs, failures."""
 
 from __future__ import annotations
 
@@ -340,6 +340,7 @@ class Start:
                 cudagraph_mode=Mode.FULL, cudagraph_num_of_warmups=1, cudagraph_capture_sizes=SIZES
             ),
             model_config=SimpleNamespace(),
+            cache_config=SimpleNamespace(),
             speculative_config=None,
             lora_config=None,
             kv_transfer_config=None,
@@ -722,6 +723,7 @@ def test_a_kv_cache_sized_before_the_captures_leaves_room_for_them(start: Start,
         ("", "lora_config", object()),
         ("", "kv_transfer_config", object()),
         ("model_config", "is_encoder_decoder", True),
+        ("cache_config", "kv_sharing_fast_prefill", True),
     ],
 )
 def test_configurations_with_more_state_are_left_to_vllm(start: Start, owner: str, name: str, value: Any) -> None:

@@ -77,6 +77,8 @@ def declined(runner: Any) -> str:
         return "a dummy run would write state of the model"
     if getattr(config.model_config, "is_encoder_decoder", False) or getattr(runner, "routed_experts_initialized", False):
         return "a dummy run would write state of the model"
+    if getattr(config.cache_config, "kv_sharing_fast_prefill", False):
+        return "a fast prefill needs a second graph in one step"
     if getattr(runner, "is_mm_prefix_lm", False):
         return "attention depends on the images of requests"
     for group in runner.kv_cache_config.kv_cache_groups:
