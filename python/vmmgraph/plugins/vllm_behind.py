@@ -378,8 +378,9 @@ class Behind:
         )
 
     def between(self) -> None:
-        """Works before a step. No step may be in flight."""
-        if not self.started or getattr(self.runner, "execute_model_state", None) is not None:
+        """Works before a step, except the first one. No step may be in flight."""
+        served = self.queue.by_graph + self.queue.eager
+        if not served or getattr(self.runner, "execute_model_state", None) is not None:
             return
         if self.several_ranks:
             # The ranks' clocks differ, and warm-up runs have collectives.
