@@ -15,13 +15,11 @@ use crate::error::{Error, Result};
 use crate::lending::Leases;
 use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
-use crate::pages::{
-    Account, Fence, Limits, Owner, Pausable, PauseReport, ResumeReport, SetPeers, SharedSet, next_number,
-    resume,
-};
+use crate::pages::{Account, Fence, Limits, Owner, SetPeers, SharedSet, next_number};
+use crate::pause::{self, PauseReport, PauseState, ResumeReport};
 use crate::space::{
     Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LifetimeProfile, LiveCounts,
-    PendingRestores, Recall, Recalls, Residency, Space, SpareRanges, Totals, disjoint,
+    PendingRestores, Recall, Recalls, Space, SpareRanges, Totals, disjoint,
 };
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
@@ -103,7 +101,7 @@ impl SharedVmmAllocator {
             order,
             heap: Heap::default(),
             exclusives: Exclusives::default(),
-            residency: Residency::default(),
+            pause_state: PauseState::new("the arena"),
             recalls: Recalls::default(),
             tag: options.tag.clone(),
             retain: options.retain,
@@ -312,7 +310,7 @@ impl SharedVmmAllocator {
     /// driver errors of the fence.
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         self.usable()?;
-        self.common.pause_pages(fence)
+        pause::pause(&*self.common, fence)
     }
 
     /// Restores the memory at the same addresses, and returns when the contents are complete. If
@@ -324,8 +322,7 @@ impl SharedVmmAllocator {
     /// memory or budget; driver errors. [`Error::WrongState`] in a hook; [`Error::Closed`].
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
         self.usable()?;
-        let device = self.device();
-        resume(device.pool(), device.host_pool(), &[&*self.common as &dyn Pausable], deadline)
+        pause::resume(self.device().pausables(), &[&*self.common], deadline, true)
     }
 
     /// Limits the physical bytes of the arena: shared pages, pages of its spaces, and persistent
@@ -437,7 +434,7 @@ impl SharedVmmAllocator {
             high_water_bytes: self.high_water_mark(),
             spaces: common.spaces.lock().len() as u64,
             replays: common.order.replays(),
-            paused: common.residency.paused(),
+            paused: common.pause_state.phase() == pause::Phase::Paused,
         }
     }
 }

@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{DeviceOptions, DriverChoice, Handles, HostOptions, SharedDriver, open};
 use crate::error::{Error, Result};
-use crate::pages::{Account, HostPool, Limits, PagePool, Pausables, PoolStats, Reclaimer, retry_orphans};
+use crate::pages::{Account, HostPool, Limits, PagePool, PoolStats, Reclaimer, retry_orphans};
+use crate::pause::Pausables;
 use crate::sync::Mutex;
 use crate::units::{Peers, Stream};
 
 mod exports;
+mod pause;
 mod peers;
 mod sockets;
 
 pub use exports::{ExportedPage, PagePin};
+pub use pause::Ready;
 pub use peers::{PeerExtent, PeerMap, PeerPage};
 pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 
@@ -27,7 +30,6 @@ pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
-    host: HostPool,
     pausables: Pausables,
     /// Number of rings with streamed units.
     streaming: AtomicU64,
@@ -54,8 +56,8 @@ impl Device {
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
         retry_orphans(&driver);
         let pool = PagePool::new(driver);
-        let host = HostPool::new(&pool);
-        Arc::new(Self { pool, host, pausables: Pausables::default(), streaming: AtomicU64::new(0) })
+        let pausables = Pausables::new(&pool);
+        Arc::new(Self { pool, pausables, streaming: AtomicU64::new(0) })
     }
 
     /// Returns the process-wide device `ordinal`, opened if necessary.
@@ -160,7 +162,7 @@ impl Device {
     /// trimmed.
     #[must_use]
     pub fn host_pool(&self) -> &HostPool {
-        &self.host
+        self.pausables.host_pool()
     }
 
     pub(crate) fn pausables(&self) -> &Pausables {

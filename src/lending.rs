@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 use crate::elastic::Lender;
 use crate::error::{Error, Result};
-use crate::pages::{HookGuard, LentPlace, PageId, Transaction, next_number};
+use crate::pages::{LentPlace, PageId, Transaction, next_number};
+use crate::pause::HookGuard;
 use crate::space::{Common, Recall};
 use crate::sync::{Mutex, thread_token, yield_now};
 use crate::units::Stream;

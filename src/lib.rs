@@ -46,6 +46,7 @@
 //!   executables         residency of graph executables
 //!   workspace           transient memory of kernels
 //!   order   device      replay order; root object
+//!   pause               pause and resume of regions and arenas
 //!   pages               page pool, accounts, transactions, fences, numbered pages
 //!   driver              driver interface: CUDA, HIP, Ascend, MLU, host
 //!   units error sync    checked numbers; errors; locks
@@ -69,6 +70,7 @@ mod lending;
 pub mod map;
 mod order;
 pub mod pages;
+pub mod pause;
 mod region;
 pub mod ring;
 mod space;
@@ -79,7 +81,7 @@ pub mod units;
 mod workspace;
 
 pub use arena::{Options, SharedVmmAllocator};
-pub use device::{Device, ExportedPage, PagePin, PeerExtent, PeerMap, PeerPage};
+pub use device::{Device, ExportedPage, PagePin, PeerExtent, PeerMap, PeerPage, Ready};
 pub use device::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 pub use driver::{DeviceOptions, DriverChoice, FabricHandle, Handles, HostOptions};
 pub use elastic::policy;
@@ -91,7 +93,7 @@ pub use executables::{ExecutablePool, ExecutableStats, GraphTemplate};
 pub use lending::{BlockBorrower, Borrower, Lease, Vacate, VacateBlocks, Vacated};
 pub use map::ArenaMap;
 pub use order::ReplayOrder;
-pub use region::{Policy, Ready, Region, RegionOptions, RegionStats};
+pub use region::{Policy, Region, RegionOptions, RegionStats};
 pub use ring::{HostBuffer, Pinning, Ring, RingCaptureOptions, RingGraph, RingOptions, RingStats, RingUnit};
 pub use space::{
     Block, Difference, POISON, Phase, PreservedBlocks, RetainPolicy, SealReport, Space, SpaceStats,

@@ -14,7 +14,8 @@ use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::text;
 use crate::driver::Event;
-use crate::pages::{CopyPath, Fence, Moved, PauseHooks, PauseReport, ResumeReport};
+use crate::pages::{CopyPath, Fence};
+use crate::pause::{Moved, PauseHooks, PauseReport, ResumeReport};
 use crate::{Address, Device, Region};
 
 /// Opaque; never defined.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::Device;
 use crate::driver::FabricHandle;
 use crate::error::{Error, Result};
-use crate::pages::{PageId, Pausable};
+use crate::pages::PageId;
+use crate::pause::Pausable;
 
 /// Export pin of a page. While a clone lives, the page is not released, lent or paused, nor
 /// replaced at an address named by [`Space::export`](crate::Space::export) before the seal. Keeps

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::pages::HookGuard;
+use crate::pause::HookGuard;
 use crate::sync::Mutex;
 use crate::units::Address;
 

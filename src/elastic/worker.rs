@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Committed;
 use crate::error::{Error, Result};
-use crate::pages::HookGuard;
+use crate::pause::HookGuard;
 use crate::sync::{Monitor, spawn};
 
 /// Result of a commit on a thread of the library. Clones share the commit; dropping does not

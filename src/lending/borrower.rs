@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::elastic::{ElasticBuffer, KvCache, Lender};
 use crate::error::{Error, Result};
-use crate::pages::{Account, Fence, HookGuard, LentPlace};
+use crate::pages::{Account, Fence, LentPlace};
+use crate::pause::HookGuard;
 use crate::units::Stream;
 
 /// Request to the user of a buffer.

@@ -82,10 +82,10 @@
 //! | `shared.rs`, `shared/` | numbered pages of one arena; its tape, leases and passed blocks |
 //! | `lent.rs` | pages on lease |
 //! | `exports.rs`, `peer.rs` | pages exported to and imported from other processes |
-//! | `non_resident.rs`, `pausable.rs`, `resume.rs` | non-resident pages, pause and resume |
+//! | `non_resident.rs` | pages of paused arenas (pipeline: `src/pause/`) |
 //! | `host_pool.rs`, `host_piece.rs` | host memory for contents of pages |
 //! | `host_memory.rs`, `host_room.rs` | mapped host memory, limits of the machine |
-//! | `copier.rs`, `copies.rs` | copies between device and host |
+//! | `copier.rs` | copies between device and host |
 //! | `branch.rs` | copies as nodes of a captured graph |
 //! | `stretches.rs` | free address ranges |
 //! | `survey.rs` | snapshot of all pages |
@@ -93,7 +93,6 @@
 mod account;
 mod branch;
 mod copier;
-mod copies;
 mod events;
 mod exports;
 mod fence;
@@ -107,14 +106,12 @@ mod mappings;
 mod non_resident;
 mod owner;
 mod page;
-mod pausable;
 mod peer;
 mod pending_unmaps;
 mod pool;
 mod pool_stats;
 mod reclaim;
 mod reservation;
-mod resume;
 mod shared;
 mod stream;
 mod stretches;
@@ -127,7 +124,6 @@ mod waits;
 
 pub use account::{Account, AccountStats, Limits};
 pub(crate) use branch::{Branch, CopyNodeState, Part, update_copy_node};
-pub(crate) use copies::{Copied, HostCopy, Run, behind_copies};
 pub use events::{Events, Mark, Poll};
 pub use exports::Extent;
 pub use fence::{DeferredMark, Fence};
@@ -137,16 +133,15 @@ pub(crate) use host_room::check_host_room;
 pub(crate) use lent::LentPlace;
 pub use mappings::Mapping;
 pub(crate) use non_resident::{ArenaPage, Hold};
+pub(crate) use owner::next_number;
 pub use owner::{OwnedPages, Owner};
-pub(crate) use pausable::{HookGuard, Pausables, PauseSection, next_number};
-pub use pausable::{Moved, Pausable, PauseHooks, PauseReport, ResumeReport, Resuming};
 pub(crate) use peer::{PeerId, PeerSpan};
 pub(crate) use pending_unmaps::retry_orphans;
 pub use pool::PagePool;
 pub use pool_stats::PoolStats;
+pub(crate) use reclaim::MemoryRetry;
 pub use reclaim::Reclaimer;
 pub use reservation::Reservation;
-pub(crate) use resume::{resume, resume_into};
 pub use shared::{SetPeers, SharedSet};
 pub use stream::NamedStream;
 pub(crate) use stretches::Stretches;

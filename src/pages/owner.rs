@@ -1,12 +1,19 @@
 //! Owners of pages, and the audit of the pool's tables.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
 use super::PagePool;
 use super::pool::State;
 use crate::error::{Error, Result};
+
+/// Returns a number for a region, an arena or a lease, unique in the process.
+pub(crate) fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Owner of a page. The account charged for the page is independent: see
 /// [`Account`](super::Account).

@@ -1,8 +1,8 @@
 //! State of a region: places of its pages, blocks, free stretches and freed blocks still in use.
 //!
 //! Guarded by the mutex `table` of `Region`. Invariants: pages of different policies are separate;
-//! a page without live blocks and without pending frees is removed; contents on the host equal the
-//! page, until [`written`](BlockTable::written).
+//! a page without live blocks and without pending frees is removed. The pause state of the region
+//! has the contents on the host, by address of the page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,63 +10,40 @@ use std::sync::Arc;
 use super::Policy;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Events, Fence, HostCopy, HostPool, NamedStream, PageId, PagePool, PendingUnmap, Poll, RangeId,
-    Reservation, Run, Stretches,
+    AccountId, Events, Fence, HostPool, NamedStream, Owner, PageId, PagePool, PendingUnmap, Poll, RangeId,
+    Reservation, Stretches,
 };
+use crate::pause::{MovedPage, PageKey, PausePage, PauseState, Phase};
 use crate::units::Address;
 
 /// Live runs closer than this, in bytes, are copied together with the gap.
 const NEAR: u64 = 64 << 10;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Resident,
-    Pausing,
-    Paused,
-    Resuming,
-}
-
-impl Phase {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Resident => "resident",
-            Self::Pausing => "being paused",
-            Self::Paused => "paused",
-            Self::Resuming => "being resumed",
-        }
-    }
-}
-
 /// Place of one page.
 #[derive(Debug)]
-pub(super) struct Extent {
-    pub(super) range: RangeId,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-    pub(super) policy: Policy,
+struct Extent {
+    range: RangeId,
+    offset: u64,
+    bytes: u64,
+    policy: Policy,
     /// `None`: paused.
-    pub(super) page: Option<PageId>,
-    /// Host copy of the contents, while the page is unwritten.
-    pub(super) copy: Option<HostCopy>,
+    page: Option<PageId>,
     /// Whether the last resume writes the page, even if its blocks were freed meanwhile.
-    pub(super) arrives: bool,
+    arrives: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Block {
-    pub(super) bytes: u64,
-    pub(super) policy: Policy,
+struct Block {
+    bytes: u64,
+    policy: Policy,
     /// Streams which use the block, with their scope.
     users: Vec<NamedStream>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct BlockTable {
-    pub(super) phase: Phase,
-    /// Counts the mappings.
-    pub(super) generation: u64,
-    pub(super) extents: BTreeMap<u64, Extent>,
-    pub(super) blocks: BTreeMap<Address, Block>,
+    extents: BTreeMap<u64, Extent>,
+    blocks: BTreeMap<Address, Block>,
     /// Bytes of all blocks.
     live_bytes: u64,
     /// Free stretches of each policy.
@@ -75,43 +52,19 @@ pub(super) struct BlockTable {
     waiting: Vec<(Fence, Address, u64, Policy)>,
     ranges: Vec<Reservation>,
     /// Bytes of the last range with a place.
-    pub(super) end: u64,
-    /// Copies submitted by a resume.
-    pub(super) contents: Fence,
+    end: u64,
 }
 
 impl BlockTable {
-    pub(super) fn new() -> Self {
-        Self {
-            phase: Phase::Resident,
-            generation: 1,
-            extents: BTreeMap::new(),
-            blocks: BTreeMap::new(),
-            live_bytes: 0,
-            packings: Default::default(),
-            waiting: Vec::new(),
-            ranges: Vec::new(),
-            end: 0,
-            contents: Fence::default(),
-        }
-    }
-
-    pub(super) fn require(&self, expected: Phase) -> Result<()> {
-        if self.phase == expected {
-            return Ok(());
-        }
-        let (found, expected) = (self.phase.name(), expected.name());
-        Err(Error::wrong_state(format!("cannot use the region: it is {found}; the call needs it {expected}")))
-    }
-
     pub(super) fn bytes_of(&self, policy: Policy) -> u64 {
         let of = self.extents.values().filter(|extent| extent.policy == policy);
         of.map(|extent| extent.bytes).sum()
     }
 
-    /// Returns key, base and bytes of the range in which pages are added.
-    pub(super) fn last_range(&self) -> Option<(RangeId, u64, u64)> {
-        self.ranges.last().map(|range| (range.id(), range.base().0, range.bytes()))
+    /// Returns the range in which pages are added, the offset of the next page and the bytes from
+    /// there on.
+    pub(super) fn next_place(&self) -> Option<(RangeId, u64, u64)> {
+        self.ranges.last().map(|range| (range.id(), self.end, range.bytes() - self.end))
     }
 
     /// Returns the free bytes of a policy at the end of the last range.
@@ -129,11 +82,12 @@ impl BlockTable {
 
     /// Adds consecutive mapped pages at the end of the last range.
     pub(super) fn add_pages(&mut self, policy: Policy, pages: &[(PageId, u64)]) {
-        let Some((range, base, _)) = self.last_range() else { return };
+        let Some((range, base)) = self.ranges.last().map(|range| (range.id(), range.base().0)) else {
+            return;
+        };
         for (page, bytes) in pages {
             let (offset, bytes) = (self.end, *bytes);
-            let extent =
-                Extent { range, offset, bytes, policy, page: Some(*page), copy: None, arrives: false };
+            let extent = Extent { range, offset, bytes, policy, page: Some(*page), arrives: false };
             self.extents.insert(base + offset, extent);
             self.packings[policy.index()].add(base + offset, bytes);
             self.end += bytes;
@@ -150,14 +104,9 @@ impl BlockTable {
         Some(at)
     }
 
-    /// Returns the running copies to these pages, if any. Called for new blocks on the pages.
-    pub(super) fn arriving(&mut self, pages: &[u64], events: &Arc<Events>) -> Option<Fence> {
-        // A failed query means not done.
-        if self.contents.done(events).unwrap_or(false) {
-            return None;
-        }
-        let arrives = pages.iter().any(|at| self.extents.get(at).is_some_and(|extent| extent.arrives));
-        arrives.then(|| self.contents.clone())
+    /// Returns true if the last resume writes one of these pages.
+    pub(super) fn arrives(&self, pages: &[u64]) -> bool {
+        pages.iter().any(|at| self.extents.get(at).is_some_and(|extent| extent.arrives))
     }
 
     fn live(&mut self, address: Address) -> Result<&mut Block> {
@@ -180,12 +129,13 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Frees a block. Its bytes are reused after the work submitted to its streams.
-    pub(super) fn free(&mut self, address: Address, events: &Arc<Events>) -> Result<()> {
+    /// Frees a block. Its bytes are reused after the work submitted to its streams and after
+    /// `contents`.
+    pub(super) fn free(&mut self, address: Address, contents: Fence, events: &Arc<Events>) -> Result<()> {
         self.live(address)?;
         let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
         self.live_bytes -= block.bytes;
-        let mut fence = self.contents.clone();
+        let mut fence = contents;
         block.users.iter().for_each(|user| fence.add_user(events, *user));
         self.waiting.push((fence, address, block.bytes, block.policy));
         Ok(())
@@ -201,11 +151,11 @@ impl BlockTable {
     }
 
     /// Returns the fence of the work submitted to the streams of all blocks.
-    pub(super) fn users(&mut self, events: &Arc<Events>) -> Fence {
+    pub(super) fn users(&self, events: &Arc<Events>) -> Fence {
         let mut all: Vec<_> = self.blocks.values().flat_map(|block| block.users.iter().copied()).collect();
         all.sort_unstable();
         all.dedup();
-        let mut fence = self.contents.clone();
+        let mut fence = Fence::default();
         all.into_iter().for_each(|user| fence.add_user(events, user));
         self.waiting.iter().for_each(|(waiting, ..)| fence.join(waiting.clone()));
         fence
@@ -213,7 +163,7 @@ impl BlockTable {
 
     /// Merges neighbouring places without pages, as far as `join` permits, so a resume takes fewer
     /// pages.
-    pub(super) fn join_places(&mut self, join: impl Fn([u64; 2], u64) -> bool) {
+    pub(super) fn join_places(&mut self, state: &PauseState, join: impl Fn([u64; 2], u64) -> bool) {
         let held = Policy::ALL.map(|policy| self.bytes_of(policy));
         let mut joined: BTreeMap<u64, Extent> = BTreeMap::new();
         for (at, extent) in std::mem::take(&mut self.extents) {
@@ -222,9 +172,12 @@ impl BlockTable {
                 let neighbours = start + before.bytes == at && before.range == extent.range;
                 let alike = before.policy == extent.policy && before.page.is_none() && extent.page.is_none();
                 if neighbours && alike && join([before.bytes, extent.bytes], held[extent.policy.index()]) {
-                    if let Some(copy) = extent.copy {
-                        before.copy.get_or_insert_default().append(copy, before.bytes);
-                    }
+                    state.with_copies(|copies| {
+                        if let Some(copy) = copies.remove(&PageKey::Place(at)) {
+                            let joined = copies.entry(PageKey::Place(start)).or_default();
+                            joined.append(copy, before.bytes);
+                        }
+                    });
                     before.bytes += extent.bytes;
                     continue;
                 }
@@ -232,6 +185,38 @@ impl BlockTable {
             joined.insert(at, extent);
         }
         self.extents = joined;
+    }
+
+    /// Returns the pages moved by a pause and a resume. `taker`: owner and account of new memory.
+    pub(super) fn pages(&self, taker: (Owner, AccountId), verify: bool) -> Vec<PausePage> {
+        let moves = self.extents.iter().filter(|(_, extent)| extent.moves(false)).map(|(at, extent)| {
+            let place = (extent.range, extent.offset);
+            let page = PausePage::new(PageKey::Place(*at), place, extent.bytes, taker);
+            let page = page.resident(extent.page.is_some(), false);
+            match extent.policy {
+                Policy::Zero => page.zeroed(),
+                Policy::Backup => page.copied(self.runs(*at, extent.bytes), verify),
+                Policy::Discard | Policy::Keep => page,
+            }
+        });
+        moves.collect()
+    }
+
+    /// Records pages moved.
+    pub(super) fn record(&mut self, moved: &[MovedPage]) {
+        for (key, page, filled) in moved {
+            if let PageKey::Place(at) = key
+                && let Some(extent) = self.extents.get_mut(at)
+            {
+                (extent.page, extent.arrives) = (*page, *filled);
+            }
+        }
+    }
+
+    /// Returns the places that a pause moves out. With `present`, only places with memory.
+    pub(super) fn moved_ranges(&self, present: bool) -> Vec<(Address, u64)> {
+        let moved = self.extents.iter().filter(|(_, extent)| extent.moves(present));
+        moved.map(|(at, extent)| (Address(*at), extent.bytes)).collect()
     }
 
     /// Returns the live runs of a page by offset. Merges near runs.
@@ -258,23 +243,16 @@ impl BlockTable {
         self.extents.range(first..at.0 + bytes).map(|(start, _)| *start).collect()
     }
 
-    /// Returns the host run of an address and the offset in the run. A merged place has one run for
-    /// each original place.
-    pub(super) fn backup_at(&self, at: u64) -> Option<(&Run, u64)> {
-        let (start, extent) = self.extents.range(..=at).next_back()?;
-        extent.copy.as_ref()?.run_at(at - start)
-    }
-
-    pub(super) fn written(&mut self, pages: &[u64], host: &HostPool) {
-        let extents = &mut self.extents;
-        let copies = pages.iter().filter_map(|at| extents.get_mut(at)?.copy.take());
-        host.give_copies(copies, &self.contents);
+    /// Returns the page with an address, and the offset in the page.
+    pub(super) fn page_at(&self, at: u64) -> Option<(PageKey, u64)> {
+        let (start, _) = self.extents.range(..=at).next_back()?;
+        Some((PageKey::Place(*start), at - start))
     }
 
     /// Reclaims freed blocks whose streams are done, and releases pages without blocks. No-op while
     /// pages move.
-    pub(super) fn settle(&mut self, pool: &PagePool, host: &HostPool) {
-        if !matches!(self.phase, Phase::Resident | Phase::Paused) {
+    pub(super) fn settle(&mut self, state: &PauseState, pool: &PagePool, host: &HostPool) {
+        if matches!(state.phase(), Phase::Pausing | Phase::Resuming) {
             return;
         }
         let (mut done, mut poll) = (Vec::new(), Poll::new(pool.events()));
@@ -304,10 +282,10 @@ impl BlockTable {
             if extent.page.is_some() {
                 pending.add_part(extent.range, extent.offset, extent.bytes);
             }
-            host.give_copies(extent.copy, &self.contents);
+            state.forget(host, [PageKey::Place(at)]);
         }
         self.leave_empty_ranges(&mut pending);
-        pool.unmap_after(self.contents.clone(), pending);
+        pool.unmap_after(state.contents(), pending);
     }
 
     /// Frees ranges without places, except the last one.
@@ -326,14 +304,11 @@ impl BlockTable {
         }
     }
 
-    /// Returns all remaining memory and its fence. Called when the region is dropped.
-    pub(super) fn leave(&mut self, events: &Arc<Events>, host: &HostPool) -> (Fence, PendingUnmap) {
-        let fence = self.users(events);
+    /// Returns all remaining memory. Called when the region is dropped.
+    pub(super) fn leave(&mut self) -> PendingUnmap {
         let mut pending = PendingUnmap::default();
         self.ranges.drain(..).for_each(|range| pending.join(range.leave()));
-        let extents = std::mem::take(&mut self.extents).into_values();
-        host.give_copies(extents.filter_map(|extent| extent.copy), &self.contents);
-        (fence, pending)
+        pending
     }
 
     /// Returns the bytes of blocks and the free bytes.
@@ -341,11 +316,28 @@ impl BlockTable {
         (self.live_bytes, self.packings.iter().map(Stretches::bytes).sum())
     }
 
-    pub(super) fn resident(&self) -> u64 {
-        self.extents.values().filter(|extent| extent.page.is_some()).map(|extent| extent.bytes).sum()
+    /// Returns the bytes of pages with memory, and of paused pages.
+    pub(super) fn resident(&self) -> (u64, u64) {
+        let all = self.extents.values().map(|extent| (extent.page.is_some(), extent.bytes));
+        all.fold(
+            (0, 0),
+            |(there, gone), (is, bytes)| if is { (there + bytes, gone) } else { (there, gone + bytes) },
+        )
+    }
+
+    /// Returns the number of pages, resident or not, and of live blocks.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.extents.len() as u64, self.blocks.len() as u64)
     }
 
     pub(super) fn reserved(&self) -> u64 {
         self.ranges.iter().map(Reservation::bytes).sum()
+    }
+}
+
+impl Extent {
+    /// Returns true if a pause moves the page out. With `present`, only if the page has memory.
+    fn moves(&self, present: bool) -> bool {
+        self.policy != Policy::Keep && (self.page.is_some() || !present)
     }
 }

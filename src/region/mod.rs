@@ -16,20 +16,19 @@
 //!
 //! # Locks
 //!
-//! Pause and resume own the region's exclusive section (`pause_section.rs`), so they exclude each
+//! Pause and resume own the region's exclusive section (`pause/state.rs`), so they exclude each
 //! other, but not `free`, `record_stream` and statistics. A resume leaves the section while it
 //! waits for memory.
 //!
-//! The mutex `Region::table` guards the state in `block_table.rs`. Pause and resume do not hold the
-//! mutex while pages move or hooks run. Allocations and frees hold the mutex across their own
-//! driver calls.
+//! The mutex `Region::table` guards the state in `block_table.rs`, and is locked before the mutex
+//! of the pause state. Pause and resume hold no mutex while pages move or hooks run. Allocations
+//! and frees hold the mutex `table` across their own driver calls.
 //!
 //! # Files
 //!
 //! ```text
 //!   mod.rs  options.rs              Region: allocate, free, streams of a block
-//!   tags.rs                         pause and resume by tag
-//!   pause.rs  resume.rs  pause_section.rs  pages of one region
+//!   pause.rs                        pages for pause and resume
 //!   reclaim.rs                      out-of-memory retry: pages of freed blocks
 //!   block_table.rs                  places, blocks, pending frees
 //!   sizes.rs                        page sizes                          plain code
@@ -42,26 +41,22 @@ use std::time::Duration;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{
-    Account, Fence, HostCopy, Limits, Owner, PageId, Pausable, PauseReport, PauseSection, RangeId, Reclaimer,
-    Reservation, ResumeReport, Resuming, Transaction, next_number, resume,
+    Account, Fence, Limits, Owner, PageId, RangeId, Reclaimer, Reservation, Transaction, next_number,
 };
+use crate::pause::{HostCopy, PageKey, PauseReport, PauseState, Phase, ResumeReport, pause, resume};
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, MAX_BYTES, Peers, Stream};
 
 mod block_table;
 mod options;
 mod pause;
-mod pause_section;
 mod reclaim;
-mod resume;
 mod sizes;
-mod tags;
 
-use block_table::{BlockTable, Phase};
+use block_table::BlockTable;
 pub use options::{Policy, RegionOptions, RegionStats};
 use reclaim::PATIENCE;
 use sizes::{LONGEST, Sizes};
-pub use tags::Ready;
 
 /// Minimum bytes of addresses reserved at a time.
 const RANGE: u64 = 16 << 30;
@@ -79,7 +74,7 @@ pub struct Region {
     sizes: Sizes,
     account: Account,
     table: Mutex<BlockTable>,
-    pause_section: PauseSection,
+    pause_state: PauseState,
     device: Arc<Device>,
 }
 
@@ -117,8 +112,8 @@ impl Region {
             options,
             sizes: Sizes { granularity, fixed, longest },
             account: device.account(&format!("region {id} {tag:?}"), above, limits)?,
-            table: Mutex::new(BlockTable::new()),
-            pause_section: PauseSection::default(),
+            table: Mutex::default(),
+            pause_state: PauseState::new("the region"),
             device: Arc::clone(device),
         });
         let weak = Arc::downgrade(&region);
@@ -166,11 +161,11 @@ impl Region {
     }
 
     fn try_allocate(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
-        let (pool, host) = (self.device.pool(), self.device.host_pool());
+        let pool = self.device.pool();
         let user = pool.events().keep(stream);
         let mut table = self.table.lock();
-        table.settle(pool, host);
-        table.require(Phase::Resident)?;
+        self.settle(&mut table);
+        self.pause_state.require(Phase::Resident)?;
         let placed = match table.place(bytes, policy, user) {
             None => {
                 pool.refuse_hopeless(bytes)?;
@@ -182,10 +177,11 @@ impl Region {
         let at = placed.ok_or_else(|| Error::Internal { what: "a region grew by too little".into() })?;
         // The host has no contents of this block.
         let pages = table.pages_under(at, bytes);
-        table.written(&pages, host);
-        let arriving = table.arriving(&pages, pool.events());
+        self.written(&pages);
+        let mut contents = self.pause_state.unfinished_contents(pool.events());
+        let waits = !contents.is_empty() && table.arrives(&pages);
         drop(table);
-        let behind = arriving.map_or(Ok(()), |mut contents| contents.before_or_over(pool.events(), stream));
+        let behind = if waits { contents.before_or_over(pool.events(), stream) } else { Ok(()) };
         behind.map(|()| at).inspect_err(|_| drop(self.free(at)))
     }
 
@@ -194,16 +190,16 @@ impl Region {
         let held = table.bytes_of(policy);
         let tail = table.tail(policy);
         let room = |need: u64| {
-            let last = table.last_range().filter(|(_, _, range)| range - table.end >= need);
+            let next = table.next_place().filter(|(.., room)| *room >= need);
             // After a failed undo, leftover mappings are freed with their range.
-            last.filter(|(range, ..)| self.device.pool().mapped_in(*range, table.end, u64::MAX).is_empty())
+            next.filter(|(range, end, _)| self.device.pool().mapped_in(*range, *end, u64::MAX).is_empty())
         };
         for tight in [false, true] {
             let cut = |more| if tight { self.sizes.tight(more) } else { self.sizes.pages(more, held) };
             let pages = cut(bytes - tail);
             let at = room(pages.iter().sum());
             let pages = if at.is_some() { pages } else { cut(bytes) };
-            match self.map(at.map(|(range, ..)| (range, table.end)), &pages) {
+            match self.map(at.map(|(range, end, _)| (range, end)), &pages) {
                 Ok((pages, reserved)) => {
                     reserved.into_iter().for_each(|range| table.add_range(range));
                     table.add_pages(policy, &pages);
@@ -240,15 +236,25 @@ impl Region {
     /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
     pub fn free(&self, address: Address) -> Result<()> {
         let mut table = self.table.lock();
-        if self.options.verify_clean && table.phase == Phase::Resident {
+        if self.options.verify_clean && self.pause_state.phase() == Phase::Resident {
             // Checksums cover all live bytes of a page.
             let bytes = table.bytes_at(address)?;
             let pages = table.pages_under(address, bytes);
-            table.written(&pages, self.device.host_pool());
+            self.written(&pages);
         }
-        table.free(address, self.device.pool().events())?;
-        table.settle(self.device.pool(), self.device.host_pool());
+        table.free(address, self.pause_state.contents(), self.device.pool().events())?;
+        self.settle(&mut table);
         Ok(())
+    }
+
+    /// Reclaims freed memory of streams that are done.
+    fn settle(&self, table: &mut BlockTable) {
+        table.settle(&self.pause_state, self.device.pool(), self.device.host_pool());
+    }
+
+    /// Frees the host copies of these pages.
+    fn written(&self, pages: &[u64]) {
+        self.pause_state.forget(self.device.host_pool(), pages.iter().map(|at| PageKey::Place(*at)));
     }
 
     /// Adds a stream to a block: a free and a pause wait for the work submitted until then.
@@ -267,15 +273,14 @@ impl Region {
     /// [`Error::DoubleFree`].
     pub fn mark_written(&self, block: Option<Address>) -> Result<()> {
         let mut table = self.table.lock();
-        table.require(Phase::Resident)?;
-        let pages = match block {
+        self.pause_state.require(Phase::Resident)?;
+        match block {
             Some(at) => {
                 let bytes = table.bytes_at(at)?;
-                table.pages_under(at, bytes)
+                self.written(&table.pages_under(at, bytes));
             }
-            None => table.extents.keys().copied().collect(),
-        };
-        table.written(&pages, self.device.host_pool());
+            None => self.pause_state.forget_if(self.device.host_pool(), |_| true),
+        }
         Ok(())
     }
 
@@ -289,32 +294,35 @@ impl Region {
     pub fn get_backup(&self, block: Address, skip: u64, into: &mut [u8]) -> Result<()> {
         let mut table = self.table.lock();
         let bytes = table.bytes_at(block)?;
-        table.require(Phase::Paused)?;
+        self.pause_state.require(Phase::Paused)?;
         let length = into.len() as u64;
         if skip.checked_add(length).is_none_or(|end| end > bytes) {
             let limit = bytes.saturating_sub(skip);
             return Err(Error::InvalidSize { what: "a part of a backup", bytes: length, limit });
         }
-        // Finds all parts first, so a missing part writes nothing.
-        let (mut at, end) = (block.0 + skip, block.0 + skip + length);
-        let mut parts = Vec::new();
-        while at < end {
-            let (run, from) = table.backup_at(at).ok_or_else(|| {
-                Error::wrong_state(
-                    "cannot read the backup of the block: it has none; its policy must be backup and its region paused",
-                )
-            })?;
-            let bytes = (run.bytes - from).min(end - at);
-            parts.push((run, from, bytes));
-            at += bytes;
-        }
-        let mut rest = into;
-        for (run, from, bytes) in parts {
-            let (part, others) = std::mem::take(&mut rest).split_at_mut(bytes as usize);
-            self.device.host_pool().read(&run.pieces, from, part)?;
-            rest = others;
-        }
-        Ok(())
+        self.pause_state.with_copies(|copies| {
+            // Finds all parts first, so a missing part writes nothing.
+            let (mut at, end) = (block.0 + skip, block.0 + skip + length);
+            let mut parts = Vec::new();
+            while at < end {
+                let page = table.page_at(at).and_then(|(key, offset)| Some((copies.get(&key)?, offset)));
+                let found = page.map(|(copy, offset)| (copy, offset, copy.bytes_at(offset).min(end - at)));
+                let part = found.filter(|(.., bytes)| *bytes > 0).ok_or_else(|| {
+                    Error::wrong_state(
+                        "cannot read the backup of the block: it has none; its policy must be backup and its region paused",
+                    )
+                })?;
+                at += part.2;
+                parts.push(part);
+            }
+            let mut rest = into;
+            for (copy, offset, bytes) in parts {
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes as usize);
+                copy.read(self.device.host_pool(), offset, now)?;
+                rest = later;
+            }
+            Ok(())
+        })
     }
 
     /// Makes later work of a stream wait for contents still copied by a resume without waiting.
@@ -324,12 +332,8 @@ impl Region {
     /// [`Error::WrongState`] unless the region is resident, because paused or resuming memory must
     /// not be used; [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
-        let mut contents = {
-            let table = self.table.lock();
-            table.require(Phase::Resident)?;
-            table.contents.clone()
-        };
-        contents.before(self.device.pool().events(), stream)
+        self.pause_state.require(Phase::Resident)?;
+        self.pause_state.contents().before(self.device.pool().events(), stream)
     }
 
     /// Pauses this region. See [`Device::pause`].
@@ -337,7 +341,7 @@ impl Region {
     /// # Errors
     /// As [`Device::pause`].
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
-        self.pause_pages(fence)
+        pause(self, fence)
     }
 
     /// Resumes this region. See [`Device::resume`].
@@ -345,7 +349,7 @@ impl Region {
     /// # Errors
     /// As [`Device::resume`].
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
-        resume(self.device.pool(), self.device.host_pool(), &[self as &dyn Pausable], deadline)
+        resume(self.device.pausables(), &[self], deadline, true)
     }
 
     /// Sets the limit in bytes of physical memory. `None`: only the limits of the ancestors. Frees
@@ -358,22 +362,19 @@ impl Region {
     #[must_use]
     pub fn stats(&self) -> RegionStats {
         let mut table = self.table.lock();
-        table.settle(self.device.pool(), self.device.host_pool());
+        self.settle(&mut table);
         let (live_bytes, free_bytes) = table.usage();
-        let bytes = |there: bool| {
-            let extents = table.extents.values().filter(|extent| extent.page.is_some() == there);
-            extents.map(|extent| extent.bytes).sum()
-        };
-        let copies = table.extents.values().filter_map(|extent| extent.copy.as_ref());
+        let (resident_bytes, paused_bytes) = table.resident();
+        let (pages, blocks) = table.counts();
         RegionStats {
             id: self.id,
-            paused: table.phase == Phase::Paused,
-            generation: table.generation,
-            resident_bytes: bytes(true),
-            paused_bytes: bytes(false),
-            host_bytes: copies.map(HostCopy::bytes).sum(),
-            pages: table.extents.len() as u64,
-            blocks: table.blocks.len() as u64,
+            paused: self.pause_state.phase() == Phase::Paused,
+            generation: self.pause_state.generation(),
+            resident_bytes,
+            paused_bytes,
+            host_bytes: self.pause_state.with_copies(|copies| copies.values().map(HostCopy::bytes).sum()),
+            pages,
+            blocks,
             live_bytes,
             free_bytes,
             reserved_bytes: table.reserved(),
@@ -382,37 +383,25 @@ impl Region {
     }
 }
 
-impl Pausable for Region {
-    fn tag(&self) -> &str {
-        &self.tag
-    }
-
-    fn id(&self) -> u64 {
-        self.id
-    }
-
-    fn pause(&self, fence: Fence) -> Result<PauseReport> {
-        self.pause_pages(fence)
-    }
-
-    fn resuming(&self) -> Result<Option<Box<dyn Resuming + '_>>> {
-        self.begin_resume()
-    }
-
-    fn contents(&self) -> Fence {
-        self.table.lock().contents.clone()
-    }
-
-    fn give_up(&self, limit: Duration) -> u64 {
-        self.give_up_freed(limit)
+impl Device {
+    /// Creates a region with a tag. Several regions may have the same tag.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) for a page size the device cannot
+    /// map.
+    pub fn region(self: &Arc<Self>, tag: &str, options: RegionOptions) -> Result<Arc<Region>> {
+        Region::new(self, tag, options)
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
         let pool = self.device.pool();
-        let (fence, pending) = self.table.get_mut().leave(pool.events(), self.device.host_pool());
-        pool.unmap_after(fence, pending);
+        let table = self.table.get_mut();
+        let mut fence = self.pause_state.contents();
+        fence.join(table.users(pool.events()));
+        self.pause_state.forget_if(self.device.host_pool(), |_| true);
+        pool.unmap_after(fence, table.leave());
         pool.check();
     }
 }
@@ -422,6 +411,3 @@ impl fmt::Debug for Region {
         f.debug_struct("Region").field("id", &self.id).field("tag", &self.tag).finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -22,9 +22,9 @@ impl Region {
     pub(super) fn give_up_freed(&self, limit: Duration) -> u64 {
         self.outwait(limit);
         let mut table = self.table.lock();
-        let before = table.resident();
-        table.settle(self.device.pool(), self.device.host_pool());
-        before - table.resident()
+        let (before, _) = table.resident();
+        self.settle(&mut table);
+        before - table.resident().0
     }
 }
 

@@ -117,14 +117,13 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
-    use super::super::{
-        Common, Exclusives, Heap, LiveCounts, PendingRestores, Residency, RetainPolicy, Totals,
-    };
+    use super::super::{Common, Exclusives, Heap, LiveCounts, PendingRestores, RetainPolicy, Totals};
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
     use crate::order::ReplayOrder;
     use crate::pages::{Limits, SetPeers, SharedSet, Transaction};
+    use crate::pause::PauseState;
     use crate::sync::Mutex;
     use crate::units::{Geometry, Stream};
 
@@ -140,7 +139,7 @@ mod tests {
             order: ReplayOrder::new(device.pool().events()),
             heap: Heap::default(),
             exclusives: Exclusives::default(),
-            residency: Residency::default(),
+            pause_state: PauseState::new("the arena"),
             tag: String::new(),
             retain: RetainPolicy::Retain,
             poison: false,

@@ -186,7 +186,8 @@ impl Core {
             // The block may reuse bytes which the last resume is still restoring. The block's
             // stream waits for the copy.
             let events = self.common.pool().events();
-            let behind = self.common.residency.contents(events).before_or_over(events, lane.stream);
+            let behind =
+                self.common.pause_state.unfinished_contents(events).before_or_over(events, lane.stream);
             behind.inspect_err(|_| drop(self.free(address, &[])))?;
         }
         Ok(address)

@@ -196,7 +196,7 @@ impl Core {
         common.heap.free_all(common.pool(), kept, &fence);
         common.shared.gone(own);
         common.shared.forget();
-        common.residency.forget(common.pool(), common.device.host_pool());
+        common.forget_copies();
         common.pool().check();
     }
 }

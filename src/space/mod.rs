@@ -9,9 +9,9 @@
 //! A graph owns a [`Space`]. Blocks hold the [`Core`] of their space, which may outlive the graph.
 //!
 //! Lock order of the crate: space, persistent heap, private blocks, shared set, replay order,
-//! residency, pool. A space holds its lock (`Core::state`) across its own driver calls, so other
+//! pause state, pool. A space holds its lock (`Core::state`) across its own driver calls, so other
 //! captures continue, and never across a callback. One exception: a restore takes the shared-set
-//! lock under the residency lock; no code takes the two in reverse.
+//! lock under that of the pause state; no code takes the two in reverse.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +24,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::order::ReplayOrder;
 use crate::pages::{PagePool, Reservation, SharedSet};
+use crate::pause::PauseState;
 use crate::sync::Mutex;
 use crate::units::{Address, ByNumber, Stream};
 
@@ -55,7 +56,6 @@ mod recall;
 mod recency;
 mod refresh;
 mod replaced;
-mod residency;
 mod seal;
 mod sealed;
 mod shrink;
@@ -85,7 +85,6 @@ use placement::Placement;
 pub(crate) use recall::{Recall, Recalls};
 pub(crate) use replaced::PendingRestores;
 use replaced::Replaced;
-pub(crate) use residency::Residency;
 pub use stage::Phase;
 use stage::Stage;
 use users::Users;
@@ -107,8 +106,8 @@ pub(crate) struct Common {
     pub(crate) order: ReplayOrder,
     pub(crate) heap: Heap,
     pub(crate) exclusives: Exclusives,
-    /// Residency: whether the pages have memory.
-    pub(crate) residency: Residency,
+    /// Whether the pages have memory, and their contents on the host.
+    pub(crate) pause_state: PauseState,
     /// Policy for work on leased pages.
     pub(crate) recalls: Recalls,
     /// Selects the arena for pause and resume; empty: selected only by calls without tags.
@@ -147,7 +146,7 @@ impl Common {
     /// # Errors
     /// [`Error::WrongState`] while the arena is paused, pausing or resuming.
     pub(crate) fn require_resident(&self) -> Result<()> {
-        self.residency.require_resident()
+        self.pause_state.require(crate::pause::Phase::Resident)
     }
 
     fn usable(&self) -> Result<()> {
@@ -159,10 +158,7 @@ impl Drop for Common {
     /// Frees the arena's memory after its last space is gone. Free pages return to the driver at
     /// once.
     fn drop(&mut self) {
-        let (copies, contents) = self
-            .residency
-            .with(|state| (std::mem::take(&mut state.copies), std::mem::take(&mut state.contents)));
-        self.device.host_pool().give_copies(copies.into_values(), &contents);
+        self.pause_state.forget_if(self.device.host_pool(), |_| true);
         self.spare_ranges.clear(self.pool());
         self.heap.end(self.pool());
         self.exclusives.end(self.pool(), self.order.fence());
@@ -266,7 +262,7 @@ impl Space {
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
         // A restore frees pages, which this space may need.
         common.restore_replaced();
-        let opened = common.residency.open()?;
+        let opened = common.pause_state.open()?;
         // A bump space may be opened long before its capture: its first block begins the capture.
         let capture = matches!(placement, Placement::Stitched(_)).then(|| {
             common.own_captures.fetch_add(1, Ordering::SeqCst);

@@ -189,7 +189,7 @@ impl Core {
         }
         // Not while the arena is paused or pausing: pages stay in place. Not while a resume copies
         // contents: the target page must not be freed.
-        let restored = self.common.residency.while_resident(events, || {
+        let restored = self.common.pause_state.while_resident(events, || {
             self.share_passed(state);
             for slot in state.replaced.slots.clone() {
                 if state.is_covered(&slot) {
@@ -270,7 +270,7 @@ impl Core {
     pub(super) fn readers_of_freed(&self, state: &State) -> Fence {
         let mut fence = state.users.of_freed();
         fence.join(state.replaced.captured_work.clone());
-        fence.join(self.common.residency.contents(self.common.pool().events()));
+        fence.join(self.common.pause_state.unfinished_contents(self.common.pool().events()));
         fence
     }
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use super::{Common, Core, Phase, State};
 use crate::error::{Error, Result};
 use crate::pages::{Class, Fence, Mapping, PageId, PageNo, Transaction};
+use crate::pause::exclude_users;
 
 /// Replacing must save one part in this many of the shared memory: in large arenas, many calls
 /// would save little.
@@ -46,7 +47,9 @@ impl Common {
         let driver = self.pool().driver();
         driver.capabilities().require_replacing(driver.info(), "an arena keeps the pages that it has")?;
         let _go_on = self.pool().begin_waits()?;
-        let _guard = self.exclude_users(fence)?;
+        let Some(_guard) = exclude_users(self, fence)? else {
+            return Err(Error::wrong_state("cannot shrink the arena: it is paused; resume it first"));
+        };
         let before = self.pool().held(self.shared.owner()).0;
         let cores = self.cores();
         let pages = self.worth_replacing(&cores, before);

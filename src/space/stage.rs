@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::residency::Opened;
 use crate::error::{Error, Result};
 use crate::pages::{Capturing, PagePool};
+use crate::pause::Opened;
 
 /// Stage in the life of a space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use vmmgraph::driver::{HostDriver, SharedDriver, Transfer};
 use vmmgraph::map::PageClass;
-use vmmgraph::pages::{Fence, Moved, PageId, PauseHooks};
+use vmmgraph::pages::{Fence, PageId};
+use vmmgraph::pause::{Moved, PauseHooks};
 use vmmgraph::{Address, Error, Handles, HostOptions, Options, Stream};
 use vmmgraph_testkit::{Bench, MIB, Stamps, stream};
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use vmmgraph::driver::{HostDriver, SharedDriver};
-use vmmgraph::pages::{Fence, Limits, Moved, PauseHooks};
+use vmmgraph::pages::{Fence, Limits};
+use vmmgraph::pause::{Moved, PauseHooks};
 use vmmgraph::{
     Address, Borrower, Device, ElasticBuffer, ElasticOptions, Error, HostOptions, Options, RegionOptions,
     SharedVmmAllocator, Space, Stream, Vacate,

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vmmgraph::driver::{CudaDriver, HostDriver, SharedDriver};
-use vmmgraph::pages::{Fence, Moved, PauseHooks};
+use vmmgraph::pages::Fence;
+use vmmgraph::pause::{Moved, PauseHooks};
 use vmmgraph::{
     Address, ArenaStats, Device, Error, HostOptions, Options, Policy, RegionOptions, SharedVmmAllocator,
     Space, Stream, VmmTorchAllocator,
@@ -239,7 +240,7 @@ fn arenas_are_found_by_tag_beside_regions_and_all_or_none_come_back() {
     let options = RegionOptions { policy: Policy::Backup, ..RegionOptions::default() };
     let region = bench.device.region("graphs", options).unwrap();
     region.allocate(4 * MIB, A).unwrap();
-    let paused = |report: vmmgraph::Result<vmmgraph::pages::PauseReport>| report.unwrap().regions;
+    let paused = |report: vmmgraph::Result<vmmgraph::pause::PauseReport>| report.unwrap().regions;
     assert_eq!(paused(bench.device.pause(&["other"], Fence::default())), 0);
     assert_eq!(paused(bench.device.pause(&["graphs"], Fence::default())), 2);
     assert!(first.stats().paused && region.stats().paused && !second.stats().paused);

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::{Fence, Moved, PauseHooks, Reclaimer};
+use vmmgraph::pages::{Fence, Reclaimer};
+use vmmgraph::pause::{Moved, PauseHooks};
 use vmmgraph::{
     Address, Device, Error, HostOptions, Options, Policy, Region, RegionOptions, Result, SharedVmmAllocator,
     Stream,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use vmmgraph::driver::HostDriver;
-use vmmgraph::pages::{CopyPath, Fence, Moved, PauseHooks};
+use vmmgraph::pages::{CopyPath, Fence};
+use vmmgraph::pause::{Moved, PauseHooks};
 use vmmgraph::{Address, Device, Error, HostOptions, Pinning, Policy, Region, RegionOptions, Result, Stream};
 use vmmgraph_testkit::{FaultyDriver, MIB, stream};
 

@@ -11,6 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["dispatch"],
     &["driver"],
     &["pages"],
+    &["pause"],
     &["order", "device"],
     // Siblings without mutual references.
     &["space", "region", "elastic", "executables", "ring", "workspace"],

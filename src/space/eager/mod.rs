@@ -277,7 +277,7 @@ impl Drop for EagerSpace {
             made.leave(common, fence.clone());
         }
         common.shared.forget();
-        common.residency.forget(common.pool(), common.device.host_pool());
+        common.forget_copies();
         // Cleared last: a concurrent pause finds the fences in this space, or afterwards in the
         // heap and pool.
         *common.eager.lock() = Weak::new();

@@ -4,32 +4,33 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use super::{Fence, HostPiece, HostPool, PagePool, PauseReport, RangeId, ResumeReport};
+use super::{PauseReport, ResumeReport};
 use crate::error::Result;
+use crate::pages::{Fence, HostPiece, HostPool, PagePool, RangeId};
 
 /// Bytes of a page and their host memory.
 #[derive(Debug)]
-pub(crate) struct Run {
+struct Run {
     /// Bytes from the page's start.
-    pub(crate) offset: u64,
-    pub(crate) bytes: u64,
-    pub(crate) pieces: Vec<HostPiece>,
+    offset: u64,
+    bytes: u64,
+    pieces: Vec<HostPiece>,
 }
 
 /// Host copy of a page.
 #[derive(Debug, Default)]
 pub(crate) struct HostCopy {
     /// By offset, without overlap.
-    pub(crate) runs: Vec<Run>,
+    runs: Vec<Run>,
     /// Checksum of all runs, if requested.
-    pub(crate) sum: u64,
+    sum: u64,
 }
 
 /// Running copy of a page to the host.
 #[derive(Debug)]
-pub(crate) struct Copied {
-    pub(crate) copy: HostCopy,
-    pub(crate) done: Fence,
+pub(super) struct Copied {
+    copy: HostCopy,
+    done: Fence,
 }
 
 impl HostCopy {
@@ -37,17 +38,40 @@ impl HostCopy {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
+    /// Returns the checksum of all runs; 0 before [`add_sum`](Self::add_sum).
+    pub(super) fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    pub(super) fn add_sum(&mut self, host: &HostPool) {
+        let sums = self.runs.iter().map(|run| host.checksum(&run.pieces));
+        self.sum = sums.fold(0, |all, sum| all.rotate_left(7) ^ sum);
+    }
+
     /// Returns true if the copy has exactly these runs of the page.
-    pub(crate) fn is_of(&self, runs: &[(u64, u64)]) -> bool {
+    pub(super) fn is_of(&self, runs: &[(u64, u64)]) -> bool {
         self.runs.iter().map(|run| (run.offset, run.bytes)).eq(runs.iter().copied())
     }
 
     /// Returns the run with a byte of the page, and the offset in the run.
-    pub(crate) fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
+    fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
         let behind = self.runs.partition_point(|run| run.offset <= offset);
         let run = self.runs.get(behind.checked_sub(1)?)?;
         let from = offset - run.offset;
         (from < run.bytes).then_some((run, from))
+    }
+
+    /// Returns the bytes of the page from `offset` on, up to the end of a run.
+    pub(crate) fn bytes_at(&self, offset: u64) -> u64 {
+        self.run_at(offset).map_or(0, |(run, from)| run.bytes - from)
+    }
+
+    /// Reads at most [`bytes_at`](Self::bytes_at) bytes of the page.
+    ///
+    /// # Errors
+    /// As [`HostPool::read`].
+    pub(crate) fn read(&self, host: &HostPool, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.run_at(offset).map_or(Ok(()), |(run, from)| host.read(&run.pieces, from, into))
     }
 
     /// Appends the copy of the adjacent next page. `page`: bytes of this page.
@@ -58,7 +82,7 @@ impl HostCopy {
 
 impl HostPool {
     /// Returns the host memory of copies to the pool, for reuse after a fence.
-    pub(crate) fn give_copies(&self, copies: impl IntoIterator<Item = HostCopy>, fence: &Fence) {
+    pub(super) fn give_copies(&self, copies: impl IntoIterator<Item = HostCopy>, fence: &Fence) {
         let runs = copies.into_iter().flat_map(|copy| copy.runs);
         self.give(runs.flat_map(|run| run.pieces).collect(), fence.clone());
     }
@@ -67,7 +91,7 @@ impl HostPool {
     ///
     /// # Errors
     /// Out of host memory; driver errors. No host memory stays in use.
-    pub(crate) fn save(
+    pub(super) fn save(
         &self,
         pool: &PagePool,
         (range, page): (RangeId, u64),
@@ -96,7 +120,7 @@ impl HostPool {
     ///
     /// # Errors
     /// Driver errors after several attempts. The host memory is reused after the copy.
-    pub(crate) fn saved(&self, Copied { copy, mut done }: Copied) -> Result<HostCopy> {
+    pub(super) fn saved(&self, Copied { copy, mut done }: Copied) -> Result<HostCopy> {
         match self.wait(&mut done) {
             Ok(()) => Ok(copy),
             Err(error) => {
@@ -108,7 +132,7 @@ impl HostPool {
 
     /// Submits copies of a page's contents to the device. The caller [marks](Self::mark_in) the
     /// copies of many pages at once.
-    pub(crate) fn load(
+    pub(super) fn load(
         &self,
         pool: &PagePool,
         (range, page): (RangeId, u64),
@@ -127,7 +151,7 @@ impl HostPool {
 
 /// Calls `copy` for each page on this thread, and `finish` with the result on a second thread, in
 /// order.
-pub(crate) fn behind_copies<P: Send, L: Send>(
+pub(super) fn behind_copies<P: Send, L: Send>(
     all: Vec<P>,
     mut copy: impl FnMut(&P) -> Option<Result<Copied>>,
     finish: impl Fn(P, Option<Result<Copied>>) -> L + Send + Sync,

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Region, RegionOptions};
-use crate::device::Device;
+use super::Device;
 use crate::error::Result;
-use crate::pages::{Fence, Pausable, PauseHooks, PauseReport, ResumeReport, resume, resume_into};
+use crate::pages::Fence;
+use crate::pause::{PauseHooks, PauseReport, ResumeReport, pause, resume};
 use crate::units::Stream;
 
 /// Contents of one tag still being copied by a resume without waiting.
@@ -53,15 +53,6 @@ impl Ready {
 }
 
 impl Device {
-    /// Creates a region with a tag. Several regions may have the same tag.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) for a page size the device cannot
-    /// map.
-    pub fn region(self: &Arc<Self>, tag: &str, options: RegionOptions) -> Result<Arc<Region>> {
-        Region::new(self, tag, options)
-    }
-
     /// Pauses regions and arenas with one of these tags, one by one; no tags: all of them.
     ///
     /// Waits for the fence and for the streams recorded for blocks, then frees pages by policy. In
@@ -80,7 +71,7 @@ impl Device {
         let start = Instant::now();
         let mut report = PauseReport::default();
         for pausable in self.pausables().tagged(tags) {
-            report.join(pausable.pause(fence.clone())?);
+            report.join(pause(&*pausable, fence.clone())?);
         }
         // Memory is needed elsewhere, so free pages are released too.
         self.pool().release_free(u64::MAX);
@@ -103,7 +94,7 @@ impl Device {
     pub fn resume(self: &Arc<Self>, tags: &[&str], deadline: Duration) -> Result<ResumeReport> {
         let all = self.pausables().tagged(tags);
         let all: Vec<_> = all.iter().map(|known| &**known).collect();
-        resume(self.pool(), self.host_pool(), &all, deadline)
+        resume(self.pausables(), &all, deadline, true)
     }
 
     /// As [`resume`](Self::resume), but returns once all pages are mapped. Contents are copied in
@@ -117,29 +108,21 @@ impl Device {
         tags: &[&str],
         deadline: Duration,
     ) -> Result<(ResumeReport, Vec<Ready>)> {
-        let all = self.pausables().tagged(tags);
-        let mut names: Vec<&str> = tags.to_vec();
-        if names.is_empty() {
-            names = all.iter().map(|known| known.tag()).collect();
-        }
-        names.dedup();
-        let place = |known: &Arc<dyn Pausable>| names.iter().position(|name| *name == known.tag());
-        let mut ordered = all.clone();
-        ordered.sort_by_key(|known| place(known));
-        let mut contents: Vec<(usize, Fence)> = Vec::new();
-        let known: Vec<_> = ordered.iter().map(|known| &**known).collect();
-        let report = resume_into(self.pool(), self.host_pool(), &known, deadline, false, &mut contents)?;
+        let found = self.pausables().tagged(tags);
+        let mut all: Vec<_> = found.iter().map(|known| &**known).collect();
+        let names =
+            if tags.is_empty() { all.iter().map(|known| known.tag()).collect() } else { tags.to_vec() };
+        all.sort_by_key(|known| names.iter().position(|name| *name == known.tag()));
+        let report = resume(self.pausables(), &all, deadline, false)?;
         let mut ready: Vec<Ready> = Vec::new();
         for name in names {
-            let mut fence = Fence::default();
-            for (index, behind) in &contents {
-                if ordered[*index].tag() == name {
-                    fence.join(behind.clone());
-                }
+            if ready.iter().any(|known| known.tag == name) {
+                continue;
             }
-            if ready.iter().all(|known| known.tag != name) {
-                ready.push(Ready { tag: name.to_owned(), device: Arc::clone(self), contents: fence });
-            }
+            let mut contents = Fence::default();
+            let named = all.iter().filter(|known| known.tag() == name);
+            named.for_each(|known| contents.join(known.pause_state().contents()));
+            ready.push(Ready { tag: name.to_owned(), device: Arc::clone(self), contents });
         }
         Ok((report, ready))
     }
