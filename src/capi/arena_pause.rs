@@ -1,11 +1,8 @@
 //! Pause, resume and shrink of an arena in C.
 
-use std::time::Duration;
-
 use super::arena::{vmmgraph_arena_t, with};
 use super::pause::{
-    fence_of, vmmgraph_fence_t, vmmgraph_pause_report_t, vmmgraph_resume_report_t, wanted, write_pause,
-    write_resume,
+    fence_of, pause_with, resume_with, vmmgraph_fence_t, vmmgraph_pause_report_t, vmmgraph_resume_report_t,
 };
 use super::status::vmmgraph_status_t;
 
@@ -30,13 +27,8 @@ pub unsafe extern "C" fn vmmgraph_arena_pause(
     fence: *const vmmgraph_fence_t,
     report: *mut vmmgraph_pause_report_t,
 ) -> vmmgraph_status_t {
-    with(arena, |arena| {
-        // SAFETY: the caller's contract.
-        let (fence, to) = unsafe { (fence_of(arena.device(), fence)?, wanted(report)?) };
-        let report = arena.pause(fence)?;
-        write_pause(to.as_ref(), &report);
-        Ok(report.complete()?)
-    })
+    // SAFETY: the caller's contract.
+    with(arena, |arena| unsafe { pause_with(arena.device(), fence, report, |fence| arena.pause(fence)) })
 }
 
 /// Resumes an arena at the same addresses. Returns after the contents are restored. Deadline and
@@ -50,12 +42,8 @@ pub unsafe extern "C" fn vmmgraph_arena_resume(
     deadline_micros: u64,
     report: *mut vmmgraph_resume_report_t,
 ) -> vmmgraph_status_t {
-    with(arena, |arena| {
-        // SAFETY: the caller's contract.
-        let to = unsafe { wanted(report) }?;
-        write_resume(to.as_ref(), &arena.resume(Duration::from_micros(deadline_micros))?);
-        Ok(())
-    })
+    // SAFETY: the caller's contract.
+    with(arena, |arena| unsafe { resume_with(deadline_micros, report, |deadline| arena.resume(deadline)) })
 }
 
 /// Replaces sparsely used large pages of the arena by small ones, if at least 1/32 of the shared

@@ -13,7 +13,8 @@ use super::memory::{
     Observer, committed, copy_counted, fence_of, hand_over, observed, set_budget, with_options, write_number,
     write_stats,
 };
-use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
+use super::pause::vmmgraph_fence_t;
+use super::pause_hooks::vmmgraph_range_t;
 use super::sized::range;
 use super::status::vmmgraph_status_t;
 use crate::{Device, ElasticBuffer, Pending};

@@ -13,7 +13,7 @@ use super::guard::Failure;
 use super::inputs::PlannedInputs;
 use super::lease::Vacating;
 use super::memory::Observer;
-use super::pause::Hooks;
+use super::pause_hooks::Hooks;
 use super::ready::Shared as Ready;
 use super::reclaimer::Asked;
 use super::status::VMMGRAPH_ERROR_INVALID_HANDLE;

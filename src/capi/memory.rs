@@ -6,18 +6,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::account::with_account;
-use super::arena::stream_of;
 use super::elastic::{
     vmmgraph_committed_t, vmmgraph_elastic_observer_t, vmmgraph_elastic_options_t, vmmgraph_elastic_stats_t,
     vmmgraph_pending_t, vmmgraph_shown_fn, vmmgraph_shown_t,
 };
-use super::guard::{Failure, copy_items, items, not_null, out};
+use super::guard::{Failure, copy_items, items, out};
 use super::handle::register;
 use super::kv::vmmgraph_block_range_t;
-use super::pause::{vmmgraph_fence_t, vmmgraph_range_t};
+use super::pause::{fence_with, vmmgraph_fence_t};
+use super::pause_hooks::vmmgraph_range_t;
 use super::sized::{OutStruct, limit, options};
 use super::text::text;
-use crate::driver::Event;
 use crate::error;
 use crate::pages::{Account, Fence, Limits};
 use crate::{Address, Committed, Device, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
@@ -52,23 +51,15 @@ pub(super) unsafe fn with_options<R>(
 /// `fence` is null or points to a struct with struct_size set and valid arrays of streams and
 /// recorded events.
 pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
-    let mut made = Fence::default();
-    // SAFETY: the caller's contract.
-    let Some(given) = (unsafe { options(fence) })? else { return Ok(made) };
-    let events = device.pool().events();
-    // SAFETY: the caller's contract.
-    for event in unsafe { items(given.events, given.event_count, "events") }? {
-        not_null(*event, "an event")?;
-        // SAFETY: a recorded event of the caller, existing during the call.
-        if let Some(mark) = unsafe { events.follow(Event::from_raw(*event as u64)) }? {
-            made.add_mark(mark);
-        }
+    // SAFETY: the caller's contract. The events exist during the call.
+    unsafe {
+        fence_with(device, fence, |events, made, event| {
+            if let Some(mark) = events.follow(event)? {
+                made.add_mark(mark);
+            }
+            Ok(())
+        })
     }
-    // SAFETY: the caller's contract.
-    for stream in unsafe { items(given.streams, given.stream_count, "streams") }? {
-        made.add(events, stream_of(*stream));
-    }
-    Ok(made)
 }
 
 /// Reads block ranges from C.
@@ -92,7 +83,7 @@ pub(super) unsafe fn committed(
     commit: impl FnOnce() -> error::Result<Committed>,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's contract.
-    let to = if done.is_null() { None } else { Some(unsafe { OutStruct::new(done, "done") }?) };
+    let to = unsafe { OutStruct::optional(done, "done") }?;
     let Committed { bytes, pages, created, revived } = commit()?;
     if let Some(to) = to {
         to.write(vmmgraph_committed_t { struct_size: to.struct_size, bytes, pages, created, revived });

@@ -1,4 +1,4 @@
-//! Pause and resume in C: fences, reports, hooks.
+//! Pause and resume in C: fences, reports, regions and tags.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -6,25 +6,18 @@ use std::time::Duration;
 
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
-use super::guard::{Failure, guard, items, not_null, out};
-use super::handle::{get, register, remove};
+use super::guard::{Failure, guard, items, not_null};
+use super::handle::get;
 use super::ready::{hand_out, vmmgraph_ready_t};
 use super::region::vmmgraph_region_t;
 use super::sized::{OutStruct, options};
 use super::status::vmmgraph_status_t;
 use super::text::text;
 use crate::driver::Event;
-use crate::pages::{CopyPath, Fence};
-use crate::pause::{Moved, PauseHooks, PauseReport, ResumeReport};
-use crate::{Address, Device, Region};
-
-/// Opaque; never defined.
-pub struct vmmgraph_pause_hooks {
-    _private: (),
-}
-
-/// Hooks called before a pause unmaps memory and after a resume maps memory, until destroyed.
-pub type vmmgraph_pause_hooks_t = *mut vmmgraph_pause_hooks;
+use crate::error;
+use crate::pages::{CopyPath, Events, Fence};
+use crate::pause::{PauseReport, ResumeReport};
+use crate::{Device, Region};
 
 /// Nothing was copied.
 pub const VMMGRAPH_COPY_NONE: i32 = 0;
@@ -122,38 +115,6 @@ pub struct vmmgraph_resume_report_t {
     pub reserved: i32,
 }
 
-/// Range of device addresses. Never grows; no struct_size.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct vmmgraph_range_t {
-    /// First address.
-    pub address: u64,
-    /// Length in bytes.
-    pub bytes: u64,
-}
-
-/// Memory about to be unmapped, or mapped again.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct vmmgraph_moved_t {
-    /// sizeof(vmmgraph_moved_t) of the library.
-    pub struct_size: usize,
-    /// Tag of the region or arena, zero-terminated.
-    pub tag: *const c_char,
-    /// Number of the region or arena, unique in the process.
-    pub region: u64,
-    /// Counts the mappings of the memory; a registration is valid for one generation.
-    pub generation: u64,
-    /// Address ranges in order.
-    pub ranges: *const vmmgraph_range_t,
-    /// Number of ranges.
-    pub range_count: usize,
-}
-
-/// Receives memory about to be unmapped, or mapped again; `moved` is valid during the call. Must
-/// not throw. Pausing or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
-pub type vmmgraph_moved_fn = Option<unsafe extern "C" fn(moved: *const vmmgraph_moved_t, user: *mut c_void)>;
-
 fn path_number(path: CopyPath) -> i32 {
     match path {
         CopyPath::None => VMMGRAPH_COPY_NONE,
@@ -163,24 +124,39 @@ fn path_number(path: CopyPath) -> i32 {
     }
 }
 
-/// Reads tags from C.
+/// Runs `act` with a device and with tags from C.
 ///
 /// # Safety
 /// `tags` is null or points to `count` pointers as for [`text`].
-unsafe fn tags_of(tags: *const *const c_char, count: usize) -> Result<Vec<String>, Failure> {
-    // SAFETY: the caller's contract.
-    unsafe { items(tags, count, "tags")?.iter().map(|tag| text(*tag, "a tag")).collect() }
+unsafe fn with_tags(
+    device: vmmgraph_device_t,
+    tags: *const *const c_char,
+    count: usize,
+    act: impl FnOnce(&Arc<Device>, &[&str]) -> Result<(), Failure>,
+) -> vmmgraph_status_t {
+    guard(|| {
+        let device = get::<Device, _>(device)?;
+        // SAFETY: the caller's contract.
+        let tags = unsafe { items(tags, count, "tags")?.iter().map(|tag| text(*tag, "a tag")) };
+        let tags: Vec<String> = tags.collect::<Result<_, _>>()?;
+        act(&device, &tags.iter().map(String::as_str).collect::<Vec<_>>())
+    })
 }
 
-/// Builds the fence described in C; null: an empty fence.
+/// Builds the fence described in C; null: an empty fence. `add` adds each recorded event, which
+/// exists until the call returns.
 ///
 /// # Safety
-/// As for vmmgraph_device_pause.
-pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
+/// `fence` is null or points to a struct with struct_size set and valid arrays of streams and
+/// recorded events.
+pub(super) unsafe fn fence_with(
+    device: &Device,
+    fence: *const vmmgraph_fence_t,
+    add: impl Fn(&Arc<Events>, &mut Fence, Event) -> error::Result<()>,
+) -> Result<Fence, Failure> {
     let mut made = Fence::default();
     // SAFETY: the caller's contract.
-    let given = unsafe { options(fence) }?;
-    let Some(given) = given else { return Ok(made) };
+    let Some(given) = (unsafe { options(fence) })? else { return Ok(made) };
     let events = device.pool().events();
     // SAFETY: the caller's contract.
     for stream in unsafe { items(given.streams, given.stream_count, "streams") }? {
@@ -189,63 +165,93 @@ pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -
     // SAFETY: the caller's contract.
     for event in unsafe { items(given.events, given.event_count, "events") }? {
         not_null(*event, "an event")?;
-        // SAFETY: recorded events, existing until the call returns by the caller's contract.
-        unsafe { made.add_event(events, Event::from_raw(*event as u64)) };
+        // SAFETY: not null; a recorded event by the caller's contract.
+        add(events, &mut made, unsafe { Event::from_raw(*event as u64) })?;
     }
     Ok(made)
 }
 
-/// Wraps the caller's report, unless null.
+/// Builds the fence of a call which waits for the fence.
 ///
 /// # Safety
-/// The pointer is null or points to a struct with struct_size set.
-pub(super) unsafe fn wanted<T: Copy>(report: *mut T) -> Result<Option<OutStruct<T>>, Failure> {
-    if report.is_null() {
-        return Ok(None);
+/// As vmmgraph_device_pause.
+pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
+    // SAFETY: the caller's contract. The events exist until the call returns.
+    unsafe {
+        fence_with(device, fence, |events, made, event| {
+            made.add_event(events, event);
+            Ok(())
+        })
     }
+}
+
+/// Pauses after a fence from C, and writes the report unless null. Fails with the report's first
+/// failure.
+///
+/// # Safety
+/// `fence` and `report` as in vmmgraph_device_pause.
+pub(super) unsafe fn pause_with(
+    device: &Device,
+    fence: *const vmmgraph_fence_t,
+    report: *mut vmmgraph_pause_report_t,
+    pause: impl FnOnce(Fence) -> error::Result<PauseReport>,
+) -> Result<(), Failure> {
     // SAFETY: the caller's contract.
-    unsafe { OutStruct::new(report, "report") }.map(Some)
+    let (fence, to) = unsafe { (fence_of(device, fence)?, OutStruct::optional(report, "report")?) };
+    let report = pause(fence)?;
+    if let Some(to) = to {
+        to.write(vmmgraph_pause_report_t {
+            struct_size: to.struct_size,
+            regions: report.regions,
+            pages: report.pages,
+            bytes: report.bytes,
+            copied_bytes: report.copied_bytes,
+            clean_bytes: report.clean_bytes,
+            kept_bytes: report.kept_bytes,
+            left_bytes: report.left_bytes,
+            stale_pages: report.stale_pages,
+            calls: report.calls,
+            failures: report.failures.len() as u64,
+            micros: report.micros,
+            copy_micros: report.copy_micros,
+            copy_gib_per_second: report.copy_gib_per_second(),
+            path: path_number(report.path),
+            reserved: 0,
+        });
+    }
+    Ok(report.complete()?)
 }
 
-pub(super) fn write_pause(to: Option<&OutStruct<vmmgraph_pause_report_t>>, report: &PauseReport) {
-    let Some(to) = to else { return };
-    to.write(vmmgraph_pause_report_t {
-        struct_size: to.struct_size,
-        regions: report.regions,
-        pages: report.pages,
-        bytes: report.bytes,
-        copied_bytes: report.copied_bytes,
-        clean_bytes: report.clean_bytes,
-        kept_bytes: report.kept_bytes,
-        left_bytes: report.left_bytes,
-        stale_pages: report.stale_pages,
-        calls: report.calls,
-        failures: report.failures.len() as u64,
-        micros: report.micros,
-        copy_micros: report.copy_micros,
-        copy_gib_per_second: report.copy_gib_per_second(),
-        path: path_number(report.path),
-        reserved: 0,
-    });
-}
-
-pub(super) fn write_resume(to: Option<&OutStruct<vmmgraph_resume_report_t>>, report: &ResumeReport) {
-    let Some(to) = to else { return };
-    to.write(vmmgraph_resume_report_t {
-        struct_size: to.struct_size,
-        regions: report.regions,
-        pages: report.pages,
-        bytes: report.bytes,
-        copied_bytes: report.copied_bytes,
-        zeroed_bytes: report.zeroed_bytes,
-        calls: report.calls,
-        micros: report.micros,
-        waited_micros: report.waited_micros,
-        copy_micros: report.copy_micros,
-        copy_gib_per_second: report.copy_gib_per_second(),
-        path: path_number(report.path),
-        reserved: 0,
-    });
+/// Resumes until a deadline from C, and writes the report unless null.
+///
+/// # Safety
+/// `report` as in vmmgraph_device_resume.
+pub(super) unsafe fn resume_with(
+    deadline_micros: u64,
+    report: *mut vmmgraph_resume_report_t,
+    resume: impl FnOnce(Duration) -> error::Result<ResumeReport>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's contract.
+    let to = unsafe { OutStruct::optional(report, "report") }?;
+    let report = resume(Duration::from_micros(deadline_micros))?;
+    if let Some(to) = to {
+        to.write(vmmgraph_resume_report_t {
+            struct_size: to.struct_size,
+            regions: report.regions,
+            pages: report.pages,
+            bytes: report.bytes,
+            copied_bytes: report.copied_bytes,
+            zeroed_bytes: report.zeroed_bytes,
+            calls: report.calls,
+            micros: report.micros,
+            waited_micros: report.waited_micros,
+            copy_micros: report.copy_micros,
+            copy_gib_per_second: report.copy_gib_per_second(),
+            path: path_number(report.path),
+            reserved: 0,
+        });
+    }
+    Ok(())
 }
 
 /// As vmmgraph_device_pause, for one region.
@@ -261,10 +267,7 @@ pub unsafe extern "C" fn vmmgraph_region_pause(
     guard(|| {
         let region = get::<Region, _>(region)?;
         // SAFETY: the caller's contract.
-        let (fence, to) = unsafe { (fence_of(region.device(), fence)?, wanted(report)?) };
-        let report = region.pause(fence)?;
-        write_pause(to.as_ref(), &report);
-        Ok(report.complete()?)
+        unsafe { pause_with(region.device(), fence, report, |fence| region.pause(fence)) }
     })
 }
 
@@ -281,9 +284,7 @@ pub unsafe extern "C" fn vmmgraph_region_resume(
     guard(|| {
         let region = get::<Region, _>(region)?;
         // SAFETY: the caller's contract.
-        let to = unsafe { wanted(report) }?;
-        write_resume(to.as_ref(), &region.resume(Duration::from_micros(deadline_micros))?);
-        Ok(())
+        unsafe { resume_with(deadline_micros, report, |deadline| region.resume(deadline)) }
     })
 }
 
@@ -309,16 +310,12 @@ pub unsafe extern "C" fn vmmgraph_device_pause(
     fence: *const vmmgraph_fence_t,
     report: *mut vmmgraph_pause_report_t,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
-        let (tags, fence, to) =
-            unsafe { (tags_of(tags, tag_count)?, fence_of(&device, fence)?, wanted(report)?) };
-        let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
-        let report = device.pause(&tags, fence)?;
-        write_pause(to.as_ref(), &report);
-        Ok(report.complete()?)
-    })
+    // SAFETY: the caller's contract.
+    unsafe {
+        with_tags(device, tags, tag_count, |device, tags| {
+            pause_with(device, fence, report, |fence| device.pause(tags, fence))
+        })
+    }
 }
 
 /// Resumes all regions and arenas with one of the tags, all or none; without tags, all of the
@@ -337,14 +334,12 @@ pub unsafe extern "C" fn vmmgraph_device_resume(
     deadline_micros: u64,
     report: *mut vmmgraph_resume_report_t,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
-        let (tags, to) = unsafe { (tags_of(tags, tag_count)?, wanted(report)?) };
-        let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
-        write_resume(to.as_ref(), &device.resume(&tags, Duration::from_micros(deadline_micros))?);
-        Ok(())
-    })
+    // SAFETY: the caller's contract.
+    unsafe {
+        with_tags(device, tags, tag_count, |device, tags| {
+            resume_with(deadline_micros, report, |deadline| device.resume(tags, deadline))
+        })
+    }
 }
 
 /// As vmmgraph_device_resume, but returns once everything is mapped. Contents are then restored in
@@ -363,92 +358,14 @@ pub unsafe extern "C" fn vmmgraph_device_resume_async(
     ready: *mut vmmgraph_ready_t,
     report: *mut vmmgraph_resume_report_t,
 ) -> vmmgraph_status_t {
-    guard(|| {
-        let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
-        let (tags, to) = unsafe { (tags_of(tags, tag_count)?, wanted(report)?) };
-        let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
-        let (done, coming) = device.resume_async(&tags, Duration::from_micros(deadline_micros))?;
-        // SAFETY: the caller's contract.
-        unsafe { hand_out(&coming, &tags, ready) };
-        write_resume(to.as_ref(), &done);
-        Ok(())
-    })
-}
-
-/// Pause hooks implemented by C functions.
-pub(super) struct Hooks {
-    before_unmap: vmmgraph_moved_fn,
-    after_map: vmmgraph_moved_fn,
-    user: *mut c_void,
-}
-
-// SAFETY: the caller of vmmgraph_device_add_pause_hooks allowed calls with `user` from any thread.
-unsafe impl Send for Hooks {}
-// SAFETY: as above.
-unsafe impl Sync for Hooks {}
-
-impl Hooks {
-    fn tell(&self, function: vmmgraph_moved_fn, moved: &Moved<'_>) {
-        let Some(function) = function else { return };
-        let mut tag: Vec<u8> = moved.tag.bytes().filter(|byte| *byte != 0).collect();
-        tag.push(0);
-        let range = |(at, bytes): &(Address, u64)| vmmgraph_range_t { address: at.0, bytes: *bytes };
-        let ranges: Vec<_> = moved.ranges.iter().map(range).collect();
-        let told = vmmgraph_moved_t {
-            struct_size: size_of::<vmmgraph_moved_t>(),
-            tag: tag.as_ptr().cast(),
-            region: moved.region,
-            generation: moved.generation,
-            ranges: ranges.as_ptr(),
-            range_count: ranges.len(),
-        };
-        // SAFETY: the caller of vmmgraph_device_add_pause_hooks allowed this call.
-        unsafe { function(&raw const told, self.user) };
+    // SAFETY: the caller's contract.
+    unsafe {
+        with_tags(device, tags, tag_count, |device, tags| {
+            resume_with(deadline_micros, report, |deadline| {
+                let (done, coming) = device.resume_async(tags, deadline)?;
+                hand_out(&coming, tags, ready);
+                Ok(done)
+            })
+        })
     }
-}
-
-impl PauseHooks for Hooks {
-    fn before_unmap(&self, moved: &Moved<'_>) {
-        self.tell(self.before_unmap, moved);
-    }
-    fn after_map(&self, moved: &Moved<'_>) {
-        self.tell(self.after_map, moved);
-    }
-}
-
-/// Adds hooks for memory with the tag; an empty tag: for all memory. `before_unmap` is called when
-/// no work uses the memory any more, just before the unmap. `after_map` is called after the memory
-/// is mapped again, on other pages. Either may be null. For registrations of pages, by NCCL or for
-/// RDMA.
-///
-/// # Safety
-/// `tag` is null or a zero-terminated string. The functions may be called with `user` from any
-/// thread until vmmgraph_pause_hooks_destroy and all pauses and resumes then in progress have
-/// returned. `hooks` is null or writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
-    device: vmmgraph_device_t,
-    tag: *const c_char,
-    before_unmap: vmmgraph_moved_fn,
-    after_map: vmmgraph_moved_fn,
-    user: *mut c_void,
-    hooks: *mut vmmgraph_pause_hooks_t,
-) -> vmmgraph_status_t {
-    guard(|| {
-        let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
-        let (tag, hooks) = unsafe { (text(tag, "tag")?, out(hooks, "hooks")?) };
-        let made = Arc::new(Hooks { before_unmap, after_map, user });
-        let told: Arc<dyn PauseHooks> = made.clone();
-        device.add_pause_hooks(&tag, &told);
-        *hooks = register(made);
-        Ok(())
-    })
-}
-
-/// Destroys the hooks. Pauses and resumes in progress may still call the functions.
-#[unsafe(no_mangle)]
-pub extern "C" fn vmmgraph_pause_hooks_destroy(hooks: vmmgraph_pause_hooks_t) -> vmmgraph_status_t {
-    guard(|| remove::<Hooks, _>(hooks).map(drop))
 }

@@ -313,7 +313,7 @@ pub unsafe extern "C" fn vmmgraph_plan(
         // SAFETY: the caller's contract.
         let traffic = unsafe { traffic_of(shapes, steps, shape_count) }?;
         // SAFETY: the caller's contract.
-        let result = if result.is_null() { None } else { Some(unsafe { OutStruct::new(result, "result") }?) };
+        let result = unsafe { OutStruct::optional(result, "result") }?;
         let (mut budget, mut costs, mut weights) = (Budget::default(), Costs::default(), Weights::default());
         if let Some(given) = given {
             weights = weights_of(given.weights)?;

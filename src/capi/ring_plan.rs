@@ -128,7 +128,7 @@ pub(super) unsafe fn write_schedule(
     result: *mut vmmgraph_ring_schedule_t,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's contract.
-    let result = if result.is_null() { None } else { Some(unsafe { OutStruct::new(result, "result") }?) };
+    let result = unsafe { OutStruct::optional(result, "result") }?;
     let place = |unit: usize| vmmgraph_ring_place_t {
         place: schedule.place_of(unit).map_or(u64::MAX, |place| place as u64),
         turn: schedule.position_of(unit).map_or(u64::MAX, |position| position as u64),

@@ -148,6 +148,15 @@ impl<T: Copy> OutStruct<T> {
         Ok(Self { place, struct_size: unsafe { size_at(place) }? })
     }
 
+    /// As [`new`](Self::new); `None` for null.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    pub(super) unsafe fn optional(place: *mut T, what: &'static str) -> Result<Option<Self>, Failure> {
+        // SAFETY: the caller's contract.
+        if place.is_null() { Ok(None) } else { unsafe { Self::new(place, what) }.map(Some) }
+    }
+
     fn known(&self) -> usize {
         self.struct_size.min(size_of::<T>())
     }

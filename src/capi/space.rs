@@ -335,7 +335,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     with(space, |space| {
         let policy = retain_of(retain)?;
         // SAFETY: the caller's contract.
-        let report = if report.is_null() { None } else { Some(unsafe { OutStruct::new(report, "report") }?) };
+        let report = unsafe { OutStruct::optional(report, "report") }?;
         let sealed = match policy {
             Some(policy) => space.seal_with(policy)?,
             None => space.seal()?,
