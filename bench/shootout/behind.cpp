@@ -35,23 +35,31 @@ using shootout::Model;
 using shootout::Options;
 using shootout::Shape;
 
-double ms_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double ms_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 
 double at_share(std::vector<double> values, double share) {
     if (values.empty()) {
         return 0;
     }
     std::sort(values.begin(), values.end());
-    return values[std::min(values.size() - 1, static_cast<std::size_t>(share * static_cast<double>(values.size())))];
+    return values[std::min(values.size() - 1,
+                           static_cast<std::size_t>(share * static_cast<double>(values.size())))];
 }
 
-Key key_of(const Shape& shape) { return Key::of(static_cast<std::uint32_t>(shape.tokens), 0, shape.decode ? uniform_decode : 0); }
+Key key_of(const Shape& shape) {
+    return Key::of(static_cast<std::uint32_t>(shape.tokens), 0, shape.decode ? uniform_decode : 0);
+}
 
 // An engine over the model: one executor for all shapes.
 class Engine {
 public:
-    Engine(Model& model, const Options& options, const ExecutorOptions& given, std::optional<c10::cuda::CUDAStream> stream)
-        : model_(model), stream_(stream), arena_(stream ? std::make_shared<vmmgraph::SharedVmmAllocator>(0) : nullptr) {
+    Engine(Model& model, const Options& options, const ExecutorOptions& given,
+           std::optional<c10::cuda::CUDAStream> stream)
+        : model_(model),
+          stream_(stream),
+          arena_(stream ? std::make_shared<vmmgraph::SharedVmmAllocator>(0) : nullptr) {
         auto executor = given;
         for (const auto tokens : options.decode) {
             executor.full.push_back(key_of({true, tokens}));
@@ -59,13 +67,17 @@ public:
         for (const auto tokens : options.prefill) {
             executor.full.push_back(key_of({false, tokens}));
         }
-        executor.modes = {{{Mode::full, Mode::eager}, {Mode::full, Mode::eager}, {Mode::full, Mode::eager}}};
-        inputs_ = std::make_unique<GraphInputs>(std::vector<Input>{Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})},
-                                                executor.full, InputsOptions{model.ids.device(), 512});
+        executor.modes = {
+            {{Mode::full, Mode::eager}, {Mode::full, Mode::eager}, {Mode::full, Mode::eager}}};
+        inputs_ = std::make_unique<GraphInputs>(
+            std::vector<Input>{
+                Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})},
+            executor.full, InputsOptions{model.ids.device(), 512});
         executor_ = std::make_unique<GraphExecutor>(
             arena_, *inputs_,
             [this](Recorder& recorder) {
-                const Shape shape{(recorder.bucket().variant & uniform_decode) != 0, recorder.bucket()[Axis::tokens]};
+                const Shape shape{(recorder.bucket().variant & uniform_decode) != 0,
+                                  recorder.bucket()[Axis::tokens]};
                 model_.ids.narrow(0, 0, shape.tokens).copy_(inputs_->tokens());
                 model_.forward(shape);
             },
@@ -74,12 +86,16 @@ public:
 
     // Launches a step; the device may still run the step afterwards.
     Ran launch(const Shape& shape, const std::vector<std::int64_t>& tokens) {
-        const Step step{key_of(shape), shape.decode ? Phase::decode : Phase::prefill, true, nullptr};
+        const Step step{key_of(shape), shape.decode ? Phase::decode : Phase::prefill, true,
+                        nullptr};
         const Value value(tokens.data(), {static_cast<std::uint32_t>(shape.tokens)});
-        return executor_->run(step, {{names::tokens, value}}, [&] { eager(shape, tokens); }, stream_ ? stream_->stream() : nullptr);
+        return executor_->run(
+            step, {{names::tokens, value}}, [&] { eager(shape, tokens); },
+            stream_ ? stream_->stream() : nullptr);
     }
     void eager(const Shape& shape, const std::vector<std::int64_t>& tokens) {
-        const auto host = at::from_blob(const_cast<std::int64_t*>(tokens.data()), {shape.tokens}, at::kLong);
+        const auto host =
+            at::from_blob(const_cast<std::int64_t*>(tokens.data()), {shape.tokens}, at::kLong);
         model_.ids.narrow(0, 0, shape.tokens).copy_(host);
         model_.forward(shape);
     }
@@ -103,7 +119,8 @@ private:
 // Random steps: mostly decodes of any size, one prefill in twenty. Equal seeds give equal steps.
 class Traffic {
 public:
-    Traffic(const Options& options, unsigned seed) : options_(options), random_(seed), tokens_(8192) {
+    Traffic(const Options& options, unsigned seed)
+        : options_(options), random_(seed), tokens_(8192) {
         for (auto& token : tokens_) {
             token = pick(0, options.vocabulary - 1);
         }
@@ -111,18 +128,21 @@ public:
     // Sizes in a window around `center`, of all decode sizes, if not negative.
     Shape next(std::int64_t center = -1) {
         if (pick(0, 19) == 0) {
-            const auto most = center < 0 ? static_cast<std::int64_t>(options_.prefill.size()) - 1 : 3;
+            const auto most =
+                center < 0 ? static_cast<std::int64_t>(options_.prefill.size()) - 1 : 3;
             const auto bucket = options_.prefill[static_cast<std::size_t>(pick(0, most))];
             return {false, bucket - pick(0, bucket / 8)};
         }
         const auto most = options_.decode.back();
-        return {true, center < 0 ? pick(1, most) : std::clamp<std::int64_t>(center + pick(-40, 40), 1, most)};
+        return {true, center < 0 ? pick(1, most)
+                                 : std::clamp<std::int64_t>(center + pick(-40, 40), 1, most)};
     }
     [[nodiscard]] const std::vector<std::int64_t>& tokens() const { return tokens_; }
 
 private:
     std::int64_t pick(std::int64_t from, std::int64_t to) {
-        return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
+        return from +
+               static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
     }
     const Options& options_;
     std::mt19937_64 random_;
@@ -143,8 +163,8 @@ struct Done {
 
 // Runs steps until `ends`, each with between_steps() while the device runs the step.
 template <class Ends>
-std::vector<Done> serve(Engine& engine, const Options& options, Traffic& traffic, std::chrono::microseconds slice, double& longest,
-                        Ends&& ends) {
+std::vector<Done> serve(Engine& engine, const Options& options, Traffic& traffic,
+                        std::chrono::microseconds slice, double& longest, Ends&& ends) {
     std::vector<Done> done;
     std::size_t waiting = 1;
     while (!ends(done, waiting)) {
@@ -163,12 +183,15 @@ std::vector<Done> serve(Engine& engine, const Options& options, Traffic& traffic
 }
 
 double share_by_graphs(const std::vector<Done>& steps) {
-    const auto graphs = std::count_if(steps.begin(), steps.end(), [](const Done& step) { return step.by_graph; });
-    return 100.0 * static_cast<double>(graphs) / static_cast<double>(std::max<std::size_t>(steps.size(), 1));
+    const auto graphs =
+        std::count_if(steps.begin(), steps.end(), [](const Done& step) { return step.by_graph; });
+    return 100.0 * static_cast<double>(graphs) /
+           static_cast<double>(std::max<std::size_t>(steps.size(), 1));
 }
 
 // Compares the logits of each shape's graph with those of an eager run of the same shape.
-int wrong_graphs(Engine& engine, Model& model, const Options& options, const std::vector<std::int64_t>& tokens, int& compared) {
+int wrong_graphs(Engine& engine, Model& model, const Options& options,
+                 const std::vector<std::int64_t>& tokens, int& compared) {
     int wrong = 0;
     const auto check = [&](const Shape& shape) {
         if (engine.launch(shape, tokens).mode == Mode::eager) {
@@ -198,7 +221,8 @@ int run(const Options& options, std::chrono::microseconds slice, int hours, bool
         stream = c10::cuda::getStreamFromPool(true, 0);
         c10::cuda::setCurrentCUDAStream(*stream);
     }
-    Model model(options, options.decode.back(), options.prefill.back(), host ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0));
+    Model model(options, options.decode.back(), options.prefill.back(),
+                host ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0));
     Traffic first(options, 1);
     const auto shapes = options.decode.size() + options.prefill.size();
     const Shape probe{true, 64};
@@ -226,15 +250,18 @@ int run(const Options& options, std::chrono::microseconds slice, int hours, bool
         served.launch(probe, first.tokens());
         served.wait();
         const auto all = ms_since(start);
-        std::printf("RESULT first step: %.2f ms after the weights, of which %.2f ms make the executor; an eager step %.2f ms (%.2f x)\n",
-                    all, created, at_share(eager, 0.5), (all - created) / at_share(eager, 0.5));
+        std::printf(
+            "RESULT first step: %.2f ms after the weights, of which %.2f ms make the executor; an "
+            "eager step %.2f ms (%.2f x)\n",
+            all, created, at_share(eager, 0.5), (all - created) / at_share(eager, 0.5));
     }
     {
         const auto start = Clock::now();
         Engine engine(model, options, {}, stream);
         const auto graphs = engine.graphs().warm_up();
         engine.wait();
-        std::printf("RESULT ahead: %zu graphs after %.2f s, without a step\n", graphs, ms_since(start) / 1e3);
+        std::printf("RESULT ahead: %zu graphs after %.2f s, without a step\n", graphs,
+                    ms_since(start) / 1e3);
     }
     std::remove(file.c_str());
     for (const char* const name : {"first start", "second start"}) {
@@ -242,15 +269,18 @@ int run(const Options& options, std::chrono::microseconds slice, int hours, bool
         double longest = 0;
         Traffic traffic(options, 7);
         const auto start = Clock::now();
-        const auto during = serve(engine, options, traffic, slice, longest, [&](const auto& done, std::size_t waiting) {
-            return ms_since(start) > 30e3 || (waiting == 0 && done.size() > 100 && engine.graphs().stats().graphs == shapes);
-        });
+        const auto during = serve(
+            engine, options, traffic, slice, longest, [&](const auto& done, std::size_t waiting) {
+                return ms_since(start) > 30e3 || (waiting == 0 && done.size() > 100 &&
+                                                  engine.graphs().stats().graphs == shapes);
+            });
         const auto seconds = ms_since(start) / 1e3;
         const auto graphs = static_cast<unsigned long long>(engine.graphs().stats().graphs);
         Traffic same(options, 7);
         double none = 0;
-        const auto after = serve(engine, options, same, std::chrono::microseconds(0), none,
-                                 [&](const auto& done, std::size_t) { return done.size() == 2000; });
+        const auto after =
+            serve(engine, options, same, std::chrono::microseconds(0), none,
+                  [&](const auto& done, std::size_t) { return done.size() == 2000; });
         std::map<std::int64_t, std::vector<double>> of_bucket;
         for (const auto& step : after) {
             of_bucket[step.bucket].push_back(step.ms);
@@ -266,14 +296,17 @@ int run(const Options& options, std::chrono::microseconds slice, int hours, bool
             }
         }
         std::printf(
-            "RESULT %s: %llu of %zu shapes after %.2f s and %zu steps of traffic; %.1f %% of these steps by graphs, %.1f %% of 2000 "
+            "RESULT %s: %llu of %zu shapes after %.2f s and %zu steps of traffic; %.1f %% of these "
+            "steps by graphs, %.1f %% of 2000 "
             "after\n",
-            name, graphs, shapes, seconds, during.size(), share_by_graphs(during), share_by_graphs(after));
+            name, graphs, shapes, seconds, during.size(), share_by_graphs(during),
+            share_by_graphs(after));
         std::printf(
-            "RESULT %s: step over the median of its shape: median %.3f, p99 %.3f, longest %.3f x; decodes %.2f ms median, %.2f p99, %.2f "
+            "RESULT %s: step over the median of its shape: median %.3f, p99 %.3f, longest %.3f x; "
+            "decodes %.2f ms median, %.2f p99, %.2f "
             "longest; longest gap %.2f ms\n",
-            name, at_share(ratios, 0.5), at_share(ratios, 0.99), at_share(ratios, 1), at_share(decodes, 0.5), at_share(decodes, 0.99),
-            at_share(decodes, 1), longest);
+            name, at_share(ratios, 0.5), at_share(ratios, 0.99), at_share(ratios, 1),
+            at_share(decodes, 0.5), at_share(decodes, 0.99), at_share(decodes, 1), longest);
         int compared = 0;
         const auto wrong = wrong_graphs(engine, model, options, same.tokens(), compared);
         std::printf("RESULT %s: %d of %d graphs wrong\n", name, wrong, compared);
@@ -306,10 +339,13 @@ int run(const Options& options, std::chrono::microseconds slice, int hours, bool
         const auto wrong = wrong_graphs(engine, model, options, traffic.tokens(), compared);
         const auto stats = engine.graphs().stats();
         std::printf(
-            "RESULT day: at most %u graphs: %llu existed at most, %.2f %% of %zu steps by graphs, %llu captures, %llu evictions, %d of %d "
+            "RESULT day: at most %u graphs: %llu existed at most, %.2f %% of %zu steps by graphs, "
+            "%llu captures, %llu evictions, %d of %d "
             "graphs wrong, arena %.0f MiB\n",
-            limited.most_graphs, static_cast<unsigned long long>(most), 100.0 * static_cast<double>(hits) / static_cast<double>(steps),
-            steps, static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions), wrong, compared,
+            limited.most_graphs, static_cast<unsigned long long>(most),
+            100.0 * static_cast<double>(hits) / static_cast<double>(steps), steps,
+            static_cast<unsigned long long>(stats.captures),
+            static_cast<unsigned long long>(stats.evictions), wrong, compared,
             static_cast<double>(engine.arena_bytes()) / (1 << 20));
         return wrong > 0 || most > limited.most_graphs ? 1 : 0;
     }
@@ -334,7 +370,9 @@ int main(int count, char** arguments) {
         } else if (name == "--host") {
             host = value != 0;
         } else {
-            std::fprintf(stderr, "cannot use %s: the options are --layers, --slice-us, --hours and --host\n", name.c_str());
+            std::fprintf(
+                stderr, "cannot use %s: the options are --layers, --slice-us, --hours and --host\n",
+                name.c_str());
             return 2;
         }
     }

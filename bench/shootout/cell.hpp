@@ -28,7 +28,8 @@ namespace shootout {
 // Sets torch's current stream in a scope. Torch's own guard would require linking the CUDA runtime.
 class CurrentStream {
 public:
-    explicit CurrentStream(c10::cuda::CUDAStream stream) : before_(c10::cuda::getCurrentCUDAStream(stream.device_index())) {
+    explicit CurrentStream(c10::cuda::CUDAStream stream)
+        : before_(c10::cuda::getCurrentCUDAStream(stream.device_index())) {
         c10::cuda::setCurrentCUDAStream(stream);
     }
     CurrentStream(const CurrentStream&) = delete;
@@ -42,7 +43,10 @@ private:
 class Measurement {
 public:
     Measurement(const Options& options, Row& row)
-        : options_(options), row_(row), shapes_(shapes_of(options, options.cell)), device_(at::kCUDA, options.device) {
+        : options_(options),
+          row_(row),
+          shapes_(shapes_of(options, options.cell)),
+          device_(at::kCUDA, options.device) {
         if (shapes_.empty())
             throw std::invalid_argument("no shapes");
     }
@@ -54,8 +58,10 @@ public:
         at::globalContext().lazyInitDevice(at::kCUDA);
         at::globalContext().setSDPUseCuDNN(options_.cudnn);
         const c10::InferenceMode inference;
-        const c10::cuda::CUDAStream capture_stream = c10::cuda::getStreamFromPool(false, device_.index());
-        const c10::cuda::CUDAStream other_stream = c10::cuda::getStreamFromPool(false, device_.index());
+        const c10::cuda::CUDAStream capture_stream =
+            c10::cuda::getStreamFromPool(false, device_.index());
+        const c10::cuda::CUDAStream other_stream =
+            c10::cuda::getStreamFromPool(false, device_.index());
         const auto start = std::chrono::steady_clock::now();
         describe();
         {
@@ -74,7 +80,9 @@ public:
 
 private:
     static double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
-    static std::int64_t growth(std::uint64_t now, std::uint64_t before) { return static_cast<std::int64_t>(now - before); }
+    static std::int64_t growth(std::uint64_t now, std::uint64_t before) {
+        return static_cast<std::int64_t>(now - before);
+    }
 
     void describe() {
         char name[128] = "";
@@ -87,7 +95,8 @@ private:
         row_.set("hidden", options_.hidden);
         row_.set("cold", options_.cold);
         row_.set("eager_between", options_.eager_between);
-        row_.set("expandable_segments", c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::expandable_segments());
+        row_.set("expandable_segments",
+                 c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig::expandable_segments());
     }
 
     // Makes the model and records the eager logits and peak bytes of every shape.
@@ -101,7 +110,8 @@ private:
         model_ = std::make_unique<Model>(options_, rows, tokens, device_);
         const auto longs = at::TensorOptions(device_).dtype(at::kLong);
         // Different tokens per shape, so logits differ too.
-        ids_ = at::randint(options_.vocabulary, {static_cast<std::int64_t>(shapes_.size()), tokens}, longs);
+        ids_ = at::randint(options_.vocabulary, {static_cast<std::int64_t>(shapes_.size()), tokens},
+                           longs);
         between_ = at::randn({512, 2048}, at::TensorOptions(device_).dtype(at::kBFloat16));
         for (const Shape& shape : shapes_)
             model_->forward(shape);
@@ -111,10 +121,14 @@ private:
         constexpr auto kAll = static_cast<std::size_t>(StatType::AGGREGATE);
         for (std::size_t i = 0; i < shapes_.size(); ++i) {
             load(i);
-            const auto before = c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index()).allocated_bytes[kAll].current;
+            const auto before = c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index())
+                                    .allocated_bytes[kAll]
+                                    .current;
             c10::cuda::CUDACachingAllocator::resetPeakStats(device_.index());
             model_->forward(shapes_[i]);
-            const auto peak = c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index()).allocated_bytes[kAll].peak;
+            const auto peak = c10::cuda::CUDACachingAllocator::getDeviceStats(device_.index())
+                                  .allocated_bytes[kAll]
+                                  .peak;
             floor_ = std::max(floor_, peak - before);
             references_.push_back(result(i).clone());
         }
@@ -159,7 +173,9 @@ private:
             row_.none("default_pool_mib");
             row_.none("capture_s");
         }
-        row_.set("ratio", static_cast<double>(pool) / static_cast<double>(std::max<std::int64_t>(floor_, 1)), 4);
+        row_.set("ratio",
+                 static_cast<double>(pool) / static_cast<double>(std::max<std::int64_t>(floor_, 1)),
+                 4);
         if (const auto calls = way.driver_calls()) {
             row_.set("driver_calls", growth(*calls, calls_before));
         } else {
@@ -222,7 +238,8 @@ private:
 
     void time(Way& way, c10::cuda::CUDAStream stream) {
         for (const Shape& shape : kTimed) {
-            const std::string key = "replay_ms_" + shape.name(), host_key = "replay_host_us_" + shape.name();
+            const std::string key = "replay_ms_" + shape.name(),
+                              host_key = "replay_host_us_" + shape.name();
             const auto found = std::find(shapes_.begin(), shapes_.end(), shape);
             if (found == shapes_.end()) {
                 row_.none(key);
@@ -259,8 +276,12 @@ private:
         return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
     }
 
-    void load(std::size_t index) { model_->ids.copy_(ids_.select(0, static_cast<std::int64_t>(index))); }
-    [[nodiscard]] at::Tensor result(std::size_t index) const { return model_->logits.narrow(0, 0, shapes_[index].rows()); }
+    void load(std::size_t index) {
+        model_->ids.copy_(ids_.select(0, static_cast<std::int64_t>(index)));
+    }
+    [[nodiscard]] at::Tensor result(std::size_t index) const {
+        return model_->logits.narrow(0, 0, shapes_[index].rows());
+    }
 
     const Options& options_;
     Row& row_;

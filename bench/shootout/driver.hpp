@@ -48,7 +48,8 @@ public:
         if (result != CUDA_SUCCESS) {
             const char* text = nullptr;
             GetErrorString(result, &text);
-            throw std::runtime_error(std::string(what) + ": " + (text != nullptr ? text : "unknown CUDA error"));
+            throw std::runtime_error(std::string(what) + ": " +
+                                     (text != nullptr ? text : "unknown CUDA error"));
         }
     }
 
@@ -103,8 +104,12 @@ public:
         driver_.EventDestroy(start_);
         driver_.EventDestroy(stop_);
     }
-    void start(CUstream stream) { driver_.check(driver_.EventRecord(start_, stream), "cuEventRecord"); }
-    void stop(CUstream stream) { driver_.check(driver_.EventRecord(stop_, stream), "cuEventRecord"); }
+    void start(CUstream stream) {
+        driver_.check(driver_.EventRecord(start_, stream), "cuEventRecord");
+    }
+    void stop(CUstream stream) {
+        driver_.check(driver_.EventRecord(stop_, stream), "cuEventRecord");
+    }
     [[nodiscard]] double milliseconds() const {
         float elapsed = 0;
         driver_.check(driver_.EventSynchronize(stop_), "cuEventSynchronize");

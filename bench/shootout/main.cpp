@@ -53,8 +53,8 @@ int run_child(const Options& options) {
     } catch (const std::exception& error) {
         row.set("error", std::string_view(error.what()).substr(0, 400));
         send(row);
-        std::fprintf(stderr, "%s %s %s: %s\n", options.cell.set.c_str(), options.cell.way.c_str(), options.cell.order.c_str(),
-                     error.what());
+        std::fprintf(stderr, "%s %s %s: %s\n", options.cell.set.c_str(), options.cell.way.c_str(),
+                     options.cell.order.c_str(), error.what());
         return 1;
     }
 }
@@ -99,7 +99,8 @@ void run_cell(int argc, char** argv, const Options& options, const Cell& cell, R
     posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, source, kRowDescriptor);
     pid_t child = 0;
-    const int failed = posix_spawn(&child, "/proc/self/exe", &actions, nullptr, pointers(arguments).data(), pointers(variables).data());
+    const int failed = posix_spawn(&child, "/proc/self/exe", &actions, nullptr,
+                                   pointers(arguments).data(), pointers(variables).data());
     posix_spawn_file_actions_destroy(&actions);
     close(source);
     if (failed != 0) {
@@ -139,7 +140,8 @@ void run_cell(int argc, char** argv, const Options& options, const Cell& cell, R
     if (killed) {
         row.set("error", "killed at the cell limit");
     } else if (code != 0 && row.shown("error") == "-") {
-        row.set("error", text.empty() ? "the process died before its row" : "the process died after its row");
+        row.set("error", text.empty() ? "the process died before its row"
+                                      : "the process died after its row");
     }
 }
 
@@ -189,7 +191,8 @@ void print_table(const std::vector<Row>& rows) {
     }
     const auto line = [&](auto&& cell) {
         for (std::size_t c = 0; c < columns.size(); ++c) {
-            std::printf(c < 3 ? "%s%-*s" : "%s%*s", c == 0 ? "" : "  ", static_cast<int>(widths[c]), cell(c).c_str());
+            std::printf(c < 3 ? "%s%-*s" : "%s%*s", c == 0 ? "" : "  ", static_cast<int>(widths[c]),
+                        cell(c).c_str());
         }
     };
     line([&](std::size_t c) { return std::string(columns[c].title); });
@@ -216,8 +219,9 @@ int run_parent(int argc, char** argv, const Options& options) {
         if (seconds_since(start) >= options.time_limit_s) {
             row.set("error", "not run: time limit");
         } else {
-            std::fprintf(stderr, "[%zu/%zu, %.0f s] %s %s %s\n", rows.size() + 1, cells.size(), seconds_since(start), cell.set.c_str(),
-                         cell.way.c_str(), cell.order.c_str());
+            std::fprintf(stderr, "[%zu/%zu, %.0f s] %s %s %s\n", rows.size() + 1, cells.size(),
+                         seconds_since(start), cell.set.c_str(), cell.way.c_str(),
+                         cell.order.c_str());
             run_cell(argc, argv, options, cell, row);
         }
         good = good && row.shown("error") == "-";
@@ -234,7 +238,8 @@ int run_parent(int argc, char** argv, const Options& options) {
 int main(int argc, char** argv) {
     try {
         const shootout::Options options = shootout::parse(argc, argv);
-        return options.child ? shootout::run_child(options) : shootout::run_parent(argc, argv, options);
+        return options.child ? shootout::run_child(options)
+                             : shootout::run_parent(argc, argv, options);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "shootout: %s\n", error.what());
         return 2;

@@ -33,9 +33,11 @@ struct Cell {
 };
 
 inline constexpr std::array kSets{"decode", "mixed"};
-inline constexpr std::array kWays{"eager", "private", "shared", "shared_expandable", "published", "mempool", "blocks"};
+inline constexpr std::array kWays{"eager",     "private", "shared", "shared_expandable",
+                                  "published", "mempool", "blocks"};
 inline constexpr std::array kOrders{"ascending", "descending", "random"};
-inline const std::array<Shape, 5> kTimed{{{true, 1}, {true, 64}, {true, 256}, {true, 512}, {false, 2048}}};
+inline const std::array<Shape, 5> kTimed{
+    {{true, 1}, {true, 64}, {true, 256}, {true, 512}, {false, 2048}}};
 
 inline std::vector<std::int64_t> default_decode() {
     std::vector<std::int64_t> batches{1, 2, 4};
@@ -65,7 +67,8 @@ struct Options {
     std::int64_t layers = 12;
     std::int64_t context = 512;
     std::vector<std::int64_t> decode = default_decode();
-    std::vector<std::int64_t> prefill{64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
+    std::vector<std::int64_t> prefill{64,   128,  192,  256,  384,  512,  768,
+                                      1024, 1536, 2048, 3072, 4096, 6144, 8192};
 
     int device = 0;
     std::int64_t seed = 1234;
@@ -85,7 +88,8 @@ struct Options {
     Cell cell;
 };
 
-inline constexpr const char* kHelp = R"(shootout: what graph memory costs, one process per cell, one row per cell
+inline constexpr const char* kHelp =
+    R"(shootout: what graph memory costs, one process per cell, one row per cell
 
   --cells LIST       cells as set:way:order, comma-separated, '*' for any part; 'all'; default: those of the issue's table
                      sets   decode mixed
@@ -220,12 +224,19 @@ inline std::vector<Shape> shapes_of(const Options& options, const Cell& cell) {
 inline std::vector<Cell> cells_of(const Options& options) {
     // eager and private pools do not depend on the order.
     static const char* const kDefault =
-        "decode:private:descending,decode:shared:ascending,decode:shared:descending,decode:shared_expandable:descending,"
+        "decode:private:descending,decode:shared:ascending,decode:shared:descending,decode:shared_"
+        "expandable:descending,"
         "decode:published:descending,decode:mempool:descending,decode:blocks:*,"
-        "mixed:eager:ascending,mixed:private:descending,mixed:shared:*,mixed:shared_expandable:ascending,"
-        "mixed:shared_expandable:descending,mixed:published:ascending,mixed:published:descending,mixed:mempool:*,mixed:blocks:*";
-    const std::string wanted = options.cells.empty() ? kDefault : options.cells == "all" ? "*:*:*" : options.cells;
-    const auto matches = [](const std::string& pattern, const char* name) { return pattern == "*" || pattern == name; };
+        "mixed:eager:ascending,mixed:private:descending,mixed:shared:*,mixed:shared_expandable:"
+        "ascending,"
+        "mixed:shared_expandable:descending,mixed:published:ascending,mixed:published:descending,"
+        "mixed:mempool:*,mixed:blocks:*";
+    const std::string wanted = options.cells.empty()    ? kDefault
+                               : options.cells == "all" ? "*:*:*"
+                                                        : options.cells;
+    const auto matches = [](const std::string& pattern, const char* name) {
+        return pattern == "*" || pattern == name;
+    };
     std::vector<Cell> cells;
     for (const std::string& item : split(wanted, ',')) {
         const std::vector<std::string> parts = split(item, ':');
@@ -236,7 +247,8 @@ inline std::vector<Cell> cells_of(const Options& options) {
         for (const char* set : kSets) {
             for (const char* way : kWays) {
                 for (const char* order : kOrders) {
-                    if (!matches(parts[0], set) || !matches(parts[1], way) || !matches(parts[2], order))
+                    if (!matches(parts[0], set) || !matches(parts[1], way) ||
+                        !matches(parts[2], order))
                         continue;
                     known = true;
                     const Cell cell{set, way, order};

@@ -44,7 +44,8 @@ public:
     // Opens a space with all existing pages. The pointer stays valid as long as the arena.
     Space* open() {
         Space space;
-        call(driver_.MemAddressReserve(&space.base, reservation_, kPage, 0, 0), "cuMemAddressReserve");
+        call(driver_.MemAddressReserve(&space.base, reservation_, kPage, 0, 0),
+             "cuMemAddressReserve");
         spaces_.push_back(space);
         Space* const opened = &spaces_.back();
         for (const CUmemGenericAllocationHandle page : pages_)
@@ -102,7 +103,8 @@ private:
         CUmemAccessDesc access{};
         access.location = location_;
         access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        call(driver_.MemSetAccess(space.base + from, space.mapped - from, &access, 1), "cuMemSetAccess");
+        call(driver_.MemSetAccess(space.base + from, space.mapped - from, &access, 1),
+             "cuMemSetAccess");
     }
 
     void call(CUresult result, const char* what) {

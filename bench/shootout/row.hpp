@@ -44,7 +44,8 @@ public:
                 continue;
             if (value == "null")
                 return "-";
-            return value.size() >= 2 && value.front() == '"' ? value.substr(1, value.size() - 2) : value;
+            return value.size() >= 2 && value.front() == '"' ? value.substr(1, value.size() - 2)
+                                                             : value;
         }
         return "-";
     }

@@ -37,7 +37,8 @@ struct Reserved {
 inline Reserved reserved() {
     Reserved bytes;
     for (const auto& segment : c10::cuda::CUDACachingAllocator::snapshot({0, 0}, false).segments) {
-        const bool owned = segment.owner_private_pool_id.first != 0 || segment.owner_private_pool_id.second != 0;
+        const bool owned =
+            segment.owner_private_pool_id.first != 0 || segment.owner_private_pool_id.second != 0;
         (owned ? bytes.in_private : bytes.in_default) += segment.total_size;
     }
     return bytes;
@@ -110,7 +111,9 @@ public:
         // Torch may free segments after this object is destroyed.
         Shot shot;
         shot.allocator = torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
-            [arena = arena_, space](std::size_t bytes, int, cudaStream_t) { return arena->allocate(*space, bytes); },
+            [arena = arena_, space](std::size_t bytes, int, cudaStream_t) {
+                return arena->allocate(*space, bytes);
+            },
             [arena = arena_](void*, std::size_t, int, cudaStream_t) {});
         shot.pool = std::make_unique<at::cuda::MemPool>(shot.allocator);
         shot.graph = std::make_unique<at::cuda::CUDAGraph>();
@@ -119,9 +122,13 @@ public:
         shot.graph->capture_end();
         shots_.push_back(std::move(shot));
     }
-    void replay(std::size_t index, c10::cuda::CUDAStream) override { shots_[index].graph->replay(); }
+    void replay(std::size_t index, c10::cuda::CUDAStream) override {
+        shots_[index].graph->replay();
+    }
     [[nodiscard]] std::uint64_t pool_bytes() const override { return arena_->physical_bytes(); }
-    [[nodiscard]] std::optional<std::uint64_t> driver_calls() const override { return arena_->calls(); }
+    [[nodiscard]] std::optional<std::uint64_t> driver_calls() const override {
+        return arena_->calls();
+    }
     [[nodiscard]] std::optional<double> open_space_us() override {
         if (shots_.empty())
             return std::nullopt;
@@ -142,7 +149,8 @@ private:
 class VmmGraph final : public Way {
 public:
     VmmGraph(const Options& options, vmmgraph::torch::Route route)
-        : device_(vmmgraph::Device::open(device_options(options))), arena_(device_, arena_options(options)) {
+        : device_(vmmgraph::Device::open(device_options(options))),
+          arena_(device_, arena_options(options)) {
         options_.route = route;
         if (route == vmmgraph::torch::Route::blocks)
             vmmgraph::torch::install();
@@ -161,12 +169,17 @@ public:
         graphs_.push_back(vmmgraph::torch::capture(arena_, stream.stream(), body, options_));
         graphs_.back().instantiate();
     }
-    void replay(std::size_t index, c10::cuda::CUDAStream stream) override { graphs_[index].replay(stream.stream()); }
-    [[nodiscard]] std::uint64_t pool_bytes() const override { return device_.stats().physical_bytes; }
+    void replay(std::size_t index, c10::cuda::CUDAStream stream) override {
+        graphs_[index].replay(stream.stream());
+    }
+    [[nodiscard]] std::uint64_t pool_bytes() const override {
+        return device_.stats().physical_bytes;
+    }
     [[nodiscard]] std::optional<std::uint64_t> driver_calls() const override {
         const vmmgraph::DeviceStats stats = device_.stats();
         // Upper bound: access is set once for a run of maps.
-        return stats.pages_created + stats.pages_released + 2 * stats.maps + stats.unmaps + stats.reservations;
+        return stats.pages_created + stats.pages_released + 2 * stats.maps + stats.unmaps +
+               stats.reservations;
     }
     // Private pool bytes outside the captures' segments.
     [[nodiscard]] std::uint64_t workspace_bytes() const override {

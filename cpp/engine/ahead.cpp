@@ -12,8 +12,11 @@ Ahead::Ahead(const std::vector<Place>& places) {
     for (std::size_t i = 0; i < places.size(); ++i) {
         const auto& place = places[i];
         known_.resize(std::max<std::size_t>(known_.size(), place.slot + 1));
-        const auto same = [&](const Place& other) { return other.mode == place.mode && other.bucket.variant == place.bucket.variant; };
-        const auto larger = std::find_if(places.begin() + static_cast<std::ptrdiff_t>(i) + 1, places.end(), same);
+        const auto same = [&](const Place& other) {
+            return other.mode == place.mode && other.bucket.variant == place.bucket.variant;
+        };
+        const auto larger =
+            std::find_if(places.begin() + static_cast<std::ptrdiff_t>(i) + 1, places.end(), same);
         if (larger != places.end()) {
             known_.resize(std::max<std::size_t>(known_.size(), larger->slot + 1));
             known_[place.slot].larger = larger->slot;

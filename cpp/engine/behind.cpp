@@ -24,8 +24,9 @@ Key planned_key(const Ahead::Place& place) {
 }  // namespace
 
 bool covers(const Key& bucket, const Key& other) {
-    return bucket.variant == other.variant && std::equal(bucket.extents.begin(), bucket.extents.end(), other.extents.begin(),
-                                                         [](std::uint32_t most, std::uint32_t size) { return most >= size; });
+    return bucket.variant == other.variant &&
+           std::equal(bucket.extents.begin(), bucket.extents.end(), other.extents.begin(),
+                      [](std::uint32_t most, std::uint32_t size) { return most >= size; });
 }
 
 Behind::Behind(std::vector<Ahead::Place> places) : places_(std::move(places)) {
@@ -49,7 +50,8 @@ void Behind::count(Slot slot, bool missing) {
     }
 }
 
-Slot Behind::next(const std::function<dispatch::PlanOptions()>& limits, const std::function<bool(Slot)>& missing) {
+Slot Behind::next(const std::function<dispatch::PlanOptions()>& limits,
+                  const std::function<bool(Slot)>& missing) {
     if (std::exchange(changed_, false)) {
         plan(limits());
     }
@@ -74,7 +76,8 @@ void Behind::plan(const dispatch::PlanOptions& limits) {
         }
     }
     auto buckets = dispatch::make_plan(traffic, limits).buckets;
-    std::stable_sort(buckets.begin(), buckets.end(), [](const auto& a, const auto& b) { return a.steps > b.steps; });
+    std::stable_sort(buckets.begin(), buckets.end(),
+                     [](const auto& a, const auto& b) { return a.steps > b.steps; });
     planned_.clear();
     for (auto& bucket : buckets) {
         const auto mode = (bucket.key.variant & piecewise_bit) != 0 ? Mode::piecewise : Mode::full;
@@ -89,8 +92,9 @@ void Behind::plan(const dispatch::PlanOptions& limits) {
 }
 
 Slot Behind::covering(Mode mode, const Key& key) const {
-    const auto found =
-        std::find_if(places_.begin(), places_.end(), [&](const auto& place) { return place.mode == mode && covers(place.bucket, key); });
+    const auto found = std::find_if(places_.begin(), places_.end(), [&](const auto& place) {
+        return place.mode == mode && covers(place.bucket, key);
+    });
     return found == places_.end() ? no_slot : found->slot;
 }
 
@@ -101,9 +105,11 @@ void Behind::add(const std::vector<ShapeSteps>& histogram) {
     }
     for (const auto& shape : histogram) {
         if (const auto slot = covering(shape.mode, shape.key); slot != no_slot && shape.steps > 0) {
-            const auto share = static_cast<double>(shape.steps) / static_cast<double>(sum) * static_cast<double>(window);
+            const auto share = static_cast<double>(shape.steps) / static_cast<double>(sum) *
+                               static_cast<double>(window);
             steps_[slot] += shape.steps;
-            recent_[slot] += std::min(shape.steps, std::max<std::uint64_t>(1, static_cast<std::uint64_t>(share)));
+            recent_[slot] += std::min(
+                shape.steps, std::max<std::uint64_t>(1, static_cast<std::uint64_t>(share)));
             changed_ = true;
         }
     }

@@ -46,8 +46,9 @@ std::int32_t to_c(c10::ScalarType dtype) {
         case c10::ScalarType::Float8_e5m2:
             return VMMGRAPH_DTYPE_F8;
         default:
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, std::string("cannot declare the input: dtype ") + c10::toString(dtype) +
-                                                        " is not supported; use an integer, floating-point or bool dtype");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   std::string("cannot declare the input: dtype ") + c10::toString(dtype) +
+                       " is not supported; use an integer, floating-point or bool dtype");
     }
 }
 
@@ -84,8 +85,9 @@ std::uint64_t bits_of(const c10::Scalar& element, c10::ScalarType dtype) {
 }
 
 std::string text_of(const Key& key) {
-    return std::to_string(key[Axis::tokens]) + " tokens, batch " + std::to_string(key[Axis::batch]) + ", pages " +
-           std::to_string(key[Axis::pages]) + ", variant " + std::to_string(key.variant);
+    return std::to_string(key[Axis::tokens]) + " tokens, batch " +
+           std::to_string(key[Axis::batch]) + ", pages " + std::to_string(key[Axis::pages]) +
+           ", variant " + std::to_string(key.variant);
 }
 
 }  // namespace vmmgraph::engine

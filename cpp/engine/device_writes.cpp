@@ -22,18 +22,23 @@ struct Bytes {
 c10::ScalarType widest(const std::vector<Bytes>& all) {
     std::uintptr_t bits = 0;
     for (const auto& bytes : all) {
-        bits |= reinterpret_cast<std::uintptr_t>(bytes.start) | static_cast<std::uintptr_t>(bytes.length);
+        bits |= reinterpret_cast<std::uintptr_t>(bytes.start) |
+                static_cast<std::uintptr_t>(bytes.length);
     }
     return bits % 8 == 0 ? at::kLong : bits % 4 == 0 ? at::kInt : at::kByte;
 }
 
-std::vector<at::Tensor> view(const std::vector<Bytes>& all, c10::ScalarType dtype, c10::Device device) {
+std::vector<at::Tensor> view(const std::vector<Bytes>& all, c10::ScalarType dtype,
+                             c10::Device device) {
     const auto options = at::TensorOptions().dtype(dtype).device(device);
     std::vector<at::Tensor> tensors;
     tensors.reserve(all.size());
     for (const auto& bytes : all) {
         const auto elements = bytes.length / static_cast<std::int64_t>(c10::elementSize(dtype));
-        tensors.push_back(at::for_blob(bytes.start, {elements}).options(options).target_device(device).make_tensor());
+        tensors.push_back(at::for_blob(bytes.start, {elements})
+                              .options(options)
+                              .target_device(device)
+                              .make_tensor());
     }
     return tensors;
 }
@@ -42,7 +47,10 @@ std::vector<at::Tensor> view(const std::vector<Bytes>& all, c10::ScalarType dtyp
 bool has_data(const DeviceWrite& write) { return write.value.defined() && write.value.numel() > 0; }
 
 // Returns true if the value is the beginning of its place, byte for byte.
-bool leads(const DeviceWrite& write) { return write.value.is_contiguous() && write.value.sizes().slice(1) == write.place.sizes().slice(1); }
+bool leads(const DeviceWrite& write) {
+    return write.value.is_contiguous() &&
+           write.value.sizes().slice(1) == write.place.sizes().slice(1);
+}
 
 at::Tensor corner(const DeviceWrite& write) {
     auto corner = write.place;

@@ -38,30 +38,37 @@ Slot agree_on_next(c10::ArrayRef<Decision> ranks) {
 
 }  // namespace
 
-GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
+GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs,
+                             Body body, const ExecutorOptions& options)
     : state_(new State(std::move(arena), inputs, std::move(body), options)) {
     auto& state = *state_;
     if (!state.on_cpu() && !state.arena) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "cannot make the executor: the inputs are on a GPU and the arena is null; pass an arena");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT,
+               "cannot make the executor: the inputs are on a GPU and the arena is null; pass an "
+               "arena");
     }
     if (!state.body) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "cannot make the executor: the body is empty; pass a body");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT,
+               "cannot make the executor: the body is empty; pass a body");
     }
     if (options.capture.ring != nullptr) {
-        refuse(
-            VMMGRAPH_ERROR_INVALID_ARGUMENT,
-            "cannot make the executor: CaptureOptions::ring is set, and eager steps use the ring too; set ExecutorOptions::ring instead");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot make the executor: CaptureOptions::ring is set, and eager steps use the "
+               "ring too; set ExecutorOptions::ring instead");
     }
     if (!state.on_cpu()) {
         if (const auto device = torch::device_of(*state.arena); device != inputs.device()) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make the executor: the arena is on " + device.str() + " and the inputs on " +
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make the executor: the arena is on " +
+                                                        device.str() + " and the inputs on " +
                                                         inputs.device().str() + "; use one device");
         }
         if (cudaPointerAttributes where{}; options.ring != nullptr) {
             C10_CUDA_CHECK(cudaPointerGetAttributes(&where, options.ring->address(0)));
             if (where.type != cudaMemoryTypeDevice || where.device != inputs.device().index()) {
-                refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                       "cannot make the executor: the ring is on another device; make the ring on " + inputs.device().str());
+                refuse(
+                    VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                    "cannot make the executor: the ring is on another device; make the ring on " +
+                        inputs.device().str());
             }
         }
         if (options.capture_stream != nullptr) {
@@ -89,7 +96,8 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         state.order.push_back(slot.slot);
     }
     if (!state.on_cpu() && state.options.capture_stream == nullptr) {
-        state.options.capture_stream = c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
+        state.options.capture_stream =
+            c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
     }
     std::vector<Ahead::Place> places;
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
@@ -132,7 +140,8 @@ std::size_t GraphExecutor::warm_up() {
             break;
         }
         state.dispatcher.begin(slot);
-        const Step padding{graph.bucket, graph.mode == Mode::full ? Phase::decode : Phase::mixed, true, nullptr};
+        const Step padding{graph.bucket, graph.mode == Mode::full ? Phase::decode : Phase::mixed,
+                           true, nullptr};
         auto* const stream = state.options.capture_stream;
         std::shared_ptr<void> held;
         try {
@@ -148,7 +157,8 @@ std::size_t GraphExecutor::warm_up() {
             state.dispatcher.abandoned(slot);
             throw;
         }
-        state.capture(slot, padding, stream, CaptureFor::warm_up, state.options.on_failure == OnFailure::throws);
+        state.capture(slot, padding, stream, CaptureFor::warm_up,
+                      state.options.on_failure == OnFailure::throws);
     }
     // Smallest first: decodes are the most sensitive to latency.
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {
@@ -172,10 +182,13 @@ std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
     using Clock = std::chrono::steady_clock;
     auto& state = *state_;
     if (!state.behind) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot capture between steps: ExecutorOptions::captures is not Captures::behind");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot capture between steps: ExecutorOptions::captures is not Captures::behind");
     }
     if (state.step) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot capture between steps: a step is prepared; call between_steps() before prepare()");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot capture between steps: a step is prepared; call between_steps() before "
+               "prepare()");
     }
     // The getters keep the bucket of the last step.
     struct Back {
@@ -211,12 +224,15 @@ std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
 
 void GraphExecutor::save_histogram() const {
     if (!state_->behind || state_->options.histogram.empty()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot write the histogram: ExecutorOptions::histogram names no file");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot write the histogram: ExecutorOptions::histogram names no file");
     }
     write_histogram(state_->options.histogram, state_->behind->histogram());
 }
 
-UnitScope GraphExecutor::streamed(std::size_t unit) { return take_unit(state_->options.ring, unit, state_->inputs.device()); }
+UnitScope GraphExecutor::streamed(std::size_t unit) {
+    return take_unit(state_->options.ring, unit, state_->inputs.device());
+}
 
 void GraphExecutor::expect(const Step& step) {
     auto& state = *state_;
@@ -243,14 +259,17 @@ Decision GraphExecutor::decide(const Step& step) {
 
 Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
     if (ranks.empty()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot agree on a step: the list of ranks is empty; pass the decision of each rank");
+        refuse(
+            VMMGRAPH_ERROR_INVALID_ARGUMENT,
+            "cannot agree on a step: the list of ranks is empty; pass the decision of each rank");
     }
     const auto less = [](const Decision& a, const Decision& b) { return a.mode < b.mode; };
     const auto mode = std::min_element(ranks.begin(), ranks.end(), less)->mode;
     const auto next = agree_on_next(ranks);
     Decision agreed{mode, Reason::too_large, false, dispatch::no_slot, {}};
     for (const auto& candidate : ranks) {
-        if (candidate.mode == mode && std::all_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
+        if (candidate.mode == mode &&
+            std::all_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
                 return other.mode != mode || covers(candidate.bucket, other.bucket);
             })) {
             agreed = candidate;
@@ -261,9 +280,10 @@ Decision GraphExecutor::agree(c10::ArrayRef<Decision> ranks) {
         return {Mode::eager, Reason::too_large, false, dispatch::no_slot, {}, next};
     }
     agreed.next = next;
-    agreed.capture = mode != Mode::eager && std::any_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
-                         return other.capture || other.mode != mode || other.bucket != agreed.bucket;
-                     });
+    agreed.capture =
+        mode != Mode::eager && std::any_of(ranks.begin(), ranks.end(), [&](const Decision& other) {
+            return other.capture || other.mode != mode || other.bucket != agreed.bucket;
+        });
     return agreed;
 }
 
@@ -285,7 +305,8 @@ Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values) {
     return state.planned();
 }
 
-Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values, const Decision& agreed) {
+Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values,
+                           const Decision& agreed) {
     state_->impose(step, agreed);
     state_->pack(values);
     return state_->planned();
@@ -294,7 +315,8 @@ Ran GraphExecutor::prepare(const Step& step, c10::ArrayRef<NamedValue> values, c
 Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     auto& state = *state_;
     if (!state.step || !state.prepared) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot launch the step: nothing is prepared; call prepare() first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot launch the step: nothing is prepared; call prepare() first");
     }
     const auto step = *state.step;
     std::optional<torch::OnStream> current;
@@ -311,7 +333,8 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     auto& graph = state.graphs[slot];
     // A stream which may be destroyed is marked now: at the next step its handle may name a new
     // stream.
-    const MarkWhenLeft marks(current && !torch::lasts(current->stream()) ? &state.inputs.state_->last : nullptr);
+    const MarkWhenLeft marks(
+        current && !torch::lasts(current->stream()) ? &state.inputs.state_->last : nullptr);
     std::shared_ptr<void> held;
     try {
         held = state.enter(graph.there ? Work::replay : Work::capture);
@@ -373,19 +396,24 @@ ExecutorStats GraphExecutor::stats() const {
     return stats;
 }
 
-std::uint64_t GraphExecutor::steps(Mode mode, Reason reason) const { return state_->dispatcher.steps(mode, reason); }
+std::uint64_t GraphExecutor::steps(Mode mode, Reason reason) const {
+    return state_->dispatcher.steps(mode, reason);
+}
 
 std::uint64_t GraphExecutor::unplanned() const {
     std::uint64_t steps = 0;
-    for (const auto reason : {Reason::not_captured, Reason::being_captured, Reason::budget, Reason::capture_failed}) {
+    for (const auto reason :
+         {Reason::not_captured, Reason::being_captured, Reason::budget, Reason::capture_failed}) {
         steps += this->steps(Mode::eager, reason);
     }
     return steps;
 }
 
-std::string GraphExecutor::prometheus(const std::vector<std::pair<std::string, std::string>>& labels) const {
+std::string GraphExecutor::prometheus(
+    const std::vector<std::pair<std::string, std::string>>& labels) const {
     const auto& pool = state_->options.capture.executables;
-    return state_->dispatcher.prometheus(labels) + (pool && !state_->on_cpu() ? pool->prometheus(labels) : "");
+    return state_->dispatcher.prometheus(labels) +
+           (pool && !state_->on_cpu() ? pool->prometheus(labels) : "");
 }
 
 }  // namespace vmmgraph::engine

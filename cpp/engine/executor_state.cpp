@@ -62,7 +62,8 @@ void empty_cache(bool on_cpu) {
 
 }  // namespace
 
-GraphExecutor::State::State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options)
+GraphExecutor::State::State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs,
+                            Body body, const ExecutorOptions& options)
     : arena(std::move(arena)),
       inputs(inputs),
       body(std::move(body)),
@@ -103,8 +104,9 @@ void GraphExecutor::State::impose(const Step& current, const Decision& agreed) {
             slot = graphs[i].mode == agreed.mode && graphs[i].bucket == agreed.bucket ? i : slot;
         }
         if (agreed.mode != Mode::eager && slot == dispatch::no_slot) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot follow the agreed decision: this executor has no graph of " +
-                                                        text_of(agreed.bucket) + "; give all ranks the same buckets");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot follow the agreed decision: this executor has no graph of " +
+                       text_of(agreed.bucket) + "; give all ranks the same buckets");
         }
         decision = {agreed.mode, agreed.reason, false, slot, agreed.bucket};
         dispatcher.imposed(slot);
@@ -153,17 +155,21 @@ void GraphExecutor::State::commit(const Graph& graph, const Step& current, void*
     }
 }
 
-void GraphExecutor::State::run_eagerly(const std::function<void()>& eager, void* stream, const Step* step) const {
+void GraphExecutor::State::run_eagerly(const std::function<void()>& eager, void* stream,
+                                       const Step* step) const {
     if (!options.eager_in_arena || on_cpu()) {
         return eager();
     }
-    const auto bytes = step != nullptr && options.eager_bytes ? std::optional(options.eager_bytes(*step)) : std::nullopt;
+    const auto bytes = step != nullptr && options.eager_bytes
+                           ? std::optional(options.eager_bytes(*step))
+                           : std::nullopt;
     const torch::EagerScope scope(*arena, stream, bytes);
     eager();
 }
 
 std::size_t GraphExecutor::State::there() const {
-    return static_cast<std::size_t>(std::count_if(graphs.begin(), graphs.end(), [](const Graph& graph) { return graph.there; }));
+    return static_cast<std::size_t>(std::count_if(graphs.begin(), graphs.end(),
+                                                  [](const Graph& graph) { return graph.there; }));
 }
 
 void GraphExecutor::State::forget(Slot slot) {
@@ -180,7 +186,8 @@ void GraphExecutor::State::forget(Slot slot) {
 
 bool GraphExecutor::State::evict(Slot kept, CaptureFor reason) {
     const auto oldest = dispatcher.least_recently_used(kept);
-    if (oldest == dispatch::no_slot || (reason == CaptureFor::later && !behind->prefers(kept, oldest))) {
+    if (oldest == dispatch::no_slot ||
+        (reason == CaptureFor::later && !behind->prefers(kept, oldest))) {
         return false;
     }
     forget(oldest);
@@ -194,7 +201,9 @@ bool GraphExecutor::State::make_room(Slot slot, CaptureFor reason) {
     while (full() && evict(slot, reason)) {
     }
     // A failed capture costs as much as a successful one, so make room before the first try.
-    const auto short_of_bytes = [&] { return arena->stats().charged_bytes + graphs[slot].own_bytes > options.most_bytes; };
+    const auto short_of_bytes = [&] {
+        return arena->stats().charged_bytes + graphs[slot].own_bytes > options.most_bytes;
+    };
     if (!arena || options.most_bytes == 0 || !short_of_bytes()) {
         return !full();
     }
@@ -204,7 +213,8 @@ bool GraphExecutor::State::make_room(Slot slot, CaptureFor reason) {
     return !full() && !short_of_bytes();
 }
 
-void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream, std::uint32_t runs) {
+void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, void* stream,
+                                     std::uint32_t runs) {
     const auto run = [&] {
         for (std::uint32_t i = 0; i < runs; ++i) {
             auto recorder = this->recorder(graph, current);
@@ -241,7 +251,8 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     // A ring's step is captured in one piece; the runners of several pieces take units eagerly.
     capture.ring = graph.mode == Mode::full ? options.ring : nullptr;
     if (capture.label.empty()) {
-        capture.label = (graph.mode == Mode::piecewise ? "piecewise " : "full ") + text_of(graph.bucket);
+        capture.label =
+            (graph.mode == Mode::piecewise ? "piecewise " : "full ") + text_of(graph.bucket);
     }
     torch::CaptureScope scope(*arena, options.capture_stream, capture);
     recorder.scope_ = &scope;
@@ -249,10 +260,12 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     graph.captured.emplace(scope.end());
     graph.pieces = std::move(recorder.pieces_);
     const auto kept = arena->stats().kept_bytes;
-    graph.own_bytes = graph.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
+    graph.own_bytes =
+        graph.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
 }
 
-bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream, CaptureFor reason, bool throws) {
+bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream, CaptureFor reason,
+                                   bool throws) {
     auto& graph = graphs[slot];
     if (reason == CaptureFor::step) {
         // Without enough room, the try itself decides.
@@ -300,7 +313,8 @@ void GraphExecutor::State::publish(Slot slot) {
     dispatcher.captured(slot);
 }
 
-void GraphExecutor::State::fail(Slot slot, const std::exception_ptr& thrown, CaptureFor reason, bool throws) {
+void GraphExecutor::State::fail(Slot slot, const std::exception_ptr& thrown, CaptureFor reason,
+                                bool throws) {
     auto& graph = graphs[slot];
     const auto failure = failure_of(thrown);
     graph.captured.reset();
@@ -315,8 +329,11 @@ void GraphExecutor::State::fail(Slot slot, const std::exception_ptr& thrown, Cap
     dispatcher.failed(slot);
     last_failure = "graph of " + text_of(graph.bucket) + ": " + failure.why;
     if (failure.no_room && arena) {
-        last_failure += "; the arena holds " + std::to_string(arena->stats().charged_bytes) + " bytes";
-        last_failure += options.most_bytes > 0 ? ", and the limit is " + std::to_string(options.most_bytes) : "";
+        last_failure +=
+            "; the arena holds " + std::to_string(arena->stats().charged_bytes) + " bytes";
+        last_failure += options.most_bytes > 0
+                            ? ", and the limit is " + std::to_string(options.most_bytes)
+                            : "";
     }
     if (throws) {
         dispatcher.forgive(slot);
@@ -356,9 +373,11 @@ dispatch::PlanOptions GraphExecutor::State::plan_limits() const {
     }
     // The common pages of all graphs are in the arena already, up to a page for the largest.
     if (arena && options.most_bytes > 0 && measured > 0) {
-        const auto common = arena->stats().charged_bytes - std::min<std::uint64_t>(there, arena->stats().charged_bytes);
+        const auto common = arena->stats().charged_bytes -
+                            std::min<std::uint64_t>(there, arena->stats().charged_bytes);
         limits.graph_bytes = std::max<std::uint64_t>(1, own / measured);
-        limits.most_graph_bytes = std::max<std::uint64_t>(1, options.most_bytes - std::min(common, options.most_bytes));
+        limits.most_graph_bytes =
+            std::max<std::uint64_t>(1, options.most_bytes - std::min(common, options.most_bytes));
     }
     return limits;
 }
@@ -370,12 +389,14 @@ Slot GraphExecutor::State::next_behind() {
     if (unfinished) {
         return unfinished->slot;
     }
-    return behind->next([this] { return plan_limits(); }, [this](Slot slot) { return missing(slot); });
+    return behind->next([this] { return plan_limits(); },
+                        [this](Slot slot) { return missing(slot); });
 }
 
 bool GraphExecutor::State::begin_next() {
     while (!unfinished) {
-        const auto slot = several_ranks ? std::exchange(agreed_next, dispatch::no_slot) : next_behind();
+        const auto slot =
+            several_ranks ? std::exchange(agreed_next, dispatch::no_slot) : next_behind();
         if (slot == dispatch::no_slot) {
             return false;
         }
@@ -395,14 +416,17 @@ bool GraphExecutor::State::begin_next() {
 
 GraphExecutor::State::Unit GraphExecutor::State::next_unit() const {
     const auto done = unfinished ? unfinished->units : 0;
-    return done < options.eager_runs ? Unit::eager_run : done == options.eager_runs ? Unit::capture : Unit::instantiation;
+    return done < options.eager_runs    ? Unit::eager_run
+           : done == options.eager_runs ? Unit::capture
+                                        : Unit::instantiation;
 }
 
 void GraphExecutor::State::do_unit() {
     const auto slot = unfinished->slot;
     auto& graph = graphs[slot];
     const auto unit = next_unit();
-    const Step padding{graph.bucket, graph.mode == Mode::full ? Phase::decode : Phase::mixed, true, nullptr};
+    const Step padding{graph.bucket, graph.mode == Mode::full ? Phase::decode : Phase::mixed, true,
+                       nullptr};
     auto* const stream = options.capture_stream;
     const bool throws = options.on_failure == OnFailure::throws;
     std::optional<torch::OnStream> current;
@@ -478,7 +502,8 @@ void GraphExecutor::State::look_ahead(Slot slot) {
 
 void GraphExecutor::State::update(Graph& graph, const Step& current, void* stream) {
     auto* const captured = graph.captured ? &*graph.captured : nullptr;
-    if (captured == nullptr || options.update_stream == nullptr || options.update_stream == stream) {
+    if (captured == nullptr || options.update_stream == nullptr ||
+        options.update_stream == stream) {
         options.update(graph.bucket, current, captured);
         return;
     }
@@ -516,7 +541,9 @@ void GraphExecutor::State::replay(Slot slot, const Step& current, void* stream) 
         if (graph.pieces.empty()) {
             graph.captured->replay(stream);
         } else {
-            graph.captured->replay(stream, [&](std::size_t n) { graph.pieces[n].runner(current, graph.pieces[n].tensors); });
+            graph.captured->replay(stream, [&](std::size_t n) {
+                graph.pieces[n].runner(current, graph.pieces[n].tensors);
+            });
         }
     } catch (...) {
         mark();

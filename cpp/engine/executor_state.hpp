@@ -94,7 +94,8 @@ struct GraphExecutor::State {
     bool prepared = false;
     bool imposed = false;
 
-    State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options);
+    State(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body,
+          const ExecutorOptions& options);
 
     Recorder recorder(const Graph& graph, const Step& step) const {
         return {graph.mode, graph.bucket, step, options.ring, inputs.device()};
@@ -124,7 +125,9 @@ struct GraphExecutor::State {
     void give_up();
 
     // Calls the engine's guard.
-    std::shared_ptr<void> enter(Work work) const { return options.guard ? options.guard(work) : nullptr; }
+    std::shared_ptr<void> enter(Work work) const {
+        return options.guard ? options.guard(work) : nullptr;
+    }
     // Copies the inputs and calls before_launch; `stream` is torch's current stream.
     void commit(const Graph& graph, const Step& current, void* stream);
 
@@ -158,7 +161,9 @@ struct GraphExecutor::State {
     // Returns the limits of a plan behind the traffic.
     [[nodiscard]] dispatch::PlanOptions plan_limits() const;
     // Returns true for a graph which may be captured between steps.
-    [[nodiscard]] bool missing(Slot slot) const { return !graphs[slot].there && !graphs[slot].failed; }
+    [[nodiscard]] bool missing(Slot slot) const {
+        return !graphs[slot].there && !graphs[slot].failed;
+    }
     // Returns the graph which this rank would capture next.
     [[nodiscard]] Slot next_behind();
     // Begins the next graph, unless one is in work. Returns false if there is none.

@@ -16,14 +16,18 @@
 
 namespace vmmgraph::engine {
 
-GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options) {
+GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets,
+                         const InputsOptions& options) {
     torch::require_release();
     if (!options.device.is_cuda() && !options.device.is_cpu()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot make persistent inputs: the device is " + options.device.str() + "; use a CUDA device or the CPU");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make persistent inputs: the device is " +
+                                                    options.device.str() +
+                                                    "; use a CUDA device or the CPU");
     }
     if (buckets.empty()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make persistent inputs: the list of buckets is empty; pass at least one bucket");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot make persistent inputs: the list of buckets is empty; pass at least one "
+               "bucket");
     }
     auto device = options.device;
     if (device.is_cuda() && !device.has_index()) {
@@ -45,9 +49,12 @@ GraphInputs::GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buck
     const std::int64_t alignment = options.alignment == 0 ? 512 : options.alignment;
     const auto bytes = static_cast<std::int64_t>(state.info.arena_bytes);
     // Zeros, so memory never written is finite.
-    const auto whole = at::zeros({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
-    const auto start = reinterpret_cast<std::uintptr_t>(whole.const_data_ptr()) % static_cast<std::uintptr_t>(alignment);
-    state.arena = whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
+    const auto whole =
+        at::zeros({bytes + alignment}, at::TensorOptions().dtype(at::kByte).device(state.device));
+    const auto start = reinterpret_cast<std::uintptr_t>(whole.const_data_ptr()) %
+                       static_cast<std::uintptr_t>(alignment);
+    state.arena =
+        whole.narrow(0, (alignment - static_cast<std::int64_t>(start)) % alignment, bytes);
     state.bring = options.bring;
     state.staging = std::make_unique<Staging>(state.device, state.info.staging_bytes);
     if (device.is_cuda()) {
@@ -68,7 +75,9 @@ GraphInputs::~GraphInputs() {
     }
 }
 
-void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) { prepare(bucket, bucket, values); }
+void GraphInputs::prepare(const Key& bucket, c10::ArrayRef<NamedValue> values) {
+    prepare(bucket, bucket, values);
+}
 
 void GraphInputs::prepare(const Key& bucket, const Key& step, c10::ArrayRef<NamedValue> values) {
     static const Value nothing;
@@ -134,28 +143,35 @@ std::size_t GraphInputs::find(std::string_view name) const {
         }
     }
     const auto& late = state_->late;
-    const auto found = std::find_if(late.begin(), late.end(), [&](const LateOutput& output) { return output.name == name; });
+    const auto found = std::find_if(late.begin(), late.end(),
+                                    [&](const LateOutput& output) { return output.name == name; });
     if (found != late.end()) {
         return inputs.size() + static_cast<std::size_t>(found - late.begin());
     }
-    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot find '" + std::string(name) + "': no input or output has this name; declare it first");
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+           "cannot find '" + std::string(name) +
+               "': no input or output has this name; declare it first");
 }
 
 bool GraphInputs::has(std::string_view name) const noexcept {
     const auto same = [&](const auto& one) { return one.name == name; };
-    return std::any_of(state_->inputs.begin(), state_->inputs.end(), same) || std::any_of(state_->late.begin(), state_->late.end(), same);
+    return std::any_of(state_->inputs.begin(), state_->inputs.end(), same) ||
+           std::any_of(state_->late.begin(), state_->late.end(), same);
 }
 
 const std::vector<Input>& GraphInputs::inputs() const noexcept { return state_->inputs; }
 
 const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
     const auto& layout = state_->layouts[state_->current];
-    if (const auto late = input - layout.tensors.size(); input >= layout.tensors.size() && late < state_->late.size()) {
+    if (const auto late = input - layout.tensors.size();
+        input >= layout.tensors.size() && late < state_->late.size()) {
         return state_->rows_of(state_->late[late], rows);
     }
     if (input >= layout.tensors.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return input or output " + std::to_string(input) + ": there are " +
-                                                    std::to_string(layout.tensors.size()) + ", counted from 0; pass one of these numbers");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return input or output " +
+                                                    std::to_string(input) + ": there are " +
+                                                    std::to_string(layout.tensors.size()) +
+                                                    ", counted from 0; pass one of these numbers");
     }
     const auto& whole = layout.tensors[input];
     const auto along = state_->rows_along[input];
@@ -181,10 +197,13 @@ void GraphInputs::set(std::size_t output, const at::Tensor& value) {
     const bool is_late = output >= state.inputs.size() && late < state.late.size();
     if (!is_late && output < state.inputs.size() && state.inputs[output].role != Role::output) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot set '" + state.inputs[output].name + "': it is an input, and a body sets only outputs; pass an output");
+               "cannot set '" + state.inputs[output].name +
+                   "': it is an input, and a body sets only outputs; pass an output");
     }
     if (!value.defined() || value.dim() == 0) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set the output: the value is undefined or has no rows; pass a tensor with rows");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot set the output: the value is undefined or has no rows; pass a tensor with "
+               "rows");
     }
     if (is_late && !state.late[late].whole.defined()) {
         state.late[late].whole = state.memory_like(value);
@@ -193,15 +212,17 @@ void GraphInputs::set(std::size_t output, const at::Tensor& value) {
     const auto& place = get(output, along < value.dim() ? value.size(along) : all_rows);
     if (place.sizes() != value.sizes()) {
         const auto& name = is_late ? state.late[late].name : state.inputs[output].name;
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot set output '" + name + "': the value is " + c10::str(value.sizes()) +
-                                                    "; the shape must be " + c10::str(place.sizes()));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot set output '" + name + "': the value is " + c10::str(value.sizes()) +
+                   "; the shape must be " + c10::str(place.sizes()));
     }
     place.copy_(value, true);
 }
 
 bool GraphInputs::is_set(std::string_view name) const {
     const auto number = find(name);
-    return number < state_->inputs.size() || state_->late[number - state_->inputs.size()].whole.defined();
+    return number < state_->inputs.size() ||
+           state_->late[number - state_->inputs.size()].whole.defined();
 }
 
 at::Tensor GraphInputs::actual(std::size_t input) const {
@@ -218,21 +239,24 @@ at::Tensor GraphInputs::actual(std::size_t input) const {
 at::Tensor GraphInputs::host(std::size_t input) const {
     const auto& prepared = state_->prepared;
     if (input >= state_->inputs.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return input " + std::to_string(input) + " on the host: there are " +
-                                                    std::to_string(state_->inputs.size()) +
-                                                    " inputs, counted from 0; pass one of these numbers");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot return input " + std::to_string(input) + " on the host: there are " +
+                   std::to_string(state_->inputs.size()) +
+                   " inputs, counted from 0; pass one of these numbers");
     }
     const auto& declared = state_->inputs[input];
     if (prepared.host[input] == nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot return input '" + declared.name +
-                                               "' on the host: the last prepare() had no host value; pass a host value to prepare()");
+                                               "' on the host: the last prepare() had no host "
+                                               "value; pass a host value to prepare()");
     }
     const auto& place = state_->layouts[prepared.layout].places[input];
     std::vector<std::int64_t> sizes(place.shape, place.shape + place.rank);
     if (declared.shape.front().kind == VMMGRAPH_EXTENT_UP_TO) {
         sizes.front() = prepared.rows_on_host[input];
     }
-    return at::from_blob(const_cast<std::byte*>(prepared.host[input]), sizes, at::TensorOptions().dtype(declared.dtype));
+    return at::from_blob(const_cast<std::byte*>(prepared.host[input]), sizes,
+                         at::TensorOptions().dtype(declared.dtype));
 }
 
 std::size_t GraphInputs::arena_bytes() const noexcept { return state_->info.arena_bytes; }

@@ -67,8 +67,9 @@ public:
         }
     }
     [[noreturn]] void fail(const std::string& expected) const {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot read the histogram " + path_ + ": byte " + std::to_string(at_) + " must begin " +
-                                                    expected + "; delete the file to start without it");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot read the histogram " + path_ + ": byte " + std::to_string(at_) +
+                   " must begin " + expected + "; delete the file to start without it");
     }
 
 private:
@@ -137,7 +138,8 @@ ShapeSteps read_shape(Reader& reader) {
 [[noreturn]] void refuse_write(const std::string& path) {
     const std::string why = std::strerror(errno);
     refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-           "cannot write the histogram " + path + ": " + why + "; name a file in a folder which this process may write");
+           "cannot write the histogram " + path + ": " + why +
+               "; name a file in a folder which this process may write");
 }
 
 }  // namespace
@@ -170,9 +172,10 @@ void write_histogram(const std::string& path, const std::vector<ShapeSteps>& sha
     const char* between = "\n";
     for (const auto& shape : shapes) {
         const auto& sizes = shape.key.extents;
-        text << between << "{\"mode\": \"" << (shape.mode == Mode::full ? "full" : "piecewise") << "\", \"variant\": " << shape.key.variant
-             << ", \"extents\": [" << sizes[0] << ", " << sizes[1] << ", " << sizes[2] << ", " << sizes[3]
-             << "], \"steps\": " << shape.steps << "}";
+        text << between << "{\"mode\": \"" << (shape.mode == Mode::full ? "full" : "piecewise")
+             << "\", \"variant\": " << shape.key.variant << ", \"extents\": [" << sizes[0] << ", "
+             << sizes[1] << ", " << sizes[2] << ", " << sizes[3] << "], \"steps\": " << shape.steps
+             << "}";
         between = ",\n";
     }
     text << "]}\n";

@@ -27,7 +27,8 @@ std::string text_of(const std::uint32_t* shape, int rank) {
     return text + "]";
 }
 
-InputPlan make_plan(const std::vector<Input>& inputs, const std::vector<Key>& buckets, std::uint32_t alignment) {
+InputPlan make_plan(const std::vector<Input>& inputs, const std::vector<Key>& buckets,
+                    std::uint32_t alignment) {
     std::vector<vmmgraph_input_t> declared;
     for (const auto& input : inputs) {
         auto& one = declared.emplace_back(detail::sized<vmmgraph_input_t>());
@@ -35,11 +36,13 @@ InputPlan make_plan(const std::vector<Input>& inputs, const std::vector<Key>& bu
         one.dtype = to_c(input.dtype);
         one.role = static_cast<std::int32_t>(input.role);
         one.pad = input.pad.rule;
-        one.pad_bits = input.pad.rule == VMMGRAPH_PAD_VALUE ? bits_of(input.pad.element, input.dtype) : 0;
+        one.pad_bits =
+            input.pad.rule == VMMGRAPH_PAD_VALUE ? bits_of(input.pad.element, input.dtype) : 0;
         one.rank = static_cast<std::int32_t>(input.shape.size());
         for (std::size_t i = 0; i < std::min<std::size_t>(input.shape.size(), 4); ++i) {
             const auto& extent = input.shape[i];
-            one.shape[i] = {extent.kind, static_cast<std::int32_t>(extent.axis), extent.times, extent.plus};
+            one.shape[i] = {extent.kind, static_cast<std::int32_t>(extent.axis), extent.times,
+                            extent.plus};
         }
     }
     return InputPlan(declared, buckets, alignment);
@@ -49,9 +52,10 @@ bool step_sized(const Input& input) { return input.shape.front().kind == VMMGRAP
 
 }  // namespace
 
-void mismatch(const Input& input, const std::string& what, const std::string& found, const std::string& expected) {
-    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-           "cannot take input '" + input.name + "': " + what + " is " + found + "; it must be " + expected);
+void mismatch(const Input& input, const std::string& what, const std::string& found,
+              const std::string& expected) {
+    refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot take input '" + input.name + "': " + what +
+                                                " is " + found + "; it must be " + expected);
 }
 
 namespace {
@@ -65,9 +69,11 @@ std::vector<LateOutput> take_late(std::vector<Input>& inputs) {
             continue;
         }
         const auto same = [&](const auto& other) { return other.name == input->name; };
-        if (std::count_if(inputs.begin(), inputs.end(), same) > 1 || std::any_of(late.begin(), late.end(), same)) {
+        if (std::count_if(inputs.begin(), inputs.end(), same) > 1 ||
+            std::any_of(late.begin(), late.end(), same)) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "cannot declare output '" + input->name + "': another input or output has this name; choose a name of its own");
+                   "cannot declare output '" + input->name +
+                       "': another input or output has this name; choose a name of its own");
         }
         late.push_back(LateOutput{input->name, {}});
         input = inputs.erase(input);
@@ -78,20 +84,25 @@ std::vector<LateOutput> take_late(std::vector<Input>& inputs) {
 // Throws Error for default padding with zeros where zeros are often wrong.
 void require_chosen_padding(const std::vector<Input>& inputs) {
     for (const auto& input : inputs) {
-        const bool cumulative = std::any_of(input.shape.begin(), input.shape.end(), [](const Extent& extent) { return extent.plus > 0; });
-        if (input.role == Role::output || input.pad.chosen || !(cumulative || input.name == names::new_cache_slots)) {
+        const bool cumulative = std::any_of(input.shape.begin(), input.shape.end(),
+                                            [](const Extent& extent) { return extent.plus > 0; });
+        if (input.role == Role::output || input.pad.chosen ||
+            !(cumulative || input.name == names::new_cache_slots)) {
             continue;
         }
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot pad input '" + input.name + "' with zeros that the engine did not choose: " +
-                                                    (cumulative ? "cumulative lengths would fall; declare Pad::repeat_last()"
-                                                                : "slot 0 may belong to a sequence; declare Pad::value(-1) if the kernels "
-                                                                  "skip negative slots, or Pad::zero() if slot 0 is nobody's"));
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot pad input '" + input.name + "' with zeros that the engine did not choose: " +
+                   (cumulative
+                        ? "cumulative lengths would fall; declare Pad::repeat_last()"
+                        : "slot 0 may belong to a sequence; declare Pad::value(-1) if the kernels "
+                          "skip negative slots, or Pad::zero() if slot 0 is nobody's"));
     }
 }
 
 }  // namespace
 
-GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on, std::uint32_t alignment)
+GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& buckets,
+                          c10::Device on, std::uint32_t alignment)
     : inputs(std::move(declared)),
       late(take_late(inputs)),
       device(on),
@@ -108,12 +119,14 @@ GraphInputs::State::State(std::vector<Input> declared, const std::vector<Key>& b
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto& input = inputs[i];
         const auto varies =
-            std::find_if(input.shape.begin(), input.shape.end(), [](const Extent& extent) { return extent.kind != VMMGRAPH_EXTENT_FIXED; });
+            std::find_if(input.shape.begin(), input.shape.end(),
+                         [](const Extent& extent) { return extent.kind != VMMGRAPH_EXTENT_FIXED; });
         rows_along.push_back(varies == input.shape.end() ? 0 : varies - input.shape.begin());
         if (input.role == Role::output) {
             continue;
         }
-        auto& one = given.emplace_back(Given{i, c10::elementSize(input.dtype), detail::sized<vmmgraph_step_input_t>()});
+        auto& one = given.emplace_back(
+            Given{i, c10::elementSize(input.dtype), detail::sized<vmmgraph_step_input_t>()});
         one.step.input = i;
         one.step.rank = static_cast<std::int32_t>(input.shape.size());
         one.step.dtype = to_c(input.dtype);
@@ -195,7 +208,8 @@ std::size_t GraphInputs::State::layout_of(const Key& bucket) {
         }
     }
     refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-           "cannot select a bucket: no bucket of the persistent inputs has " + engine::text_of(bucket) + "; pass a declared bucket");
+           "cannot select a bucket: no bucket of the persistent inputs has " +
+               engine::text_of(bucket) + "; pass a declared bucket");
 }
 
 void GraphInputs::State::make_views(Layout& layout) const {
@@ -206,7 +220,9 @@ void GraphInputs::State::make_views(Layout& layout) const {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto& place = layout.places[i];
         const std::vector<std::int64_t> sizes(place.shape, place.shape + place.rank);
-        tensors.push_back(arena.narrow(0, static_cast<std::int64_t>(place.offset), static_cast<std::int64_t>(place.bytes))
+        tensors.push_back(arena
+                              .narrow(0, static_cast<std::int64_t>(place.offset),
+                                      static_cast<std::int64_t>(place.bytes))
                               .view(inputs[i].dtype)
                               .view(sizes));
     }
@@ -220,34 +236,40 @@ void GraphInputs::State::assign(c10::ArrayRef<NamedValue> named) {
     std::size_t next = 0;
     for (const auto& [name, value] : named) {
         std::size_t tried = 0;
-        for (; tried < given.size() && inputs[given[next % given.size()].number].name != name; ++tried) {
+        for (; tried < given.size() && inputs[given[next % given.size()].number].name != name;
+             ++tried) {
             ++next;
         }
         if (tried == given.size()) {
             const bool known =
-                std::any_of(inputs.begin(), inputs.end(), [wanted = name](const Input& input) { return input.name == wanted; });
+                std::any_of(inputs.begin(), inputs.end(),
+                            [wanted = name](const Input& input) { return input.name == wanted; });
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                    "cannot take '" + std::string(name) +
-                       (known ? "': it is an output; pass inputs only" : "': no input has this name; declare the input first"));
+                       (known ? "': it is an output; pass inputs only"
+                              : "': no input has this name; declare the input first"));
         }
         next %= given.size();
         if (values[next] != nullptr) {
             refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "cannot take input '" + std::string(name) + "': it is given twice; pass each input once");
+                   "cannot take input '" + std::string(name) +
+                       "': it is given twice; pass each input once");
         }
         values[next++] = &value;
     }
 }
 
-void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& place, const Key& step, const Value& value,
-                               Shape& shape) const {
+void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& place,
+                               const Key& step, const Value& value, Shape& shape) const {
     const auto& tensor = value.tensor_;
     const bool is_tensor = value.rank_ < 0;
     shape = {};
     if (is_tensor && !tensor.defined()) {
         if (value.is_tensor_) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "cannot take input '" + input.name + "': the tensor is undefined; do not name the input where all of it is padding");
+            refuse(
+                VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                "cannot take input '" + input.name +
+                    "': the tensor is undefined; do not name the input where all of it is padding");
         }
         return;
     }
@@ -260,11 +282,13 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
     }
     const auto where = is_tensor ? tensor.device() : c10::Device(c10::kCPU);
     if (where != device && (!where.is_cpu() || input.role == Role::device_input)) {
-        mismatch(input, "the device", where.str(), (input.role == Role::host_input ? "cpu or " : "") + device.str());
+        mismatch(input, "the device", where.str(),
+                 (input.role == Role::host_input ? "cpu or " : "") + device.str());
     }
     const auto rank = is_tensor ? tensor.dim() : value.rank_;
     if (rank != place.rank) {
-        mismatch(input, "the number of dimensions", std::to_string(rank), std::to_string(place.rank));
+        mismatch(input, "the number of dimensions", std::to_string(rank),
+                 std::to_string(place.rank));
     }
     bool fits = true;
     for (std::int32_t i = 0; i < place.rank; ++i) {
@@ -273,14 +297,18 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
         if (extent == 0 && declared.kind == VMMGRAPH_EXTENT_ALONG && step[declared.axis] > 0) {
             // For example, a host vector which the engine filled only on the device: padding would
             // be taken for the step's data.
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot take input '" + input.name + "': dimension " + std::to_string(i) +
-                                                        " of the value has no elements; do not name the input where all of it is padding");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot take input '" + input.name + "': dimension " + std::to_string(i) +
+                       " of the value has no elements; do not name the input where all of it is "
+                       "padding");
         }
-        shape[i] = static_cast<std::uint32_t>(std::min<std::int64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
+        shape[i] = static_cast<std::uint32_t>(
+            std::min<std::int64_t>(extent, std::numeric_limits<std::uint32_t>::max()));
         fits = fits && extent <= place.shape[i];
     }
     if (!fits) {
-        mismatch(input, "the shape", text_of(shape.data(), place.rank), "at most " + text_of(place.shape, place.rank) + " in this bucket");
+        mismatch(input, "the shape", text_of(shape.data(), place.rank),
+                 "at most " + text_of(place.shape, place.rank) + " in this bucket");
     }
     if (is_tensor && !on_device(input, value) && !tensor.is_contiguous()) {
         mismatch(input, "the tensor", "not contiguous", "contiguous on the host");
@@ -290,12 +318,14 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
 const at::Tensor& GraphInputs::State::rows_of(const LateOutput& output, std::int64_t rows) const {
     if (!output.whole.defined()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot read output '" + output.name + "': no body has set it yet; run a step that sets it first");
+               "cannot read output '" + output.name +
+                   "': no body has set it yet; run a step that sets it first");
     }
     const std::int64_t most = layouts[current].key[Axis::tokens];
     if (rows > most) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot read output '" + output.name + "': " + std::to_string(rows) +
-                                                    " rows are requested; the bucket has at most " + std::to_string(most) + " rows");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot read output '" + output.name + "': " + std::to_string(rows) +
+                   " rows are requested; the bucket has at most " + std::to_string(most) + " rows");
     }
     const auto wanted = rows < 0 ? most : rows;
     auto& [last, slice] = output.slice;
@@ -324,13 +354,17 @@ at::Tensor GraphInputs::State::memory_like(const at::Tensor& value) const {
 
 bool GraphInputs::State::on_device(const Input& input, const Value& value) const {
     const bool tensor = value.rank_ < 0 && value.tensor_.defined();
-    return input.role == Role::device_input || (tensor && device.is_cuda() && value.tensor_.is_cuda());
+    return input.role == Role::device_input ||
+           (tensor && device.is_cuda() && value.tensor_.is_cuda());
 }
 
-vmmgraph_step_input_t GraphInputs::State::step_of(const Given& given, const Value& value, const Shape& shape) {
+vmmgraph_step_input_t GraphInputs::State::step_of(const Given& given, const Value& value,
+                                                  const Shape& shape) {
     auto step = given.step;
     const bool is_tensor = value.rank_ < 0;
-    step.data = !is_tensor ? value.data_ : value.tensor_.defined() ? value.tensor_.const_data_ptr() : nullptr;
+    step.data = !is_tensor                ? value.data_
+                : value.tensor_.defined() ? value.tensor_.const_data_ptr()
+                                          : nullptr;
     step.bytes = given.element_bytes;
     for (std::int32_t i = 0; i < step.rank; ++i) {
         step.shape[i] = shape[i];
@@ -339,21 +373,26 @@ vmmgraph_step_input_t GraphInputs::State::step_of(const Given& given, const Valu
     return step;
 }
 
-DeviceWrite GraphInputs::State::write_of(const Layout& layout, std::size_t input, const Value& value) const {
+DeviceWrite GraphInputs::State::write_of(const Layout& layout, std::size_t input,
+                                         const Value& value) const {
     const auto& place = layout.tensors[input];
     const auto& declared = inputs[input];
     const auto rows = value.tensor_.defined() ? value.tensor_.size(0) : 0;
-    return {step_sized(declared) && rows < place.size(0) ? place.narrow(0, 0, rows) : place, value.tensor_, declared.pad};
+    return {step_sized(declared) && rows < place.size(0) ? place.narrow(0, 0, rows) : place,
+            value.tensor_, declared.pad};
 }
 
 bool GraphInputs::State::by_kernel() const {
     // Without a GPU, the rings are the host driver's.
-    return bring == Bring::kernel || (bring == Bring::automatic && bridge::streaming_rings(device.is_cuda() ? device.index() : -1) > 0);
+    return bring == Bring::kernel ||
+           (bring == Bring::automatic &&
+            bridge::streaming_rings(device.is_cuda() ? device.index() : -1) > 0);
 }
 
 void GraphInputs::State::commit(void* stream) {
     if (!prepared.valid) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot commit the inputs: nothing is prepared; call prepare() first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot commit the inputs: nothing is prepared; call prepare() first");
     }
     if (device.is_cuda()) {
         refuse_captured(stream);
@@ -395,7 +434,8 @@ void GraphInputs::State::hold(std::vector<DeviceWrite>& writes, void* stream) {
         }
         free = one.values.empty() ? &one : free;
     }
-    if (std::none_of(writes.begin(), writes.end(), [](const DeviceWrite& write) { return write.value.defined(); })) {
+    if (std::none_of(writes.begin(), writes.end(),
+                     [](const DeviceWrite& write) { return write.value.defined(); })) {
         return;
     }
     if (free == nullptr) {

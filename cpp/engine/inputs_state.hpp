@@ -24,7 +24,8 @@ namespace vmmgraph::engine {
 using Shape = std::array<std::uint32_t, 4>;
 
 // Throws Error for an input whose value does not fit.
-[[noreturn]] void mismatch(const Input& input, const std::string& what, const std::string& found, const std::string& expected);
+[[noreturn]] void mismatch(const Input& input, const std::string& what, const std::string& found,
+                           const std::string& expected);
 
 // An input given by steps, with the fields equal in all steps.
 struct Given {
@@ -101,7 +102,8 @@ struct GraphInputs::State {
     } prepared;
 
     // Declares the inputs and lays out every bucket; allocates no device memory. Throws Error.
-    State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on, std::uint32_t alignment);
+    State(std::vector<Input> declared, const std::vector<Key>& buckets, c10::Device on,
+          std::uint32_t alignment);
     ~State();
 
     // Waits for the device; returns false, without waiting, while the last commit's stream is under
@@ -128,13 +130,15 @@ struct GraphInputs::State {
     void assign(c10::ArrayRef<NamedValue> named);
 
     // Throws Error unless the value fits a step of this shape; writes the value's shape.
-    void check(const Input& input, const vmmgraph_input_view_t& place, const Key& step, const Value& value, Shape& shape) const;
+    void check(const Input& input, const vmmgraph_input_view_t& place, const Key& step,
+               const Value& value, Shape& shape) const;
 
     // Returns true if the value is written on the device, false if in staging memory.
     bool on_device(const Input& input, const Value& value) const;
 
     // Returns a host value in the plan's form; valid as long as the value.
-    static vmmgraph_step_input_t step_of(const Given& given, const Value& value, const Shape& shape);
+    static vmmgraph_step_input_t step_of(const Given& given, const Value& value,
+                                         const Shape& shape);
 
     // Returns the write of a device value.
     DeviceWrite write_of(const Layout& layout, std::size_t input, const Value& value) const;

@@ -36,16 +36,20 @@ void Recorder::call(const std::function<void(Recorder&)>& body) {
 UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device) {
     if (ring == nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot stream unit " + std::to_string(unit) + ": the executor has no ring; set ExecutorOptions::ring");
+               "cannot stream unit " + std::to_string(unit) +
+                   ": the executor has no ring; set ExecutorOptions::ring");
     }
-    void* const stream = device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
+    void* const stream =
+        device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
     return UnitScope(*ring, unit, stream);
 }
 
 UnitScope Recorder::streamed(std::size_t unit) {
     if (ring_ != nullptr && mode_ == Mode::piecewise && scope_ != nullptr) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot stream unit " + std::to_string(unit) +
-                                               ": a piece of a graph streams nothing; call GraphExecutor::streamed() in a runner");
+        refuse(
+            VMMGRAPH_ERROR_WRONG_STATE,
+            "cannot stream unit " + std::to_string(unit) +
+                ": a piece of a graph streams nothing; call GraphExecutor::streamed() in a runner");
     }
     return take_unit(ring_, unit, device_);
 }
@@ -60,7 +64,8 @@ void Recorder::eager(at::TensorList tensors, Runner runner) {
     }
     auto& piece = pieces_.emplace_back(Piece{std::move(runner), {}});
     for (const auto& tensor : tensors) {
-        const bool ours = tensor.defined() && tensor.has_storage() && scope_->holds(tensor.storage().data());
+        const bool ours =
+            tensor.defined() && tensor.has_storage() && scope_->holds(tensor.storage().data());
         piece.tensors.push_back(ours ? alias(tensor) : tensor);
     }
     scope_->next_piece();

@@ -14,7 +14,8 @@ namespace vmmgraph::engine {
 
 Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
     try {
-        const c10::cuda::OptionalCUDAGuard guard(device.is_cuda() ? std::optional(device) : std::nullopt);
+        const c10::cuda::OptionalCUDAGuard guard(device.is_cuda() ? std::optional(device)
+                                                                  : std::nullopt);
         for (auto& buffer : buffers_) {
             if (!device.is_cuda()) {
                 buffer.memory = new std::byte[bytes];
@@ -22,7 +23,8 @@ Staging::Staging(c10::Device device, std::size_t bytes) : device_(device) {
                 continue;
             }
             // Zero bytes would give a null pointer.
-            C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&buffer.memory), bytes + 1, cudaHostAllocDefault));
+            C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&buffer.memory), bytes + 1,
+                                         cudaHostAllocDefault));
             C10_CUDA_CHECK(cudaHostGetDevicePointer(&buffer.on_device, buffer.memory, 0));
             cudaEvent_t sent = nullptr;
             C10_CUDA_CHECK(cudaEventCreateWithFlags(&sent, cudaEventDisableTiming));

@@ -17,7 +17,8 @@ void refuse_captured(void* stream) {
     }
     if (asked != cudaSuccess || status != cudaStreamCaptureStatusNone) {
         refuse(VMMGRAPH_ERROR_STREAM_CAPTURING,
-               "cannot use the stream: it or a stream to wait for is under capture, or another capture forbids its use; end the capture "
+               "cannot use the stream: it or a stream to wait for is under capture, or another "
+               "capture forbids its use; end the capture "
                "first");
     }
 }
@@ -71,7 +72,8 @@ void StreamOrder::try_mark() noexcept {
 
 void StreamOrder::before(void* stream) {
     const auto second = static_cast<cudaStream_t>(stream);
-    if (noted_ == second && (second != cudaStreamPerThread || noted_by_ == std::this_thread::get_id())) {
+    if (noted_ == second &&
+        (second != cudaStreamPerThread || noted_by_ == std::this_thread::get_id())) {
         return;
     }
     mark();

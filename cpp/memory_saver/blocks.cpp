@@ -94,7 +94,9 @@ std::vector<Selection> Blocks::select(const char* tag) {
         if (tag != nullptr && *home->tag != tag) {
             continue;
         }
-        Selection& here = found.try_emplace(home->ordinal, Selection{home->ordinal, home->device, {}}).first->second;
+        Selection& here =
+            found.try_emplace(home->ordinal, Selection{home->ordinal, home->device, {}})
+                .first->second;
         if (std::find(here.tags.begin(), here.tags.end(), name) == here.tags.end()) {
             here.tags.push_back(name);
         }
@@ -108,7 +110,8 @@ std::vector<Selection> Blocks::select(const char* tag) {
 
 bool Blocks::covers(const Selection& here, const Block& block) {
     return block.home->ordinal == here.ordinal &&
-           std::find(here.tags.begin(), here.tags.end(), block.home->tag->c_str()) != here.tags.end();
+           std::find(here.tags.begin(), here.tags.end(), block.home->tag->c_str()) !=
+               here.tags.end();
 }
 
 void Blocks::drop_copies(const Selection& resumed) {
@@ -128,8 +131,9 @@ bool Blocks::is_on_disk(const void* at) {
 
 bool Blocks::returns_host(const Selection& here) {
     const std::lock_guard lock(tables());
-    return std::any_of(blocks_.begin(), blocks_.end(),
-                       [&](const auto& entry) { return entry.second.returns_host && covers(here, entry.second); });
+    return std::any_of(blocks_.begin(), blocks_.end(), [&](const auto& entry) {
+        return entry.second.returns_host && covers(here, entry.second);
+    });
 }
 
 std::vector<std::pair<void*, Block*>> Blocks::on_disk(const Selection& here) {

@@ -45,7 +45,8 @@ bool NoneBegins::capturing(const Runtime& runtime) const noexcept {
     return false;
 }
 
-int begin_capture(const Runtime& runtime, void* stream, const std::function<int(const Runtime&)>& begin) {
+int begin_capture(const Runtime& runtime, void* stream,
+                  const std::function<int(const Runtime&)>& begin) {
     if (in_child()) {
         // CUDA refuses the call in a forked child, and no thread may be left to release the gate.
         return begin(runtime);

@@ -24,7 +24,8 @@ private:
 };
 
 // Both return the runtime's result. `begin` runs while no thread waits for a device.
-int begin_capture(const Runtime& runtime, void* stream, const std::function<int(const Runtime&)>& begin);
+int begin_capture(const Runtime& runtime, void* stream,
+                  const std::function<int(const Runtime&)>& begin);
 int end_capture(const Runtime& runtime, void* stream, void** graph);
 
 // Adds streams to query; they must live as long as the process.

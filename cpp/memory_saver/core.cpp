@@ -15,7 +15,8 @@ namespace {
 std::atomic<const Core*> the_core{nullptr};
 
 bool load(void* where, Core& core) {
-    const auto version = reinterpret_cast<decltype(&::vmmgraph_abi_version)>(dlsym(where, "vmmgraph_abi_version"));
+    const auto version =
+        reinterpret_cast<decltype(&::vmmgraph_abi_version)>(dlsym(where, "vmmgraph_abi_version"));
     if (version == nullptr || version() != VMMGRAPH_ABI_VERSION) {
         return false;
     }
@@ -60,7 +61,8 @@ bool load_any(Core& core) {
     std::string folder;
     if (dladdr(&the_core, &here) != 0 && here.dli_fname != nullptr) {
         const char* const slash = std::strrchr(here.dli_fname, '/');
-        folder.assign(here.dli_fname, slash == nullptr ? 0 : static_cast<std::size_t>(slash - here.dli_fname + 1));
+        folder.assign(here.dli_fname,
+                      slash == nullptr ? 0 : static_cast<std::size_t>(slash - here.dli_fname + 1));
     }
     const std::string file = VMMGRAPH_CORE_FILE;
     // The wheel has copies of this library under torch_memory_saver's names, in _shims beside _lib.

@@ -8,10 +8,11 @@
 
 namespace vmmgraph::memory_saver {
 
-#define VMMGRAPH_SAVER_CORE(of)                                                                                                        \
-    of(device_open) of(device_close) of(device_trim) of(device_trim_host) of(device_pause) of(device_resume) of(region_create)         \
-        of(region_destroy) of(region_allocate) of(region_free) of(region_resume) of(region_stats) of(region_get_backup) of(last_error) \
-            of(last_error_message)
+#define VMMGRAPH_SAVER_CORE(of)                                                                    \
+    of(device_open) of(device_close) of(device_trim) of(device_trim_host) of(device_pause)         \
+        of(device_resume) of(region_create) of(region_destroy) of(region_allocate) of(region_free) \
+            of(region_resume) of(region_stats) of(region_get_backup) of(last_error)                \
+                of(last_error_message)
 
 struct Core {
 #define VMMGRAPH_SAVER_MEMBER(name) decltype(&::vmmgraph_##name) name;

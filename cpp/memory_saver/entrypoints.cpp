@@ -13,11 +13,15 @@ namespace {
 using namespace vmmgraph::memory_saver;
 
 int no_runtime() noexcept {
-    return fail(symbol_not_found, "cannot call CUDA: the program has no shared CUDA runtime; link libcudart as a shared library");
+    return fail(symbol_not_found,
+                "cannot call CUDA: the program has no shared CUDA runtime; link libcudart as a "
+                "shared library");
 }
 
 // Null and "" select all tags.
-const char* chosen(const char* tag) noexcept { return tag != nullptr && *tag == '\0' ? nullptr : tag; }
+const char* chosen(const char* tag) noexcept {
+    return tag != nullptr && *tag == '\0' ? nullptr : tag;
+}
 
 template <class Change>
 void change(Change&& change) noexcept {
@@ -52,7 +56,10 @@ VMMGRAPH_API int cudaMalloc(void** ptr, size_t bytes) {
         }
         int device = 0;
         if (const int code = runtime->get_device(&device); code != success) {
-            return fail(code, "cannot allocate: there is no current device (cudaError_t %d); select a device first", code);
+            return fail(code,
+                        "cannot allocate: there is no current device (cudaError_t %d); select a "
+                        "device first",
+                        code);
         }
         const int code = Saver::instance().allocate(ptr, bytes, device, settings);
         if (code == out_of_memory) {
@@ -80,20 +87,23 @@ VMMGRAPH_API int cudaStreamBeginCapture(void* stream, int mode) {
         if (runtime == nullptr) {
             return no_runtime();
         }
-        const auto begin = [&](const Runtime& own) { return own.stream_begin_capture(stream, mode); };
+        const auto begin = [&](const Runtime& own) {
+            return own.stream_begin_capture(stream, mode);
+        };
         return begin_capture(*runtime, stream, begin);
     });
 }
 
-VMMGRAPH_API int cudaStreamBeginCaptureToGraph(void* stream, void* graph, const void* dependencies, const void* data, size_t count,
-                                               int mode) {
+VMMGRAPH_API int cudaStreamBeginCaptureToGraph(void* stream, void* graph, const void* dependencies,
+                                               const void* data, size_t count, int mode) {
     return guarded([&]() -> int {
         const Runtime* const runtime = Runtime::find();
         if (runtime == nullptr || runtime->stream_begin_capture_to_graph == nullptr) {
             return no_runtime();
         }
         const auto begin = [&](const Runtime& own) {
-            return own.stream_begin_capture_to_graph(stream, graph, dependencies, data, count, mode);
+            return own.stream_begin_capture_to_graph(stream, graph, dependencies, data, count,
+                                                     mode);
         };
         return begin_capture(*runtime, stream, begin);
     });
@@ -137,8 +147,10 @@ bool tms_get_enable_cpu_backup(void) {
 void tms_set_cpu_backup_backend(const char* backend) {
     const char* const known = backend_named(backend);
     if (known == nullptr) {
-        fail_aloud(invalid_value, "cannot set the CPU backup backend: %s is neither pinned nor mmap; pass one of these",
-                   backend == nullptr ? "null" : backend);
+        fail_aloud(
+            invalid_value,
+            "cannot set the CPU backup backend: %s is neither pinned nor mmap; pass one of these",
+            backend == nullptr ? "null" : backend);
         return;
     }
     change([&](Settings& own) { own.backend = known; });
@@ -158,7 +170,8 @@ bool tms_get_enable_disk_backup(void) {
 
 void tms_set_disk_backup_dir(const char* folder) {
     if (folder == nullptr || *folder == '\0') {
-        fail_aloud(invalid_value, "cannot set the folder of disk backups: its name is empty; pass a folder");
+        fail_aloud(invalid_value,
+                   "cannot set the folder of disk backups: its name is empty; pass a folder");
         return;
     }
     guarded([&] {
@@ -195,12 +208,19 @@ void* tms_torch_malloc(ssize_t bytes, int device, void*) {
     guarded([&]() -> int {
         const Settings& settings = Settings::own();
         if (!settings.interesting) {
-            return fail(illegal_state, "cannot allocate: the thread is in no interesting region; enter a region first");
+            return fail(
+                illegal_state,
+                "cannot allocate: the thread is in no interesting region; enter a region first");
         }
         if (bytes < 0 || device < 0) {
-            return fail(invalid_value, "cannot allocate %zd bytes on device %d: a number is negative; pass numbers from 0", bytes, device);
+            return fail(
+                invalid_value,
+                "cannot allocate %zd bytes on device %d: a number is negative; pass numbers from 0",
+                bytes, device);
         }
-        return bytes == 0 ? static_cast<int>(success) : Saver::instance().allocate(&block, static_cast<size_t>(bytes), device, settings);
+        return bytes == 0 ? static_cast<int>(success)
+                          : Saver::instance().allocate(&block, static_cast<size_t>(bytes), device,
+                                                       settings);
     });
     return block;
 }
@@ -212,20 +232,24 @@ void tms_torch_free(void* ptr, ssize_t, int, void*) {
     guarded([&]() -> int {
         const auto freed = Saver::instance().free(ptr);
         if (!freed.has_value()) {
-            return fail_aloud(invalid_value, "cannot free %p: the address is no block of a region; free each block once, at its address",
+            return fail_aloud(invalid_value,
+                              "cannot free %p: the address is no block of a region; free each "
+                              "block once, at its address",
                               ptr);
         }
-        return *freed == success
-                   ? *freed
-                   : fail_aloud(*freed, "cannot free %p: the release failed with cudaError_t %d; resume the region, then repeat the free",
-                                ptr, *freed);
+        return *freed == success ? *freed
+                                 : fail_aloud(*freed,
+                                              "cannot free %p: the release failed with cudaError_t "
+                                              "%d; resume the region, then repeat the free",
+                                              ptr, *freed);
     });
 }
 
 int tms_watch_streams(void* const* streams, size_t count) {
     return guarded([&]() -> int {
         if (streams == nullptr && count > 0) {
-            return fail(invalid_value, "cannot watch %zu streams: the list is null; pass the streams", count);
+            return fail(invalid_value,
+                        "cannot watch %zu streams: the list is null; pass the streams", count);
         }
         watch_streams(streams, count);
         return success;
@@ -246,7 +270,8 @@ int tms_include_arenas(const char* tag, int device) {
     return guarded([&]() -> int {
         if (tag == nullptr || *tag == '\0' || device < 0) {
             return fail(invalid_value,
-                        "cannot include arenas of tag '%s' on device %d: the tag is empty or the device negative; name a tag and a device",
+                        "cannot include arenas of tag '%s' on device %d: the tag is empty or the "
+                        "device negative; name a tag and a device",
                         tag == nullptr ? "" : tag, device);
         }
         return Saver::instance().include_arenas(tag_named(tag), device);

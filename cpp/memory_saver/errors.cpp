@@ -45,7 +45,8 @@ int runtime_code(vmmgraph_status_t status) noexcept {
             // The runtime uses the driver's error numbers.
             vmmgraph_error_info_t info{};
             info.struct_size = sizeof info;
-            const bool known = Core::found().last_error(&info) == VMMGRAPH_OK && info.driver_result > 0;
+            const bool known =
+                Core::found().last_error(&info) == VMMGRAPH_OK && info.driver_result > 0;
             return known ? info.driver_result : unknown;
         }
         default:

@@ -40,9 +40,13 @@ int guarded(Body&& body) noexcept {
     try {
         return body();
     } catch (const std::bad_alloc&) {
-        return fail(out_of_memory, "cannot complete the call: out of host memory; free host memory and repeat the call");
+        return fail(
+            out_of_memory,
+            "cannot complete the call: out of host memory; free host memory and repeat the call");
     } catch (...) {
-        return fail(unknown, "cannot complete the call: an exception of an unknown type arrived; report this message");
+        return fail(unknown,
+                    "cannot complete the call: an exception of an unknown type arrived; report "
+                    "this message");
     }
 }
 

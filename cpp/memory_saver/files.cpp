@@ -111,8 +111,8 @@ bool identify(int folder, const char* path, Identity& found) noexcept {
 }
 
 int refuse(const char* verb, const std::string& path, int error) noexcept {
-    return fail(operating_system, "cannot %s the backup %s: %s; make space or name another folder", verb, path.c_str(),
-                std::strerror(error));
+    return fail(operating_system, "cannot %s the backup %s: %s; make space or name another folder",
+                verb, path.c_str(), std::strerror(error));
 }
 
 }  // namespace
@@ -127,7 +127,10 @@ std::size_t chunk_bytes() {
         char* end = nullptr;
         const unsigned long long asked = std::strtoull(text, &end, 10);
         if (*end != '\0' || *text == '-' || asked == 0 || asked > most) {
-            fail_aloud(invalid_value, "cannot use TMS_DISK_BACKUP_CHUNK_MB=%s: it is no number from 1 to 1048576; 64 is used", text);
+            fail_aloud(invalid_value,
+                       "cannot use TMS_DISK_BACKUP_CHUNK_MB=%s: it is no number from 1 to 1048576; "
+                       "64 is used",
+                       text);
             return usual << 20;
         }
         return static_cast<std::size_t>(asked) << 20;
@@ -142,11 +145,14 @@ int BackupFile::check() const {
         wrong = std::strerror(errno);
     } else if (now.bytes != written_.bytes) {
         wrong = "the length differs";
-    } else if (now.node != written_.node || now.changed_s != written_.changed_s || now.changed_ns != written_.changed_ns) {
+    } else if (now.node != written_.node || now.changed_s != written_.changed_s ||
+               now.changed_ns != written_.changed_ns) {
         wrong = "the file was changed or replaced";
     }
-    return wrong == nullptr ? static_cast<int>(success)
-                            : fail(file_not_found, "cannot resume from the backup %s: %s; nothing was resumed", path_.c_str(), wrong);
+    return wrong == nullptr
+               ? static_cast<int>(success)
+               : fail(file_not_found, "cannot resume from the backup %s: %s; nothing was resumed",
+                      path_.c_str(), wrong);
 }
 
 void BackupFile::remove() noexcept {
@@ -162,7 +168,8 @@ void BackupFile::swap(BackupFile& other) noexcept {
 }
 
 Transfer::Transfer(int ordinal) : ordinal_(ordinal), chunk_(chunk_bytes()) {
-    void* const both = ::mmap(nullptr, 2 * chunk_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const both =
+        ::mmap(nullptr, 2 * chunk_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (both == MAP_FAILED) {
         throw std::bad_alloc();
     }
@@ -183,20 +190,25 @@ int Transfer::copy(void* to, const void* from, std::size_t bytes) const {
     const Runtime* const runtime = Runtime::find();
     if (runtime != nullptr && runtime->memcpy != nullptr) {
         const int code = runtime->copy(ordinal_, to, from, bytes);
-        return code == success ? code : fail(code, "cannot copy a backup on device %d: cudaError_t %d", ordinal_, code);
+        return code == success ? code
+                               : fail(code, "cannot copy a backup on device %d: cudaError_t %d",
+                                      ordinal_, code);
     }
     const char* const driver = std::getenv("VMMGRAPH_DRIVER");
     if (driver == nullptr || std::strcmp(driver, "host") != 0) {
-        return fail(symbol_not_found, "cannot copy a backup: the program has no shared CUDA runtime");
+        return fail(symbol_not_found,
+                    "cannot copy a backup: the program has no shared CUDA runtime");
     }
     std::memcpy(to, from, bytes);
     return success;
 }
 
-int Transfer::save(const void* from, std::uint64_t bytes, const std::string& folder, BackupFile& file) {
+int Transfer::save(const void* from, std::uint64_t bytes, const std::string& folder,
+                   BackupFile& file) {
     static std::atomic<std::uint64_t> count{0};
     BackupFile made;
-    std::string path = folder + "/vmmgraph-" + std::to_string(::getpid()) + "-" + std::to_string(count++) + ".backup";
+    std::string path = folder + "/vmmgraph-" + std::to_string(::getpid()) + "-" +
+                       std::to_string(count++) + ".backup";
     const Descriptor to(create_file(path));
     if (to.number() < 0) {
         return refuse("write", path, errno);
@@ -208,7 +220,8 @@ int Transfer::save(const void* from, std::uint64_t bytes, const std::string& fol
     int error = ::fallocate(to.number(), 0, 0, static_cast<off_t>(padded(bytes))) == 0 ? 0 : errno;
     error = error == EOPNOTSUPP || error == ENOSYS || error == EINVAL ? 0 : error;
     int code = success;
-    for (std::uint64_t offset = 0, turn = 0; offset < bytes && error == 0 && code == success; offset += chunk_, turn ^= 1) {
+    for (std::uint64_t offset = 0, turn = 0; offset < bytes && error == 0 && code == success;
+         offset += chunk_, turn ^= 1) {
         if (writes[turn].valid()) {
             error = writes[turn].get();
         }
@@ -217,7 +230,8 @@ int Transfer::save(const void* from, std::uint64_t bytes, const std::string& fol
             code = copy(buffers_[turn], static_cast<const std::uint8_t*>(from) + offset, part);
         }
         if (error == 0 && code == success) {
-            writes[turn] = std::async(std::launch::async, write_all, to.number(), buffers_[turn], padded(part), static_cast<off_t>(offset));
+            writes[turn] = std::async(std::launch::async, write_all, to.number(), buffers_[turn],
+                                      padded(part), static_cast<off_t>(offset));
         }
     }
     for (auto& write : writes) {
@@ -246,9 +260,11 @@ int Transfer::load(void* to, std::uint64_t bytes, const BackupFile& file) {
     }
     std::future<int> reads[2];
     const auto begin = [&](std::uint64_t offset, std::uint64_t turn) {
-        const std::uint64_t part = offset < bytes ? std::min<std::uint64_t>(chunk_, bytes - offset) : 0;
+        const std::uint64_t part =
+            offset < bytes ? std::min<std::uint64_t>(chunk_, bytes - offset) : 0;
         if (part > 0) {
-            reads[turn] = std::async(std::launch::async, read_all, from.number(), buffers_[turn], padded(part), static_cast<off_t>(offset));
+            reads[turn] = std::async(std::launch::async, read_all, from.number(), buffers_[turn],
+                                     padded(part), static_cast<off_t>(offset));
         }
     };
     begin(0, 0);
@@ -258,7 +274,8 @@ int Transfer::load(void* to, std::uint64_t bytes, const BackupFile& file) {
             return refuse("read", file.path_, error);
         }
         const std::size_t part = std::min<std::uint64_t>(chunk_, bytes - offset);
-        if (const int code = copy(static_cast<std::uint8_t*>(to) + offset, buffers_[turn], part); code != success) {
+        if (const int code = copy(static_cast<std::uint8_t*>(to) + offset, buffers_[turn], part);
+            code != success) {
             return code;
         }
     }

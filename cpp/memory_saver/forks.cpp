@@ -21,11 +21,12 @@ std::mutex& mutex() noexcept {
 
 std::mutex& tables() noexcept {
     // Fails only without memory; forks are then not detected.
-    [[maybe_unused]] static const int watching = pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); },
-                                                                [] {
-                                                                    mutex().unlock();
-                                                                    child.store(used.load());
-                                                                });
+    [[maybe_unused]] static const int watching =
+        pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); },
+                       [] {
+                           mutex().unlock();
+                           child.store(used.load());
+                       });
     return mutex();
 }
 

@@ -23,9 +23,12 @@ bool look_up(void* where, const char* name, Function& function) {
 }
 
 bool load(void* where, Runtime& runtime) {
-    return look_up(where, "cudaMalloc", runtime.malloc) && look_up(where, "cudaFree", runtime.free) &&
-           look_up(where, "cudaGetDevice", runtime.get_device) && look_up(where, "cudaSetDevice", runtime.set_device) &&
-           look_up(where, "cudaMemGetInfo", runtime.mem_get_info) && look_up(where, "cudaDeviceSynchronize", runtime.device_synchronize) &&
+    return look_up(where, "cudaMalloc", runtime.malloc) &&
+           look_up(where, "cudaFree", runtime.free) &&
+           look_up(where, "cudaGetDevice", runtime.get_device) &&
+           look_up(where, "cudaSetDevice", runtime.set_device) &&
+           look_up(where, "cudaMemGetInfo", runtime.mem_get_info) &&
+           look_up(where, "cudaDeviceSynchronize", runtime.device_synchronize) &&
            look_up(where, "cudaStreamIsCapturing", runtime.stream_is_capturing) &&
            look_up(where, "cudaGetLastError", runtime.get_last_error) &&
            look_up(where, "cudaStreamBeginCapture", runtime.stream_begin_capture) &&
@@ -33,7 +36,8 @@ bool load(void* where, Runtime& runtime) {
 }
 
 bool load_all(void* where, Runtime& runtime) {
-    static_cast<void>(look_up(where, "cudaStreamBeginCaptureToGraph", runtime.stream_begin_capture_to_graph));
+    static_cast<void>(
+        look_up(where, "cudaStreamBeginCaptureToGraph", runtime.stream_begin_capture_to_graph));
     static_cast<void>(look_up(where, "cudaMemcpy", runtime.memcpy));
     static_cast<void>(look_up(where, "cudaHostRegister", runtime.host_register) &&
                       look_up(where, "cudaHostUnregister", runtime.host_unregister));
@@ -71,7 +75,8 @@ bool load_any(Runtime& runtime) {
 
 class OnDevice {
 public:
-    OnDevice(const Runtime& runtime, int device) noexcept : runtime_(runtime), code_(runtime.get_device(&before_)) {
+    OnDevice(const Runtime& runtime, int device) noexcept
+        : runtime_(runtime), code_(runtime.get_device(&before_)) {
         if (code_ == success && before_ != device) {
             code_ = runtime.set_device(device);
             moved_ = code_ == success;
@@ -162,7 +167,8 @@ int Runtime::copy(int device, void* to, const void* from, std::size_t bytes) con
 
 bool Runtime::register_host(void* at, std::size_t bytes) const noexcept {
     // Portable: valid on every device.
-    const int code = host_unregister == nullptr ? static_cast<int>(not_supported) : host_register(at, bytes, 1);
+    const int code =
+        host_unregister == nullptr ? static_cast<int>(not_supported) : host_register(at, bytes, 1);
     if (code != success) {
         static_cast<void>(get_last_error());
     }

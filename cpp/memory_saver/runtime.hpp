@@ -22,8 +22,8 @@ struct Runtime {
     int (*host_register)(void* at, std::size_t bytes, unsigned flags);
     int (*host_unregister)(void* at);
     // Null before CUDA 12.3.
-    int (*stream_begin_capture_to_graph)(void* stream, void* graph, const void* dependencies, const void* data, std::size_t count,
-                                         int mode);
+    int (*stream_begin_capture_to_graph)(void* stream, void* graph, const void* dependencies,
+                                         const void* data, std::size_t count, int mode);
 
     // Returns null while the program has no runtime; the next call searches again, since Python
     // loads it late.

@@ -15,7 +15,9 @@ namespace vmmgraph::memory_saver {
 namespace {
 
 int refuse_in_child() noexcept {
-    return fail(not_initialized, "cannot use CUDA: this process was forked from one with regions; start workers by spawn");
+    return fail(
+        not_initialized,
+        "cannot use CUDA: this process was forked from one with regions; start workers by spawn");
 }
 
 // Waits for a device. Does nothing for a static runtime, which cannot be looked up: the program
@@ -24,10 +26,16 @@ int wait_for(int ordinal) {
     const Runtime* const runtime = Runtime::find();
     const int code = runtime == nullptr ? static_cast<int>(success) : runtime->wait_for(ordinal);
     if (code == capturing) {
-        return fail(code, "cannot wait for device %d: a stream is under capture; repeat the call after the capture", ordinal);
+        return fail(code,
+                    "cannot wait for device %d: a stream is under capture; repeat the call after "
+                    "the capture",
+                    ordinal);
     }
     return code == success ? code
-                           : fail(code, "cannot wait for device %d: CUDA failed with cudaError_t %d; look up this code", ordinal, code);
+                           : fail(code,
+                                  "cannot wait for device %d: CUDA failed with cudaError_t %d; "
+                                  "look up this code",
+                                  ordinal, code);
 }
 
 bool within_margin(int ordinal, std::size_t bytes, int* code) noexcept {
@@ -39,13 +47,18 @@ bool within_margin(int ordinal, std::size_t bytes, int* code) noexcept {
     std::size_t free = 0;
     *code = runtime->free_bytes(ordinal, &free);
     if (*code != success) {
-        fail(*code, "cannot read the free memory of device %d: CUDA failed with cudaError_t %d; look up this code", ordinal, *code);
+        fail(*code,
+             "cannot read the free memory of device %d: CUDA failed with cudaError_t %d; look up "
+             "this code",
+             ordinal, *code);
         return false;
     }
     if (bytes <= free && margin <= free - bytes) {
         return true;
     }
-    *code = fail(out_of_memory, "cannot allocate %zu bytes: the margin is %llu bytes and %zu are free; lower the margin or free memory",
+    *code = fail(out_of_memory,
+                 "cannot allocate %zu bytes: the margin is %llu bytes and %zu are free; lower the "
+                 "margin or free memory",
                  bytes, static_cast<unsigned long long>(margin), free);
     return false;
 }
@@ -70,13 +83,16 @@ int Saver::open(int ordinal, vmmgraph_device_t* device) {
         return success;
     }
     if (Core::find() == nullptr) {
-        return fail(symbol_not_found, "cannot load VmmGraph: %s is neither loaded nor beside the memory saver; install both in one folder",
+        return fail(symbol_not_found,
+                    "cannot load VmmGraph: %s is neither loaded nor beside the memory saver; "
+                    "install both in one folder",
                     VMMGRAPH_CORE_FILE);
     }
     vmmgraph_device_options_t options{};
     options.struct_size = sizeof options;
     // Host memory is a valid result of cudaMalloc only if VMMGRAPH_DRIVER requests the host driver.
-    options.driver = std::getenv("VMMGRAPH_DRIVER") == nullptr ? VMMGRAPH_DRIVER_CUDA : VMMGRAPH_DRIVER_AUTO;
+    options.driver =
+        std::getenv("VMMGRAPH_DRIVER") == nullptr ? VMMGRAPH_DRIVER_CUDA : VMMGRAPH_DRIVER_AUTO;
     options.device = ordinal;
     if (const int code = fail_with(Core::found().device_open(&options, device)); code != success) {
         return code;
@@ -93,7 +109,9 @@ int Saver::make_home(int ordinal, const std::string* tag, Home** home) {
     if (const int code = open(ordinal, &made.device); code != success) {
         return code;
     }
-    if (const int code = fail_with(Core::found().region_create(made.device, tag->c_str(), nullptr, &made.region)); code != success) {
+    if (const int code = fail_with(
+            Core::found().region_create(made.device, tag->c_str(), nullptr, &made.region));
+        code != success) {
         return code;
     }
     try {
@@ -126,14 +144,16 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     if (int code = success; !within_margin(ordinal, bytes, &code)) {
         return code;
     }
-    const std::unique_lock disk = settings.disk ? std::unique_lock(disk_) : std::unique_lock<std::recursive_mutex>();
+    const std::unique_lock disk =
+        settings.disk ? std::unique_lock(disk_) : std::unique_lock<std::recursive_mutex>();
     // Another thread may pause a region found or made here; each further round repeats the race.
     constexpr int most_rounds = 1000;
     for (int round = 1;; ++round) {
         Home* home = nullptr;
         void* block = nullptr;
         int code = success;
-        const vmmgraph_status_t status = allocate_now(bytes, ordinal, settings, &home, &block, &code);
+        const vmmgraph_status_t status =
+            allocate_now(bytes, ordinal, settings, &home, &block, &code);
         if (code != success) {
             return code;
         }
@@ -146,8 +166,10 @@ int Saver::allocate(void** at, std::size_t bytes, int ordinal, const Settings& s
     }
 }
 
-vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code) {
-    const std::int32_t policy = settings.backup && !settings.disk ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
+vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Settings& settings,
+                                      Home** home, void** block, int* code) {
+    const std::int32_t policy =
+        settings.backup && !settings.disk ? VMMGRAPH_POLICY_BACKUP : VMMGRAPH_POLICY_DISCARD;
     // The default stream stands for all streams: a free and a pause wait for the device.
     const auto try_in = [&](Home* in) {
         *home = in;
@@ -162,7 +184,9 @@ vmmgraph_status_t Saver::allocate_now(std::size_t bytes, int ordinal, const Sett
     // All regions are paused, but the new memory must be mapped now. Reuse an empty region, or each
     // cycle would add one.
     for (Home* const one : homes) {
-        if (blocks_.is_empty(one) && Core::found().region_resume(one->region, 0, nullptr) == VMMGRAPH_OK && try_in(one) == VMMGRAPH_OK) {
+        if (blocks_.is_empty(one) &&
+            Core::found().region_resume(one->region, 0, nullptr) == VMMGRAPH_OK &&
+            try_in(one) == VMMGRAPH_OK) {
             return VMMGRAPH_OK;
         }
     }
@@ -176,7 +200,8 @@ std::optional<int> Saver::free(void* at) {
     if (home == nullptr) {
         return std::nullopt;
     }
-    const std::unique_lock disk = blocks_.is_on_disk(at) ? std::unique_lock(disk_) : std::unique_lock<std::recursive_mutex>();
+    const std::unique_lock disk =
+        blocks_.is_on_disk(at) ? std::unique_lock(disk_) : std::unique_lock<std::recursive_mutex>();
     if (const int code = wait_for(home->ordinal); code != success) {
         return code;
     }
@@ -217,7 +242,8 @@ int Saver::pause_here(const Selection& here) {
     std::vector<Block*> saved;
     int code = disk ? save_files(here, saved) : static_cast<int>(success);
     if (code == success) {
-        code = fail_with(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
+        code = fail_with(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(),
+                                                    nullptr, nullptr));
     }
     for (Block* const block : code == success ? std::vector<Block*>() : saved) {
         if (stats_of(block->home->region).paused == 0) {
@@ -228,7 +254,8 @@ int Saver::pause_here(const Selection& here) {
 }
 
 std::unique_lock<std::recursive_mutex> Saver::lock_files(const Selection& here) {
-    return blocks_.on_disk(here).empty() ? std::unique_lock<std::recursive_mutex>() : std::unique_lock(disk_);
+    return blocks_.on_disk(here).empty() ? std::unique_lock<std::recursive_mutex>()
+                                         : std::unique_lock(disk_);
 }
 
 int Saver::save_files(const Selection& here, std::vector<Block*>& saved) {
@@ -246,7 +273,8 @@ int Saver::save_files(const Selection& here, std::vector<Block*>& saved) {
         if (block->file.exists() || stats_of(block->home->region).paused != 0) {
             continue;
         }
-        if (const int code = transfer.save(at, block->bytes, folder, block->file); code != success) {
+        if (const int code = transfer.save(at, block->bytes, folder, block->file);
+            code != success) {
             return code;
         }
         saved.push_back(block);
@@ -281,7 +309,8 @@ int Saver::resume_here(const Selection& here) {
             }
         }
     }
-    int code = fail_with(Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
+    int code = fail_with(
+        Core::found().device_resume(here.device, here.tags.data(), here.tags.size(), 0, nullptr));
     if (code != success || !disk) {
         return code;
     }
@@ -293,7 +322,8 @@ int Saver::resume_here(const Selection& here) {
         // As before the call. The files stay for a further attempt.
         std::vector<Block*> saved;
         if (save_files(here, saved) == success) {
-            static_cast<void>(Core::found().device_pause(here.device, here.tags.data(), here.tags.size(), nullptr, nullptr));
+            static_cast<void>(Core::found().device_pause(here.device, here.tags.data(),
+                                                         here.tags.size(), nullptr, nullptr));
         }
         return fail(code, "%s", why.c_str());
     }
@@ -322,7 +352,8 @@ int Saver::include_arenas(const std::string* tag, int ordinal) {
     note_use();
     // Pauses select regions by tag: an empty region represents the tag.
     Home* made = nullptr;
-    return blocks_.homes(ordinal, tag).empty() ? make_home(ordinal, tag, &made) : static_cast<int>(success);
+    return blocks_.homes(ordinal, tag).empty() ? make_home(ordinal, tag, &made)
+                                               : static_cast<int>(success);
 }
 
 std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
@@ -331,11 +362,12 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
         return nullptr;
     }
     const auto none = [&](const char* why) -> std::uint8_t* {
-        fail(invalid_value, "cannot return a backup of %llu bytes at %p: %s", static_cast<unsigned long long>(bytes),
-             static_cast<const void*>(at), why);
+        fail(invalid_value, "cannot return a backup of %llu bytes at %p: %s",
+             static_cast<unsigned long long>(bytes), static_cast<const void*>(at), why);
         return nullptr;
     };
-    constexpr const char* foreign = "they are in no block of a region; pass a range inside one block";
+    constexpr const char* foreign =
+        "they are in no block of a region; pass a range inside one block";
     const Home* const home = blocks_.home_around(at, bytes);
     if (home == nullptr) {
         return none(foreign);
@@ -357,7 +389,8 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
         return nullptr;
     }
     if (!block.backup) {
-        return none("they were paused without a backup; enable the CPU backup before the allocation");
+        return none(
+            "they were paused without a backup; enable the CPU backup before the allocation");
     }
     if (known != block.copies.end() && known->second.generation == stats.generation) {
         return known->second.bytes.get();
@@ -371,7 +404,8 @@ std::uint8_t* Saver::backup(const std::uint8_t* at, std::uint64_t bytes) {
     }
     std::uint8_t* const into = copy.bytes.get();
     void* const first = reinterpret_cast<void*>(start);
-    const int code = fail_with(Core::found().region_get_backup(home->region, first, offset, into, bytes));
+    const int code =
+        fail_with(Core::found().region_get_backup(home->region, first, offset, into, bytes));
     copy.generation = code == success ? stats.generation : 0;
     if (known != block.copies.end()) {
         known->second = std::move(copy);

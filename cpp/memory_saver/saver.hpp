@@ -39,7 +39,8 @@ private:
     int make_home(int ordinal, const std::string* tag, Home** home);
     // Tries all regions of the tag once. VMMGRAPH_ERROR_WRONG_STATE: other threads paused them.
     // `code`: an already stored failure.
-    vmmgraph_status_t allocate_now(std::size_t bytes, int ordinal, const Settings& settings, Home** home, void** block, int* code);
+    vmmgraph_status_t allocate_now(std::size_t bytes, int ordinal, const Settings& settings,
+                                   Home** home, void** block, int* code);
     int keep(void** at, void* block, std::size_t bytes, Home* home, const Settings& settings);
 
     int pause_here(const Selection& here);

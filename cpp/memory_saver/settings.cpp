@@ -30,8 +30,10 @@ bool flag(const char* name) noexcept {
         return false;
     }
     if (!is_one_of(text, {"1", "true", "TRUE", "True", "yes", "YES"})) {
-        fail_aloud(invalid_value, "cannot read %s=%s: the value is neither true nor false and counts as false; set true or false", name,
-                   text);
+        fail_aloud(invalid_value,
+                   "cannot read %s=%s: the value is neither true nor false and counts as false; "
+                   "set true or false",
+                   name, text);
         return false;
     }
     return true;
@@ -44,7 +46,9 @@ const char* initial_backend() noexcept {
     }
     const char* const known = backend_named(text);
     if (known == nullptr) {
-        fail_aloud(invalid_value, "cannot read TMS_INIT_CPU_BACKUP_BACKEND=%s: the value is neither pinned nor mmap; set one of these",
+        fail_aloud(invalid_value,
+                   "cannot read TMS_INIT_CPU_BACKUP_BACKEND=%s: the value is neither pinned nor "
+                   "mmap; set one of these",
                    text);
         return "pinned";
     }
@@ -57,11 +61,15 @@ Settings& Settings::own() {
     if (settings.tag == nullptr) {
         // Warnings about the environment are printed once, not per thread.
         static const Settings initial = [] {
-            const bool host = flag("TMS_INIT_ENABLE_CPU_BACKUP"), disk = flag("TMS_INIT_ENABLE_DISK_BACKUP");
+            const bool host = flag("TMS_INIT_ENABLE_CPU_BACKUP"),
+                       disk = flag("TMS_INIT_ENABLE_DISK_BACKUP");
             if (host && disk) {
-                fail_aloud(invalid_value, "cannot back up to disk: TMS_INIT_ENABLE_CPU_BACKUP is set too, so backups are in host memory; unset it");
+                fail_aloud(invalid_value,
+                           "cannot back up to disk: TMS_INIT_ENABLE_CPU_BACKUP is set too, so "
+                           "backups are in host memory; unset it");
             }
-            return Settings{flag("TMS_INIT_ENABLE"), host, disk && !host, tag_named("default"), initial_backend()};
+            return Settings{flag("TMS_INIT_ENABLE"), host, disk && !host, tag_named("default"),
+                            initial_backend()};
         }();
         settings = initial;
     }

@@ -68,7 +68,9 @@ class BlockAllocator final : public Forwarding<Pluggable, Native> {
 
 public:
     explicit BlockAllocator(Native* native)
-        : Forwards(native, [](std::size_t, int, cudaStream_t) -> void* { return nullptr; }, [](void*, std::size_t, int, cudaStream_t) {}) {}
+        : Forwards(
+              native, [](std::size_t, int, cudaStream_t) -> void* { return nullptr; },
+              [](void*, std::size_t, int, cudaStream_t) {}) {}
 
     c10::DataPtr allocate(std::size_t bytes) override {
         if (bytes > 0) {
@@ -81,14 +83,18 @@ public:
     }
     c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {
         TORCH_CHECK(Here().memory == nullptr,
-                    "vmmgraph: cannot allocate at a chosen address: a capture chooses its addresses; allocate before the capture");
+                    "vmmgraph: cannot allocate at a chosen address: a capture chooses its "
+                    "addresses; allocate before the capture");
         return Forwards::allocateWithAddress(bytes, address);
     }
     // Torch recognises its own tensors by this deleter: the native one, unless raw_alloc() would
     // return a block.
-    c10::DeleterFnPtr raw_deleter() const override { return Here().ours() ? &delete_any : Forwards::raw_deleter(); }
+    c10::DeleterFnPtr raw_deleter() const override {
+        return Here().ours() ? &delete_any : Forwards::raw_deleter();
+    }
     void* raw_alloc(std::size_t bytes) override {
-        return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
+        return raw_alloc_with_stream(
+            bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
     }
     void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
         if (bytes > 0) {
@@ -107,10 +113,12 @@ public:
         Forwards::recordStream(data, stream);
     }
     void* getBaseAllocation(void* pointer, std::size_t* size) override {
-        return registry::owner_of(pointer, size) ? pointer : Forwards::getBaseAllocation(pointer, size);
+        return registry::owner_of(pointer, size) ? pointer
+                                                 : Forwards::getBaseAllocation(pointer, size);
     }
     caching::ShareableHandle shareIpcHandle(void* pointer) override {
-        constexpr const char* instead = "; send a copy that is made outside captures and regions, or inside disable()";
+        constexpr const char* instead =
+            "; send a copy that is made outside captures and regions, or inside disable()";
         TORCH_CHECK(!registry::owner_of(pointer), "vmmgraph: cannot share the memory at ", pointer,
                     " with another process: it belongs to a captured graph or a region", instead);
         try {
@@ -118,8 +126,11 @@ public:
         } catch (const c10::Error& error) {
             // CUDA's error for memory not from cudaMalloc.
             const std::string why = error.what_without_backtrace();
-            TORCH_CHECK(why.find("invalid argument") == std::string::npos, "vmmgraph: cannot share the memory at ", pointer,
-                        " with another process: CUDA exports no handle for it, as for memory of a region of the memory saver", instead);
+            TORCH_CHECK(why.find("invalid argument") == std::string::npos,
+                        "vmmgraph: cannot share the memory at ", pointer,
+                        " with another process: CUDA exports no handle for it, as for memory of a "
+                        "region of the memory saver",
+                        instead);
             throw;
         }
     }
@@ -156,13 +167,16 @@ public:
     //
     // A program may end its pool and begin the pool again within the capture (vLLM's symmetric
     // memory does): one capture, and one use of the pool.
-    void beginAllocateToPool(Device device, Pool pool, std::function<bool(cudaStream_t)> filter) override {
+    void beginAllocateToPool(Device device, Pool pool,
+                             std::function<bool(cudaStream_t)> filter) override {
         const auto paused = announced ? nullptr : registry::paused_memory({device, pool});
         TORCH_CHECK(announced || paused || !ours(device, pool),
-                    "vmmgraph: cannot begin the pool again: a capture uses the pool; end that capture first");
+                    "vmmgraph: cannot begin the pool again: a capture uses the pool; end that "
+                    "capture first");
         Forwards::beginAllocateToPool(device, pool, filter);
         if (announced) {
-            registry::begin_capture({device, pool}, std::move(filter), std::exchange(announced, nullptr));
+            registry::begin_capture({device, pool}, std::move(filter),
+                                    std::exchange(announced, nullptr));
         } else if (paused) {
             registry::resume_capture({device, pool}, std::move(filter), paused);
             // Counted twice now, but torch releases the pool once.
@@ -174,7 +188,8 @@ public:
     }
     void endAllocateToPool(Device device, Pool pool) override {
         // After a failed capture, torch's reset() ends the pool again.
-        if (registry::end_capture({device, pool}, std::exchange(end_is_marked, false)) || !ours(device, pool)) {
+        if (registry::end_capture({device, pool}, std::exchange(end_is_marked, false)) ||
+            !ours(device, pool)) {
             Forwards::endAllocateToPool(device, pool);
         }
     }
@@ -206,12 +221,14 @@ public:
     }
     void setUseOnOOM(Device device, Pool pool) {
         TORCH_CHECK(!ours(device, pool),
-                    "vmmgraph: cannot lend the pool to other allocations: the pool belongs to a capture; use another pool");
+                    "vmmgraph: cannot lend the pool to other allocations: the pool belongs to a "
+                    "capture; use another pool");
         Forwards::setUseOnOOM(device, pool);
     }
     void setUseOnOOM(Device device, Pool pool, bool use) {
         TORCH_CHECK(!use || !ours(device, pool),
-                    "vmmgraph: cannot lend the pool to other allocations: the pool belongs to a capture; use another pool");
+                    "vmmgraph: cannot lend the pool to other allocations: the pool belongs to a "
+                    "capture; use another pool");
         if (!ours(device, pool)) {
             Forwards::setUseOnOOM(device, pool, use);
         }
@@ -222,12 +239,16 @@ public:
             Forwards::setNoSplit(device, pool);
         }
     }
-    bool checkPoolLiveAllocations(Device device, Pool pool, const std::unordered_set<void*>& expected) override {
+    bool checkPoolLiveAllocations(Device device, Pool pool,
+                                  const std::unordered_set<void*>& expected) override {
         const auto live = registry::live_blocks({device, pool});
-        return live ? *live == expected : Forwards::checkPoolLiveAllocations(device, pool, expected);
+        return live ? *live == expected
+                    : Forwards::checkPoolLiveAllocations(device, pool, expected);
     }
     std::shared_ptr<caching::AllocatorState> getCheckpointState(Device device, Pool pool) override {
-        TORCH_CHECK(!ours(device, pool), "vmmgraph: cannot checkpoint the pool: the pool belongs to a capture; use another pool");
+        TORCH_CHECK(!ours(device, pool),
+                    "vmmgraph: cannot checkpoint the pool: the pool belongs to a capture; use "
+                    "another pool");
         return Forwards::getCheckpointState(device, pool);
     }
 
@@ -247,14 +268,16 @@ private:
     static bool ours(Device device, Pool pool) { return registry::uses_of({device, pool}) > 0; }
     static void require_none(const Native* allocator, Device device, Pool pool) {
         TORCH_CHECK(allocator == nullptr || !ours(device, pool),
-                    "vmmgraph: cannot give the pool an allocator: the pool belongs to a capture; use another pool");
+                    "vmmgraph: cannot give the pool an allocator: the pool belongs to a capture; "
+                    "use another pool");
     }
 };
 
 // Never destroyed, because torch may call it at exit.
 CUDAAllocator* forwarding(CUDAAllocator* native) {
     static std::mutex mutex;
-    static auto* const made = new std::unordered_map<CUDAAllocator*, BlockAllocator<CUDAAllocator>*>;
+    static auto* const made =
+        new std::unordered_map<CUDAAllocator*, BlockAllocator<CUDAAllocator>*>;
     const std::lock_guard lock(mutex);
     auto& ours = (*made)[native];
     if (ours == nullptr) {
@@ -337,8 +360,9 @@ void install() {
 
 void uninstall() {
     if (registry::captures_under_way() > 0) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot uninstall the allocator: " + std::to_string(registry::captures_under_way()) +
-                                               " captures are running; end the captures first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot uninstall the allocator: " + std::to_string(registry::captures_under_way()) +
+                   " captures are running; end the captures first");
     }
     auto* ours = installed_allocator.load();
     if (ours == nullptr) {
@@ -346,7 +370,8 @@ void uninstall() {
     }
     if (!caching::allocator.compare_exchange_strong(ours, registry::native())) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot uninstall the allocator: another allocator was installed over this one; remove that allocator first");
+               "cannot uninstall the allocator: another allocator was installed over this one; "
+               "remove that allocator first");
     }
     installed_allocator.store(nullptr);
 }

@@ -25,7 +25,8 @@ public:
     // True if torch reports the refusal as its own out-of-memory error: no memory, addresses,
     // budget or descriptors, or an impossible size.
     static bool is_out_of_memory(vmmgraph_status_t status) noexcept {
-        return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
+        return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY &&
+                status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
                status == VMMGRAPH_ERROR_INVALID_SIZE;
     }
 

@@ -99,7 +99,8 @@ CapturedGraph::~CapturedGraph() = default;
 
 CapturedGraph::State& CapturedGraph::state() const {
     if (!state_) {
-        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "cannot use the graph: the object was moved from; use the object that was moved to");
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE,
+               "cannot use the graph: the object was moved from; use the object that was moved to");
     }
     return *state_;
 }
@@ -121,7 +122,9 @@ Difference CapturedGraph::verify(void* stream, const std::vector<Output>& output
 }
 
 std::size_t CapturedGraph::pieces() const noexcept { return state_ ? state_->pieces.size() : 0; }
-std::size_t CapturedGraph::memset_kernels() const noexcept { return state_ ? state_->memset_kernels : 0; }
+std::size_t CapturedGraph::memset_kernels() const noexcept {
+    return state_ ? state_->memset_kernels : 0;
+}
 const SealReport& CapturedGraph::report() const { return state().session.report(); }
 const Space& CapturedGraph::space() const { return state().session.space(); }
 
@@ -130,8 +133,10 @@ void* CapturedGraph::exec() const { return exec(state().pieces.size() - 1); }
 void* CapturedGraph::exec(std::size_t piece) const {
     auto& own = state();
     if (piece >= own.pieces.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return the executable of piece " + std::to_string(piece) + ": the graph has " +
-                                                    std::to_string(own.pieces.size()) + " pieces, counted from 0; pass one of these");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return the executable of piece " +
+                                                    std::to_string(piece) + ": the graph has " +
+                                                    std::to_string(own.pieces.size()) +
+                                                    " pieces, counted from 0; pass one of these");
     }
     own.session.executables()->pin();
     const Template::Launch executables(*own.session.executables());
@@ -146,9 +151,15 @@ void CapturedGraph::instantiate_soon() {
     }
 }
 
-bool CapturedGraph::is_instantiated() const { return state().session.executables()->is_instantiated(); }
-std::uint64_t CapturedGraph::executable_bytes() const { return state().session.executables()->bytes(); }
-std::shared_ptr<ExecutablePool> CapturedGraph::executables() const { return state().session.executables()->pool(); }
+bool CapturedGraph::is_instantiated() const {
+    return state().session.executables()->is_instantiated();
+}
+std::uint64_t CapturedGraph::executable_bytes() const {
+    return state().session.executables()->bytes();
+}
+std::shared_ptr<ExecutablePool> CapturedGraph::executables() const {
+    return state().session.executables()->pool();
+}
 
 struct CaptureScope::State {
     // Its ring is null unless the ring is being captured: outside its capture the ring may serve a
@@ -165,7 +176,9 @@ struct CaptureScope::State {
 
     static State& running(const std::unique_ptr<State>& state) {
         if (!state || !state->captured || !state->session().is_capturing() || state->end_tried) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot continue the capture: it has ended or failed; begin another CaptureScope");
+            refuse(
+                VMMGRAPH_ERROR_WRONG_STATE,
+                "cannot continue the capture: it has ended or failed; begin another CaptureScope");
         }
         return *state;
     }
@@ -208,7 +221,8 @@ struct CaptureScope::State {
     void next_piece() {
         if (options.ring != nullptr) {
             refuse(VMMGRAPH_ERROR_WRONG_STATE,
-                   "cannot begin another piece: a step of a ring is captured in one piece; capture without CaptureOptions::ring");
+                   "cannot begin another piece: a step of a ring is captured in one piece; capture "
+                   "without CaptureOptions::ring");
         }
         end_piece();
         captured->pieces.push_back(std::make_unique<compat::Graph>());
@@ -247,22 +261,29 @@ struct CaptureScope::State {
 
 CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const CaptureOptions& options) {
     if (handle_of(stream) == nullptr) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "CUDA graphs must be captured on a non-default stream.");
     }
     if (options.route == Route::mempool && options.retain == Retain::own_pages) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot capture with Retain::own_pages: the MemPool route shares its segments; use the blocks route or another Retain");
+               "cannot capture with Retain::own_pages: the MemPool route shares its segments; use "
+               "the blocks route or another Retain");
     }
-    const auto is_cudas = [](const auto& one) { return one && one->defined() && one->device().is_cuda(); };
+    const auto is_cudas = [](const auto& one) {
+        return one && one->defined() && one->device().is_cuda();
+    };
     if (!std::all_of(options.generators.begin(), options.generators.end(), is_cudas)) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot capture with the generator: it is undefined or on a CPU; pass defined generators on CUDA devices");
+               "cannot capture with the generator: it is undefined or on a CPU; pass defined "
+               "generators on CUDA devices");
     }
     const auto device = device_of(arena);
     for (const auto& generator : options.generators) {
         if (generator->device() != device) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot capture with the generator: it is on " + generator->device().str() +
-                                                        " and the arena on " + device.str() + "; pass a generator of " + device.str());
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot capture with the generator: it is on " +
+                                                        generator->device().str() +
+                                                        " and the arena on " + device.str() +
+                                                        "; pass a generator of " + device.str());
         }
     }
     CaptureSession::require_ready(options.route);
@@ -273,9 +294,11 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, void* stream, const Captur
     }
     const auto current = c10::cuda::getCurrentCUDAStream(device.index());
     const auto torch_stream =
-        current.stream() == stream ? current : c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
-    auto captured = std::unique_ptr<CapturedGraph::State>(
-        new CapturedGraph::State(arena, options.route, ExecutablePool::State::of(arena, options.executables)));
+        current.stream() == stream
+            ? current
+            : c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index());
+    auto captured = std::unique_ptr<CapturedGraph::State>(new CapturedGraph::State(
+        arena, options.route, ExecutablePool::State::of(arena, options.executables)));
     if (!options.label.empty()) {
         captured->session.space().set_label(options.label);
     }
@@ -332,10 +355,12 @@ bool CaptureScope::holds(const void* storage) const {
 
 void* CaptureScope::last_kernel() {
     auto& own = State::running(state_);
-    const auto last = last_of(c10::cuda::getCurrentCUDAStream(own.session().device().index()).stream());
+    const auto last =
+        last_of(c10::cuda::getCurrentCUDAStream(own.session().device().index()).stream());
     if (!last || last->size() != 1 || !is(last->front(), cudaGraphNodeTypeKernel)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot return the last kernel: the last node of torch's current stream is missing or no kernel; call last_kernel() right "
+               "cannot return the last kernel: the last node of torch's current stream is missing "
+               "or no kernel; call last_kernel() right "
                "after a launch");
     }
     own.pinned = true;
@@ -348,9 +373,11 @@ CapturedGraph CaptureScope::end() {
     const DisableScope torchs_own;
     // If this throws, the destructor abandons the capture.
     own.end();
-    if (own.options.route == Route::mempool && own.session().report().peak_live_bytes == 0 && holds_memory(own.pool)) {
+    if (own.options.route == Route::mempool && own.session().report().peak_live_bytes == 0 &&
+        holds_memory(own.pool)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot share the capture's memory: torch allocated it elsewhere, as with expandable_segments; turn this setting off or use "
+               "cannot share the capture's memory: torch allocated it elsewhere, as with "
+               "expandable_segments; turn this setting off or use "
                "the blocks route");
     }
     return CapturedGraph(std::move(own.captured));

@@ -36,8 +36,10 @@ struct Driver {
     CUresult (*const params)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*) =
         get<CUresult(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>("cuGraphKernelNodeGetParams_v2");
     // CUDA 12.3 and later.
-    CUresult (*const function_name)(const char**, CUfunction) = get<CUresult(const char**, CUfunction)>("cuFuncGetName");
-    CUresult (*const kernel_name)(const char**, CUkernel) = get<CUresult(const char**, CUkernel)>("cuKernelGetName");
+    CUresult (*const function_name)(const char**, CUfunction) =
+        get<CUresult(const char**, CUfunction)>("cuFuncGetName");
+    CUresult (*const kernel_name)(const char**, CUkernel) =
+        get<CUresult(const char**, CUkernel)>("cuKernelGetName");
 
     // An unreadable kernel name counts as one of NCCL.
     [[nodiscard]] bool may_be_nccls(CUgraphNode node) const {
@@ -47,7 +49,8 @@ struct Driver {
         CUDA_KERNEL_NODE_PARAMS found{};
         const char* name = nullptr;
         if (params(node, &found) != CUDA_SUCCESS ||
-            (found.func != nullptr ? function_name(&name, found.func) : kernel_name(&name, found.kern)) != CUDA_SUCCESS) {
+            (found.func != nullptr ? function_name(&name, found.func)
+                                   : kernel_name(&name, found.kern)) != CUDA_SUCCESS) {
             return true;
         }
         return name == nullptr || std::string_view(name).find("nccl") != std::string_view::npos;
@@ -62,8 +65,9 @@ bool has_registered_collectives(cudaGraph_t graph, bool shareable) {
     }
     static const Driver driver;
     const auto nodes = nodes_of(graph);
-    return !nodes || std::any_of(nodes->begin(), nodes->end(),
-                                 [](cudaGraphNode_t node) { return is(node, cudaGraphNodeTypeKernel) && driver.may_be_nccls(node); });
+    return !nodes || std::any_of(nodes->begin(), nodes->end(), [](cudaGraphNode_t node) {
+        return is(node, cudaGraphNodeTypeKernel) && driver.may_be_nccls(node);
+    });
 }
 
 }  // namespace vmmgraph::torch

@@ -16,7 +16,8 @@ bool has_registered_collectives(cudaGraph_t graph, bool shareable);
 // would access a replaced page. `marked`: the capture made remote blocks, and with shared_remote
 // the caller states they include all registered buffers.
 inline Retain with_collectives(Retain asked, bool marked) {
-    const bool exchanges = asked == Retain::own_pages || (asked == Retain::shared_remote && !marked);
+    const bool exchanges =
+        asked == Retain::own_pages || (asked == Retain::shared_remote && !marked);
     return exchanges ? Retain::in_place : asked;
 }
 

@@ -48,7 +48,8 @@ using PoolId = decltype(at::cuda::graph_pool_handle());
 
 // True if a MemPool owns its allocator (2.11 and later). Before, the pool and segments of surviving
 // tensors hold a plain pointer.
-inline constexpr bool pool_owns_allocator = std::is_constructible_v<MemPool, std::shared_ptr<CUDAAllocator>>;
+inline constexpr bool pool_owns_allocator =
+    std::is_constructible_v<MemPool, std::shared_ptr<CUDAAllocator>>;
 
 // True if expandable segments bypass a MemPool's allocator (2.6) or are refused in its pools (2.7
 // to 2.9).
@@ -56,18 +57,24 @@ inline constexpr bool pool_fails_with_expandable_segments = !VMMGRAPH_TORCH_ATEN
 
 // True if torch tells its allocator about captures separately from pools (2.13 and later).
 template <class Allocator>
-inline constexpr bool marks_captures = requires(Allocator& allocator) { allocator.markCaptureEnd(c10::DeviceIndex{0}); };
+inline constexpr bool marks_captures =
+    requires(Allocator& allocator) { allocator.markCaptureEnd(c10::DeviceIndex{0}); };
 
 // Torch's tables of cuBLAS workspaces, by handle and stream: with sizes since 2.13, with a mutex
 // since 2.10. tests/torch/matrix.sh checks both against each release.
-using WorkspaceEntry = std::conditional_t<marks_captures<CUDAAllocator>, std::pair<c10::DataPtr, std::size_t>, c10::DataPtr>;
+using WorkspaceEntry = std::conditional_t<marks_captures<CUDAAllocator>,
+                                          std::pair<c10::DataPtr, std::size_t>, c10::DataPtr>;
 using WorkspaceMap = std::map<std::tuple<void*, void*>, WorkspaceEntry>;
 inline constexpr bool workspaces_have_mutex = VMMGRAPH_TORCH_ATEN_MEMPOOL;
 
 inline c10::DataPtr& workspace_of(c10::DataPtr& entry) { return entry; }
-inline c10::DataPtr& workspace_of(std::pair<c10::DataPtr, std::size_t>& entry) { return entry.first; }
+inline c10::DataPtr& workspace_of(std::pair<c10::DataPtr, std::size_t>& entry) {
+    return entry.first;
+}
 inline void set_workspace_size(c10::DataPtr&, std::size_t) {}
-inline void set_workspace_size(std::pair<c10::DataPtr, std::size_t>& entry, std::size_t bytes) { entry.second = bytes; }
+inline void set_workspace_size(std::pair<c10::DataPtr, std::size_t>& entry, std::size_t bytes) {
+    entry.second = bytes;
+}
 #undef VMMGRAPH_TORCH_MEMPOOL
 #undef VMMGRAPH_TORCH_ATEN_MEMPOOL
 
@@ -178,7 +185,8 @@ struct LentGraph final : Base {
     // random numbers, because replay() queries device, context and stream.
     void launch(cudaStream_t stream) {
         const auto& draws = this->captured_generator_states_;
-        if (std::any_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; })) {
+        if (std::any_of(draws.begin(), draws.end(),
+                        [](const auto& state) { return state.second != 0; })) {
             this->replay();
         } else {
             C10_CUDA_CHECK(cudaGraphLaunch(this->graph_exec_, stream));
@@ -220,8 +228,10 @@ struct GraphOfOthers : Base {
     static constexpr bool lends = keeps_graphs<Base>;
 
     // Returns true if the graph has the expected pool and cudaGraph_t (`raw` null: not compared).
-    static bool is(Base& graph, const decltype(at::cuda::graph_pool_handle())& pool, cudaGraph_t raw) {
-        return graph.*(&GraphOfOthers::mempool_id_) == pool && (raw == nullptr || graph.*(&GraphOfOthers::graph_) == raw);
+    static bool is(Base& graph, const decltype(at::cuda::graph_pool_handle())& pool,
+                   cudaGraph_t raw) {
+        return graph.*(&GraphOfOthers::mempool_id_) == pool &&
+               (raw == nullptr || graph.*(&GraphOfOthers::graph_) == raw);
     }
 
     // Like torch's replay(), faster if no random numbers are drawn. Launches `exec` unless null;
@@ -230,7 +240,8 @@ struct GraphOfOthers : Base {
         if constexpr (lends) {
             if (exec != nullptr) {
                 const auto& draws = graph.*(&GraphOfOthers::captured_generator_states_);
-                if (std::none_of(draws.begin(), draws.end(), [](const auto& state) { return state.second != 0; })) {
+                if (std::none_of(draws.begin(), draws.end(),
+                                 [](const auto& state) { return state.second != 0; })) {
                     C10_CUDA_CHECK(cudaGraphLaunch(exec, stream));
                     return;
                 }
@@ -276,7 +287,9 @@ int uses_of_pool(Allocator& allocator, c10::DeviceIndex device, const Id& pool) 
 // Ends and releases the pinned-memory pool of a capture torch does not clean up (2.11 and later).
 template <class Host = at::HostAllocator>
 void abandon_host_pool(const PoolId& pool) noexcept {
-    if constexpr (requires(Host& host) { host.end_allocate_to_pool(pool), host.release_pool(pool); }) {
+    if constexpr (requires(Host& host) {
+                      host.end_allocate_to_pool(pool), host.release_pool(pool);
+                  }) {
         Host* const host = at::getHostAllocator(c10::DeviceType::CUDA);
         try {
             host->end_allocate_to_pool(pool);

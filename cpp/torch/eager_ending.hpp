@@ -20,9 +20,11 @@ public:
 
     // Takes the arena's replay slot for this thread. `lasts`: the stream exists as long as the
     // process. Throws Error.
-    void begin(vmmgraph_arena_t arena, void* stream, bool lasts, std::optional<std::uint64_t> bytes) {
-        detail::check(bridge::begin_eager(*scope_, reinterpret_cast<std::size_t>(arena), reinterpret_cast<std::size_t>(stream),
-                                          bytes.has_value(), bytes.value_or(0)));
+    void begin(vmmgraph_arena_t arena, void* stream, bool lasts,
+               std::optional<std::uint64_t> bytes) {
+        detail::check(bridge::begin_eager(*scope_, reinterpret_cast<std::size_t>(arena),
+                                          reinterpret_cast<std::size_t>(stream), bytes.has_value(),
+                                          bytes.value_or(0)));
         marks_ = lasts ? nullptr : arena;
     }
     // Releases the replay slot once. Throws Error if refused, without effect.

@@ -27,7 +27,8 @@ public:
     // otherwise.
     void* allocate(std::size_t bytes, void* stream, bool kept) {
         std::size_t block = 0;
-        const auto status = bridge::allocate_eager(*memory_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);
+        const auto status = bridge::allocate_eager(
+            *memory_, bytes, reinterpret_cast<std::size_t>(stream), kept, block);
         if (is_out_of_memory(status)) {
             return nullptr;
         }
@@ -36,11 +37,13 @@ public:
     }
 
     vmmgraph_status_t release(void* block, c10::DeviceIndex device) noexcept override {
-        return bridge::release_eager(*memory_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(current_stream(device)));
+        return bridge::release_eager(*memory_, reinterpret_cast<std::size_t>(block),
+                                     reinterpret_cast<std::size_t>(current_stream(device)));
     }
 
     void record_stream(void* block, void* stream) override {
-        detail::check(bridge::record_stream_eager(*memory_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
+        detail::check(bridge::record_stream_eager(*memory_, reinterpret_cast<std::size_t>(block),
+                                                  reinterpret_cast<std::size_t>(stream)));
     }
 
 private:

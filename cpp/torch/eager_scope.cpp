@@ -25,7 +25,8 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::u
     require_release();
     if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot begin an EagerScope: the allocator is not installed; call vmmgraph::torch::install() first");
+               "cannot begin an EagerScope: the allocator is not installed; call "
+               "vmmgraph::torch::install() first");
     }
     offer_idle_pages();
     {
@@ -38,8 +39,9 @@ EagerScope::EagerScope(SharedVmmAllocator& arena, void* on, std::optional<std::u
     }
     auto memory = std::make_shared<EagerMemory>(arena);
     auto ending = std::make_shared<EagerEnding>();
-    state_.reset(
-        new State{{nullptr, Policy::inherit, device.index(), active_scope, std::move(memory), ending, stream}, OnStream(device, stream)});
+    state_.reset(new State{
+        {nullptr, Policy::inherit, device.index(), active_scope, std::move(memory), ending, stream},
+        OnStream(device, stream)});
     ending->begin(arena.handle(), stream, lasts(state_->current.stream()), bytes);
     active_scope = &state_->active;
 }
@@ -55,7 +57,9 @@ EagerScope::~EagerScope() {
 
 void EagerScope::end() { state_->active.ending->end(); }
 
-std::shared_ptr<EagerEnding> EagerEnding::of(const EagerScope& scope) { return scope.state_->active.ending; }
+std::shared_ptr<EagerEnding> EagerEnding::of(const EagerScope& scope) {
+    return scope.state_->active.ending;
+}
 
 bool EagerScope::active() noexcept {
     const auto* const active = innermost_scope();

@@ -23,7 +23,8 @@ struct ExecutablePool::State {
     Instantiator instantiator;
 
     // Returns `named`, or the device's pool. Throws Error for a pool of a different device.
-    static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena, const std::shared_ptr<ExecutablePool>& named);
+    static std::shared_ptr<ExecutablePool> of(const SharedVmmAllocator& arena,
+                                              const std::shared_ptr<ExecutablePool>& named);
 };
 
 // The graphs of one capture, in an executable pool.
@@ -31,9 +32,11 @@ class Template {
 public:
     // Adds graphs, which must not change and must live until close(). Pinned executables are never
     // evicted. Throws Error.
-    Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs, bool pinned);
+    Template(std::shared_ptr<ExecutablePool> pool, const std::vector<cudaGraph_t>& graphs,
+             bool pinned);
 
-    static std::uint64_t expected_bytes(const ExecutablePool& pool, const std::vector<cudaGraph_t>& graphs);
+    static std::uint64_t expected_bytes(const ExecutablePool& pool,
+                                        const std::vector<cudaGraph_t>& graphs);
 
     // Executables for one launch of all graphs. One thread at a time.
     class Launch {
@@ -43,7 +46,9 @@ public:
         Launch(const Launch&) = delete;
         Launch& operator=(const Launch&) = delete;
         ~Launch() { bridge::launched(*from_.held_); }
-        [[nodiscard]] cudaGraphExec_t at(std::size_t piece) const { return reinterpret_cast<cudaGraphExec_t>(from_.executables_[piece]); }
+        [[nodiscard]] cudaGraphExec_t at(std::size_t piece) const {
+            return reinterpret_cast<cudaGraphExec_t>(from_.executables_[piece]);
+        }
 
     private:
         Template& from_;

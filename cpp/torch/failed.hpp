@@ -18,7 +18,8 @@ using Generators = std::vector<std::shared_ptr<const at::Generator>>;
 
 // Up to torch 2.12, generators of a capture without a regular end stay in capture state, and random
 // numbers fail. An empty capture resets them.
-inline void reset_generators(const c10::cuda::CUDAStream& stream, const Generators& generators) noexcept {
+inline void reset_generators(const c10::cuda::CUDAStream& stream,
+                             const Generators& generators) noexcept {
     try {
         const c10::cuda::CUDAStreamGuard guard(stream);
         compat::Graph graph;

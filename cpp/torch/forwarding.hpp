@@ -34,28 +34,44 @@ protected:
     using Text = std::string;
 
     template <class Allocate, class Free>
-    Forwarding(Native* native, Allocate allocate, Free free) : Base(allocate, free), native_(native) {}
+    Forwarding(Native* native, Allocate allocate, Free free)
+        : Base(allocate, free), native_(native) {}
 
     Native* native() const { return native_; }
 
 public:
     c10::DataPtr allocate(std::size_t bytes) { return native_->allocate(bytes); }
-    c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) { return native_->allocateWithAddress(bytes, address); }
-    bool is_simple_data_ptr(const c10::DataPtr& data) const { return native_->is_simple_data_ptr(data); }
+    c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) {
+        return native_->allocateWithAddress(bytes, address);
+    }
+    bool is_simple_data_ptr(const c10::DataPtr& data) const {
+        return native_->is_simple_data_ptr(data);
+    }
     c10::DeleterFnPtr raw_deleter() const { return native_->raw_deleter(); }
     void* raw_alloc(std::size_t bytes) { return native_->raw_alloc(bytes); }
-    void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) { return native_->raw_alloc_with_stream(bytes, stream); }
+    void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
+        return native_->raw_alloc_with_stream(bytes, stream);
+    }
     void raw_delete(void* pointer) { native_->raw_delete(pointer); }
-    void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) { native_->recordStream(data, stream); }
+    void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+        native_->recordStream(data, stream);
+    }
     // Torch 2.9 and later. The overload above decides.
-    void recordStream(const c10::DataPtr& data, c10::Stream stream) { this->recordStream(data, c10::cuda::CUDAStream(stream)); }
-    void* getBaseAllocation(void* pointer, std::size_t* size) { return native_->getBaseAllocation(pointer, size); }
+    void recordStream(const c10::DataPtr& data, c10::Stream stream) {
+        this->recordStream(data, c10::cuda::CUDAStream(stream));
+    }
+    void* getBaseAllocation(void* pointer, std::size_t* size) {
+        return native_->getBaseAllocation(pointer, size);
+    }
 
     void init(int devices) { native_->init(devices); }
     bool initialized() { return native_->initialized(); }
     double getMemoryFraction(Device device) { return native_->getMemoryFraction(device); }
-    void setMemoryFraction(double fraction, Device device) { native_->setMemoryFraction(fraction, device); }
-    auto getExpandableSegmentSizes(Device device) -> std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> {
+    void setMemoryFraction(double fraction, Device device) {
+        native_->setMemoryFraction(fraction, device);
+    }
+    auto getExpandableSegmentSizes(Device device)
+        -> std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize> {
         return native_->getExpandableSegmentSizes(device);
     }
     void emptyCache() { native_->emptyCache(); }
@@ -63,8 +79,12 @@ public:
     void enable(bool value) { native_->enable(value); }
     bool isEnabled() const { return native_->isEnabled(); }
     void cacheInfo(Device device, std::size_t* largest) { native_->cacheInfo(device, largest); }
-    auto getMemoryInfo(Device device) -> std::pair<std::size_t, std::size_t> { return native_->getMemoryInfo(device); }
-    auto getDeviceStats(Device device) -> c10::CachingDeviceAllocator::DeviceStats { return native_->getDeviceStats(device); }
+    auto getMemoryInfo(Device device) -> std::pair<std::size_t, std::size_t> {
+        return native_->getMemoryInfo(device);
+    }
+    auto getDeviceStats(Device device) -> c10::CachingDeviceAllocator::DeviceStats {
+        return native_->getDeviceStats(device);
+    }
     void resetAccumulatedStats(Device device) { native_->resetAccumulatedStats(device); }
     void resetPeakStats(Device device) { native_->resetPeakStats(device); }
 
@@ -76,29 +96,43 @@ public:
     void markCaptureBegin(Device device) { native_->markCaptureBegin(device); }
     void markCaptureEnd(Device device) { native_->markCaptureEnd(device); }
     int getPoolUseCount(Device device, Pool pool) { return native_->getPoolUseCount(device, pool); }
-    void ensureExistsAndIncrefPool(Device device, Pool pool) { native_->ensureExistsAndIncrefPool(device, pool); }
-    void createOrIncrefPool(Device device, Pool pool, Native* allocator) { native_->createOrIncrefPool(device, pool, allocator); }
+    void ensureExistsAndIncrefPool(Device device, Pool pool) {
+        native_->ensureExistsAndIncrefPool(device, pool);
+    }
+    void createOrIncrefPool(Device device, Pool pool, Native* allocator) {
+        native_->createOrIncrefPool(device, pool, allocator);
+    }
     void createOrIncrefPool(Device device, Pool pool, std::shared_ptr<Native> allocator) {
         native_->createOrIncrefPool(device, pool, std::move(allocator));
     }
     void setUseOnOOM(Device device, Pool pool) { native_->setUseOnOOM(device, pool); }
-    void setUseOnOOM(Device device, Pool pool, bool use) { native_->setUseOnOOM(device, pool, use); }
+    void setUseOnOOM(Device device, Pool pool, bool use) {
+        native_->setUseOnOOM(device, pool, use);
+    }
     void setNoSplit(Device device, Pool pool) { native_->setNoSplit(device, pool); }
-    bool checkPoolLiveAllocations(Device device, Pool pool, const std::unordered_set<void*>& expected) {
+    bool checkPoolLiveAllocations(Device device, Pool pool,
+                                  const std::unordered_set<void*>& expected) {
         return native_->checkPoolLiveAllocations(device, pool, expected);
     }
-    auto getCheckpointState(Device device, Pool pool) -> std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> {
+    auto getCheckpointState(Device device, Pool pool)
+        -> std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> {
         return native_->getCheckpointState(device, pool);
     }
-    auto setCheckpointPoolState(Device device, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state)
+    auto setCheckpointPoolState(
+        Device device, std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> state)
         -> c10::cuda::CUDACachingAllocator::CheckpointDelta {
         return native_->setCheckpointPoolState(device, std::move(state));
     }
 
-    auto shareIpcHandle(void* pointer) -> c10::cuda::CUDACachingAllocator::ShareableHandle { return native_->shareIpcHandle(pointer); }
-    std::shared_ptr<void> getIpcDevPtr(Text handle) { return native_->getIpcDevPtr(std::move(handle)); }
+    auto shareIpcHandle(void* pointer) -> c10::cuda::CUDACachingAllocator::ShareableHandle {
+        return native_->shareIpcHandle(pointer);
+    }
+    std::shared_ptr<void> getIpcDevPtr(Text handle) {
+        return native_->getIpcDevPtr(std::move(handle));
+    }
     void enablePeerAccess(Device device, Device to) { native_->enablePeerAccess(device, to); }
-    cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes, cudaStream_t stream, bool p2p) {
+    cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device,
+                            std::size_t bytes, cudaStream_t stream, bool p2p) {
         return native_->memcpyAsync(to, to_device, from, from_device, bytes, stream, p2p);
     }
 
@@ -112,17 +146,23 @@ public:
     void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when) {
         native_->recordHistory(enabled, context, entries, when);
     }
-    void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when, bool clear) {
+    void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when,
+                       bool clear) {
         native_->recordHistory(enabled, context, entries, when, clear);
     }
-    void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when, bool clear, const std::vector<Text>& skip) {
+    void recordHistory(bool enabled, CreateContext context, std::size_t entries, Record when,
+                       bool clear, const std::vector<Text>& skip) {
         native_->recordHistory(enabled, context, entries, when, clear, skip);
     }
     auto getContextForPointer(const void* pointer) -> std::shared_ptr<c10::GatheredContext> {
         return native_->getContextForPointer(pointer);
     }
-    void recordAnnotation(const std::vector<std::pair<Text, Text>>& annotation) { native_->recordAnnotation(annotation); }
-    void annotateMemory(const void* pointer, const Text& metadata) { native_->annotateMemory(pointer, metadata); }
+    void recordAnnotation(const std::vector<std::pair<Text, Text>>& annotation) {
+        native_->recordAnnotation(annotation);
+    }
+    void annotateMemory(const void* pointer, const Text& metadata) {
+        native_->annotateMemory(pointer, metadata);
+    }
     void pushCompileContext(Text& context) { native_->pushCompileContext(context); }
     void popCompileContext() { native_->popCompileContext(); }
     bool supportsUserMetadata() { return native_->supportsUserMetadata(); }
@@ -132,10 +172,12 @@ public:
         native_->attachOutOfMemoryObserver(std::move(observer));
     }
     // The type has a name only from torch 2.12 on.
-    void attachOomRejectionObserver(std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)> observer) {
+    void attachOomRejectionObserver(
+        std::function<void(std::int64_t, std::size_t, std::size_t, std::size_t)> observer) {
         native_->attachOomRejectionObserver(std::move(observer));
     }
-    void attachAllocatorTraceTracker(c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) {
+    void attachAllocatorTraceTracker(
+        c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) {
         native_->attachAllocatorTraceTracker(std::move(tracker));
     }
     Text name() { return native_->name(); }

@@ -42,13 +42,16 @@ void GraphGroup::begin(const compat::PoolId& pool) {
     const auto stream = this->stream();
     if (stream.stream() == nullptr) {
         // Torch's wording, because programs search for this text.
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "CUDA graphs must be captured on a non-default stream.");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "CUDA graphs must be captured on a non-default stream.");
     }
     const std::lock_guard lock(mutex_);
     if (session_.is_sealed() || session_.is_capturing()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               session_.is_sealed() ? "cannot capture into the graph group: it is sealed; open another graph group"
-                                    : "cannot capture into the graph group: another capture into it is running; end that capture first");
+               session_.is_sealed()
+                   ? "cannot capture into the graph group: it is sealed; open another graph group"
+                   : "cannot capture into the graph group: another capture into it is running; end "
+                     "that capture first");
     }
     const auto device = session_.device();
     const registry::PoolKey key{device.index(), pool};
@@ -56,12 +59,15 @@ void GraphGroup::begin(const compat::PoolId& pool) {
         // Torch's allocator checks this too, but only after torch has reset the running capture's
         // random-number state.
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot capture into the pool: a capture into this pool is running; end that capture first");
+               "cannot capture into the pool: a capture into this pool is running; end that "
+               "capture first");
     }
-    if (const int uses = registry::uses_of(key) > 0 ? 0 : torchs_uses_of(device.index(), pool); uses > 0) {
+    if (const int uses = registry::uses_of(key) > 0 ? 0 : torchs_uses_of(device.index(), pool);
+        uses > 0) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot capture into the pool: it is torch's own, as a MemPool or with earlier graphs, and has " + std::to_string(uses) +
-                   " uses; pass a new id of graph_pool_handle()");
+               "cannot capture into the pool: it is torch's own, as a MemPool or with earlier "
+               "graphs, and has " +
+                   std::to_string(uses) + " uses; pass a new id of graph_pool_handle()");
     }
     const OnDevice current(device);
     require_not_capturing(stream.stream());
@@ -77,7 +83,8 @@ void GraphGroup::begin(const compat::PoolId& pool) {
 void GraphGroup::require_capture() const {
     if (!session_.is_capturing()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot continue the capture: none into this graph group is running; call vmmgraph_torch_capture_begin first");
+               "cannot continue the capture: none into this graph group is running; call "
+               "vmmgraph_torch_capture_begin first");
     }
 }
 
@@ -89,7 +96,8 @@ void GraphGroup::begun() {
     if (ignored) {
         session_.cancel();
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot capture into the graph group: torch began the capture without this library's allocator; install this allocator "
+               "cannot capture into the graph group: torch began the capture without this "
+               "library's allocator; install this allocator "
                "last, and capture graphs of torch");
     }
 }
@@ -104,7 +112,9 @@ void GraphGroup::end(const vmmgraph_torch_graph_t& graph, vmmgraph_torch_capture
     auto* const torchs = static_cast<at::cuda::CUDAGraph*>(graph.graph);
     auto* const raw = static_cast<cudaGraph_t>(graph.raw);
     const auto memset_kernels = session_.end_piece(raw, graph.memset_kernels != 0);
-    const bool replayable = torchs != nullptr && Others::is(*torchs, compat::PoolId(graph.pool_first, graph.pool_second), raw);
+    const bool replayable =
+        torchs != nullptr &&
+        Others::is(*torchs, compat::PoolId(graph.pool_first, graph.pool_second), raw);
     const bool lent = replayable && graph.lend != 0 && raw != nullptr;
     const auto guards = session_.leave();
     failed.release();
@@ -131,19 +141,23 @@ const SealReport& GraphGroup::seal(Retain retain, Written written) {
     const OnDevice current(session_.device());
     const std::lock_guard lock(mutex_);
     if (session_.is_capturing()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot seal the graph group: a capture into it is running; end that capture first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot seal the graph group: a capture into it is running; end that capture first");
     }
     if (!session_.is_sealed()) {
-        session_.seal(retain, written).executable_bytes = Template::expected_bytes(session_.executable_pool(), lending());
+        session_.seal(retain, written).executable_bytes =
+            Template::expected_bytes(session_.executable_pool(), lending());
     }
     return session_.report();
 }
 
 const GraphGroup::Piece& GraphGroup::replayable(std::size_t piece) const {
     if (piece >= pieces_.size() || pieces_[piece].graph == nullptr) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot replay piece " + std::to_string(piece) + " of " + std::to_string(pieces_.size()) +
-                                               ": it is unknown, dropped, or launched by its owner; launch it between "
-                                               "vmmgraph_space_enter and vmmgraph_space_leave");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot replay piece " + std::to_string(piece) + " of " +
+                   std::to_string(pieces_.size()) +
+                   ": it is unknown, dropped, or launched by its owner; launch it between "
+                   "vmmgraph_space_enter and vmmgraph_space_leave");
     }
     return pieces_[piece];
 }
@@ -164,18 +178,22 @@ bool GraphGroup::instantiate() {
     const OnDevice current(session_.device());
     const std::lock_guard lock(mutex_);
     if (!session_.is_sealed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot instantiate the graph group: it is not sealed; call vmmgraph_torch_group_seal first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot instantiate the graph group: it is not sealed; call "
+               "vmmgraph_torch_group_seal first");
     }
     const auto graphs = lending();
     return graphs.empty() || session_.executables(graphs, false).instantiate();
 }
 
-void GraphGroup::use_workspace(std::unique_lock<std::mutex>& lock, const c10::cuda::CUDAStream* stream) {
+void GraphGroup::use_workspace(std::unique_lock<std::mutex>& lock,
+                               const c10::cuda::CUDAStream* stream) {
     auto& workspace = session_.workspace();
     const auto& memory = *session_.memory();
     constexpr int tries = 8;
     for (int tried = 1;; ++tried) {
-        const auto status = stream != nullptr ? workspace.use_on(memory, *stream) : workspace.use_anywhere(memory);
+        const auto status =
+            stream != nullptr ? workspace.use_on(memory, *stream) : workspace.use_anywhere(memory);
         if (!BlockOwner::is_out_of_memory(status) || tried == tries) {
             return detail::check(status);
         }
@@ -197,7 +215,8 @@ void GraphGroup::launch(std::size_t number, const c10::cuda::CUDAStream& stream)
     if (piece.lends == nullptr) {
         return Others::launch(*piece.graph, nullptr, stream.stream());
     }
-    const Template::Launch launch(session_.executables() ? *session_.executables() : session_.executables(lending(), false));
+    const Template::Launch launch(session_.executables() ? *session_.executables()
+                                                         : session_.executables(lending(), false));
     Others::launch(*piece.graph, launch.at(piece.place), stream.stream());
 }
 
@@ -231,8 +250,9 @@ void GraphGroup::drop(std::size_t number, bool keep) {
     const Relaxed relaxed;
     const std::lock_guard lock(mutex_);
     if (number >= pieces_.size()) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot drop piece " + std::to_string(number) + ": the graph group has " +
-                                                    std::to_string(pieces_.size()) + " pieces; pass a number of a capture");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot drop piece " + std::to_string(number) + ": the graph group has " +
+                   std::to_string(pieces_.size()) + " pieces; pass a number of a capture");
     }
     auto& piece = pieces_[number];
     // The remaining pieces form a new template.

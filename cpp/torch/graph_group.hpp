@@ -60,7 +60,9 @@ private:
         DisableScope torchs_own;
     };
 
-    [[nodiscard]] c10::cuda::CUDAStream stream() const { return c10::cuda::getCurrentCUDAStream(session_.device().index()); }
+    [[nodiscard]] c10::cuda::CUDAStream stream() const {
+        return c10::cuda::getCurrentCUDAStream(session_.device().index());
+    }
     void require_capture() const;
     void launch(std::size_t piece, const c10::cuda::CUDAStream& stream);
     // Prepares the workspace for a launch on the stream, or for the program's launches (null).

@@ -44,31 +44,37 @@ void require_release() {
     require_one_core();
     static const std::string loaded = loaded_release();
     if (!loaded.empty() && !serves(TORCH_VERSION, loaded)) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot work with torch " + loaded +
-                                               ": this library is built for torch " TORCH_VERSION
-                                               "; build libvmmgraph_torch against the loaded one (vmmgraph build)");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot work with torch " + loaded +
+                   ": this library is built for torch " TORCH_VERSION
+                   "; build libvmmgraph_torch against the loaded one (vmmgraph build)");
     }
 }
 
 void require_native_allocator() {
     auto* const allocator = caching::get();
     if (allocator == nullptr || allocator->name() != "native") {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot work over torch's allocator: it is " +
-                                               (allocator == nullptr ? "missing" : allocator->name()) +
-                                               " and must be the native one; unset backend:cudaMallocAsync and custom allocators");
+        refuse(
+            VMMGRAPH_ERROR_WRONG_STATE,
+            "cannot work over torch's allocator: it is " +
+                (allocator == nullptr ? "missing" : allocator->name()) +
+                " and must be the native one; unset backend:cudaMallocAsync and custom allocators");
     }
     // Any value of the variable overrides isEnabled().
     if (!allocator->isEnabled() || std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot work over torch's allocator: caching is off, so captures ask no allocator; unset PYTORCH_NO_CUDA_MEMORY_CACHING");
+               "cannot work over torch's allocator: caching is off, so captures ask no allocator; "
+               "unset PYTORCH_NO_CUDA_MEMORY_CACHING");
     }
 }
 
 void require_pools_with_allocators() {
-    if (compat::pool_fails_with_expandable_segments && caching::CUDAAllocatorConfig::expandable_segments()) {
+    if (compat::pool_fails_with_expandable_segments &&
+        caching::CUDAAllocatorConfig::expandable_segments()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
                "cannot capture by the MemPool route: in torch " TORCH_VERSION
-               " expandable_segments bypass a MemPool's allocator; turn this setting off, or use the blocks route");
+               " expandable_segments bypass a MemPool's allocator; turn this setting off, or use "
+               "the blocks route");
     }
 }
 
@@ -81,14 +87,16 @@ c10::Device device_of(const SharedVmmAllocator& arena) {
     }
     if (device < 0) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot use the arena: it is on the host driver, and torch's memory on CUDA; make the arena on a CUDA device");
+               "cannot use the arena: it is on the host driver, and torch's memory on CUDA; make "
+               "the arena on a CUDA device");
     }
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(device)};
 }
 
 void require_not_capturing(void* stream) {
     if (is_capturing(static_cast<cudaStream_t>(stream))) {
-        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "cannot begin on the stream: the stream is under capture; end that capture first");
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING,
+               "cannot begin on the stream: the stream is under capture; end that capture first");
     }
 }
 
@@ -102,8 +110,10 @@ void require_stream_of(c10::Device device, void* stream) {
     C10_CUDA_IGNORE_ERROR(recorded);
     C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event));
     if (recorded != cudaSuccess) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot use the stream: it does not belong to the arena's device (" +
-                                                    std::string(cudaGetErrorString(recorded)) + "); pass a stream of " + device.str());
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot use the stream: it does not belong to the arena's device (" +
+                   std::string(cudaGetErrorString(recorded)) + "); pass a stream of " +
+                   device.str());
     }
 }
 

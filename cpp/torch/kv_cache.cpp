@@ -22,7 +22,8 @@ namespace {
 
 std::uint64_t bytes_of(const KvPlane& plane, std::size_t number) {
     const auto wrong = [&](const std::string& what) {
-        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make plane " + std::to_string(number) + " of the KV cache: " + what);
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot make plane " + std::to_string(number) + " of the KV cache: " + what);
     };
     std::uint64_t bytes = c10::elementSize(plane.dtype);
     for (const std::int64_t extent : plane.block) {
@@ -30,8 +31,10 @@ std::uint64_t bytes_of(const KvPlane& plane, std::size_t number) {
             wrong("an extent is " + std::to_string(extent) + "; pass extents of 1 or more");
         }
         // Only extents that would overflow are refused here. The cache checks the total.
-        if (bytes > std::numeric_limits<std::uint32_t>::max() || extent > std::numeric_limits<std::uint32_t>::max()) {
-            wrong("a block has at least " + std::to_string(bytes) + " x " + std::to_string(extent) + " bytes; pass smaller extents");
+        if (bytes > std::numeric_limits<std::uint32_t>::max() ||
+            extent > std::numeric_limits<std::uint32_t>::max()) {
+            wrong("a block has at least " + std::to_string(bytes) + " x " + std::to_string(extent) +
+                  " bytes; pass smaller extents");
         }
         bytes *= static_cast<std::uint64_t>(extent);
     }
@@ -48,14 +51,16 @@ KvOptions to_cache(const KvTensorOptions& options) {
 
 c10::Device place_of(const Device& device) {
     const auto info = device.info();
-    return info.driver == VMMGRAPH_DRIVER_HOST ? c10::Device(c10::kCPU)
-                                               : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(info.device));
+    return info.driver == VMMGRAPH_DRIVER_HOST
+               ? c10::Device(c10::kCPU)
+               : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(info.device));
 }
 
 }  // namespace
 
 struct KvTensors::State {
-    State(const Device& device, const KvTensorOptions& options) : place(place_of(device)), cache(device, to_cache(options)) {}
+    State(const Device& device, const KvTensorOptions& options)
+        : place(place_of(device)), cache(device, to_cache(options)) {}
     State(const State&) = delete;
     State& operator=(const State&) = delete;
 
@@ -113,10 +118,11 @@ KvTensors::KvTensors(const Device& device, const KvTensorOptions& options) {
         const KvPlace at = state_->cache.plane(i);
         const auto element = static_cast<std::uint64_t>(c10::elementSize(plane.dtype));
         if (at.stride_bytes % element != 0 || at.address % element != 0) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot make plane " + std::to_string(i) + " of the KV cache by block: blocks are " +
-                                                        std::to_string(at.stride_bytes) + " bytes apart, no multiple of an element's " +
-                                                        std::to_string(element) +
-                                                        " bytes; order the planes by element size, or use one dtype");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+                   "cannot make plane " + std::to_string(i) +
+                       " of the KV cache by block: blocks are " + std::to_string(at.stride_bytes) +
+                       " bytes apart, no multiple of an element's " + std::to_string(element) +
+                       " bytes; order the planes by element size, or use one dtype");
         }
         std::vector<std::int64_t> sizes{static_cast<std::int64_t>(options.blocks_most)};
         sizes.insert(sizes.end(), plane.block.begin(), plane.block.end());

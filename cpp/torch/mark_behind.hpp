@@ -13,7 +13,8 @@ namespace vmmgraph::torch {
 // nothing for torch's own streams, which are never destroyed.
 class MarkBehind {
 public:
-    MarkBehind(const Space& space, const c10::cuda::CUDAStream& stream) noexcept : space_(lasts(stream) ? nullptr : space.handle()) {}
+    MarkBehind(const Space& space, const c10::cuda::CUDAStream& stream) noexcept
+        : space_(lasts(stream) ? nullptr : space.handle()) {}
     MarkBehind(const MarkBehind&) = delete;
     MarkBehind& operator=(const MarkBehind&) = delete;
     ~MarkBehind() {

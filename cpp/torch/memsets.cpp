@@ -15,7 +15,8 @@ namespace {
 
 template <class Add>
 cudaError_t add_edges(Add add, cudaGraph_t graph, const Nodes& from, const Nodes& to) {
-    if constexpr (std::is_invocable_v<Add, cudaGraph_t, const cudaGraphNode_t*, const cudaGraphNode_t*, std::nullptr_t, std::size_t>) {
+    if constexpr (std::is_invocable_v<Add, cudaGraph_t, const cudaGraphNode_t*,
+                                      const cudaGraphNode_t*, std::nullptr_t, std::size_t>) {
         return add(graph, from.data(), to.data(), nullptr, from.size());
     } else {
         return add(graph, from.data(), to.data(), from.size());
@@ -34,11 +35,14 @@ std::optional<Fill> fill_of(const cudaMemsetParams& memset, c10::Device device) 
         return std::nullopt;
     }
     auto elements = static_cast<std::int64_t>(memset.width * memset.height);
-    auto dtype = memset.elementSize == 4 ? at::kInt : memset.elementSize == 2 ? at::kShort : at::kByte;
+    auto dtype = memset.elementSize == 4   ? at::kInt
+                 : memset.elementSize == 2 ? at::kShort
+                                           : at::kByte;
     auto value = memset.elementSize == 4   ? std::int64_t{static_cast<std::int32_t>(memset.value)}
                  : memset.elementSize == 2 ? std::int64_t{static_cast<std::int16_t>(memset.value)}
                                            : std::int64_t{static_cast<std::uint8_t>(memset.value)};
-    if (dtype == at::kByte && elements % 4 == 0 && reinterpret_cast<std::uintptr_t>(memset.dst) % 4 == 0) {
+    if (dtype == at::kByte && elements % 4 == 0 &&
+        reinterpret_cast<std::uintptr_t>(memset.dst) % 4 == 0) {
         dtype = at::kInt;
         elements /= 4;
         value = static_cast<std::int32_t>(static_cast<std::uint32_t>(value) * 0x01010101U);
@@ -46,9 +50,11 @@ std::optional<Fill> fill_of(const cudaMemsetParams& memset, c10::Device device) 
     if (elements == 0) {
         return std::nullopt;
     }
-    return Fill{
-        at::for_blob(memset.dst, {elements}).options(at::TensorOptions().dtype(dtype).device(device)).target_device(device).make_tensor(),
-        value};
+    return Fill{at::for_blob(memset.dst, {elements})
+                    .options(at::TensorOptions().dtype(dtype).device(device))
+                    .target_device(device)
+                    .make_tensor(),
+                value};
 }
 
 cudaGraph_t capture_fill(const Fill& fill, const c10::cuda::CUDAStream& stream) {
@@ -85,16 +91,21 @@ bool replace(cudaGraph_t graph, cudaGraphNode_t memset, const c10::cuda::CUDAStr
     cudaGraphNode_t added = nullptr;
     bool done = kernels && kernels->size() == 1 && is(kernels->front(), cudaGraphNodeTypeKernel) &&
                 cudaGraphKernelNodeGetParams(kernels->front(), &kernel) == cudaSuccess &&
-                cudaGraphAddKernelNode(&added, graph, before->data(), before->size(), &kernel) == cudaSuccess;
-    if (done && !behind->empty() && add_edges(&cudaGraphAddDependencies, graph, Nodes(behind->size(), added), *behind) != cudaSuccess) {
+                cudaGraphAddKernelNode(&added, graph, before->data(), before->size(), &kernel) ==
+                    cudaSuccess;
+    if (done && !behind->empty() &&
+        add_edges(&cudaGraphAddDependencies, graph, Nodes(behind->size(), added), *behind) !=
+            cudaSuccess) {
         static_cast<void>(cudaGraphDestroyNode(added));
         done = false;
     }
     if (done) {
         // Not included in the kernel parameters.
         cudaKernelNodeAttrValue priority{};
-        if (cudaGraphKernelNodeGetAttribute(kernels->front(), cudaKernelNodeAttributePriority, &priority) == cudaSuccess) {
-            static_cast<void>(cudaGraphKernelNodeSetAttribute(added, cudaKernelNodeAttributePriority, &priority));
+        if (cudaGraphKernelNodeGetAttribute(kernels->front(), cudaKernelNodeAttributePriority,
+                                            &priority) == cudaSuccess) {
+            static_cast<void>(
+                cudaGraphKernelNodeSetAttribute(added, cudaKernelNodeAttributePriority, &priority));
         }
         static_cast<void>(cudaGraphDestroyNode(memset));
     }

@@ -29,7 +29,9 @@ std::optional<Nodes> nodes_from(Ask&& ask) {
 }
 
 inline std::optional<Nodes> nodes_of(cudaGraph_t graph) {
-    return nodes_from([graph](cudaGraphNode_t* to, std::size_t* count) { return cudaGraphGetNodes(graph, to, count); });
+    return nodes_from([graph](cudaGraphNode_t* to, std::size_t* count) {
+        return cudaGraphGetNodes(graph, to, count);
+    });
 }
 
 inline bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
@@ -42,7 +44,8 @@ inline bool is(cudaGraphNode_t node, cudaGraphNodeType type) {
 template <class Get>
 std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
     return nodes_from([&](cudaGraphNode_t* to, std::size_t* count) {
-        if constexpr (std::is_invocable_v<Get, cudaGraphNode_t, cudaGraphNode_t*, std::nullptr_t, std::size_t*>) {
+        if constexpr (std::is_invocable_v<Get, cudaGraphNode_t, cudaGraphNode_t*, std::nullptr_t,
+                                          std::size_t*>) {
             return get(node, to, nullptr, count);
         } else {
             return get(node, to, count);
@@ -50,7 +53,9 @@ std::optional<Nodes> neighbours(Get get, cudaGraphNode_t node) {
     });
 }
 
-inline std::optional<Nodes> dependencies_of(cudaGraphNode_t node) { return neighbours(&cudaGraphNodeGetDependencies, node); }
+inline std::optional<Nodes> dependencies_of(cudaGraphNode_t node) {
+    return neighbours(&cudaGraphNodeGetDependencies, node);
+}
 
 // State of a stream under capture: the capture's id, and the nodes the stream's next work depends
 // on.
@@ -65,9 +70,11 @@ inline std::optional<CaptureFront> front_of(cudaStream_t stream) {
     const cudaGraphNode_t* nodes = nullptr;
     std::size_t count = 0;
 #if CUDART_VERSION >= 13000
-    const auto asked = cudaStreamGetCaptureInfo(stream, &status, &capture, nullptr, &nodes, nullptr, &count);
+    const auto asked =
+        cudaStreamGetCaptureInfo(stream, &status, &capture, nullptr, &nodes, nullptr, &count);
 #else
-    const auto asked = cudaStreamGetCaptureInfo_v2(stream, &status, &capture, nullptr, &nodes, &count);
+    const auto asked =
+        cudaStreamGetCaptureInfo_v2(stream, &status, &capture, nullptr, &nodes, &count);
 #endif
     if (asked != cudaSuccess || status != cudaStreamCaptureStatusActive) {
         return std::nullopt;

@@ -22,7 +22,8 @@ class OnDevice {
 public:
     explicit OnDevice(c10::Device device) noexcept {
         int current = -1;
-        if (!device.is_cuda() || (cudaGetDevice(&current) == cudaSuccess && current == device.index())) {
+        if (!device.is_cuda() ||
+            (cudaGetDevice(&current) == cudaSuccess && current == device.index())) {
             return;
         }
         try {
@@ -60,7 +61,9 @@ inline cudaStream_t handle_of(void* stream) noexcept {
 // Torch names external streams by their handles.
 inline bool lasts(const c10::cuda::CUDAStream& stream) noexcept {
     try {
-        return stream.id() == 0 || stream.id() != static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
+        return stream.id() == 0 ||
+               stream.id() !=
+                   static_cast<c10::StreamId>(reinterpret_cast<std::intptr_t>(stream.stream()));
     } catch (...) {
         // Not a stream known to torch.
         return false;
@@ -79,7 +82,8 @@ public:
     [[nodiscard]] std::optional<c10::cuda::CUDAStream> get(c10::DeviceIndex device) const {
         const auto handle = handle_.load();
         return handle == nowhere ? std::nullopt
-                                 : std::optional(c10::cuda::getStreamFromExternal(reinterpret_cast<cudaStream_t>(handle), device));
+                                 : std::optional(c10::cuda::getStreamFromExternal(
+                                       reinterpret_cast<cudaStream_t>(handle), device));
     }
 
 private:

@@ -34,9 +34,10 @@ std::string other_core() {
 void require_one_core() {
     static const std::string other = other_core();
     if (!other.empty()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot use " + std::string(library_of(&here).dli_fname) +
-                                               ": a second copy of the core is loaded, " + other +
-                                               "; link VmmGraph::torch everywhere in place of VmmGraph::vmmgraph");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot use " + std::string(library_of(&here).dli_fname) +
+                   ": a second copy of the core is loaded, " + other +
+                   "; link VmmGraph::torch everywhere in place of VmmGraph::vmmgraph");
     }
 }
 

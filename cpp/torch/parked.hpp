@@ -86,7 +86,8 @@ public:
         }
         const auto& behind = reach(own, front->nodes);
         return take([&](const Parked& one) {
-            return of_stream(one) && std::all_of(one.markers.begin(), one.markers.end(), [&](auto* node) { return behind.contains(node); });
+            return of_stream(one) && std::all_of(one.markers.begin(), one.markers.end(),
+                                                 [&](auto* node) { return behind.contains(node); });
         });
     }
 

@@ -14,7 +14,8 @@ namespace vmmgraph::torch {
 class RegionMemory final : public BlockOwner {
 public:
     // Throws Error for a moved-from region.
-    explicit RegionMemory(const Region& region) try : region_(bridge::torch_region(reinterpret_cast<std::size_t>(region.handle()))) {
+    explicit RegionMemory(const Region& region) try
+        : region_(bridge::torch_region(reinterpret_cast<std::size_t>(region.handle()))) {
     } catch (const rust::Error& error) {
         // No rust:: type leaves the library.
         auto info = detail::sized<ErrorInfo>();
@@ -30,7 +31,8 @@ public:
     void* allocate(std::size_t bytes, Policy policy, void* stream) {
         std::size_t block = 0;
         const auto status =
-            bridge::allocate_in_region(*region_, bytes, static_cast<std::int32_t>(policy), reinterpret_cast<std::size_t>(stream), block);
+            bridge::allocate_in_region(*region_, bytes, static_cast<std::int32_t>(policy),
+                                       reinterpret_cast<std::size_t>(stream), block);
         if (is_out_of_memory(status)) {
             return nullptr;
         }
@@ -44,8 +46,8 @@ public:
     }
 
     void record_stream(void* block, void* stream) override {
-        detail::check(
-            bridge::record_stream_in_region(*region_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
+        detail::check(bridge::record_stream_in_region(
+            *region_, reinterpret_cast<std::size_t>(block), reinterpret_cast<std::size_t>(stream)));
     }
 
 private:

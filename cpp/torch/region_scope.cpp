@@ -40,7 +40,8 @@ void* allocate_in(const ActiveScope& scope, std::size_t bytes, cudaStream_t stre
         return nullptr;
     }
     if (block == nullptr) {
-        registry::out_of_memory(bytes, scope.device, scope.eager ? "for eager work in an arena" : "in a region");
+        registry::out_of_memory(bytes, scope.device,
+                                scope.eager ? "for eager work in an arena" : "in a region");
     }
     scope.used = true;
     std::shared_ptr<BlockOwner> owner = scope.memory;
@@ -59,17 +60,19 @@ RegionScope::RegionScope(const Region& region, Policy policy) {
     auto memory = std::make_shared<RegionMemory>(region);
     const int device = memory->cuda_device();
     if (device < 0) {
-        refuse(
-            VMMGRAPH_ERROR_INVALID_ARGUMENT,
-            "cannot begin a RegionScope: the region is on the host driver, and torch's memory on CUDA; make the region on a CUDA device");
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot begin a RegionScope: the region is on the host driver, and torch's memory "
+               "on CUDA; make the region on a CUDA device");
     }
     require_release();
     if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot begin a RegionScope: the allocator is not installed; call vmmgraph::torch::install() first");
+               "cannot begin a RegionScope: the allocator is not installed; call "
+               "vmmgraph::torch::install() first");
     }
     offer_idle_pages();
-    state_.reset(new State{{std::move(memory), policy, static_cast<c10::DeviceIndex>(device), active_scope}});
+    state_.reset(new State{
+        {std::move(memory), policy, static_cast<c10::DeviceIndex>(device), active_scope}});
     active_scope = &state_->active;
 }
 

@@ -45,7 +45,8 @@ inline const ActiveScope* innermost_scope() noexcept {
 // a scope.
 inline const ActiveScope* scope_for(c10::DeviceIndex device, cudaStream_t stream) {
     const auto* const active = innermost_scope();
-    const bool here = active != nullptr && active->device == device && (active->eager == nullptr || active->stream == stream);
+    const bool here = active != nullptr && active->device == device &&
+                      (active->eager == nullptr || active->stream == stream);
     return here && !CaptureUnderWay::by_this_thread() && !is_capturing(stream) ? active : nullptr;
 }
 

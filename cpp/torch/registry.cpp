@@ -75,7 +75,8 @@ struct Registry {
     std::atomic<compat::CUDAAllocator*> native{nullptr};
 
     auto find_use(const PoolKey& pool) {
-        return std::find_if(uses.begin(), uses.end(), [&](const PoolUse& use) { return use.pool == pool; });
+        return std::find_if(uses.begin(), uses.end(),
+                            [&](const PoolUse& use) { return use.pool == pool; });
     }
 };
 
@@ -91,7 +92,8 @@ Registry& registry() {
 compat::CUDAAllocator* native() { return registry().native.load(); }
 void set_native(compat::CUDAAllocator* native) { registry().native.store(native); }
 
-void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory) {
+void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter,
+                   std::shared_ptr<Memory> memory) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
     all.uses.push_back({pool, memory.get()});
@@ -99,13 +101,15 @@ void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter
     all.captures_under_way.fetch_add(1, std::memory_order_release);
 }
 
-void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, const std::shared_ptr<Memory>& memory) {
+void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter,
+                    const std::shared_ptr<Memory>& memory) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
     all.captures.push_back({pool, std::move(filter), memory});
     const auto before = [&](const Paused& one) { return one.pool == pool && one.memory == memory; };
     all.captures.back().marked =
-        std::any_of(all.paused.begin(), all.paused.end(), [&](const Paused& one) { return before(one) && one.marked; });
+        std::any_of(all.paused.begin(), all.paused.end(),
+                    [&](const Paused& one) { return before(one) && one.marked; });
     std::erase_if(all.paused, before);
     all.captures_under_way.fetch_add(1, std::memory_order_release);
 }
@@ -113,7 +117,8 @@ void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filte
 std::shared_ptr<Memory> paused_memory(const PoolKey& pool) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
-    const auto found = std::find_if(all.paused.rbegin(), all.paused.rend(), [&](const Paused& one) { return one.pool == pool; });
+    const auto found = std::find_if(all.paused.rbegin(), all.paused.rend(),
+                                    [&](const Paused& one) { return one.pool == pool; });
     return found == all.paused.rend() ? nullptr : found->memory;
 }
 
@@ -122,7 +127,8 @@ void forget_capture(const Memory* memory) noexcept {
     std::vector<Paused> over;
     const std::lock_guard lock(all.mutex);
     const auto end =
-        std::stable_partition(all.paused.begin(), all.paused.end(), [&](const Paused& one) { return one.memory.get() != memory; });
+        std::stable_partition(all.paused.begin(), all.paused.end(),
+                              [&](const Paused& one) { return one.memory.get() != memory; });
     std::move(end, all.paused.end(), std::back_inserter(over));
     all.paused.erase(end, all.paused.end());
 }
@@ -154,22 +160,28 @@ bool end_capture(const PoolKey& pool, bool end_is_marked) {
 }
 
 bool end_capture_into(const PoolKey& pool, const Memory* memory) {
-    return end_first([&](const Capture& capture) { return capture.pool == pool && capture.memory.get() == memory; }, false);
+    return end_first(
+        [&](const Capture& capture) {
+            return capture.pool == pool && capture.memory.get() == memory;
+        },
+        false);
 }
 
 bool is_captured_into(const PoolKey& pool) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
     const auto of_pool = [&](const auto& one) { return one.pool == pool; };
-    return std::any_of(all.captures.begin(), all.captures.end(), of_pool) || std::any_of(all.paused.begin(), all.paused.end(), of_pool);
+    return std::any_of(all.captures.begin(), all.captures.end(), of_pool) ||
+           std::any_of(all.paused.begin(), all.paused.end(), of_pool);
 }
 
 void mark_begun(c10::DeviceIndex device) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
     const auto here = std::this_thread::get_id();
-    const auto begun = std::find_if(all.captures.rbegin(), all.captures.rend(),
-                                    [&](const Capture& one) { return one.thread == here && one.pool.device == device; });
+    const auto begun = std::find_if(
+        all.captures.rbegin(), all.captures.rend(),
+        [&](const Capture& one) { return one.thread == here && one.pool.device == device; });
     if (begun != all.captures.rend()) {
         begun->marked = true;
     }
@@ -189,7 +201,9 @@ bool take_mark(const PoolKey& pool, const Memory* memory) {
     return marked;
 }
 
-std::size_t captures_under_way() { return registry().captures_under_way.load(std::memory_order_acquire); }
+std::size_t captures_under_way() {
+    return registry().captures_under_way.load(std::memory_order_acquire);
+}
 
 std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream) {
     if (captures_under_way() == 0) {
@@ -209,7 +223,8 @@ std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, cudaStream_t stream) 
 int uses_of(const PoolKey& pool) {
     auto& all = registry();
     const std::lock_guard lock(all.mutex);
-    return static_cast<int>(std::count_if(all.uses.begin(), all.uses.end(), [&](const PoolUse& use) { return use.pool == pool; }));
+    return static_cast<int>(std::count_if(all.uses.begin(), all.uses.end(),
+                                          [&](const PoolUse& use) { return use.pool == pool; }));
 }
 
 bool add_use(const PoolKey& pool) {
@@ -251,18 +266,20 @@ std::optional<std::unordered_set<void*>> live_blocks(const PoolKey& pool) {
 }
 
 void out_of_memory(std::size_t bytes, c10::DeviceIndex device, const char* what) {
-    const auto message = detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
-        static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
-    });
+    const auto message =
+        detail::read_text([](char* buffer, std::size_t capacity, std::size_t* needed) {
+            static_cast<void>(vmmgraph_last_error_message(buffer, capacity, needed));
+        });
     auto info = detail::sized<ErrorInfo>();
     static_cast<void>(vmmgraph_last_error(&info));
-    throw OutOfBlocks(
-        {__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
-        c10::str("CUDA out of memory. Tried to allocate ", bytes, " bytes on device ", static_cast<int>(device), " ", what, ": ", message),
-        info);
+    throw OutOfBlocks({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)},
+                      c10::str("CUDA out of memory. Tried to allocate ", bytes, " bytes on device ",
+                               static_cast<int>(device), " ", what, ": ", message),
+                      info);
 }
 
-void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c10::DeviceIndex device) {
+void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes,
+           c10::DeviceIndex device) {
     auto& all = registry();
     try {
         const std::lock_guard lock(all.mutex);
@@ -274,9 +291,12 @@ void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c1
     all.blocks_alive.fetch_add(1, std::memory_order_release);
 }
 
-void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device,
+                     std::size_t bytes, cudaStream_t stream) {
     using bridge::BlockKind;
-    const auto kind = RemoteScope::active() ? BlockKind::Remote : KeptScope::active() ? BlockKind::Kept : BlockKind::Local;
+    const auto kind = RemoteScope::active() ? BlockKind::Remote
+                      : KeptScope::active() ? BlockKind::Kept
+                                            : BlockKind::Local;
     void* const block = memory->allocate(bytes, stream, kind);
     if (block == nullptr) {
         out_of_memory(bytes, device, "for a graph capture");

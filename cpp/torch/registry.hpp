@@ -34,7 +34,8 @@ void set_native(compat::CUDAAllocator* native);
 
 // Registers a capture; its filter selects the participating streams. The pool is in use until
 // released.
-void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, std::shared_ptr<Memory> memory);
+void begin_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter,
+                   std::shared_ptr<Memory> memory);
 // Ends the capture of a pool; false if there is none. The capture may continue: programs end its
 // pool, allocate elsewhere and begin the pool again. `end_is_marked`: torch no longer counts the
 // capture.
@@ -46,7 +47,8 @@ bool is_captured_into(const PoolKey& pool);
 // Memory of a capture that ended its pool and may continue; null if none.
 std::shared_ptr<Memory> paused_memory(const PoolKey& pool);
 // Like begin_capture(), for a continued capture, whose pool is in use already.
-void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter, const std::shared_ptr<Memory>& memory);
+void resume_capture(const PoolKey& pool, std::function<bool(cudaStream_t)> filter,
+                    const std::shared_ptr<Memory>& memory);
 void forget_capture(const Memory* memory) noexcept;
 // Number of running captures. Costs one load.
 std::size_t captures_under_way();
@@ -77,9 +79,11 @@ private:
 
 [[noreturn]] void out_of_memory(std::size_t bytes, c10::DeviceIndex device, const char* what);
 // Registers a block for torch, or frees it on failure.
-void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes, c10::DeviceIndex device);
+void adopt(void* block, std::shared_ptr<BlockOwner> owner, std::size_t bytes,
+           c10::DeviceIndex device);
 // Allocates a block of the kind chosen by this thread's scopes. Throws OutOfBlocks.
-void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream);
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device,
+                     std::size_t bytes, cudaStream_t stream);
 // Frees a block. Returns false if `pointer` is not one.
 bool release_block(void* pointer);
 // Owner of a live block, and optionally its size; null for any other pointer.

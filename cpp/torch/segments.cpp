@@ -19,17 +19,26 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-class VMMTorchAllocator final : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
+class VMMTorchAllocator final
+    : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
 public:
     explicit VMMTorchAllocator(const std::shared_ptr<const SegmentSource>& source)
-        : CUDAPluggableAllocator([source](std::size_t bytes, int, cudaStream_t stream) { return source->allocate(bytes, stream); },
-                                 [source](void* segment, std::size_t, int, cudaStream_t) { release(*source, segment); }),
+        : CUDAPluggableAllocator(
+              [source](std::size_t bytes, int, cudaStream_t stream) {
+                  return source->allocate(bytes, stream);
+              },
+              [source](void* segment, std::size_t, int, cudaStream_t) {
+                  release(*source, segment);
+              }),
           source_(source) {}
 
     void* raw_alloc(std::size_t bytes) override {
-        return source_->allocate(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
+        return source_->allocate(
+            bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()).stream());
     }
-    void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override { return source_->allocate(bytes, stream); }
+    void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
+        return source_->allocate(bytes, stream);
+    }
     // The base class throws for foreign segments, and torch calls this in destructors.
     void raw_delete(void* segment) override { release(*source_, segment); }
     std::string name() override { return "vmmgraph"; }
@@ -86,14 +95,18 @@ bool must_wait(const SegmentPool& waiting) {
 }  // namespace
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(SegmentSource source) {
-    return std::make_shared<VMMTorchAllocator>(std::make_shared<const SegmentSource>(std::move(source)));
+    return std::make_shared<VMMTorchAllocator>(
+        std::make_shared<const SegmentSource>(std::move(source)));
 }
 
 std::shared_ptr<compat::CUDAAllocator> make_segment_allocator(std::shared_ptr<Memory> memory) {
     // Spaces of the host driver may exist where torch has no device.
-    const c10::DeviceIndex device = c10::cuda::device_count() > 0 ? c10::cuda::current_device() : -1;
+    const c10::DeviceIndex device =
+        c10::cuda::device_count() > 0 ? c10::cuda::current_device() : -1;
     return make_segment_allocator(
-        {[memory](std::size_t bytes, void* stream) { return memory->allocate(bytes, stream, bridge::BlockKind::Local); },
+        {[memory](std::size_t bytes, void* stream) {
+             return memory->allocate(bytes, stream, bridge::BlockKind::Local);
+         },
          [memory, device](void* segment) { return memory->release(segment, device); }});
 }
 
@@ -105,16 +118,18 @@ std::shared_ptr<compat::CUDAAllocator> make_allocator(const Space& space) {
 std::shared_ptr<compat::CUDAAllocator> make_allocator(std::shared_ptr<SharedVmmAllocator> arena) {
     require_release();
     if (!arena) {
-        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT, "cannot make an allocator: the arena is null; pass an arena");
+        refuse(VMMGRAPH_ERROR_NULL_ARGUMENT,
+               "cannot make an allocator: the arena is null; pass an arena");
     }
-    return make_segment_allocator({[arena](std::size_t bytes, void* stream) -> void* {
-                                       try {
-                                           return arena->allocate(bytes, stream);
-                                       } catch (const OutOfMemory&) {
-                                           return nullptr;
-                                       }
-                                   },
-                                   [arena](void* segment) { return vmmgraph_arena_deallocate(arena->handle(), segment); }});
+    return make_segment_allocator(
+        {[arena](std::size_t bytes, void* stream) -> void* {
+             try {
+                 return arena->allocate(bytes, stream);
+             } catch (const OutOfMemory&) {
+                 return nullptr;
+             }
+         },
+         [arena](void* segment) { return vmmgraph_arena_deallocate(arena->handle(), segment); }});
 }
 
 void bury(SegmentPool pool) {
@@ -126,7 +141,8 @@ void bury(SegmentPool pool) {
     }
     std::vector<SegmentPool> kept;
     for (auto& one : all.pools) {
-        const bool waits = all.captures.count(one.pool->device()) > 0 || !compat::may_destroy_pools(one.pool->device()) || must_wait(one);
+        const bool waits = all.captures.count(one.pool->device()) > 0 ||
+                           !compat::may_destroy_pools(one.pool->device()) || must_wait(one);
         (waits ? kept : ready).push_back(std::move(one));
     }
     all.pools = std::move(kept);
@@ -149,7 +165,9 @@ thread_local std::shared_ptr<std::atomic<int>> begun_here;
 
 }  // namespace
 
-bool CaptureUnderWay::by_this_thread() noexcept { return begun_here && begun_here->load(std::memory_order_relaxed) > 0; }
+bool CaptureUnderWay::by_this_thread() noexcept {
+    return begun_here && begun_here->load(std::memory_order_relaxed) > 0;
+}
 
 CaptureUnderWay::CaptureUnderWay(c10::DeviceIndex device, cudaStream_t stream) : device_(device) {
     if (!begun_here) {

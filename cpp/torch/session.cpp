@@ -22,7 +22,8 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 // Waiting for a capturing stream would break the capture.
 void wait_for(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) {
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+        status != cudaStreamCaptureStatusNone) {
         static_cast<void>(cudaGetLastError());
         return;
     }
@@ -31,7 +32,8 @@ void wait_for(cudaStream_t stream) {
 
 }  // namespace
 
-CaptureSession::CaptureSession(SharedVmmAllocator& arena, std::optional<Route> route, std::shared_ptr<ExecutablePool> executables)
+CaptureSession::CaptureSession(SharedVmmAllocator& arena, std::optional<Route> route,
+                               std::shared_ptr<ExecutablePool> executables)
     : device_(device_of(arena)),
       of_program_(!route),
       route_(route.value_or(Route::blocks)),
@@ -53,7 +55,9 @@ void CaptureSession::require_ready(Route route) {
         require_native_allocator();
         require_pools_with_allocators();
     } else if (!installed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot begin a capture: the allocator is not installed; call vmmgraph::torch::install() first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot begin a capture: the allocator is not installed; call "
+               "vmmgraph::torch::install() first");
     }
 }
 
@@ -133,7 +137,8 @@ bool CaptureSession::give_pool_back(const compat::PoolId& pool) {
     return true;
 }
 
-void CaptureSession::abandon(const compat::PoolId& pool, std::unique_ptr<compat::Graph>* graph, const Generators& generators,
+void CaptureSession::abandon(const compat::PoolId& pool, std::unique_ptr<compat::Graph>* graph,
+                             const Generators& generators,
                              const std::function<bool()>& end) noexcept {
     if (!running_) {
         return;
@@ -173,7 +178,8 @@ SealReport& CaptureSession::seal(Retain retain, Written written) {
     if (report_) {
         return *report_;
     }
-    const auto asked = retain == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : retain;
+    const auto asked =
+        retain == Retain::inherit ? static_cast<Retain>(space_.stats().retain) : retain;
     const auto policy = collectives_ ? with_collectives(asked, memory_->has_remote()) : asked;
     try {
         report_ = written == Written::no ? space_.seal(policy) : seal_with_contents(policy);
@@ -182,8 +188,10 @@ SealReport& CaptureSession::seal(Retain retain, Written written) {
             throw;
         }
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot seal the capture: NCCL may have registered buffers of its collectives, and a live tensor would have to leave a page "
-               "of other graphs; allocate live tensors in a KeptScope, or the buffers in a RemoteScope with Retain::shared_remote, or set "
+               "cannot seal the capture: NCCL may have registered buffers of its collectives, and "
+               "a live tensor would have to leave a page "
+               "of other graphs; allocate live tensors in a KeptScope, or the buffers in a "
+               "RemoteScope with Retain::shared_remote, or set "
                "NCCL_GRAPH_REGISTER=0");
     }
     return *report_;
@@ -221,7 +229,8 @@ SealReport CaptureSession::seal_with_contents(Retain retain) {
         char* kept = device != nullptr ? static_cast<char*>(device) : host.data();
         for (const auto& block : blocks) {
             auto* const own = reinterpret_cast<char*>(block.address);
-            C10_CUDA_CHECK(cudaMemcpyAsync(back ? own : kept, back ? kept : own, block.bytes, cudaMemcpyDefault, stream));
+            C10_CUDA_CHECK(cudaMemcpyAsync(back ? own : kept, back ? kept : own, block.bytes,
+                                           cudaMemcpyDefault, stream));
             kept += block.bytes;
         }
         C10_CUDA_CHECK(cudaStreamSynchronize(stream));

@@ -61,7 +61,8 @@ public:
     // the piece's graph, if given. `end` ends the capture as torch does, or returns false. Does
     // nothing without a running capture.
     void abandon(
-        const compat::PoolId& pool, std::unique_ptr<compat::Graph>* graph = nullptr, const Generators& generators = {},
+        const compat::PoolId& pool, std::unique_ptr<compat::Graph>* graph = nullptr,
+        const Generators& generators = {},
         const std::function<bool()>& end = [] { return false; }) noexcept;
 
     // Seals the space once, and then returns the same report.
@@ -72,14 +73,20 @@ public:
     // Returns the executables, adding the graphs to the pool first if needed.
     Template& executables(const std::vector<cudaGraph_t>& graphs, bool pinned);
     // Null before, and after close_executables(), which must precede the graphs' destruction.
-    [[nodiscard]] const std::shared_ptr<Template>& executables() const noexcept { return template_; }
+    [[nodiscard]] const std::shared_ptr<Template>& executables() const noexcept {
+        return template_;
+    }
     void close_executables() noexcept;
     [[nodiscard]] const ExecutablePool& executable_pool() const noexcept { return *executables_; }
 
     // Records a launch. Returns whether the stream exists as long as the process.
-    bool launched_on(const c10::cuda::CUDAStream& stream) noexcept { return last_stream_.note(stream); }
+    bool launched_on(const c10::cuda::CUDAStream& stream) noexcept {
+        return last_stream_.note(stream);
+    }
     // Tells torch about the last launch that uses the workspaces.
-    void leave_workspaces() noexcept { workspace_->leave(*memory_, last_stream_, kept_workspaces_); }
+    void leave_workspaces() noexcept {
+        workspace_->leave(*memory_, last_stream_, kept_workspaces_);
+    }
     // Destroys the pool of the MemPool route, after its graphs.
     void bury_pool() { bury(std::move(segments_)); }
 

@@ -55,7 +55,9 @@ void offer_idle_pages() {
         // name.
         auto* const callbacks = c10::FreeCudaMemoryCallbacksRegistry();
         if (!callbacks->Has("vmmgraph")) {
-            callbacks->Register("vmmgraph", [] { return std::unique_ptr<c10::FreeMemoryCallback>(std::make_unique<GiveBack>()); });
+            callbacks->Register("vmmgraph", [] {
+                return std::unique_ptr<c10::FreeMemoryCallback>(std::make_unique<GiveBack>());
+            });
         }
     });
 }
@@ -78,7 +80,8 @@ bool make_room(c10::DeviceIndex device, std::size_t bytes) noexcept {
     // else up to 2 MiB more than the tensor.
     constexpr std::uint64_t step = 2 << 20;
     constexpr std::uint64_t endless = std::uint64_t{1} << 62;
-    const std::uint64_t segment = std::max(std::min<std::uint64_t>(bytes, endless) + step, 10 * step);
+    const std::uint64_t segment =
+        std::max(std::min<std::uint64_t>(bytes, endless) + step, 10 * step);
     return bridge::make_room(device, segment, patience_ms);
 }
 

@@ -58,12 +58,14 @@ vmmgraph_status_t guarded(Body&& body) noexcept {
         return failed(VMMGRAPH_ERROR_DRIVER, error.what_without_backtrace());
     } catch (const std::bad_alloc&) {
         return failed(VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY,
-                      "vmmgraph: cannot complete the call: out of host memory; free host memory and repeat the call");
+                      "vmmgraph: cannot complete the call: out of host memory; free host memory "
+                      "and repeat the call");
     } catch (const std::exception& error) {
         return failed(VMMGRAPH_ERROR_INTERNAL, error.what());
     } catch (...) {
         return failed(VMMGRAPH_ERROR_INTERNAL,
-                      "vmmgraph: cannot complete the call: an exception of an unknown type arrived; report this message");
+                      "vmmgraph: cannot complete the call: an exception of an unknown type "
+                      "arrived; report this message");
     }
 }
 
@@ -71,7 +73,8 @@ template <class T>
 T& required(T* pointer, const char* name) {
     if (pointer == nullptr) {
         refuse(VMMGRAPH_ERROR_NULL_ARGUMENT,
-               std::string("cannot use argument ") + name + ": the pointer is null; pass the address of a value");
+               std::string("cannot use argument ") + name +
+                   ": the pointer is null; pass the address of a value");
     }
     return *pointer;
 }
@@ -79,8 +82,10 @@ T& required(T* pointer, const char* name) {
 // Checks a caller's struct. Shorter structs do not exist: each struct is as old as its functions.
 template <class T>
 T& sized(T* given, const char* name) {
-    if (const auto size = required(given, name).struct_size; size < sizeof(T) || size > 4096 || size % 8 != 0) {
-        refuse(VMMGRAPH_ERROR_STRUCT_SIZE, std::string("cannot use argument ") + name + ": struct_size is " + std::to_string(size) +
+    if (const auto size = required(given, name).struct_size;
+        size < sizeof(T) || size > 4096 || size % 8 != 0) {
+        refuse(VMMGRAPH_ERROR_STRUCT_SIZE, std::string("cannot use argument ") + name +
+                                               ": struct_size is " + std::to_string(size) +
                                                " and the struct has " + std::to_string(sizeof(T)) +
                                                " bytes; set struct_size to the size of the struct");
     }
@@ -106,7 +111,8 @@ public:
         const auto found = groups_.find(reinterpret_cast<std::uintptr_t>(handle));
         if (found == groups_.end()) {
             refuse(VMMGRAPH_ERROR_INVALID_HANDLE,
-                   "cannot use the graph group: its handle was closed or never opened; open a graph group first");
+                   "cannot use the graph group: its handle was closed or never opened; open a "
+                   "graph group first");
         }
         return found->second;
     }
@@ -115,7 +121,9 @@ public:
         auto group = find(handle);
         const std::lock_guard lock(mutex_);
         if (groups_.erase(reinterpret_cast<std::uintptr_t>(handle)) == 0) {
-            refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "cannot close the graph group: another thread has closed it; close a graph group once");
+            refuse(VMMGRAPH_ERROR_INVALID_HANDLE,
+                   "cannot close the graph group: another thread has closed it; close a graph "
+                   "group once");
         }
         return group;
     }
@@ -164,7 +172,8 @@ public:
     }
     void remove(vmmgraph_arena_t arena, const std::shared_ptr<EagerEnding>& ending) noexcept {
         const std::lock_guard lock(mutex_);
-        if (const auto found = endings_.find(arena); found != endings_.end() && found->second == ending) {
+        if (const auto found = endings_.find(arena);
+            found != endings_.end() && found->second == ending) {
             endings_.erase(found);
         }
     }
@@ -177,7 +186,8 @@ private:
 // Eager scope that leaves torch's current device and stream unchanged.
 class ThreadsEagerScope {
 public:
-    ThreadsEagerScope(vmmgraph_arena_t handle, std::optional<std::uint64_t> bytes) : handle_(handle) {
+    ThreadsEagerScope(vmmgraph_arena_t handle, std::optional<std::uint64_t> bytes)
+        : handle_(handle) {
         Borrowed arena(handle);
         device_ = device_of(*arena).index();
         const auto before = c10::cuda::current_device();
@@ -201,7 +211,9 @@ public:
         }
     }
 
-    [[nodiscard]] bool is_of(vmmgraph_arena_t arena) const noexcept { return handle_ == arena && !over(); }
+    [[nodiscard]] bool is_of(vmmgraph_arena_t arena) const noexcept {
+        return handle_ == arena && !over();
+    }
     [[nodiscard]] bool over() const noexcept { return ending_->over(); }
     void end() {
         ending_->end();
@@ -224,7 +236,8 @@ std::vector<std::unique_ptr<ThreadsEagerScope>>& eager_scopes() {
 }
 
 vmmgraph_status_t enter_eager(vmmgraph_arena_t arena, std::optional<std::uint64_t> bytes) {
-    return guarded([&] { eager_scopes().push_back(std::make_unique<ThreadsEagerScope>(arena, bytes)); });
+    return guarded(
+        [&] { eager_scopes().push_back(std::make_unique<ThreadsEagerScope>(arena, bytes)); });
 }
 
 template <class Use>
@@ -248,8 +261,8 @@ void seal(GraphGroup& group, Retain retain, Written written, vmmgraph_seal_repor
 std::shared_ptr<ExecutablePool> executables_of(vmmgraph_arena_t handle) {
     Borrowed arena(handle);
     if (!compat::GraphOfOthers<at::cuda::CUDAGraph>::lends) {
-        refuse(VMMGRAPH_ERROR_UNSUPPORTED,
-               "cannot pool executables: torch " TORCH_VERSION " keeps no captured graphs; use torch 2.8 or later");
+        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "cannot pool executables: torch " TORCH_VERSION
+                                           " keeps no captured graphs; use torch 2.8 or later");
     }
     auto pool = ExecutablePool::of(*arena);
     // Kept alive, so the device's pool keeps its limits while it has no graphs.
@@ -295,23 +308,28 @@ vmmgraph_status_t vmmgraph_torch_group_open(vmmgraph_arena_t arena, vmmgraph_tor
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_group_space(vmmgraph_torch_group_t group, vmmgraph_space_t* space) {
-    return with(group, [&](GraphGroup& found) { required(space, "space") = found.space().handle(); });
+vmmgraph_status_t vmmgraph_torch_group_space(vmmgraph_torch_group_t group,
+                                             vmmgraph_space_t* space) {
+    return with(group,
+                [&](GraphGroup& found) { required(space, "space") = found.space().handle(); });
 }
 
 vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t group) {
     return guarded([&] { static_cast<void>(GraphGroups::all().remove(group)); });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second) {
-    return with(group, [&](GraphGroup& found) { found.begin(compat::PoolId(pool_first, pool_second)); });
+vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group, uint64_t pool_first,
+                                               uint64_t pool_second) {
+    return with(group,
+                [&](GraphGroup& found) { found.begin(compat::PoolId(pool_first, pool_second)); });
 }
 
 vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_group_t group) {
     return with(group, [](GraphGroup& found) { found.begun(); });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group, const vmmgraph_torch_graph_t* graph,
+vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group,
+                                             const vmmgraph_torch_graph_t* graph,
                                              vmmgraph_torch_captured_t* captured) {
     return with(group, [&](GraphGroup& found) {
         const auto& given = sized(graph, "graph");
@@ -319,8 +337,10 @@ vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group, const
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second) {
-    return with(group, [&](GraphGroup& found) { found.abandon(compat::PoolId(pool_first, pool_second)); });
+vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_group_t group, uint64_t pool_first,
+                                                 uint64_t pool_second) {
+    return with(group,
+                [&](GraphGroup& found) { found.abandon(compat::PoolId(pool_first, pool_second)); });
 }
 
 vmmgraph_status_t vmmgraph_torch_remote_enter(void) {
@@ -331,21 +351,27 @@ vmmgraph_status_t vmmgraph_torch_remote_leave(void) {
     return guarded([] {
         if (remote_scopes().empty()) {
             refuse(VMMGRAPH_ERROR_WRONG_STATE,
-                   "cannot leave a remote scope: this thread is in none; call vmmgraph_torch_remote_enter first");
+                   "cannot leave a remote scope: this thread is in none; call "
+                   "vmmgraph_torch_remote_enter first");
         }
         remote_scopes().pop_back();
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena) { return enter_eager(arena, std::nullopt); }
+vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena) {
+    return enter_eager(arena, std::nullopt);
+}
 
-vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes) { return enter_eager(arena, bytes); }
+vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes) {
+    return enter_eager(arena, bytes);
+}
 
 vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
     return guarded([] {
         if (eager_scopes().empty()) {
             refuse(VMMGRAPH_ERROR_WRONG_STATE,
-                   "cannot leave an eager scope: this thread is in none; call vmmgraph_torch_eager_enter first");
+                   "cannot leave an eager scope: this thread is in none; call "
+                   "vmmgraph_torch_eager_enter first");
         }
         eager_scopes().pop_back();
     });
@@ -354,7 +380,8 @@ vmmgraph_status_t vmmgraph_torch_eager_leave(void) {
 vmmgraph_status_t vmmgraph_torch_eager_leave_of(vmmgraph_arena_t arena) {
     return guarded([&] {
         auto& scopes = eager_scopes();
-        const auto found = std::find_if(scopes.begin(), scopes.end(), [&](const auto& scope) { return scope->is_of(arena); });
+        const auto found = std::find_if(scopes.begin(), scopes.end(),
+                                        [&](const auto& scope) { return scope->is_of(arena); });
         if (found == scopes.end()) {
             return;
         }
@@ -370,7 +397,9 @@ vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena) {
     return guarded([&] {
         const auto ending = EagerEndings::all().find(arena);
         if (!ending || ending->over()) {
-            refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot end the eager scope: the arena has none; call vmmgraph_torch_eager_enter first");
+            refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                   "cannot end the eager scope: the arena has none; call "
+                   "vmmgraph_torch_eager_enter first");
         }
         ending->end();
         EagerEndings::all().remove(arena, ending);
@@ -378,31 +407,40 @@ vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena) {
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second) {
+vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first,
+                                            uint64_t pool_second) {
     return guarded([&] {
         if (device < 0 || device > std::numeric_limits<c10::DeviceIndex>::max()) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "cannot empty the pool: device is " + std::to_string(device) + "; pass the number of a CUDA device");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot empty the pool: device is " +
+                                                        std::to_string(device) +
+                                                        "; pass the number of a CUDA device");
         }
-        empty_torchs_pool(static_cast<c10::DeviceIndex>(device), compat::PoolId(pool_first, pool_second));
+        empty_torchs_pool(static_cast<c10::DeviceIndex>(device),
+                          compat::PoolId(pool_first, pool_second));
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group, int32_t retain, vmmgraph_seal_report_t* report) {
+vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group, int32_t retain,
+                                            vmmgraph_seal_report_t* report) {
     return with(group, [&](GraphGroup& found) {
         if (retain < VMMGRAPH_RETAIN_DEFAULT || retain > VMMGRAPH_RETAIN_SHARED_REMOTE) {
-            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-                   "cannot seal the graph group: retain is " + std::to_string(retain) + "; pass one of VMMGRAPH_RETAIN_*");
+            refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot seal the graph group: retain is " +
+                                                        std::to_string(retain) +
+                                                        "; pass one of VMMGRAPH_RETAIN_*");
         }
         seal(found, static_cast<vmmgraph::Retain>(retain), Written::perhaps, report);
     });
 }
 
-vmmgraph_status_t vmmgraph_torch_group_seal_unwritten(vmmgraph_torch_group_t group, vmmgraph_seal_report_t* report) {
-    return with(group, [&](GraphGroup& found) { seal(found, vmmgraph::Retain::inherit, Written::no, report); });
+vmmgraph_status_t vmmgraph_torch_group_seal_unwritten(vmmgraph_torch_group_t group,
+                                                      vmmgraph_seal_report_t* report) {
+    return with(group, [&](GraphGroup& found) {
+        seal(found, vmmgraph::Retain::inherit, Written::no, report);
+    });
 }
 
-vmmgraph_status_t vmmgraph_torch_group_instantiate(vmmgraph_torch_group_t group, int32_t* instantiated) {
+vmmgraph_status_t vmmgraph_torch_group_instantiate(vmmgraph_torch_group_t group,
+                                                   int32_t* instantiated) {
     return with(group, [&](GraphGroup& found) {
         const bool has = found.instantiate();
         if (instantiated != nullptr) {
@@ -419,7 +457,8 @@ vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_group_t group) 
     return with(group, [&](GraphGroup& found) { found.launched_by_hand(); });
 }
 
-vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_group_t group, uint64_t piece, const vmmgraph_output_t* outputs, size_t count,
+vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_group_t group, uint64_t piece,
+                                        const vmmgraph_output_t* outputs, size_t count,
                                         vmmgraph_difference_t* difference) {
     return with(group, [&](GraphGroup& found) {
         auto& to = sized(difference, "difference");
@@ -440,15 +479,19 @@ vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_group_t group, uint64_t pie
     return with(group, [&](GraphGroup& found) { found.drop(piece, true); });
 }
 
-vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_groups, uint64_t max_bytes) {
-    return guarded([&] { executables_of(arena)->set_limits({static_cast<std::size_t>(max_groups), max_bytes}); });
+vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_groups,
+                                                       uint64_t max_bytes) {
+    return guarded([&] {
+        executables_of(arena)->set_limits({static_cast<std::size_t>(max_groups), max_bytes});
+    });
 }
 
 vmmgraph_status_t vmmgraph_torch_evict_executables(vmmgraph_arena_t arena) {
     return guarded([&] { executables_of(arena)->evict(); });
 }
 
-vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats) {
+vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena,
+                                                  vmmgraph_torch_executables_t* stats) {
     return guarded([&] {
         auto& to = sized(stats, "stats");
         const auto now = executables_of(arena)->stats();

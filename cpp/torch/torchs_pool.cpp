@@ -74,16 +74,19 @@ int torchs_uses_of(c10::DeviceIndex device, const compat::PoolId& pool) {
 void empty_torchs_pool(c10::DeviceIndex device, const compat::PoolId& pool) {
     require_release();
     if (!installed()) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot empty the pool: the allocator is not installed; call vmmgraph_torch_install first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot empty the pool: the allocator is not installed; call vmmgraph_torch_install "
+               "first");
     }
     if (!possible<compat::PoolId>) {
-        refuse(VMMGRAPH_ERROR_UNSUPPORTED,
-               "cannot empty the pool: torch " TORCH_VERSION " does not empty single pools; use torch 2.8 or later");
+        refuse(VMMGRAPH_ERROR_UNSUPPORTED, "cannot empty the pool: torch " TORCH_VERSION
+                                           " does not empty single pools; use torch 2.8 or later");
     }
     if (device < 0 || registry::uses_of({device, pool}) > 0 || torchs_uses_of(device, pool) != 1) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot empty the pool: it belongs to captures or has " +
-                                               std::to_string(torchs_uses_of(device, pool)) +
-                                               " uses instead of 1; destroy its graphs and other users first");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot empty the pool: it belongs to captures or has " +
+                   std::to_string(torchs_uses_of(device, pool)) +
+                   " uses instead of 1; destroy its graphs and other users first");
     }
     const OnDevice current({c10::kCUDA, device});
     const Relaxed relaxed;
@@ -94,13 +97,15 @@ void empty_torchs_pool(c10::DeviceIndex device, const compat::PoolId& pool) {
     forget_workspaces([&](const void* workspace) { return held.has(workspace); });
     if (Held(device, pool).alive || !compat::may_destroy_pools(device)) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot empty the pool: it has live memory, or a capture or pool allocation is running on the device; end these first");
+               "cannot empty the pool: it has live memory, or a capture or pool allocation is "
+               "running on the device; end these first");
     }
     try {
         free_and_make_anew(device, pool);
     } catch (const c10::Error& error) {
         refuse(VMMGRAPH_ERROR_INTERNAL,
-               std::string("cannot empty the pool: another thread began to use it, and it is lost; never use it again. Torch: ") +
+               std::string("cannot empty the pool: another thread began to use it, and it is lost; "
+                           "never use it again. Torch: ") +
                    error.what_without_backtrace());
     }
 }

@@ -46,7 +46,8 @@ struct MapWithMutex {
 bool tables_are_there() { return &at::cuda::cublas_handle_stream_to_workspace != nullptr; }
 
 using Table = char& (*)();
-constexpr Table tables[] = {at::cuda::cublas_handle_stream_to_workspace, at::cuda::cublaslt_handle_stream_to_workspace};
+constexpr Table tables[] = {at::cuda::cublas_handle_stream_to_workspace,
+                            at::cuda::cublaslt_handle_stream_to_workspace};
 
 template <class Use>
 void in_table(Table table, Use&& use) {
@@ -102,7 +103,9 @@ std::vector<void*> handles_seen(c10::DeviceIndex device) {
 
 void release_share(void* context) { delete static_cast<KeptWorkspace*>(context); }
 
-c10::DataPtr entry_of(const KeptWorkspace& kept) { return {kept->get(), new KeptWorkspace(kept), &release_share, kept->device()}; }
+c10::DataPtr entry_of(const KeptWorkspace& kept) {
+    return {kept->get(), new KeptWorkspace(kept), &release_share, kept->device()};
+}
 
 // After a fatal CUDA error, torch's allocator throws for memory used on several streams, and the
 // caller may be a destructor.
@@ -180,14 +183,17 @@ struct Workspace::Pages {
     // Table entry with shared ownership.
     static c10::DataPtr entry_of(const std::shared_ptr<Pages>& pages, c10::DeviceIndex device) {
         auto* const address = reinterpret_cast<void*>(bridge::workspace_address(*pages->pages));
-        return {address, new std::shared_ptr<Pages>(pages), [](void* context) { delete static_cast<std::shared_ptr<Pages>*>(context); },
+        return {address, new std::shared_ptr<Pages>(pages),
+                [](void* context) { delete static_cast<std::shared_ptr<Pages>*>(context); },
                 c10::Device(c10::kCUDA, device)};
     }
 };
 
-Workspace::Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> group) : device_(device), group_(std::move(group)) {}
+Workspace::Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> group)
+    : device_(device), group_(std::move(group)) {}
 
-std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& group) {
+std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena,
+                                         const std::shared_ptr<Memory>& group) {
     static std::mutex mutex;
     // Arena handles are never reused, so each entry belongs to one arena.
     static auto* const all = new std::unordered_map<vmmgraph_arena_t, std::weak_ptr<Workspace>>;
@@ -201,7 +207,8 @@ std::shared_ptr<Workspace> Workspace::of(const SharedVmmAllocator& arena, const 
     auto& known = (*all)[arena.handle()];
     auto workspace = known.lock();
     if (!workspace || !workspace->keep()) {
-        known = workspace = std::make_shared<Workspace>(device, workspace || first ? nullptr : group);
+        known = workspace =
+            std::make_shared<Workspace>(device, workspace || first ? nullptr : group);
     }
     return workspace;
 }
@@ -231,7 +238,8 @@ std::shared_ptr<Workspace::Pages> Workspace::make(std::size_t bytes) const {
 }
 
 void Workspace::provide(const c10::cuda::CUDAStream& stream, const std::vector<void*>& others) {
-    if (&at::cuda::isCUDABlasWorkspaceCachingEnabled != nullptr && !at::cuda::isCUDABlasWorkspaceCachingEnabled()) {
+    if (&at::cuda::isCUDABlasWorkspaceCachingEnabled != nullptr &&
+        !at::cuda::isCUDABlasWorkspaceCachingEnabled()) {
         const Relaxed relaxed;
         // A capture cannot create a handle.
         if (auto& handle = handles[stream.device_index()]; handle == nullptr) {
@@ -300,7 +308,10 @@ vmmgraph_status_t Workspace::use(const Memory& group, std::uintptr_t stream) {
         pages = group_ ? pages_ : nullptr;
     }
     bool alone = stream == anywhere || !pages;
-    const auto status = pages ? group.use_workspace(*pages->pages, alone ? nullptr : reinterpret_cast<void*>(stream), alone) : VMMGRAPH_OK;
+    const auto status =
+        pages ? group.use_workspace(*pages->pages,
+                                    alone ? nullptr : reinterpret_cast<void*>(stream), alone)
+              : VMMGRAPH_OK;
     if (status == VMMGRAPH_OK) {
         used_.store(alone ? anywhere : stream, std::memory_order_relaxed);
     }
@@ -312,7 +323,8 @@ std::size_t Workspace::bytes() const {
     return pages_ ? pages_->bytes : bytes_;
 }
 
-void Workspace::leave(const Memory& group, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept {
+void Workspace::leave(const Memory& group, const LastStream& last,
+                      const std::vector<KeptWorkspace>& kept) noexcept {
     const std::lock_guard lock(mutex_);
     if (pages_) {
         group.leave_workspace(*pages_->pages);
@@ -380,7 +392,8 @@ std::vector<KeptWorkspace> WorkspaceTable::end(const Memory& memory) {
                     continue;
                 }
                 // Another capture's workspaces end with that capture.
-                if (workspace.device().index() == stream_.device_index() && !registry::owner_of(workspace.get())) {
+                if (workspace.device().index() == stream_.device_index() &&
+                    !registry::owner_of(workspace.get())) {
                     kept.push_back(share(workspace));
                 }
                 ++entry;
@@ -432,7 +445,8 @@ void forget_workspaces(const std::function<bool(const void*)>& there) noexcept {
 void forget_scoped_workspaces() noexcept {
     forget_workspaces([](const void* workspace) {
         const auto owner = registry::owner_of(workspace);
-        return dynamic_cast<const RegionMemory*>(owner.get()) != nullptr || dynamic_cast<const EagerMemory*>(owner.get()) != nullptr;
+        return dynamic_cast<const RegionMemory*>(owner.get()) != nullptr ||
+               dynamic_cast<const EagerMemory*>(owner.get()) != nullptr;
     });
 }
 

@@ -38,7 +38,8 @@ class Workspace {
 public:
     // Returns the arena's workspace, making one if needed. `group`: memory of a graph group
     // launched only by replays of the group.
-    static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena, const std::shared_ptr<Memory>& group = nullptr);
+    static std::shared_ptr<Workspace> of(const SharedVmmAllocator& arena,
+                                         const std::shared_ptr<Memory>& group = nullptr);
 
     Workspace(c10::DeviceIndex device, std::shared_ptr<Memory> group);
     Workspace(const Workspace&) = delete;
@@ -56,7 +57,8 @@ public:
     [[nodiscard]] std::size_t bytes() const;
     // Call when a graph group is destroyed: its workspaces are not reused before its replays are
     // done.
-    void leave(const Memory& group, const LastStream& last, const std::vector<KeptWorkspace>& kept) noexcept;
+    void leave(const Memory& group, const LastStream& last,
+               const std::vector<KeptWorkspace>& kept) noexcept;
 
 private:
     struct Pages;

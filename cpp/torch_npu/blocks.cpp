@@ -42,7 +42,9 @@ BlockTable& block_table() {
 thread_local std::shared_ptr<Memory> next;
 
 bool out_of_memory(vmmgraph_status_t status) {
-    return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) || status == VMMGRAPH_ERROR_INVALID_SIZE;
+    return (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY &&
+            status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) ||
+           status == VMMGRAPH_ERROR_INVALID_SIZE;
 }
 
 }  // namespace
@@ -61,7 +63,8 @@ bool end_capture(const PoolKey& pool) {
     auto& all = block_table();
     Capture ended{};
     const std::lock_guard lock(all.mutex);
-    const auto found = std::find_if(all.captures.begin(), all.captures.end(), [&](const Capture& one) { return one.pool == pool; });
+    const auto found = std::find_if(all.captures.begin(), all.captures.end(),
+                                    [&](const Capture& one) { return one.pool == pool; });
     if (found == all.captures.end()) {
         return false;
     }
@@ -87,7 +90,8 @@ std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, void* stream) {
     return nullptr;
 }
 
-void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, void* stream) {
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device,
+                     std::size_t bytes, void* stream) {
     void* block = nullptr;
     try {
         block = memory->space.allocate(bytes, stream);
@@ -95,8 +99,9 @@ void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex dev
         if (!out_of_memory(error.status())) {
             throw;
         }
-        TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes, " bytes on device ",
-                         static_cast<int>(device), " for a graph capture: ", error.what());
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes,
+                         " bytes on device ", static_cast<int>(device),
+                         " for a graph capture: ", error.what());
     }
     auto& all = block_table();
     try {
@@ -131,7 +136,8 @@ bool release_block(void* block) noexcept {
         if (was.memory->sealed.load(std::memory_order_acquire)) {
             // Programs drop tensors while work on this stream still reads their bytes. stream()
             // drains torch_npu's queue.
-            was.memory->space.record_stream(block, c10_npu::getCurrentNPUStream(was.device).stream());
+            was.memory->space.record_stream(block,
+                                            c10_npu::getCurrentNPUStream(was.device).stream());
         }
     } catch (...) {
         // Torch_npu and its streams are shutting down.

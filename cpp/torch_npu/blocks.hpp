@@ -43,7 +43,8 @@ std::size_t captures_under_way();
 std::shared_ptr<Memory> memory_of(c10::DeviceIndex device, void* stream);
 
 // Allocates a block for a storage. Throws torch's out-of-memory error, or Error otherwise.
-void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device, std::size_t bytes, void* stream);
+void* allocate_block(const std::shared_ptr<Memory>& memory, c10::DeviceIndex device,
+                     std::size_t bytes, void* stream);
 // Frees a block; torch_npu's current stream may still read it. Returns false if `block` is not one.
 // Never throws: torch frees in destructors.
 bool release_block(void* block) noexcept;

@@ -23,18 +23,22 @@ c10::DeviceIndex device_of(const SharedVmmAllocator& arena) {
     const std::string npu = "{\"driver\":\"ascend\",\"device\":";
     if (stats.compare(0, npu.size(), npu) != 0) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot capture into the arena: its device is not one of the ascend driver; make the arena on an NPU");
+               "cannot capture into the arena: its device is not one of the ascend driver; make "
+               "the arena on an NPU");
     }
     return static_cast<c10::DeviceIndex>(std::stoi(stats.substr(npu.size(), 9)));
 }
 
 class OnDevice {
 public:
-    explicit OnDevice(c10::DeviceIndex device) : guard_(device), stream_(c10_npu::getCurrentNPUStream(device)) {}
+    explicit OnDevice(c10::DeviceIndex device)
+        : guard_(device), stream_(c10_npu::getCurrentNPUStream(device)) {}
 
     // Returns the stream after draining torch_npu's queue into it.
     [[nodiscard]] aclrtStream drained() const { return stream_.stream(); }
-    [[nodiscard]] bool is_default() const { return stream_ == c10_npu::getDefaultNPUStream(stream_.device_index()); }
+    [[nodiscard]] bool is_default() const {
+        return stream_ == c10_npu::getDefaultNPUStream(stream_.device_index());
+    }
 
 private:
     c10_npu::NPUGuard guard_;
@@ -45,7 +49,8 @@ private:
 bool is_capturing(aclrtStream stream) noexcept {
     aclmdlRICaptureStatus status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
     aclmdlRI model = nullptr;
-    return aclmdlRICaptureGetInfo(stream, &status, &model) == ACL_SUCCESS && status != ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+    return aclmdlRICaptureGetInfo(stream, &status, &model) == ACL_SUCCESS &&
+           status != ACL_MODEL_RI_CAPTURE_STATUS_NONE;
 }
 
 }  // namespace
@@ -72,7 +77,8 @@ CapturedGraph::~CapturedGraph() = default;
 
 CapturedGraph::State& CapturedGraph::state() const {
     if (!state_) {
-        refuse(VMMGRAPH_ERROR_INVALID_HANDLE, "cannot use the graph: the object was moved from; use the object that was moved to");
+        refuse(VMMGRAPH_ERROR_INVALID_HANDLE,
+               "cannot use the graph: the object was moved from; use the object that was moved to");
     }
     return *state_;
 }
@@ -132,12 +138,14 @@ struct CaptureScope::State {
 CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& options) {
     if (!installed()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot begin a capture: the allocator is not installed; call vmmgraph::torch_npu::install() first");
+               "cannot begin a capture: the allocator is not installed; call "
+               "vmmgraph::torch_npu::install() first");
     }
     const auto device = device_of(arena);
     if (OnDevice(device).is_default()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
-               "cannot capture the stream: the default stream cannot be captured; make another stream torch_npu's current one");
+               "cannot capture the stream: the default stream cannot be captured; make another "
+               "stream torch_npu's current one");
     }
     auto space = arena.open_space();
     if (!options.label.empty()) {
@@ -146,17 +154,20 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& opti
     auto captured = std::make_unique<CapturedGraph::State>();
     captured->device = device;
     captured->memory = std::make_shared<Memory>(std::move(space));
-    state_.reset(new State{options.retain, c10_npu::graph_pool_handle(), std::move(captured), std::nullopt});
+    state_.reset(
+        new State{options.retain, c10_npu::graph_pool_handle(), std::move(captured), std::nullopt});
     state_->current.emplace(device);
     // Otherwise a failure below would end the stream's own capture.
     if (is_capturing(state_->current->drained())) {
-        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING, "cannot capture the stream: the stream is under capture; end that capture first");
+        refuse(VMMGRAPH_ERROR_STREAM_CAPTURING,
+               "cannot capture the stream: the stream is under capture; end that capture first");
     }
     state_->under_way = true;
     announce(state_->captured->memory);
     try {
         // THREAD_LOCAL, because other threads load kernels during the capture.
-        state_->captured->graph->capture_begin(state_->pool, ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL);
+        state_->captured->graph->capture_begin(state_->pool,
+                                               ACL_MODEL_RI_CAPTURE_MODE_THREAD_LOCAL);
     } catch (...) {
         state_->abandon();
         throw;
@@ -165,7 +176,8 @@ CaptureScope::CaptureScope(SharedVmmAllocator& arena, const CaptureOptions& opti
     if (announced() != nullptr) {
         state_->abandon();
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot capture into the space: torch_npu began the capture with another allocator; install this allocator last");
+               "cannot capture into the space: torch_npu began the capture with another allocator; "
+               "install this allocator last");
     }
 }
 
@@ -177,7 +189,8 @@ CaptureScope::~CaptureScope() {
 
 CapturedGraph CaptureScope::end() {
     if (!state_ || !state_->under_way) {
-        refuse(VMMGRAPH_ERROR_WRONG_STATE, "cannot end the capture: it has ended or failed; begin another CaptureScope");
+        refuse(VMMGRAPH_ERROR_WRONG_STATE,
+               "cannot end the capture: it has ended or failed; begin another CaptureScope");
     }
     auto& captured = *state_->captured;
     try {

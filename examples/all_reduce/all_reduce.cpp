@@ -45,8 +45,8 @@ struct Shape {
     std::optional<vmmgraph::torch::CapturedGraph> graph;
 };
 
-void capture(Shape& shape, const Call* call, int rank, const all_reduce_example::TwoShot& sum, vmmgraph::SharedVmmAllocator& arena,
-             cudaStream_t stream) {
+void capture(Shape& shape, const Call* call, int rank, const all_reduce_example::TwoShot& sum,
+             vmmgraph::SharedVmmAllocator& arena, cudaStream_t stream) {
     const auto& mine = shape.base[rank];
     vmmgraph::torch::CaptureOptions options;
     // All buffers accessed by peers are marked; outputs are not.
@@ -67,11 +67,13 @@ void capture(Shape& shape, const Call* call, int rank, const all_reduce_example:
 }
 
 // Replays in random order. Returns the number of elements different from a local sum.
-std::int64_t replay(std::vector<Shape>& shapes, const std::array<c10::cuda::CUDAStream, 2>& streams, int rank, int replays) {
+std::int64_t replay(std::vector<Shape>& shapes, const std::array<c10::cuda::CUDAStream, 2>& streams,
+                    int rank, int replays) {
     std::mt19937 common(1), own(100 + rank);
     const auto options = shapes[0].factor.options();
     auto delay = at::empty({8 << 20}, options);
-    std::array<at::Tensor, 2> wrong{at::zeros({}, options.dtype(at::kLong)), at::zeros({}, options.dtype(at::kLong))};
+    std::array<at::Tensor, 2> wrong{at::zeros({}, options.dtype(at::kLong)),
+                                    at::zeros({}, options.dtype(at::kLong))};
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     for (int i = 0; i < replays; ++i) {
         const auto number = common() % shapes.size();
@@ -85,7 +87,8 @@ std::int64_t replay(std::vector<Shape>& shapes, const std::array<c10::cuda::CUDA
         }
         shape.factor.fill_(factors[rank]);
         shape.graph->replay(streams[turn].stream());
-        const auto expected = shape.base[0] * factors[0] + shape.base[1] * factors[1] + shape.base[rank];
+        const auto expected =
+            shape.base[0] * factors[0] + shape.base[1] * factors[1] + shape.base[rank];
         wrong[turn] += at::ne(shape.output, expected).sum();
     }
     C10_CUDA_CHECK(cudaDeviceSynchronize());
@@ -102,15 +105,20 @@ int run(int rank, int socket, int replays) {
     const auto device = vmmgraph::Device::open(opening);
     vmmgraph::SharedVmmAllocator arena(device);
     const all_reduce_example::TwoShot sum(rank, ranks);
-    const auto options = at::TensorOptions().dtype(at::kFloat).device(c10::kCUDA, static_cast<c10::DeviceIndex>(rank));
-    const std::array<c10::cuda::CUDAStream, 2> streams{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
+    const auto options = at::TensorOptions()
+                             .dtype(at::kFloat)
+                             .device(c10::kCUDA, static_cast<c10::DeviceIndex>(rank));
+    const std::array<c10::cuda::CUDAStream, 2> streams{c10::cuda::getStreamFromPool(),
+                                                       c10::cuda::getStreamFromPool()};
     all_reduce_example::Neighbour neighbour(device, socket);
     // Counts arrivals across replays, and peers write at any time: must not be graph memory.
-    auto* const pad = static_cast<unsigned*>(arena.allocate_exclusive(all_reduce_example::pad_bytes));
+    auto* const pad =
+        static_cast<unsigned*>(arena.allocate_exclusive(all_reduce_example::pad_bytes));
     neighbour.offer(vmmgraph::export_range(arena, pad, all_reduce_example::pad_bytes));
     std::vector<Shape> shapes(counts.size());
     std::vector<Call> calls(shapes.size());
-    const auto table = at::zeros({static_cast<std::int64_t>(calls.size() * sizeof(Call))}, options.dtype(at::kByte));
+    const auto table = at::zeros({static_cast<std::int64_t>(calls.size() * sizeof(Call))},
+                                 options.dtype(at::kByte));
     auto* const on_device = reinterpret_cast<Call*>(table.data_ptr());
     for (std::size_t i = 0; i < shapes.size(); ++i) {
         at::manual_seed(i);
@@ -122,7 +130,8 @@ int run(int rank, int socket, int replays) {
         capture(shapes[i], on_device + i, rank, sum, arena, streams[0].stream());
         const auto& space = shapes[i].graph->space();
         neighbour.offer(vmmgraph::export_range(space, shapes[i].input, counts[i] * sizeof(float)));
-        neighbour.offer(vmmgraph::export_range(space, shapes[i].part, share_of(counts[i], ranks) * sizeof(float)));
+        neighbour.offer(vmmgraph::export_range(space, shapes[i].part,
+                                               share_of(counts[i], ranks) * sizeof(float)));
     }
     const auto theirs = neighbour.swap();
     for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -133,11 +142,13 @@ int run(int rank, int socket, int replays) {
             calls[i].part[other] = static_cast<float*>(here ? shapes[i].part : theirs[2 + 2 * i]);
         }
     }
-    C10_CUDA_CHECK(cudaMemcpy(on_device, calls.data(), calls.size() * sizeof(Call), cudaMemcpyHostToDevice));
+    C10_CUDA_CHECK(
+        cudaMemcpy(on_device, calls.data(), calls.size() * sizeof(Call), cudaMemcpyHostToDevice));
     neighbour.meet();
     const auto wrong = replay(shapes, streams, rank, replays);
-    std::printf("rank %d: %d replays of %zu graphs over %.1f MiB, %lld elements wrong\n", rank, replays, shapes.size(),
-                static_cast<double>(arena.stats().shared_bytes) / (1 << 20), static_cast<long long>(wrong));
+    std::printf("rank %d: %d replays of %zu graphs over %.1f MiB, %lld elements wrong\n", rank,
+                replays, shapes.size(), static_cast<double>(arena.stats().shared_bytes) / (1 << 20),
+                static_cast<long long>(wrong));
     // The peer may still read the memory until both are done.
     neighbour.meet();
     shapes.clear();

@@ -22,11 +22,13 @@ public:
     // ranges in the same order.
     void offer(const std::vector<vmmgraph::PageExtent>& range) {
         for (const auto& extent : range) {
-            const auto found = numbers_.try_emplace(extent.page, static_cast<std::uint32_t>(exported_.size()));
+            const auto found =
+                numbers_.try_emplace(extent.page, static_cast<std::uint32_t>(exported_.size()));
             if (found.second) {
                 exported_.emplace_back(device_, extent.page);
             }
-            parts_.push_back({ranges_, found.first->second, extent.offset, extent.bytes, extent.page_bytes});
+            parts_.push_back(
+                {ranges_, found.first->second, extent.offset, extent.bytes, extent.page_bytes});
         }
         ++ranges_;
     }
@@ -38,14 +40,19 @@ public:
         for (const auto& page : exported_) {
             descriptors.push_back(page.descriptor());
         }
-        vmmgraph::send_descriptors(socket_, descriptors, parts_.data(), parts_.size() * sizeof(Part));
+        vmmgraph::send_descriptors(socket_, descriptors, parts_.data(),
+                                   parts_.size() * sizeof(Part));
         std::array<Part, 512> theirs{};
         const auto received = vmmgraph::receive_descriptors(socket_, theirs.data(), sizeof theirs);
         std::map<std::uint32_t, vmmgraph::PeerPage> pages;
         std::vector<std::vector<vmmgraph::PeerExtent>> ranges(ranges_);
         for (std::size_t i = 0; i < received.bytes / sizeof(Part); ++i) {
             const Part& part = theirs.at(i);
-            const auto page = pages.try_emplace(part.page, device_, received.descriptors.at(part.page).get(), part.page_bytes).first;
+            const auto page =
+                pages
+                    .try_emplace(part.page, device_, received.descriptors.at(part.page).get(),
+                                 part.page_bytes)
+                    .first;
             ranges.at(part.range).push_back({&page->second, part.offset, part.bytes});
         }
         std::vector<void*> addresses;

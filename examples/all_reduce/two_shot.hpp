@@ -29,7 +29,9 @@ constexpr unsigned blocks = 32, threads = 512;
 constexpr std::size_t pad_bytes = blocks * 16 * sizeof(unsigned);
 
 // Number of floats one rank sums; `count` must be a multiple of 4.
-constexpr std::int64_t share_of(std::int64_t count, int ranks) { return (count / 4 + ranks - 1) / ranks * 4; }
+constexpr std::int64_t share_of(std::int64_t count, int ranks) {
+    return (count / 4 + ranks - 1) / ranks * 4;
+}
 
 inline constexpr const char* source = R"(
 struct Call {
@@ -87,7 +89,8 @@ extern "C" __global__ void two_shot(const Call* given, float4* output, long long
 template <class... Arguments>
 void call(void* library, const char* name, Arguments... arguments) {
     auto* const function = reinterpret_cast<int (*)(Arguments...)>(dlsym(library, name));
-    if (const int status = library == nullptr || function == nullptr ? -1 : function(arguments...)) {
+    if (const int status =
+            library == nullptr || function == nullptr ? -1 : function(arguments...)) {
         throw std::runtime_error(std::string(name) + " answered " + std::to_string(status));
     }
 }
@@ -100,12 +103,14 @@ public:
         cudaDeviceProp properties{};
         C10_CUDA_CHECK(cudaGetDevice(&device));
         C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-        const std::string architecture = "--gpu-architecture=sm_" + std::to_string(properties.major * 10 + properties.minor);
+        const std::string architecture =
+            "--gpu-architecture=sm_" + std::to_string(properties.major * 10 + properties.minor);
         const char* const options[] = {architecture.c_str()};
         auto* nvrtc = dlopen("libnvrtc.so.13", RTLD_NOW);
         nvrtc = nvrtc != nullptr ? nvrtc : dlopen("libnvrtc.so.12", RTLD_NOW);
         void* program = nullptr;
-        call(nvrtc, "nvrtcCreateProgram", &program, code_of_kernel, "two_shot.cu", 0, nullptr, nullptr);
+        call(nvrtc, "nvrtcCreateProgram", &program, code_of_kernel, "two_shot.cu", 0, nullptr,
+             nullptr);
         call(nvrtc, "nvrtcCompileProgram", program, 1, options);
         std::size_t bytes = 0;
         call(nvrtc, "nvrtcGetCUBINSize", program, &bytes);
@@ -123,8 +128,9 @@ public:
         long long vectors = count / 4;
         int rank = rank_, ranks = ranks_;
         void* arguments[] = {&given, &output, &vectors, &rank, &ranks};
-        call(driver_, "cuLaunchKernel", kernel_, blocks, 1U, 1U, threads, 1U, 1U, 0U, static_cast<CUstream>(stream),
-             static_cast<void**>(arguments), static_cast<void**>(nullptr));
+        call(driver_, "cuLaunchKernel", kernel_, blocks, 1U, 1U, threads, 1U, 1U, 0U,
+             static_cast<CUstream>(stream), static_cast<void**>(arguments),
+             static_cast<void**>(nullptr));
     }
 
 private:

@@ -39,12 +39,14 @@ int main(void) {
     CHECK(vmmgraph_space_allocate(space, 8 << 20, NULL, &scratch));
     CHECK(vmmgraph_space_allocate(space, 1 << 20, NULL, &output));
     CHECK(vmmgraph_space_free(space, scratch));
-    CHECK(vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, NULL)); /* and ends here; output is retained */
+    CHECK(vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT,
+                              NULL)); /* and ends here; output is retained */
     CHECK(vmmgraph_space_replay(space, NULL, launch, output));
 
     stats.struct_size = sizeof stats;
     CHECK(vmmgraph_arena_stats(arena, &stats));
-    printf("output[0] = %d, physical %llu MiB\n", *(char*)output, (unsigned long long)stats.physical_bytes >> 20);
+    printf("output[0] = %d, physical %llu MiB\n", *(char*)output,
+           (unsigned long long)stats.physical_bytes >> 20);
 
     CHECK(vmmgraph_space_destroy(space));
     CHECK(vmmgraph_arena_destroy(arena));

@@ -34,7 +34,8 @@ int main() {
         }  // a later layer uses the slot after these kernels
     }
     const auto stats = ring.stats();
-    std::printf("sum %u, %llu copies, %llu MiB on the device instead of %llu\n", sum, static_cast<unsigned long long>(stats.copies),
+    std::printf("sum %u, %llu copies, %llu MiB on the device instead of %llu\n", sum,
+                static_cast<unsigned long long>(stats.copies),
                 static_cast<unsigned long long>(stats.device_bytes >> 20),
                 static_cast<unsigned long long>(layers.size() * layer_bytes >> 20));
 }

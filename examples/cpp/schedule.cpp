@@ -29,7 +29,8 @@ int main() {
     std::vector<Request> waiting, running, parked;
     std::uint64_t served = 0, by_the_host = 0, lost = 0, most = 0;
     const auto admitted = [&](const Request& one) {
-        std::vector<vmmgraph::Growing> all{{one.tokens + 1, lengths.total(one.generated) - one.generated}};
+        std::vector<vmmgraph::Growing> all{
+            {one.tokens + 1, lengths.total(one.generated) - one.generated}};
         for (const auto& other : running) {
             all.push_back({other.tokens, lengths.total(other.generated) - other.generated});
         }
@@ -55,7 +56,8 @@ int main() {
         }
         std::vector<vmmgraph::Due> due;
         for (const auto& one : waiting) {
-            due.push_back({one.arrival + 20 + one.tokens / 50, 1 + one.tokens / 200, one.arrival + patience});
+            due.push_back(
+                {one.arrival + 20 + one.tokens / 50, 1 + one.tokens / 200, one.arrival + patience});
         }
         std::vector<vmmgraph::Decoding> decoding;
         for (const auto& one : running) {
@@ -68,7 +70,8 @@ int main() {
                 continue;
             }
             const vmmgraph::Need need{blocks_of(one.tokens + 1), one.tokens / 32 + 1};
-            const bool there = admitted(one) && grants.ask(one.id, need) == vmmgraph::Grant::granted;
+            const bool there =
+                admitted(one) && grants.ask(one.id, need) == vmmgraph::Grant::granted;
             if (!there) {
                 grants.forget(one.id);
                 if (!vmmgraph::to_host(step, prompt) || !host.put(one.id, need.kv)) {
@@ -94,7 +97,8 @@ int main() {
         }
         // One token per running request. If no page is free, the last request moves to the host.
         for (std::size_t i = 0; i < running.size(); ++i) {
-            while (blocks_of(running[i].tokens + 1) > blocks_of(running[i].tokens) && !grants.extend(1)) {
+            while (blocks_of(running[i].tokens + 1) > blocks_of(running[i].tokens) &&
+                   !grants.extend(1)) {
                 const auto last = running.back();
                 grants.give({blocks_of(last.tokens), 0});
                 lost += !host.rescue(last.id, blocks_of(last.tokens));
@@ -123,8 +127,11 @@ int main() {
         host.set_logical(control.step(first_late, other_late).second);
     }
     const auto left = grants.stats();
-    std::printf("%llu served, %llu by way of the host, %llu lost; %llu of %llu pages at most, %llu left granted\n",
-                static_cast<unsigned long long>(served), static_cast<unsigned long long>(by_the_host),
-                static_cast<unsigned long long>(lost), static_cast<unsigned long long>(most), static_cast<unsigned long long>(pages),
-                static_cast<unsigned long long>(left.kv + left.activations));
+    std::printf(
+        "%llu served, %llu by way of the host, %llu lost; %llu of %llu pages at most, %llu left "
+        "granted\n",
+        static_cast<unsigned long long>(served), static_cast<unsigned long long>(by_the_host),
+        static_cast<unsigned long long>(lost), static_cast<unsigned long long>(most),
+        static_cast<unsigned long long>(pages),
+        static_cast<unsigned long long>(left.kv + left.activations));
 }

@@ -39,7 +39,7 @@ int main() {
     graph.space.replay(stream, [&] {
         std::memset(graph.output, 7, 16 << 10);  // on a GPU: cudaGraphLaunch
     });
-    std::printf("%s: output %d, %zu graphs in %zu MiB\n", graph.space.label().c_str(), *static_cast<const char*>(graph.output),
-                graphs.size(), arena.mapped_size() >> 20);
+    std::printf("%s: output %d, %zu graphs in %zu MiB\n", graph.space.label().c_str(),
+                *static_cast<const char*>(graph.output), graphs.size(), arena.mapped_size() >> 20);
     arena.save_map("graphs.html");
 }

@@ -43,7 +43,7 @@ int main() {
         graphs[i].replay(stream.stream());
         equal = equal && at::allclose(outputs[i], model(inputs[i], weight), 1e-3, 1e-3);
     }
-    std::printf("3 graphs in %zu MiB; sum of their peaks %zu MiB; equal to eager work: %s\n", arena.mapped_size() >> 20, sum >> 20,
-                equal ? "yes" : "no");
+    std::printf("3 graphs in %zu MiB; sum of their peaks %zu MiB; equal to eager work: %s\n",
+                arena.mapped_size() >> 20, sum >> 20, equal ? "yes" : "no");
     return equal ? 0 : 1;
 }

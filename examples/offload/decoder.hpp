@@ -37,10 +37,16 @@ struct Shape {
     // Number of tokens that become cold together.
     static constexpr std::int64_t granule = 128;
 
-    [[nodiscard]] std::uint64_t row_bytes() const { return static_cast<std::uint64_t>(kv_heads * dimension) * 2; }
-    [[nodiscard]] std::uint64_t cold_bytes() const { return 2 * static_cast<std::uint64_t>(capacity) * row_bytes(); }
+    [[nodiscard]] std::uint64_t row_bytes() const {
+        return static_cast<std::uint64_t>(kv_heads * dimension) * 2;
+    }
+    [[nodiscard]] std::uint64_t cold_bytes() const {
+        return 2 * static_cast<std::uint64_t>(capacity) * row_bytes();
+    }
     [[nodiscard]] std::uint64_t weight_bytes() const;
-    [[nodiscard]] at::TensorOptions numbers() const { return at::TensorOptions().dtype(at::kBFloat16).device(on); }
+    [[nodiscard]] at::TensorOptions numbers() const {
+        return at::TensorOptions().dtype(at::kBFloat16).device(on);
+    }
 };
 
 // Shared by decoders of one model: the streamed contents on the host, and all other data on the
@@ -48,7 +54,9 @@ struct Shape {
 struct Contents {
     Contents(const vmmgraph::Device& device, const Shape& shape, Streams streams);
 
-    [[nodiscard]] std::uint64_t unit_bytes() const { return streams == Streams::weights ? shape.weight_bytes() : shape.cold_bytes(); }
+    [[nodiscard]] std::uint64_t unit_bytes() const {
+        return streams == Streams::weights ? shape.weight_bytes() : shape.cold_bytes();
+    }
     [[nodiscard]] std::vector<vmmgraph::RingUnit> units(bool resident) const;
 
     const vmmgraph::Device& device;
@@ -82,15 +90,17 @@ public:
 
     // Planned bytes of all steps and prompts from the host.
     [[nodiscard]] std::uint64_t planned_bytes() const noexcept { return planned_; }
-    [[nodiscard]] std::uint64_t moved_bytes() const { return ring_.stats().copied_bytes - moved_before_; }
+    [[nodiscard]] std::uint64_t moved_bytes() const {
+        return ring_.stats().copied_bytes - moved_before_;
+    }
     [[nodiscard]] std::uint64_t device_bytes() const { return ring_.stats().device_bytes; }
     [[nodiscard]] std::uint64_t graph_steps() const { return ring_.stats().launches; }
     [[nodiscard]] std::uint64_t inputs_by_kernel() const { return inputs_.copies_by_kernel(); }
 
 private:
     void body(vmmgraph::engine::Recorder& recorder);
-    at::Tensor layer(std::int64_t number, const at::Tensor& x, void* weights, void* cold, const at::Tensor& position,
-                     const at::Tensor& masked);
+    at::Tensor layer(std::int64_t number, const at::Tensor& x, void* weights, void* cold,
+                     const at::Tensor& position, const at::Tensor& masked);
     at::Tensor feed_forward(const at::Tensor& x, void* weights, const at::Tensor& attended) const;
     // Appends tokens to the cold ones. Returns the output of the last layer.
     at::Tensor prefill_chunk(const at::Tensor& tokens, void* stream);

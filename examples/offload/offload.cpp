@@ -47,7 +47,9 @@ struct Decoded {
     double seconds = 0;
 };
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
@@ -74,18 +76,21 @@ Decoded decode(Decoder& decoder, std::int64_t steps) {
 double measure_link(const vmmgraph::Device& device) {
     constexpr std::uint64_t bytes = 256 << 20;
     const vmmgraph::HostBuffer from(device, bytes);
-    const auto into = at::empty({static_cast<std::int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    const auto into = at::empty({static_cast<std::int64_t>(bytes)},
+                                at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
     std::vector<double> seconds;
     for (int round = 0; round < 9; ++round) {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         const auto start = Clock::now();
-        C10_CUDA_CHECK(cudaMemcpy(into.mutable_data_ptr(), from.data(), bytes, cudaMemcpyHostToDevice));
+        C10_CUDA_CHECK(
+            cudaMemcpy(into.mutable_data_ptr(), from.data(), bytes, cudaMemcpyHostToDevice));
         seconds.push_back(seconds_since(start));
     }
     return static_cast<double>(bytes) / (1 << 30) / median(std::move(seconds));
 }
 
-std::size_t compare(const vmmgraph::Device& device, const Settings& settings, Streams streams, std::int64_t context, double link) {
+std::size_t compare(const vmmgraph::Device& device, const Settings& settings, Streams streams,
+                    std::int64_t context, double link) {
     Shape shape;
     shape.layers = settings.layers;
     shape.context = context;
@@ -93,8 +98,9 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     at::manual_seed(5);
     Contents contents(device, shape, streams);
     const bool weights = streams == Streams::weights;
-    std::printf("\n%s of %lld layers stream, %lld tokens of context, %.0f MiB a layer\n", weights ? "weights" : "keys and values",
-                static_cast<long long>(shape.layers), static_cast<long long>(context), static_cast<double>(contents.unit_bytes()) / mib);
+    std::printf("\n%s of %lld layers stream, %lld tokens of context, %.0f MiB a layer\n",
+                weights ? "weights" : "keys and values", static_cast<long long>(shape.layers),
+                static_cast<long long>(context), static_cast<double>(contents.unit_bytes()) / mib);
 
     Decoded wanted;
     std::uint64_t all_bytes = 0;
@@ -103,11 +109,14 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
         wanted = decode(resident, settings.steps);
         all_bytes = resident.device_bytes();
     }
-    std::printf("all resident: %.2f ms a step, %.1f tokens/s\n", wanted.seconds * 1e3, 1 / wanted.seconds);
+    std::printf("all resident: %.2f ms a step, %.1f tokens/s\n", wanted.seconds * 1e3,
+                1 / wanted.seconds);
 
     vmmgraph::RingDemand demand;
     demand.units = std::vector<vmmgraph::RingUnit>(
-        contents.host.size(), {weights ? contents.unit_bytes() : 2 * static_cast<std::uint64_t>(context) * shape.row_bytes()});
+        contents.host.size(),
+        {weights ? contents.unit_bytes()
+                 : 2 * static_cast<std::uint64_t>(context) * shape.row_bytes()});
     demand.slots = static_cast<std::size_t>(settings.slots);
     demand.link_gib_per_second = link;
     demand.compute_seconds = wanted.seconds;
@@ -124,15 +133,20 @@ std::size_t compare(const vmmgraph::Device& device, const Settings& settings, St
     }
     const auto moved = streamed.moved_bytes();
     const auto planned = streamed.planned_bytes();
-    const auto best = std::max(static_cast<double>(planned) / static_cast<double>(settings.steps) / link / (1 << 30), wanted.seconds);
+    const auto best = std::max(
+        static_cast<double>(planned) / static_cast<double>(settings.steps) / link / (1 << 30),
+        wanted.seconds);
     std::printf(
-        "streamed: %.2f ms a step, %.1f tokens/s, %.3f of the best; %.0f MiB on the device instead of %.0f; %llu steps by a graph, inputs "
+        "streamed: %.2f ms a step, %.1f tokens/s, %.3f of the best; %.0f MiB on the device instead "
+        "of %.0f; %llu steps by a graph, inputs "
         "of %llu by a kernel\n",
-        got.seconds * 1e3, 1 / got.seconds, best / got.seconds, static_cast<double>(streamed.device_bytes()) / mib,
-        static_cast<double>(all_bytes) / mib, static_cast<unsigned long long>(streamed.graph_steps()),
+        got.seconds * 1e3, 1 / got.seconds, best / got.seconds,
+        static_cast<double>(streamed.device_bytes()) / mib, static_cast<double>(all_bytes) / mib,
+        static_cast<unsigned long long>(streamed.graph_steps()),
         static_cast<unsigned long long>(streamed.inputs_by_kernel()));
-    std::printf("%.1f MiB moved, %.1f planned; %zu tokens and hidden states, %zu differ\n", static_cast<double>(moved) / mib,
-                static_cast<double>(planned) / mib, wanted.tokens.size(), wrong);
+    std::printf("%.1f MiB moved, %.1f planned; %zu tokens and hidden states, %zu differ\n",
+                static_cast<double>(moved) / mib, static_cast<double>(planned) / mib,
+                wanted.tokens.size(), wrong);
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     return wrong + (moved != planned ? 1 : 0);
 }
@@ -164,7 +178,8 @@ Answered answer(Decoder& decoder, const std::vector<std::int64_t>& prompt, std::
 
 // Returns the number of wrong tokens and hidden states after a prompt. `work`: seconds of the
 // prompt without copies, measured by the decoder with resident weights.
-std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& settings, Streams streams, double link, double& work) {
+std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& settings,
+                           Streams streams, double link, double& work) {
     Shape shape;
     shape.layers = settings.layers;
     shape.context = settings.prompt / Shape::granule * Shape::granule;
@@ -185,7 +200,8 @@ std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& setti
         work = wanted.seconds;
     } else {
         // The second decoder must compute its own contents.
-        const auto nothing = at::zeros({static_cast<std::int64_t>(contents.unit_bytes())}, at::kByte);
+        const auto nothing =
+            at::zeros({static_cast<std::int64_t>(contents.unit_bytes())}, at::kByte);
         for (auto& buffer : contents.host) {
             buffer.write(0, nothing.const_data_ptr(), buffer.bytes());
         }
@@ -203,20 +219,27 @@ std::size_t compare_prompt(const vmmgraph::Device& device, const Settings& setti
     }
     std::uint64_t bytes = 0;
     for (std::int64_t from = 0; from < settings.prompt; from += settings.chunk) {
-        const auto of_layer = weights ? shape.weight_bytes() : 2 * static_cast<std::uint64_t>(from) * shape.row_bytes();
+        const auto of_layer = weights ? shape.weight_bytes()
+                                      : 2 * static_cast<std::uint64_t>(from) * shape.row_bytes();
         bytes += of_layer * static_cast<std::uint64_t>(shape.layers);
     }
     const auto copies = static_cast<double>(bytes) / link / (1 << 30);
     const auto moved = streamed.moved_bytes(), planned = streamed.planned_bytes();
-    std::printf("\nprompt of %lld tokens, %lld at a time, %s stream: %.1f ms, %.0f tokens/s; %.2f GiB by the link alone %.1f ms",
-                static_cast<long long>(settings.prompt), static_cast<long long>(settings.chunk), weights ? "weights" : "keys and values",
-                got.seconds * 1e3, static_cast<double>(settings.prompt) / got.seconds, static_cast<double>(bytes) / (1 << 30),
-                copies * 1e3);
+    std::printf(
+        "\nprompt of %lld tokens, %lld at a time, %s stream: %.1f ms, %.0f tokens/s; %.2f GiB by "
+        "the link alone %.1f ms",
+        static_cast<long long>(settings.prompt), static_cast<long long>(settings.chunk),
+        weights ? "weights" : "keys and values", got.seconds * 1e3,
+        static_cast<double>(settings.prompt) / got.seconds, static_cast<double>(bytes) / (1 << 30),
+        copies * 1e3);
     if (work > 0) {
-        std::printf(", nothing to copy %.1f: %.3f of the best", work * 1e3, std::max(work, copies) / got.seconds);
+        std::printf(", nothing to copy %.1f: %.3f of the best", work * 1e3,
+                    std::max(work, copies) / got.seconds);
     }
-    std::printf("\n%.1f MiB moved, %.1f planned; %zu tokens and hidden states behind it, %zu differ\n", static_cast<double>(moved) / mib,
-                static_cast<double>(planned) / mib, wanted.steps.tokens.size(), wrong);
+    std::printf(
+        "\n%.1f MiB moved, %.1f planned; %zu tokens and hidden states behind it, %zu differ\n",
+        static_cast<double>(moved) / mib, static_cast<double>(planned) / mib,
+        wanted.steps.tokens.size(), wrong);
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     return wrong + (moved != planned ? 1 : 0);
 }
@@ -229,7 +252,8 @@ int run(const Settings& settings) {
     std::printf("link: %.1f GiB/s from pinned host memory\n", link);
     std::size_t wrong = 0;
     const auto one = [&](Streams streams, std::int64_t otherwise) {
-        wrong += compare(device, settings, streams, settings.context > 0 ? settings.context : otherwise, link);
+        wrong += compare(device, settings, streams,
+                         settings.context > 0 ? settings.context : otherwise, link);
     };
     if (settings.streams != Streams::weights) {
         one(Streams::keys_and_values, 4096);
@@ -280,9 +304,9 @@ bool read(int count, char** arguments, Settings& settings) {
 int main(int count, char** arguments) {
     Settings settings;
     if (!read(count, arguments, settings)) {
-        std::fprintf(
-            stderr,
-            "offload [--streams kv|weights] [--context TOKENS] [--prompt TOKENS] [--chunk TOKENS] [--layers N] [--slots N] [--steps N]\n");
+        std::fprintf(stderr,
+                     "offload [--streams kv|weights] [--context TOKENS] [--prompt TOKENS] [--chunk "
+                     "TOKENS] [--layers N] [--slots N] [--steps N]\n");
         return 2;
     }
     try {

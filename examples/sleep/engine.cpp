@@ -53,22 +53,27 @@ Engine::Engine(const vmmgraph::Device& device, const ModelArgs& args, const std:
     restart();
 }
 
-void Engine::restart() { scheduler_ = std::make_unique<xllm_example::Scheduler>(model_.args(), most_sequences, 11); }
+void Engine::restart() {
+    scheduler_ = std::make_unique<xllm_example::Scheduler>(model_.args(), most_sequences, 11);
+}
 
 std::vector<std::int64_t> Engine::step() {
     const auto input = scheduler_->next().to(model_.args().options.device());
-    const auto output = executor_.run(input.token_ids, input.positions, caches_, input.input_params);
+    const auto output =
+        executor_.run(input.token_ids, input.positions, caches_, input.input_params);
     by_graphs_ += output.ran.mode != vmmgraph::engine::Mode::eager;
     const auto rows = at::tensor(scheduler_->rows(), at::kLong).to(input.token_ids.device());
     const auto tokens = model_.greedy(output.hidden_states.index_select(0, rows)).cpu();
-    std::vector<std::int64_t> next(tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel());
+    std::vector<std::int64_t> next(tokens.const_data_ptr<std::int64_t>(),
+                                   tokens.const_data_ptr<std::int64_t>() + tokens.numel());
     scheduler_->take(next);
     return next;
 }
 
 vmmgraph::PauseReport Engine::sleep() {
     // The graphs' pages are freed with the cache; the graphs stay unchanged.
-    const auto report = vmmgraph::pause(device_, {weights_tag_, kv_tag_}, {{c10::cuda::getCurrentCUDAStream().stream()}, {}});
+    const auto report = vmmgraph::pause(device_, {weights_tag_, kv_tag_},
+                                        {{c10::cuda::getCurrentCUDAStream().stream()}, {}});
     scheduler_->lose_cache();
     // Torch's cached memory must also become free for other programs.
     c10::cuda::CUDACachingAllocator::emptyCache();

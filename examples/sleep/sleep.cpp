@@ -47,14 +47,17 @@ const char* name(std::int32_t path) {
 }
 
 void print(const vmmgraph::PauseReport& report) {
-    std::printf("sleeps in %.1f ms: %.2f GiB went, %.2f copied at %.1f GiB/s (%s), %.2f on the host before; %.2f GiB free\n",
-                static_cast<double>(report.micros) / 1e3, gib(report.bytes), gib(report.copied_bytes), report.copy_gib_per_second,
-                name(report.path), gib(report.clean_bytes), gib(free_bytes()));
+    std::printf(
+        "sleeps in %.1f ms: %.2f GiB went, %.2f copied at %.1f GiB/s (%s), %.2f on the host "
+        "before; %.2f GiB free\n",
+        static_cast<double>(report.micros) / 1e3, gib(report.bytes), gib(report.copied_bytes),
+        report.copy_gib_per_second, name(report.path), gib(report.clean_bytes), gib(free_bytes()));
 }
 
 void print(const char* what, const vmmgraph::ResumeReport& report) {
-    std::printf("  %s back in %.1f ms: %.2f GiB, %.2f copied at %.1f GiB/s\n", what, static_cast<double>(report.micros) / 1e3,
-                gib(report.bytes), gib(report.copied_bytes), report.copy_gib_per_second);
+    std::printf("  %s back in %.1f ms: %.2f GiB, %.2f copied at %.1f GiB/s\n", what,
+                static_cast<double>(report.micros) / 1e3, gib(report.bytes),
+                gib(report.copied_bytes), report.copy_gib_per_second);
 }
 
 // Doubles: a sleep changes the order of computation, and rounding must not change a token.
@@ -82,14 +85,16 @@ void run_another(const vmmgraph::Device& device, std::size_t free_before) {
     constexpr std::size_t room = std::size_t{1} << 30;
     const auto left = free_bytes();
     const auto rest = left > 2 * room ? left - room : 0;
-    const auto filled = at::full({static_cast<std::int64_t>(rest)}, 0xff, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    const auto filled = at::full({static_cast<std::int64_t>(rest)}, 0xff,
+                                 at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
     std::size_t tokens = 0;
     for (int step = 0; step < 30; ++step) {
         tokens += guest.step().size();
     }
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     std::printf(
-        "  another model made %zu tokens, %zu of 30 steps by graphs; it and %.2f GiB of data had more than the %.2f GiB free before\n",
+        "  another model made %zu tokens, %zu of 30 steps by graphs; it and %.2f GiB of data had "
+        "more than the %.2f GiB free before\n",
         tokens, guest.by_graphs(), gib(rest), gib(free_before));
 }
 
@@ -98,8 +103,9 @@ int run(std::int64_t layers) {
     auto device = vmmgraph::Device::open();
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     Engine engine(device, model(layers), "main");
-    std::printf("weights %.2f GiB, cache %.2f GiB, %zu graphs over %.2f GiB; %.2f GiB free\n", gib(engine.weight_bytes()),
-                gib(engine.cache_bytes()), engine.graphs(), gib(engine.arena_bytes()), gib(free_bytes()));
+    std::printf("weights %.2f GiB, cache %.2f GiB, %zu graphs over %.2f GiB; %.2f GiB free\n",
+                gib(engine.weight_bytes()), gib(engine.cache_bytes()), engine.graphs(),
+                gib(engine.arena_bytes()), gib(free_bytes()));
     vmmgraph::prepare_backup(device, engine.weight_bytes());
 
     Tokens expected;
@@ -131,7 +137,8 @@ int run(std::int64_t layers) {
             wrong += i >= got.size() || got[i] != wanted[i];
         }
     }
-    std::printf("%zu of %d steps by graphs\n%zu tokens, %zu wrong or lost\n", engine.by_graphs(), 2 * steps, tokens, wrong);
+    std::printf("%zu of %d steps by graphs\n%zu tokens, %zu wrong or lost\n", engine.by_graphs(),
+                2 * steps, tokens, wrong);
     return tokens > 0 && wrong == 0 ? 0 : 1;
 }
 

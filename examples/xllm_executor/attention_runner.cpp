@@ -7,10 +7,12 @@ namespace xllm_example {
 using vmmgraph::engine::Recorder;
 using vmmgraph::engine::Step;
 
-void Decoder::attention(const at::Tensor& q, const KVCache& cache, const AttentionMetadata& metadata, const at::Tensor& out) const {
+void Decoder::attention(const at::Tensor& q, const KVCache& cache,
+                        const AttentionMetadata& metadata, const at::Tensor& out) const {
     if (metadata.is_decode) {
         // A padded sequence has no keys, and a softmax over nothing is NaN.
-        attend_decode(q, cache, metadata.block_table, at::diff(metadata.kv_cu_seq_lens).clamp_min(1), out);
+        attend_decode(q, cache, metadata.block_table,
+                      at::diff(metadata.kv_cu_seq_lens).clamp_min(1), out);
         return;
     }
     if (auto* const recorder = Recorder::current()) {

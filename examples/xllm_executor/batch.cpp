@@ -24,7 +24,8 @@ Batch make_batch(const ModelArgs& args, const std::vector<Sequence*>& sequences)
             positions[1].push_back(static_cast<std::int32_t>(place / 2));
             positions[2].push_back(static_cast<std::int32_t>(place % 7));
             const auto block = sequence->blocks[static_cast<std::size_t>(place / args.block_size)];
-            slots.push_back(static_cast<std::int32_t>(block * args.block_size + place % args.block_size));
+            slots.push_back(
+                static_cast<std::int32_t>(block * args.block_size + place % args.block_size));
         }
         q_seq_lens.push_back(static_cast<std::int32_t>(tokens.size()));
         kv_seq_lens.push_back(kv_seq_lens.back() + static_cast<std::int32_t>(length));
@@ -43,13 +44,18 @@ Batch make_batch(const ModelArgs& args, const std::vector<Sequence*>& sequences)
     const auto ints = [](const std::vector<std::int32_t>& of) { return at::tensor(of, at::kInt); };
     auto& input = batch.input;
     input.token_ids = ints(tokens);
-    input.positions = args.multimodal ? at::stack({ints(positions[0]), ints(positions[1]), ints(positions[2])}) : ints(positions[0]);
+    input.positions = args.multimodal
+                          ? at::stack({ints(positions[0]), ints(positions[1]), ints(positions[2])})
+                          : ints(positions[0]);
     auto& params = input.input_params;
-    params.meta.batch_forward_type = prefill && decode ? Phase::mixed : prefill ? Phase::prefill : Phase::decode;
+    params.meta.batch_forward_type = prefill && decode ? Phase::mixed
+                                     : prefill         ? Phase::prefill
+                                                       : Phase::decode;
     params.meta.num_sequences = static_cast<std::int32_t>(sequences.size());
     params.attention.host = {q_seq_lens, kv_seq_lens};
     const auto block_tables = ints(tables).view({params.meta.num_sequences, -1});
-    params.attention.device = {ints(kv_seq_lens), ints(slots), block_tables, ints(indptr), ints(indices), ints(last_page_len)};
+    params.attention.device = {ints(kv_seq_lens), ints(slots),   block_tables,
+                               ints(indptr),      ints(indices), ints(last_page_len)};
     return batch;
 }
 

@@ -45,18 +45,19 @@ public:
     [[nodiscard]] std::vector<KVCache> make_caches() const;
     // Returns hidden states [tokens, hidden]; writes keys and values to the caches. Integers are
     // 32-bit and on the device.
-    [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& caches,
+    [[nodiscard]] at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions,
+                                     const std::vector<KVCache>& caches,
                                      const ModelInputParams& params) const;
     // Returns the most likely next tokens for these hidden states.
     [[nodiscard]] at::Tensor greedy(const at::Tensor& hidden) const;
 
     // One query per sequence over all of its blocks, masked by its length. The shapes are fixed, so
     // a graph can contain it.
-    void attend_decode(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const at::Tensor& kv_seq_lens,
-                       const at::Tensor& out) const;
+    void attend_decode(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables,
+                       const at::Tensor& kv_seq_lens, const at::Tensor& out) const;
     // Sequences of any lengths, which the host must know, so a graph cannot contain it.
-    void attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables, const PlanInfo& plan,
-                       const at::Tensor& out) const;
+    void attend_ragged(const at::Tensor& q, const KVCache& cache, const at::Tensor& block_tables,
+                       const PlanInfo& plan, const at::Tensor& out) const;
 
 private:
     struct Layer {
@@ -68,8 +69,10 @@ private:
     [[nodiscard]] at::Tensor at_positions(const at::Tensor& of, const at::Tensor& positions) const;
     // Attention of a layer's queries [tokens, heads, head_dim] over its cache, written to `out`
     // [tokens, heads * head_dim].
-    void attention(const at::Tensor& q, const KVCache& cache, const AttentionMetadata& metadata, const at::Tensor& out) const;
-    [[nodiscard]] at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) const;
+    void attention(const at::Tensor& q, const KVCache& cache, const AttentionMetadata& metadata,
+                   const at::Tensor& out) const;
+    [[nodiscard]] at::Tensor rope(const at::Tensor& x, const at::Tensor& cos,
+                                  const at::Tensor& sin) const;
 
     ModelArgs args_;
     at::Tensor embedding_, final_norm_, head_, cos_, sin_;

@@ -18,7 +18,8 @@ std::vector<Input> declare(const ModelArgs& args, std::uint32_t most_sequences) 
     const auto blocks = static_cast<std::uint32_t>(args.blocks_of_sequence);
     const auto hidden = Extent::fixed(static_cast<std::uint32_t>(args.hidden));
     const auto dtype = c10::typeMetaToScalarType(args.options.dtype());
-    const auto positions = args.multimodal ? std::vector{Extent::fixed(3), tokens} : std::vector{tokens};
+    const auto positions =
+        args.multimodal ? std::vector{Extent::fixed(3), tokens} : std::vector{tokens};
     std::vector<Input> inputs{
         Input::host(names::tokens, at::kInt, {tokens}),
         Input::host(names::positions, at::kInt, positions),
@@ -46,7 +47,8 @@ std::vector<std::int32_t> elements(const at::Tensor& of) {
 
 }  // namespace
 
-CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_ptr<vmmgraph::SharedVmmAllocator> arena,
+CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model,
+                                             std::shared_ptr<vmmgraph::SharedVmmAllocator> arena,
                                              const Options& options)
     : model_(model), options_(options) {
     auto graph = options.graph;
@@ -60,13 +62,15 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
         for (std::uint32_t size = 16; size <= options.max_tokens_for_graph; size *= 2) {
             graph.piecewise.push_back(Key::of(size, options.max_seqs_per_batch));
             if (model.args().multimodal) {
-                graph.piecewise.push_back(Key::of(size, options.max_seqs_per_batch, with_embedding));
+                graph.piecewise.push_back(
+                    Key::of(size, options.max_seqs_per_batch, with_embedding));
             }
         }
         buckets = graph.full;
         buckets.insert(buckets.end(), graph.piecewise.begin(), graph.piecewise.end());
     } else {
-        graph.modes = {{{Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}}};
+        graph.modes = {
+            {{Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}, {Mode::eager, Mode::eager}}};
         buckets = {Key::of(1, 1)};
     }
     graph.before_launch = [this](const Key& bucket, const Step&) {
@@ -74,42 +78,52 @@ CudaGraphExecutorImpl::CudaGraphExecutorImpl(const Decoder& model, std::shared_p
             plan();
         }
     };
-    inputs_ = std::make_unique<GraphInputs>(declare(model.args(), options.max_seqs_per_batch), buckets,
-                                            InputsOptions{model.args().options.device(), 512});
-    executor_ = std::make_unique<GraphExecutor>(std::move(arena), *inputs_, [this](Recorder& recorder) { body(recorder); }, graph);
+    inputs_ =
+        std::make_unique<GraphInputs>(declare(model.args(), options.max_seqs_per_batch), buckets,
+                                      InputsOptions{model.args().options.device(), 512});
+    executor_ = std::make_unique<GraphExecutor>(
+        std::move(arena), *inputs_, [this](Recorder& recorder) { body(recorder); }, graph);
 }
 
 void CudaGraphExecutorImpl::plan() {
-    *plan_info_ = {elements(inputs_->host(names::q_seq_lens)), elements(inputs_->host(names::kv_seq_lens))};
+    *plan_info_ = {elements(inputs_->host(names::q_seq_lens)),
+                   elements(inputs_->host(names::kv_seq_lens))};
 }
 
 void CudaGraphExecutorImpl::body(Recorder& recorder) {
     ModelInputParams params;
-    params.attn_metadata = std::make_shared<AttentionMetadata>(AttentionMetadata{
-        recorder.mode() == Mode::full, inputs_->new_cache_slots(), inputs_->block_tables(), inputs_->kv_seq_lens(), plan_info_});
+    params.attn_metadata = std::make_shared<AttentionMetadata>(
+        AttentionMetadata{recorder.mode() == Mode::full, inputs_->new_cache_slots(),
+                          inputs_->block_tables(), inputs_->kv_seq_lens(), plan_info_});
     if ((recorder.bucket().variant & with_embedding) != 0) {
         params.embedding.input_embedding = inputs_->embeddings();
     }
-    inputs_->hidden_states().copy_(model_.forward(inputs_->tokens(), inputs_->positions(), *kv_caches_, params));
+    inputs_->hidden_states().copy_(
+        model_.forward(inputs_->tokens(), inputs_->positions(), *kv_caches_, params));
 }
 
-Step CudaGraphExecutorImpl::step_of(const at::Tensor& tokens, const ModelInputParams& params) const {
+Step CudaGraphExecutorImpl::step_of(const at::Tensor& tokens,
+                                    const ModelInputParams& params) const {
     auto phase = params.meta.batch_forward_type;
     auto n = static_cast<std::uint32_t>(tokens.size(0));
     auto sequences = static_cast<std::uint32_t>(params.meta.num_sequences);
     if (const auto& of = params.parallel; of.dp_global_token_nums.size() > 1) {
         // Collectives need equal steps on every rank: all run the graph of the largest rank, and
         // decode only if all decode.
-        n = static_cast<std::uint32_t>(*std::max_element(of.dp_global_token_nums.begin(), of.dp_global_token_nums.end()));
-        const bool decode = std::all_of(of.dp_is_decode.begin(), of.dp_is_decode.end(), [](std::int32_t does) { return does != 0; });
+        n = static_cast<std::uint32_t>(
+            *std::max_element(of.dp_global_token_nums.begin(), of.dp_global_token_nums.end()));
+        const bool decode = std::all_of(of.dp_is_decode.begin(), of.dp_is_decode.end(),
+                                        [](std::int32_t does) { return does != 0; });
         phase = decode ? Phase::decode : Phase::mixed;
         sequences = decode ? n : sequences;
     }
-    const auto variant = (phase == Phase::decode ? uniform_decode : 0) | (params.embedding.input_embedding.defined() ? with_embedding : 0);
+    const auto variant = (phase == Phase::decode ? uniform_decode : 0) |
+                         (params.embedding.input_embedding.defined() ? with_embedding : 0);
     return {Key::of(n, sequences, variant), phase, true, &params};
 }
 
-std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& tokens, const at::Tensor& positions,
+std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& tokens,
+                                                         const at::Tensor& positions,
                                                          const ModelInputParams& params) const {
     const auto& on_device = params.attention.device;
     // Called for every step: a braced list would copy each tensor once more.
@@ -118,7 +132,9 @@ std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& token
         return values;
     }
     values.reserve(11);
-    const auto add = [&](std::string_view name, Value value) { values.push_back({name, std::move(value)}); };
+    const auto add = [&](std::string_view name, Value value) {
+        values.push_back({name, std::move(value)});
+    };
     add(names::tokens, tokens);
     add(names::positions, positions);
     add(names::new_cache_slots, on_device.new_cache_slots);
@@ -138,14 +154,16 @@ std::vector<NamedValue> CudaGraphExecutorImpl::values_of(const at::Tensor& token
     return values;
 }
 
-at::Tensor CudaGraphExecutorImpl::eager(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& kv_caches,
+at::Tensor CudaGraphExecutorImpl::eager(const at::Tensor& tokens, const at::Tensor& positions,
+                                        const std::vector<KVCache>& kv_caches,
                                         const ModelInputParams& given) const {
     const auto device = model_.args().options.device();
     auto params = given.to(device);
     const auto& lengths = params.attention.host;
     params.attn_metadata = std::make_shared<AttentionMetadata>(AttentionMetadata{
-        params.meta.batch_forward_type == Phase::decode, params.attention.device.new_cache_slots, params.attention.device.block_tables,
-        params.attention.device.kv_seq_lens, std::make_shared<PlanInfo>(PlanInfo{lengths.q_seq_lens, lengths.kv_seq_lens})});
+        params.meta.batch_forward_type == Phase::decode, params.attention.device.new_cache_slots,
+        params.attention.device.block_tables, params.attention.device.kv_seq_lens,
+        std::make_shared<PlanInfo>(PlanInfo{lengths.q_seq_lens, lengths.kv_seq_lens})});
     return model_.forward(tokens.to(device), positions.to(device), kv_caches, params);
 }
 
@@ -154,11 +172,13 @@ std::size_t CudaGraphExecutorImpl::warm_up(std::vector<KVCache>& kv_caches) {
     return executor_->warm_up();
 }
 
-ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tensor& positions, std::vector<KVCache>& kv_caches,
+ModelOutput CudaGraphExecutorImpl::run(const at::Tensor& tokens, const at::Tensor& positions,
+                                       std::vector<KVCache>& kv_caches,
                                        const ModelInputParams& params) {
     kv_caches_ = &kv_caches;
     const auto device = model_.args().options.device();
-    void* const stream = device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
+    void* const stream =
+        device.is_cuda() ? c10::cuda::getCurrentCUDAStream(device.index()).stream() : nullptr;
     ModelOutput output;
     output.ran = executor_->run(
         step_of(tokens, params), values_of(tokens, positions, params),

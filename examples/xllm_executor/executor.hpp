@@ -41,17 +41,22 @@ struct Options {
 class CudaGraphExecutorImpl {
 public:
     // `model` must outlive the executor. `arena` is null on a CPU.
-    CudaGraphExecutorImpl(const Decoder& model, std::shared_ptr<vmmgraph::SharedVmmAllocator> arena, const Options& options);
+    CudaGraphExecutorImpl(const Decoder& model, std::shared_ptr<vmmgraph::SharedVmmAllocator> arena,
+                          const Options& options);
 
     std::size_t warm_up(std::vector<KVCache>& kv_caches);
-    ModelOutput run(const at::Tensor& tokens, const at::Tensor& positions, std::vector<KVCache>& kv_caches, const ModelInputParams& params);
+    ModelOutput run(const at::Tensor& tokens, const at::Tensor& positions,
+                    std::vector<KVCache>& kv_caches, const ModelInputParams& params);
 
     [[nodiscard]] vmmgraph::engine::GraphExecutor& graphs() noexcept { return *executor_; }
     [[nodiscard]] vmmgraph::engine::GraphInputs& inputs() noexcept { return *inputs_; }
-    [[nodiscard]] vmmgraph::engine::Step step_of(const at::Tensor& tokens, const ModelInputParams& params) const;
-    [[nodiscard]] std::vector<vmmgraph::engine::NamedValue> values_of(const at::Tensor& tokens, const at::Tensor& positions,
-                                                                      const ModelInputParams& params) const;
-    [[nodiscard]] at::Tensor eager(const at::Tensor& tokens, const at::Tensor& positions, const std::vector<KVCache>& kv_caches,
+    [[nodiscard]] vmmgraph::engine::Step step_of(const at::Tensor& tokens,
+                                                 const ModelInputParams& params) const;
+    [[nodiscard]] std::vector<vmmgraph::engine::NamedValue> values_of(
+        const at::Tensor& tokens, const at::Tensor& positions,
+        const ModelInputParams& params) const;
+    [[nodiscard]] at::Tensor eager(const at::Tensor& tokens, const at::Tensor& positions,
+                                   const std::vector<KVCache>& kv_caches,
                                    const ModelInputParams& params) const;
 
 private:

@@ -9,11 +9,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double micros_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
+double micros_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
 
 }  // namespace
 
-ServingMemory::ServingMemory(vmmgraph::torch::KvTensors& kv, const vmmgraph::SharedVmmAllocator& arena, const MemoryOptions& options)
+ServingMemory::ServingMemory(vmmgraph::torch::KvTensors& kv,
+                             const vmmgraph::SharedVmmAllocator& arena,
+                             const MemoryOptions& options)
     : kv_(kv),
       arena_(arena),
       options_(options),
@@ -40,7 +44,8 @@ ServingMemory::~ServingMemory() {
 }
 
 vmmgraph::PauseFence ServingMemory::fence() const {
-    return options_.stream == nullptr ? vmmgraph::PauseFence{} : vmmgraph::PauseFence{{options_.stream}, {}};
+    return options_.stream == nullptr ? vmmgraph::PauseFence{}
+                                      : vmmgraph::PauseFence{{options_.stream}, {}};
 }
 
 std::uint64_t ServingMemory::own_room() const {
@@ -76,10 +81,14 @@ void ServingMemory::give_back(std::uint64_t keep) {
     }
 }
 
-void ServingMemory::gather(std::uint64_t free, const std::function<void(const vmmgraph::EvictionRequest&)>& vacate) {
+void ServingMemory::gather(std::uint64_t free,
+                           const std::function<void(const vmmgraph::EvictionRequest&)>& vacate) {
     const auto stats = pool_.stats();
-    const auto pages_of = [&](std::uint64_t blocks) { return (blocks + blocks_a_page_ - 1) / blocks_a_page_; };
-    const auto there = pages_of(stats.in_use + stats.available), needed = pages_of(stats.in_use + free);
+    const auto pages_of = [&](std::uint64_t blocks) {
+        return (blocks + blocks_a_page_ - 1) / blocks_a_page_;
+    };
+    const auto there = pages_of(stats.in_use + stats.available),
+               needed = pages_of(stats.in_use + free);
     if (there <= needed) {
         return;
     }
@@ -102,7 +111,8 @@ void ServingMemory::prepare(std::uint64_t free, bool borrow) {
             if (there == 0) {
                 return;
             }
-            const vmmgraph::BlockRange part{range.first, std::min(range.end, range.first + there * blocks_a_page_)};
+            const vmmgraph::BlockRange part{
+                range.first, std::min(range.end, range.first + there * blocks_a_page_)};
             if (own == 0) {
                 this->borrow(part);
             } else if (!commit(part)) {
@@ -161,7 +171,8 @@ std::optional<vmmgraph::Vacated> ServingMemory::vacate(const vmmgraph::Vacate& a
     pool_.ask_of(asked.blocks, asked.bytes, {}, [this](const vmmgraph::EvictionRequest& ask) {
         std::vector<std::uint64_t> blocks;
         for (std::size_t page = 0; page < ask.page_count; ++page) {
-            blocks.insert(blocks.end(), ask.pages[page].blocks, ask.pages[page].blocks + ask.pages[page].block_count);
+            blocks.insert(blocks.end(), ask.pages[page].blocks,
+                          ask.pages[page].blocks + ask.pages[page].block_count);
         }
         give_up_(blocks);
     });

@@ -48,7 +48,8 @@ public:
 
     // The cache must be laid out by block, with pages of the arena's large page size and of whole
     // blocks.
-    ServingMemory(vmmgraph::torch::KvTensors& kv, const vmmgraph::SharedVmmAllocator& arena, const MemoryOptions& options);
+    ServingMemory(vmmgraph::torch::KvTensors& kv, const vmmgraph::SharedVmmAllocator& arena,
+                  const MemoryOptions& options);
     ~ServingMemory();
     ServingMemory(const ServingMemory&) = delete;
     ServingMemory& operator=(const ServingMemory&) = delete;
@@ -60,11 +61,13 @@ public:
     // Backs blocks until `free` are free or memory runs out: own pages first, then borrowed ones.
     void prepare(std::uint64_t free, bool borrow = true);
     // Returns `count` blocks, or none.
-    [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate(std::size_t count, bool borrow = true);
+    [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate(std::size_t count,
+                                                                     bool borrow = true);
     void free(const std::vector<std::uint64_t>& blocks);
     // Compacts blocks: asks `vacate` to move or give up blocks of the emptiest pages, then returns
     // all pages except those for `free` free blocks.
-    void gather(std::uint64_t free, const std::function<void(const vmmgraph::EvictionRequest&)>& vacate);
+    void gather(std::uint64_t free,
+                const std::function<void(const vmmgraph::EvictionRequest&)>& vacate);
     // Returns all borrowed pages, because a long prompt needs the activations. Call between two
     // steps.
     void recall();

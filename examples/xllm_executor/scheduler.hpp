@@ -14,7 +14,8 @@ namespace xllm_example {
 // Equal seeds give equal arrivals, so two engines with one schedule can only differ in tokens.
 class Scheduler {
 public:
-    Scheduler(const ModelArgs& args, std::uint32_t most_sequences, unsigned seed) : args_(args), most_(most_sequences), random_(seed) {
+    Scheduler(const ModelArgs& args, std::uint32_t most_sequences, unsigned seed)
+        : args_(args), most_(most_sequences), random_(seed) {
         for (std::int64_t block = args.blocks - 1; block > 0; --block) {
             free_.push_back(static_cast<std::int32_t>(block));
         }
@@ -31,14 +32,17 @@ public:
             sequence.in_cache = 0;
         }
     }
-    [[nodiscard]] const std::vector<std::int32_t>& tokens_of(std::size_t n) const { return running_[n].tokens; }
+    [[nodiscard]] const std::vector<std::int32_t>& tokens_of(std::size_t n) const {
+        return running_[n].tokens;
+    }
     [[nodiscard]] std::size_t joined() const noexcept { return joined_; }
     [[nodiscard]] std::size_t left() const noexcept { return left_; }
 
 private:
     void join();
     std::int64_t pick(std::int64_t from, std::int64_t to) {
-        return from + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
+        return from +
+               static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(to - from + 1));
     }
 
     ModelArgs args_;

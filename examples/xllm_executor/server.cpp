@@ -29,7 +29,8 @@ void HostBlocks::copy(void* to, const void* from) {
     if (stream_ == nullptr) {
         std::memcpy(to, from, block_bytes_);
     } else {
-        C10_CUDA_CHECK(cudaMemcpyAsync(to, from, block_bytes_, cudaMemcpyDefault, static_cast<cudaStream_t>(stream_)));
+        C10_CUDA_CHECK(cudaMemcpyAsync(to, from, block_bytes_, cudaMemcpyDefault,
+                                       static_cast<cudaStream_t>(stream_)));
     }
 }
 
@@ -52,14 +53,20 @@ void HostBlocks::take(std::int64_t slot, std::int32_t block) {
 }
 
 void HostBlocks::move(std::int32_t from, std::int32_t to) {
-    copy(base_ + static_cast<std::uint64_t>(to) * stride_, base_ + static_cast<std::uint64_t>(from) * stride_);
+    copy(base_ + static_cast<std::uint64_t>(to) * stride_,
+         base_ + static_cast<std::uint64_t>(from) * stride_);
 }
 
 Server::Server(ServingMemory& memory, Engine engine, const ServerOptions& options)
-    : memory_(memory), engine_(std::move(engine)), options_(options), host_(memory.kv(), options.host_blocks, memory.stream()) {
+    : memory_(memory),
+      engine_(std::move(engine)),
+      options_(options),
+      host_(memory.kv(), options.host_blocks, memory.stream()) {
     memory_.on_recall([this](const std::vector<std::uint64_t>& blocks) {
         const std::unordered_set<std::uint64_t> wanted(blocks.begin(), blocks.end());
-        const auto which = [&](std::int32_t block) { return wanted.count(static_cast<std::uint64_t>(block)) > 0; };
+        const auto which = [&](std::int32_t block) {
+            return wanted.count(static_cast<std::uint64_t>(block)) > 0;
+        };
         for (auto* const entries : {&paused_, &running_}) {
             for (auto entry = entries->begin(); entry != entries->end();) {
                 give_up(*entries, entry++, which);
@@ -68,7 +75,8 @@ Server::Server(ServingMemory& memory, Engine engine, const ServerOptions& option
     });
 }
 
-void Server::give_up(Entries& of, Entries::iterator entry, const std::function<bool(std::int32_t)>& which) {
+void Server::give_up(Entries& of, Entries::iterator entry,
+                     const std::function<bool(std::int32_t)>& which) {
     auto& [sequence, saved] = *entry;
     std::vector<std::uint64_t> freed;
     for (std::size_t i = 0; i < sequence.blocks.size(); ++i) {
@@ -77,7 +85,9 @@ void Server::give_up(Entries& of, Entries::iterator entry, const std::function<b
             continue;
         }
         // A block without a token has no contents to save.
-        saved[i] = static_cast<std::int64_t>(i) * options_.block_size < sequence.in_cache ? host_.put(block) : -1;
+        saved[i] = static_cast<std::int64_t>(i) * options_.block_size < sequence.in_cache
+                       ? host_.put(block)
+                       : -1;
         freed.push_back(static_cast<std::uint64_t>(block));
         block = -1;
     }
@@ -88,7 +98,8 @@ void Server::give_up(Entries& of, Entries::iterator entry, const std::function<b
     if (&of == &running_) {
         ++stats_.paused;
         const auto behind =
-            std::find_if(paused_.begin(), paused_.end(), [id = sequence.id](const Entry& other) { return other.sequence.id > id; });
+            std::find_if(paused_.begin(), paused_.end(),
+                         [id = sequence.id](const Entry& other) { return other.sequence.id > id; });
         paused_.splice(behind, running_, entry);
     }
 }
@@ -98,7 +109,8 @@ bool Server::make_room(const Entry* besides) {
         for (auto entry = entries->end(); entry != entries->begin();) {
             --entry;
             const auto& blocks = entry->sequence.blocks;
-            if (&*entry != besides && std::any_of(blocks.begin(), blocks.end(), [](std::int32_t block) { return block >= 0; })) {
+            if (&*entry != besides && std::any_of(blocks.begin(), blocks.end(),
+                                                  [](std::int32_t block) { return block >= 0; })) {
                 give_up(*entries, entry, [](std::int32_t) { return true; });
                 return true;
             }
@@ -109,8 +121,9 @@ bool Server::make_room(const Entry* besides) {
 
 void Server::resume() {
     const auto missing_of = [](const Entry& entry) {
-        return static_cast<std::size_t>(
-            std::count_if(entry.sequence.blocks.begin(), entry.sequence.blocks.end(), [](auto b) { return b < 0; }));
+        return static_cast<std::size_t>(std::count_if(entry.sequence.blocks.begin(),
+                                                      entry.sequence.blocks.end(),
+                                                      [](auto b) { return b < 0; }));
     };
     std::size_t all = 0;
     for (const auto& entry : paused_) {
@@ -150,7 +163,8 @@ void Server::admit() {
         if (running_.size() >= options_.most_sequences || (!is_long && !paused_.empty())) {
             return;
         }
-        const auto count = static_cast<std::size_t>((waiting_.front().wanted + options_.block_size - 1) / options_.block_size);
+        const auto count = static_cast<std::size_t>(
+            (waiting_.front().wanted + options_.block_size - 1) / options_.block_size);
         if (is_long) {
             memory_.recall();
         }
@@ -233,7 +247,8 @@ void Server::gather() {
                     return;
                 }
                 const auto [sequence, index] = owner->second;
-                host_.move(static_cast<std::int32_t>(from), sequence->blocks[index] = static_cast<std::int32_t>(to->front()));
+                host_.move(static_cast<std::int32_t>(from),
+                           sequence->blocks[index] = static_cast<std::int32_t>(to->front()));
                 memory_.free({from});
                 ++stats_.moved;
             }

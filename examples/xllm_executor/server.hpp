@@ -96,11 +96,15 @@ public:
     bool step();
 
     // Tokens of finished requests, by request id.
-    [[nodiscard]] const std::map<std::uint64_t, std::vector<std::int32_t>>& done() const noexcept { return done_; }
+    [[nodiscard]] const std::map<std::uint64_t, std::vector<std::int32_t>>& done() const noexcept {
+        return done_;
+    }
     [[nodiscard]] const ServerStats& stats() const noexcept { return stats_; }
     [[nodiscard]] std::uint64_t host_bytes() const noexcept { return host_.bytes(); }
     // Number of sequences after their prefill and not finished.
-    [[nodiscard]] std::size_t under_way() const noexcept { return running_.size() + paused_.size(); }
+    [[nodiscard]] std::size_t under_way() const noexcept {
+        return running_.size() + paused_.size();
+    }
     [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
 
 private:
@@ -117,7 +121,8 @@ private:
     void gather();
     void finish_or_keep(Entries& from, Entries::iterator entry, std::int64_t token);
     // Moves some blocks of a sequence to the host; the sequence waits for their return.
-    void give_up(Entries& of, Entries::iterator entry, const std::function<bool(std::int32_t)>& which);
+    void give_up(Entries& of, Entries::iterator entry,
+                 const std::function<bool(std::int32_t)>& which);
     // Takes all blocks of the last request, except `besides`. Returns false if none has blocks.
     bool make_room(const Entry* besides);
 

@@ -42,7 +42,8 @@ std::vector<Request> requests_of(const ModelArgs& args, std::uint64_t count) {
     for (std::uint64_t id = 0; id < count; ++id) {
         std::mt19937_64 random(id);
         const auto pick = [&](std::int64_t from, std::int64_t to) {
-            return from + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(to - from + 1));
+            return from +
+                   static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(to - from + 1));
         };
         const bool is_long = id % 8 == 7;
         Request request{id, {}, 0};
@@ -102,7 +103,9 @@ public:
 
     [[nodiscard]] std::shared_ptr<SharedVmmAllocator> arena() const { return arena_; }
     // Bytes of the graphs, if nothing else was allocated yet.
-    [[nodiscard]] std::uint64_t of_graphs() const { return has_gpu() ? arena_->mapped_size() : 256 * KiB; }
+    [[nodiscard]] std::uint64_t of_graphs() const {
+        return has_gpu() ? arena_->mapped_size() : 256 * KiB;
+    }
 
 private:
     vmmgraph::Space open(std::uint64_t bytes, void*& block) {
@@ -130,7 +133,8 @@ private:
     void* long_block_ = nullptr;
 };
 
-Result serve(const Decoder& model, const std::vector<Request>& requests, bool lending, Check check = Check::recalls) {
+Result serve(const Decoder& model, const std::vector<Request>& requests, bool lending,
+             Check check = Check::recalls) {
     const auto& args = model.args();
     auto device = [] {
         vmmgraph::DeviceOptions options;
@@ -152,9 +156,13 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
     Result result;
     {
         const auto dtype = c10::typeMetaToScalarType(args.options.dtype());
-        const vmmgraph::torch::KvPlane plane{{args.block_size, args.kv_heads, args.head_dim}, dtype};
+        const vmmgraph::torch::KvPlane plane{{args.block_size, args.kv_heads, args.head_dim},
+                                             dtype};
         vmmgraph::torch::KvTensorOptions kv_options{
-            {static_cast<std::size_t>(2 * args.layers), plane}, 4096, vmmgraph::KvLayout::by_block, {}};
+            {static_cast<std::size_t>(2 * args.layers), plane},
+            4096,
+            vmmgraph::KvLayout::by_block,
+            {}};
         kv_options.memory.name = "kv";
         kv_options.memory.page_bytes = page_bytes();
         vmmgraph::torch::KvTensors kv(device, kv_options);
@@ -173,9 +181,10 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
         const auto graphs = activations.of_graphs();
 
         MemoryOptions memory_options;
-        memory_options.kv_bytes = (has_gpu() ? 5 : 10) * static_cast<std::uint64_t>(args.blocks_of_sequence) *
-                                      kv.cache().stats().block_bytes / 4 / page_bytes() * page_bytes() +
-                                  2 * page_bytes();
+        memory_options.kv_bytes =
+            (has_gpu() ? 5 : 10) * static_cast<std::uint64_t>(args.blocks_of_sequence) *
+                kv.cache().stats().block_bytes / 4 / page_bytes() * page_bytes() +
+            2 * page_bytes();
         memory_options.arena_keeps = graphs;
         memory_options.lending = lending;
         memory_options.free_blocks = {4, static_cast<std::uint64_t>(args.blocks_of_sequence)};
@@ -186,39 +195,64 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
         EXPECT_EQ(memory.allocate(1).value(), std::vector<std::uint64_t>{0});
 
         const auto greedy = [&](const at::Tensor& hidden, const std::vector<std::int64_t>& rows) {
-            const auto tokens = model.greedy(hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()))).cpu();
-            return std::vector<std::int64_t>(tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel());
+            const auto tokens =
+                model
+                    .greedy(hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device())))
+                    .cpu();
+            return std::vector<std::int64_t>(
+                tokens.const_data_ptr<std::int64_t>(),
+                tokens.const_data_ptr<std::int64_t>() + tokens.numel());
         };
         const auto by_graph = [&](const std::vector<Sequence*>& sequences) {
             const auto batch = make_batch(args, sequences);
             const auto input = batch.input.to(args.options.device());
             return activations.step([&] {
-                return greedy(executor.run(input.token_ids, input.positions, caches, input.input_params).hidden_states, batch.rows);
+                return greedy(
+                    executor.run(input.token_ids, input.positions, caches, input.input_params)
+                        .hidden_states,
+                    batch.rows);
             });
         };
-        const auto is_long = [&](const Request& request) { return request.prompt.size() > options.max_tokens_for_graph; };
+        const auto is_long = [&](const Request& request) {
+            return request.prompt.size() > options.max_tokens_for_graph;
+        };
         const auto prefill = [&](Sequence& sequence) {
             if (sequence.tokens.size() <= options.max_tokens_for_graph) {
                 return by_graph({&sequence}).front();
             }
             const auto batch = make_batch(args, {&sequence});
             const auto input = batch.input.to(args.options.device());
-            return activations.prompt(
-                [&] { return greedy(executor.eager(input.token_ids, input.positions, caches, input.input_params), batch.rows).front(); });
+            return activations.prompt([&] {
+                return greedy(executor.eager(input.token_ids, input.positions, caches,
+                                             input.input_params),
+                              batch.rows)
+                    .front();
+            });
         };
         // Run the longest prompt once, so the arena has its full size; the budget then allows no
         // more.
-        Sequence longest{0, std::vector<std::int32_t>(static_cast<std::size_t>(args.blocks_of_sequence * args.block_size), 1), 0, 0, {}};
-        const auto first = memory.allocate(static_cast<std::size_t>(args.blocks_of_sequence)).value();
+        Sequence longest{
+            0,
+            std::vector<std::int32_t>(
+                static_cast<std::size_t>(args.blocks_of_sequence * args.block_size), 1),
+            0,
+            0,
+            {}};
+        const auto first =
+            memory.allocate(static_cast<std::size_t>(args.blocks_of_sequence)).value();
         longest.blocks.assign(first.begin(), first.end());
         static_cast<void>(prefill(longest));
         memory.free(first);
         engine_tests::wait();
-        result.budget_bytes = memory_options.kv_bytes + activations.arena()->mapped_size() + (has_gpu() ? 8 * page_bytes() : 0);
+        result.budget_bytes = memory_options.kv_bytes + activations.arena()->mapped_size() +
+                              (has_gpu() ? 8 * page_bytes() : 0);
         device.set_budget(result.budget_bytes);
 
-        Server server(memory, {prefill, by_graph, [&](const Request& request) { return check == Check::recalls && is_long(request); }},
-                      {args.block_size, options.max_seqs_per_batch, 4, 2048});
+        Server server(
+            memory,
+            {prefill, by_graph,
+             [&](const Request& request) { return check == Check::recalls && is_long(request); }},
+            {args.block_size, options.max_seqs_per_batch, 4, 2048});
         for (const auto& request : requests) {
             server.submit(request);
         }
@@ -236,12 +270,14 @@ Result serve(const Decoder& model, const std::vector<Request>& requests, bool le
 }
 
 double at_once(const ServerStats& stats) {
-    return static_cast<double>(stats.full_decoded) / static_cast<double>(std::max<std::uint64_t>(stats.full_steps, 1));
+    return static_cast<double>(stats.full_decoded) /
+           static_cast<double>(std::max<std::uint64_t>(stats.full_steps, 1));
 }
 
 TEST(Serving, OnBorrowedPagesTokensAreTheSameAndMoreAreDecodedAtOnce) {
     const Decoder model(model_args());
-    const auto requests = requests_of(model.args(), static_cast<std::uint64_t>(engine_tests::most_steps(64)));
+    const auto requests =
+        requests_of(model.args(), static_cast<std::uint64_t>(engine_tests::most_steps(64)));
     const auto split = serve(model, requests, false);
     const auto elastic = serve(model, requests, true);
     ASSERT_EQ(split.done.size(), requests.size());
@@ -256,13 +292,18 @@ TEST(Serving, OnBorrowedPagesTokensAreTheSameAndMoreAreDecodedAtOnce) {
         tokens += expected.size();
     }
     std::printf(
-        "RESULT serving: %zu requests, %zu tokens, %zu wrong; under %.1f MiB (%.1f there at most) %.1f at once where a split has %.1f, in "
+        "RESULT serving: %zu requests, %zu tokens, %zu wrong; under %.1f MiB (%.1f there at most) "
+        "%.1f at once where a split has %.1f, in "
         "%llu "
-        "steps and %llu; %llu leases, %llu recalls, %.1f MiB lent at most, %llu times a sequence stepped aside\n",
-        requests.size(), tokens, wrong, static_cast<double>(elastic.budget_bytes) / MiB, static_cast<double>(elastic.physical_bytes) / MiB,
-        at_once(elastic.stats), at_once(split.stats), static_cast<unsigned long long>(elastic.stats.steps),
-        static_cast<unsigned long long>(split.stats.steps), static_cast<unsigned long long>(elastic.memory.leases),
-        static_cast<unsigned long long>(elastic.memory.recalls), static_cast<double>(elastic.memory.most_lent_bytes) / MiB,
+        "steps and %llu; %llu leases, %llu recalls, %.1f MiB lent at most, %llu times a sequence "
+        "stepped aside\n",
+        requests.size(), tokens, wrong, static_cast<double>(elastic.budget_bytes) / MiB,
+        static_cast<double>(elastic.physical_bytes) / MiB, at_once(elastic.stats),
+        at_once(split.stats), static_cast<unsigned long long>(elastic.stats.steps),
+        static_cast<unsigned long long>(split.stats.steps),
+        static_cast<unsigned long long>(elastic.memory.leases),
+        static_cast<unsigned long long>(elastic.memory.recalls),
+        static_cast<double>(elastic.memory.most_lent_bytes) / MiB,
         static_cast<unsigned long long>(elastic.stats.paused));
     EXPECT_EQ(wrong, 0u);
     EXPECT_LE(elastic.physical_bytes, elastic.budget_bytes);
@@ -277,8 +318,9 @@ TEST(Serving, OnBorrowedPagesTokensAreTheSameAndMoreAreDecodedAtOnce) {
 
 TEST(Serving, ALongPromptThatRecallsNothingIsRefused) {
     const Decoder model(model_args());
-    const auto refusal =
-        engine_tests::refusal([&] { serve(model, requests_of(model.args(), 64), true, Check::refuses); }, VMMGRAPH_ERROR_WRONG_STATE);
+    const auto refusal = engine_tests::refusal(
+        [&] { serve(model, requests_of(model.args(), 64), true, Check::refuses); },
+        VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_NE(refusal.find("lease"), std::string::npos) << refusal;
 }
 

@@ -50,7 +50,9 @@ struct Engine {
           executor(model, arena, options),
           scheduler(model.args(), options.max_seqs_per_batch, 11) {}
 
-    at::Tensor eager(const ForwardInput& input) { return executor.eager(input.token_ids, input.positions, caches, input.input_params); }
+    at::Tensor eager(const ForwardInput& input) {
+        return executor.eager(input.token_ids, input.positions, caches, input.input_params);
+    }
 
     static std::shared_ptr<vmmgraph::SharedVmmAllocator> make_arena() {
         if (!has_gpu()) {
@@ -72,14 +74,16 @@ struct Engine {
     std::vector<std::int64_t> take(const at::Tensor& of) {
         const auto rows = at::tensor(scheduler.rows(), at::kLong).to(of.device());
         const auto tokens = model.greedy(of.index_select(0, rows)).cpu();
-        std::vector<std::int64_t> next(tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel());
+        std::vector<std::int64_t> next(tokens.const_data_ptr<std::int64_t>(),
+                                       tokens.const_data_ptr<std::int64_t>() + tokens.numel());
         scheduler.take(next);
         return next;
     }
 
     std::vector<std::int64_t> step(Ran& ran) {
         return step_by([&](const ForwardInput& input) {
-            const auto output = executor.run(input.token_ids, input.positions, caches, input.input_params);
+            const auto output =
+                executor.run(input.token_ids, input.positions, caches, input.input_params);
             ran = output.ran;
             return output.hidden_states;
         });
@@ -92,7 +96,8 @@ struct Outcome {
     std::array<std::size_t, 4> by_mode{};
 };
 
-Outcome compare(Engine& graphs, Engine& eager, int steps, const std::function<void()>& behind_each = [] {}) {
+Outcome compare(
+    Engine& graphs, Engine& eager, int steps, const std::function<void()>& behind_each = [] {}) {
     Outcome outcome;
     for (int step = 0; step < steps; ++step) {
         Ran ran;
@@ -141,13 +146,16 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
     engine_tests::wait();
     const auto bytes = device_bytes();
     std::size_t most = bytes;
-    const auto outcome = compare(graphs, eager, most_steps(has_gpu() ? 500 : 120), [&] { most = std::max(most, device_bytes()); });
+    const auto outcome = compare(graphs, eager, most_steps(has_gpu() ? 500 : 120),
+                                 [&] { most = std::max(most, device_bytes()); });
     const auto& executor = graphs.executor.graphs();
     std::printf(
-        "RESULT decode: %zu graphs, %zu + %zu tokens, %zu wrong; steps full %zu, piecewise %zu, eager %zu; %zu joined, %zu left; "
+        "RESULT decode: %zu graphs, %zu + %zu tokens, %zu wrong; steps full %zu, piecewise %zu, "
+        "eager %zu; %zu joined, %zu left; "
         "arena %zu bytes before and %zu after, device %zu MiB before and at most %zu MiB\n",
-        there, first.tokens, outcome.tokens, first.wrong + outcome.wrong, outcome.by_mode[VMMGRAPH_MODE_FULL],
-        outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], outcome.by_mode[VMMGRAPH_MODE_EAGER], graphs.scheduler.joined(), graphs.scheduler.left(),
+        there, first.tokens, outcome.tokens, first.wrong + outcome.wrong,
+        outcome.by_mode[VMMGRAPH_MODE_FULL], outcome.by_mode[VMMGRAPH_MODE_PIECEWISE],
+        outcome.by_mode[VMMGRAPH_MODE_EAGER], graphs.scheduler.joined(), graphs.scheduler.left(),
         arena_bytes, graphs.arena ? graphs.arena->mapped_size() : 0, bytes >> 20, most >> 20);
     EXPECT_EQ(first.wrong + outcome.wrong, 0u);
     EXPECT_EQ(executor.unplanned(), 0u);
@@ -157,7 +165,8 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
         EXPECT_GT(executor.executables().evictions, 10u);
     }
     EXPECT_EQ(executor.stats().captures, there);
-    EXPECT_EQ(graphs.arena ? graphs.arena->mapped_size() : 0, arena_bytes) << "memory is flat after the largest shape";
+    EXPECT_EQ(graphs.arena ? graphs.arena->mapped_size() : 0, arena_bytes)
+        << "memory is flat after the largest shape";
     if (!engine_tests::shortened()) {
         EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_FULL], 0u);
         EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], 0u);
@@ -171,13 +180,17 @@ TEST(XllmExecutor, DecodesTokenForTokenAsEager) {
         EXPECT_EQ(graphs.arena->stats().blocks, 0u);
         EXPECT_EQ(graphs.arena->mapped_size(), 0u) << "pages return with the graphs";
     }
-    EXPECT_NE(executor.prometheus().find("vmmgraph_dispatch_steps_total{mode=\"eager\",reason=\"too_large\"} 0\n"), std::string::npos);
+    EXPECT_NE(executor.prometheus().find(
+                  "vmmgraph_dispatch_steps_total{mode=\"eager\",reason=\"too_large\"} 0\n"),
+              std::string::npos);
 }
 
 // Serves from the first step; captures run between steps, while the device may still be busy.
 TEST(XllmExecutor, StartsAtOnceAndCapturesBehindTheTraffic) {
     using Clock = std::chrono::steady_clock;
-    const auto ms_since = [](Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); };
+    const auto ms_since = [](Clock::time_point start) {
+        return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    };
     const Decoder model(small_model());
     auto options = options_of(true);
     options.graph.captures = Captures::behind;
@@ -210,15 +223,17 @@ TEST(XllmExecutor, StartsAtOnceAndCapturesBehindTheTraffic) {
         }
     }
     const auto median = [](std::vector<double> of) {
-        std::nth_element(of.begin(), of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2), of.end());
+        std::nth_element(of.begin(), of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2),
+                         of.end());
         return of.empty() ? 0.0 : of[of.size() / 2];
     };
     const auto& executor = graphs.executor.graphs();
     std::printf(
-        "RESULT start: first step's tokens %.2f ms after the start of the executor; %zu eager steps of %.2f ms, then %zu steps by graphs "
+        "RESULT start: first step's tokens %.2f ms after the start of the executor; %zu eager "
+        "steps of %.2f ms, then %zu steps by graphs "
         "of %.2f ms; the last of %zu graphs after step %zu; %zu wrong\n",
-        first_ms, eager_ms.size(), median(eager_ms), steady_ms.size(), median(steady_ms), static_cast<std::size_t>(executor.stats().graphs),
-        captured_after, wrong);
+        first_ms, eager_ms.size(), median(eager_ms), steady_ms.size(), median(steady_ms),
+        static_cast<std::size_t>(executor.stats().graphs), captured_after, wrong);
     EXPECT_EQ(wrong, 0u);
     if (!engine_tests::shortened()) {
         EXPECT_GT(executor.stats().graphs, 4u);
@@ -229,15 +244,19 @@ TEST(XllmExecutor, StartsAtOnceAndCapturesBehindTheTraffic) {
 // Pads the step to its bucket's shape. Attention between pieces ignores padding sequences.
 ForwardInput padded(ForwardInput input, const Key& bucket, std::int64_t blocks_of_sequence) {
     auto& device = input.input_params.attention.device;
-    const auto longer = [](const at::Tensor& of, std::int64_t length) { return at::constant_pad_nd(of, {0, length - of.size(-1)}); };
+    const auto longer = [](const at::Tensor& of, std::int64_t length) {
+        return at::constant_pad_nd(of, {0, length - of.size(-1)});
+    };
     for (auto* const tensor : {&input.token_ids, &input.positions, &device.new_cache_slots}) {
         *tensor = longer(*tensor, bucket[Axis::tokens]);
     }
     if (input.input_params.meta.batch_forward_type == Phase::decode) {
         const std::int64_t batch = bucket[Axis::batch];
         const auto missing = batch - input.input_params.meta.num_sequences;
-        device.block_tables = at::constant_pad_nd(device.block_tables, {0, blocks_of_sequence - device.block_tables.size(1), 0, missing});
-        device.kv_seq_lens = at::cat({device.kv_seq_lens, device.kv_seq_lens.narrow(0, -1, 1).expand({missing})});
+        device.block_tables = at::constant_pad_nd(
+            device.block_tables, {0, blocks_of_sequence - device.block_tables.size(1), 0, missing});
+        device.kv_seq_lens =
+            at::cat({device.kv_seq_lens, device.kv_seq_lens.narrow(0, -1, 1).expand({missing})});
     }
     return input;
 }
@@ -258,7 +277,9 @@ TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
         const auto got = graphs.step(ran);
         ++outcome.by_mode.at(static_cast<std::size_t>(ran.mode));
         const auto expected = eager.step_by([&](const ForwardInput& input) {
-            EXPECT_EQ(ran.mode, input.input_params.meta.batch_forward_type == Phase::decode ? Mode::full : Mode::piecewise);
+            EXPECT_EQ(ran.mode, input.input_params.meta.batch_forward_type == Phase::decode
+                                    ? Mode::full
+                                    : Mode::piecewise);
             return eager.eager(padded(input, ran.bucket, model.args().blocks_of_sequence));
         });
         ASSERT_EQ(got.size(), expected.size());
@@ -269,17 +290,21 @@ TEST(XllmExecutor, DecodesBitForBitAsEagerAtTheBucketsShape) {
         equal += at::equal(graphs.hidden, eager.hidden.narrow(0, 0, eager.tokens_of_step));
     }
     std::printf(
-        "RESULT decode at the bucket's shape, %s: %zu tokens, %zu wrong; %d of %d steps bitwise equal; steps full %zu, piecewise %zu; "
+        "RESULT decode at the bucket's shape, %s: %zu tokens, %zu wrong; %d of %d steps bitwise "
+        "equal; steps full %zu, piecewise %zu; "
         "%zu joined, %zu left\n",
-        c10::toString(dtype), outcome.tokens, outcome.wrong, equal, steps, outcome.by_mode[VMMGRAPH_MODE_FULL],
-        outcome.by_mode[VMMGRAPH_MODE_PIECEWISE], graphs.scheduler.joined(), graphs.scheduler.left());
+        c10::toString(dtype), outcome.tokens, outcome.wrong, equal, steps,
+        outcome.by_mode[VMMGRAPH_MODE_FULL], outcome.by_mode[VMMGRAPH_MODE_PIECEWISE],
+        graphs.scheduler.joined(), graphs.scheduler.left());
     EXPECT_EQ(outcome.wrong, 0u);
     EXPECT_EQ(equal, steps);
     for (std::size_t layer = 0; layer < graphs.caches.size(); ++layer) {
         // Block 0 is reserved for padding, and padding rows race for it.
         const auto blocks = [](const at::Tensor& of) { return of.narrow(0, 1, of.size(0) - 1); };
-        EXPECT_TRUE(at::equal(blocks(graphs.caches[layer].k), blocks(eager.caches[layer].k))) << "keys of layer " << layer;
-        EXPECT_TRUE(at::equal(blocks(graphs.caches[layer].v), blocks(eager.caches[layer].v))) << "values of layer " << layer;
+        EXPECT_TRUE(at::equal(blocks(graphs.caches[layer].k), blocks(eager.caches[layer].k)))
+            << "keys of layer " << layer;
+        EXPECT_TRUE(at::equal(blocks(graphs.caches[layer].v), blocks(eager.caches[layer].v)))
+            << "values of layer " << layer;
     }
     if (!engine_tests::shortened()) {
         EXPECT_GT(outcome.by_mode[VMMGRAPH_MODE_FULL], 0u);
@@ -308,15 +333,20 @@ TEST(XllmExecutor, ThePagedDecoderIsTheDecoder) {
             auto& params = alone.input_params;
             params.meta = {Phase::prefill, 1};
             params.attention.host = {{0, length}, {0, length}};
-            params.attention.device.new_cache_slots = at::arange(args.block_size, args.block_size + length, at::kInt);
-            params.attention.device.block_tables = at::arange(1, args.blocks_of_sequence + 1, at::kInt).view({1, -1});
-            const auto whole = engine.executor.eager(alone.token_ids, alone.positions, model.make_caches(), params);
-            EXPECT_TRUE(at::allclose(whole[length - 1], hidden[row], 1e-9, 1e-9)) << "step " << step << ", sequence " << i;
+            params.attention.device.new_cache_slots =
+                at::arange(args.block_size, args.block_size + length, at::kInt);
+            params.attention.device.block_tables =
+                at::arange(1, args.blocks_of_sequence + 1, at::kInt).view({1, -1});
+            const auto whole = engine.executor.eager(alone.token_ids, alone.positions,
+                                                     model.make_caches(), params);
+            EXPECT_TRUE(at::allclose(whole[length - 1], hidden[row], 1e-9, 1e-9))
+                << "step " << step << ", sequence " << i;
             ++checked;
         }
         const auto rows = at::tensor(scheduler.rows(), at::kLong).to(hidden.device());
         const auto tokens = model.greedy(hidden.index_select(0, rows)).cpu();
-        scheduler.take({tokens.const_data_ptr<std::int64_t>(), tokens.const_data_ptr<std::int64_t>() + tokens.numel()});
+        scheduler.take({tokens.const_data_ptr<std::int64_t>(),
+                        tokens.const_data_ptr<std::int64_t>() + tokens.numel()});
     }
     EXPECT_GT(checked, 3);
 }
@@ -329,8 +359,9 @@ TEST(XllmExecutor, WithHalfTheGraphsTokensAreTheSame) {
     Engine graphs(model, options);
     Engine eager(model, options_of(false));
     std::uint64_t most = 0;
-    const auto outcome =
-        compare(graphs, eager, most_steps(has_gpu() ? 200 : 60), [&] { most = std::max(most, graphs.executor.graphs().stats().graphs); });
+    const auto outcome = compare(graphs, eager, most_steps(has_gpu() ? 200 : 60), [&] {
+        most = std::max(most, graphs.executor.graphs().stats().graphs);
+    });
     EXPECT_EQ(outcome.wrong, 0u);
     EXPECT_EQ(graphs.executor.graphs().unplanned(), 0u);
     EXPECT_LE(most, 4u);
@@ -376,32 +407,39 @@ TEST(XllmExecutor, RanksPadToTheLargestAndAgreeOnTheMode) {
             } else {
                 inputs[rank] = ranks[rank].scheduler.next();
             }
-            all.parallel.dp_global_token_nums.push_back(static_cast<std::int32_t>(inputs[rank].token_ids.size(0)));
-            all.parallel.dp_is_decode.push_back(inputs[rank].input_params.meta.batch_forward_type == Phase::decode);
+            all.parallel.dp_global_token_nums.push_back(
+                static_cast<std::int32_t>(inputs[rank].token_ids.size(0)));
+            all.parallel.dp_is_decode.push_back(inputs[rank].input_params.meta.batch_forward_type ==
+                                                Phase::decode);
         }
         std::array<Ran, 2> ran;
         for (std::size_t rank = 0; rank < 2; ++rank) {
             inputs[rank].input_params.parallel = all.parallel;
             const auto given = inputs[rank].to(model.args().options.device());
             const engine_tests::OnStream guard;
-            const auto output = ranks[rank].executor.run(given.token_ids, given.positions, ranks[rank].caches, given.input_params);
+            const auto output = ranks[rank].executor.run(given.token_ids, given.positions,
+                                                         ranks[rank].caches, given.input_params);
             ran[rank] = output.ran;
             ASSERT_EQ(output.hidden_states.size(0), given.token_ids.size(0));
             if (given.token_ids.size(0) > 0) {
                 const auto expected = eager[rank].eager(given);
-                EXPECT_TRUE(at::allclose(output.hidden_states, expected, 1e-9, 1e-9)) << "rank " << rank << ", step " << step;
+                EXPECT_TRUE(at::allclose(output.hidden_states, expected, 1e-9, 1e-9))
+                    << "rank " << rank << ", step " << step;
                 ranks[rank].take(expected);
             }
         }
         EXPECT_EQ(ran[0].mode, ran[1].mode) << "step " << step;
         EXPECT_EQ(ran[0].bucket, ran[1].bucket) << "step " << step;
         for (const auto tokens : all.parallel.dp_global_token_nums) {
-            EXPECT_GE(ran[0].bucket[Axis::tokens], static_cast<std::uint32_t>(tokens)) << "step " << step;
+            EXPECT_GE(ran[0].bucket[Axis::tokens], static_cast<std::uint32_t>(tokens))
+                << "step " << step;
         }
         ++by_mode.at(static_cast<std::size_t>(ran[0].mode));
     }
     EXPECT_EQ(by_mode[VMMGRAPH_MODE_EAGER], 0);
-    EXPECT_TRUE((by_mode[VMMGRAPH_MODE_FULL] > 0 && by_mode[VMMGRAPH_MODE_PIECEWISE] > 0 && idle > 0) || engine_tests::shortened());
+    EXPECT_TRUE(
+        (by_mode[VMMGRAPH_MODE_FULL] > 0 && by_mode[VMMGRAPH_MODE_PIECEWISE] > 0 && idle > 0) ||
+        engine_tests::shortened());
 }
 
 }  // namespace

@@ -191,7 +191,9 @@ public:
     // Records that `stream` uses the block: its bytes are reused only after the stream's work. The
     // stream must exist until the block is freed or the space is destroyed. See
     // vmmgraph_space_record_stream().
-    void record_stream(void* block, void* stream) { detail::check(vmmgraph_space_record_stream(handle(), block, stream)); }
+    void record_stream(void* block, void* stream) {
+        detail::check(vmmgraph_space_record_stream(handle(), block, stream));
+    }
 
     // Ends the capture. Blocks still live follow `retain`. On failure the space stays open, and the
     // call can be repeated.
@@ -207,8 +209,9 @@ public:
     // space of this arena. Throws VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture.
     template <class F>
     void replay(void* stream, F&& launch) {
-        detail::with_launch(
-            launch, [&](vmmgraph_launch_fn trampoline, void* call) { return vmmgraph_space_replay(handle(), stream, trampoline, call); });
+        detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
+            return vmmgraph_space_replay(handle(), stream, trampoline, call);
+        });
     }
 
     // Replays twice over differently filled shared pages; `found` is 1 if an output depends on
@@ -218,18 +221,23 @@ public:
     [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs, F&& launch) {
         auto difference = detail::sized<Difference>();
         detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
-            return vmmgraph_space_verify(handle(), stream, outputs.data(), outputs.size(), trampoline, call, &difference);
+            return vmmgraph_space_verify(handle(), stream, outputs.data(), outputs.size(),
+                                         trampoline, call, &difference);
         });
         return difference;
     }
 
     // Names the space after its graph group ("decode 64"), for statistics, logs, errors and the
     // page map. At most 1024 bytes; an empty text removes the name.
-    void set_label(const std::string& label) const { detail::check(vmmgraph_space_set_label(handle(), label.c_str())); }
+    void set_label(const std::string& label) const {
+        detail::check(vmmgraph_space_set_label(handle(), label.c_str()));
+    }
 
     // Sets the capture's place in the program ("model.cpp:120"), for the page map. At most 1024
     // bytes; an empty text removes the place.
-    void set_site(const std::string& site) const { detail::check(vmmgraph_space_set_site(handle(), site.c_str())); }
+    void set_site(const std::string& site) const {
+        detail::check(vmmgraph_space_set_site(handle(), site.c_str()));
+    }
 
     // Returns the label; empty if none.
     [[nodiscard]] std::string label() const {
@@ -264,7 +272,8 @@ public:
         std::size_t count = 0;
         do {
             blocks.resize(count);
-            detail::check(vmmgraph_space_live_blocks(handle(), blocks.data(), blocks.size(), &count));
+            detail::check(
+                vmmgraph_space_live_blocks(handle(), blocks.data(), blocks.size(), &count));
         } while (count > blocks.size());
         blocks.resize(count);
         return blocks;
@@ -288,9 +297,10 @@ class SharedVmmAllocator {
 public:
     // Opens device `device` and creates an arena, which keeps the device open.
     explicit SharedVmmAllocator(int device = 0, const Options& options = {})
-        : SharedVmmAllocator(Device::open({options.driver, device, options.device_budget_bytes, options.host_granularity_bytes,
-                                           options.host_memory_bytes}),
-                             options) {}
+        : SharedVmmAllocator(
+              Device::open({options.driver, device, options.device_budget_bytes,
+                            options.host_granularity_bytes, options.host_memory_bytes}),
+              options) {}
 
     // Creates an arena, which keeps the device open. Throws for page sizes the device cannot map.
     explicit SharedVmmAllocator(const Device& device, const ArenaOptions& options = {}) {
@@ -298,7 +308,8 @@ public:
         given.small_page_bytes = options.small_page_bytes;
         given.large_page_bytes = options.large_page_bytes;
         given.retain = static_cast<std::int32_t>(options.retain);
-        given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) | (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0) |
+        given.flags = (options.poison ? VMMGRAPH_ARENA_POISON : 0) |
+                      (options.trace_blocks ? VMMGRAPH_ARENA_TRACE_BLOCKS : 0) |
                       (options.serial ? VMMGRAPH_ARENA_SERIAL : 0);
         given.budget_bytes = options.budget_bytes;
         given.reserve_bytes = options.reserve_bytes;
@@ -314,7 +325,9 @@ public:
     }
 
     // Takes ownership of an arena's C handle.
-    [[nodiscard]] static SharedVmmAllocator adopt(vmmgraph_arena_t handle) noexcept { return SharedVmmAllocator(Owned(handle)); }
+    [[nodiscard]] static SharedVmmAllocator adopt(vmmgraph_arena_t handle) noexcept {
+        return SharedVmmAllocator(Owned(handle));
+    }
     // Releases the C handle, which the caller must destroy. This object counts as moved from.
     [[nodiscard]] vmmgraph_arena_t release() noexcept { return handle_.release(); }
 
@@ -344,14 +357,18 @@ public:
 
     // Limits the arena's physical memory; 0: only the device's limit. Nothing is taken away: over
     // the limit, new pages throw OutOfMemory. See vmmgraph_arena_set_budget().
-    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_arena_set_budget(handle(), bytes)); }
+    void set_budget(std::uint64_t bytes) {
+        detail::check(vmmgraph_arena_set_budget(handle(), bytes));
+    }
 
     // Marks all replays so far: the last replay's stream may then be captured or destroyed.
     void mark() { detail::check(vmmgraph_arena_mark(handle())); }
 
     // Seals the current space, if any, and opens the next. Blocks of earlier spaces stay valid
     // until the arena is destroyed.
-    void switch_to_new_virtual_space() { detail::check(vmmgraph_arena_switch_to_new_virtual_space(handle())); }
+    void switch_to_new_virtual_space() {
+        detail::check(vmmgraph_arena_switch_to_new_virtual_space(handle()));
+    }
 
     // As Space::allocate, in the current space; opens one if none is open.
     [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr) {
@@ -375,19 +392,29 @@ public:
 
     // Frees a private (exclusive) block after the arena's replays so far. Other work on the block
     // must be over, and peers must have closed its page. See vmmgraph_arena_free_exclusive().
-    void free_exclusive(void* block) { detail::check(vmmgraph_arena_free_exclusive(handle(), block)); }
+    void free_exclusive(void* block) {
+        detail::check(vmmgraph_arena_free_exclusive(handle(), block));
+    }
 
     // Returns the peak bytes of any one space: live at once, or handed out by a current space.
-    [[nodiscard]] std::size_t high_water_mark() const { return static_cast<std::size_t>(stats().high_water_bytes); }
+    [[nodiscard]] std::size_t high_water_mark() const {
+        return static_cast<std::size_t>(stats().high_water_bytes);
+    }
 
     // Returns the offset of the next block in the current space, in bytes; 0 after a switch.
-    [[nodiscard]] std::size_t current_offset() const { return static_cast<std::size_t>(stats().current_offset_bytes); }
+    [[nodiscard]] std::size_t current_offset() const {
+        return static_cast<std::size_t>(stats().current_offset_bytes);
+    }
 
     // Returns the arena's physical memory in bytes: a page counts once, at however many addresses.
-    [[nodiscard]] std::size_t mapped_size() const { return static_cast<std::size_t>(stats().physical_bytes); }
+    [[nodiscard]] std::size_t mapped_size() const {
+        return static_cast<std::size_t>(stats().physical_bytes);
+    }
 
     // Returns the bytes of addresses reserved in all spaces; at least reserve_bytes.
-    [[nodiscard]] std::size_t reserved_size() const { return static_cast<std::size_t>(stats().reserved_bytes); }
+    [[nodiscard]] std::size_t reserved_size() const {
+        return static_cast<std::size_t>(stats().reserved_bytes);
+    }
 
     // Returns false if the arena was moved from, or closed by an internal error.
     [[nodiscard]] bool is_initialized() const noexcept {
@@ -441,7 +468,8 @@ public:
         std::ofstream file(path, std::ios::binary | std::ios::trunc);
         file.write(page.data(), static_cast<std::streamsize>(page.size())).flush();
         if (!file) {
-            throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(), "vmmgraph: cannot write " + path);
+            throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(),
+                                    "vmmgraph: cannot write " + path);
         }
     }
 

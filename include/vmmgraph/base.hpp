@@ -30,7 +30,8 @@ using ErrorInfo = vmmgraph_error_info_t;
 class VMMGRAPH_API Error : public std::runtime_error {
 public:
     // Constructed by the library's wrappers; callers only catch errors.
-    Error(const std::string& message, const ErrorInfo& info) : std::runtime_error(message), info_(info) {}
+    Error(const std::string& message, const ErrorInfo& info)
+        : std::runtime_error(message), info_(info) {}
 
     // One of the VMMGRAPH_ERROR numbers.
     [[nodiscard]] vmmgraph_status_t status() const noexcept { return info_.status; }
@@ -99,7 +100,8 @@ template <class Read>
         info.status = status;
         info.device = -1;
     }
-    message = "vmmgraph: " + (message.empty() ? std::string(vmmgraph_status_name(status)) : message);
+    message =
+        "vmmgraph: " + (message.empty() ? std::string(vmmgraph_status_name(status)) : message);
     if (status >= VMMGRAPH_ERROR_OUT_OF_MEMORY && status <= VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS) {
         throw OutOfMemory(message, info);
     }
@@ -123,8 +125,10 @@ inline void require_abi() {
     info.device = -1;
     info.requested = VMMGRAPH_ABI_VERSION;
     info.available = loaded;
-    throw Error("vmmgraph: cannot use library " + std::string(vmmgraph_version()) + ": it has ABI " + std::to_string(loaded) +
-                    " and the headers have ABI " + std::to_string(VMMGRAPH_ABI_VERSION) + "; compile with the headers of the library",
+    throw Error("vmmgraph: cannot use library " + std::string(vmmgraph_version()) +
+                    ": it has ABI " + std::to_string(loaded) + " and the headers have ABI " +
+                    std::to_string(VMMGRAPH_ABI_VERSION) +
+                    "; compile with the headers of the library",
                 info);
 }
 
@@ -166,22 +170,26 @@ private:
 // sink may be called on any thread, concurrently, with no lock of the library held, and must not
 // call VmmGraph functions. Exceptions are dropped. Lines arrive before the causing call returns
 // (vmmgraph_log_fn). A replaced sink is destroyed after its last call.
-inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink, LogLevel max_level = LogLevel::info) {
+inline void set_log_sink(std::function<void(LogLevel, std::string_view)> sink,
+                         LogLevel max_level = LogLevel::info) {
     using Sink = std::function<void(LogLevel, std::string_view)>;
     if (!sink) {
         detail::check(vmmgraph_set_log_sink(nullptr, nullptr, nullptr, VMMGRAPH_LOG_OFF));
         return;
     }
-    const vmmgraph_log_fn write = [](std::int32_t level, const char* text, std::size_t length, void* user) noexcept {
+    const vmmgraph_log_fn write = [](std::int32_t level, const char* text, std::size_t length,
+                                     void* user) noexcept {
         try {
-            (*static_cast<Sink*>(user))(static_cast<LogLevel>(level), std::string_view(text, length));
+            (*static_cast<Sink*>(user))(static_cast<LogLevel>(level),
+                                        std::string_view(text, length));
         } catch (...) {
             // Logging never fails a call.
         }
     };
     const vmmgraph_drop_fn drop = [](void* user) noexcept { delete static_cast<Sink*>(user); };
     auto owned = std::make_unique<Sink>(std::move(sink));
-    detail::check(vmmgraph_set_log_sink(write, owned.release(), drop, static_cast<std::int32_t>(max_level)));
+    detail::check(
+        vmmgraph_set_log_sink(write, owned.release(), drop, static_cast<std::int32_t>(max_level)));
 }
 
 }  // namespace vmmgraph

@@ -52,7 +52,9 @@ public:
     explicit BlockPool(const KvCache& cache) : BlockPool(cache.stats()) {}
 
     // Reports memory under the pages of these blocks.
-    void back(BlockRange blocks) { detail::check(vmmgraph_block_pool_back(handle(), blocks.first, blocks.end)); }
+    void back(BlockRange blocks) {
+        detail::check(vmmgraph_block_pool_back(handle(), blocks.first, blocks.end));
+    }
 
     // Reports the loss of memory under the unused pages of these blocks, before the release.
     // Returns the number of lost reserved blocks; a range of surplus() costs none.
@@ -75,7 +77,9 @@ public:
     }
 
     // Releases up to `count` reserved blocks.
-    void unreserve(std::uint64_t count) { detail::check(vmmgraph_block_pool_unreserve(handle(), count)); }
+    void unreserve(std::uint64_t count) {
+        detail::check(vmmgraph_block_pool_unreserve(handle(), count));
+    }
 
     // Hands out `count` reserved blocks, or none.
     [[nodiscard]] std::optional<std::vector<std::uint64_t>> allocate_reserved(std::size_t count) {
@@ -101,16 +105,19 @@ public:
     // Returns the used blocks of a range, in order. Beyond a new limit: the `busy` blocks of
     // KvCache::shrink_to().
     [[nodiscard]] std::vector<BlockRange> used(BlockRange blocks) const {
-        return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
-            return vmmgraph_block_pool_used(handle(), blocks.first, blocks.end, ranges, capacity, count);
-        });
+        return detail::read_items<BlockRange>(
+            [&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
+                return vmmgraph_block_pool_used(handle(), blocks.first, blocks.end, ranges,
+                                                capacity, count);
+            });
     }
 
     // Returns the ranges to back for `count` available blocks, in whole pages, lowest first; none
     // if the limit leaves too few.
     [[nodiscard]] std::optional<std::vector<BlockRange>> shortfall(std::uint64_t count) const {
         std::int32_t there = 0;
-        auto ranges = detail::read_items<BlockRange>([&](BlockRange* into, std::size_t capacity, std::size_t* number) {
+        auto ranges = detail::read_items<BlockRange>([&](BlockRange* into, std::size_t capacity,
+                                                         std::size_t* number) {
             return vmmgraph_block_pool_shortfall(handle(), count, into, capacity, number, &there);
         });
         return there != 0 ? std::optional(std::move(ranges)) : std::nullopt;
@@ -119,36 +126,43 @@ public:
     // Returns backed pages without used blocks, in order: those beyond the limit, and the highest
     // others, while `keep` blocks and the reserved ones stay free.
     [[nodiscard]] std::vector<BlockRange> surplus(std::uint64_t keep) const {
-        return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
-            return vmmgraph_block_pool_surplus(handle(), keep, ranges, capacity, count);
-        });
+        return detail::read_items<BlockRange>(
+            [&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
+                return vmmgraph_block_pool_surplus(handle(), keep, ranges, capacity, count);
+            });
     }
 
     // Asks the engine to vacate pages whose used blocks are all `evictable` (empty: all are), to
     // free `bytes` bytes by `by` (the engine's units). `evict` runs at most once. Returns the empty
     // bytes. Both run without a lock; their exceptions propagate. See vmmgraph_block_pool_ask().
-    std::uint64_t ask(std::uint64_t bytes, std::uint64_t by, const std::function<bool(std::uint64_t)>& evictable,
+    std::uint64_t ask(std::uint64_t bytes, std::uint64_t by,
+                      const std::function<bool(std::uint64_t)>& evictable,
                       const std::function<void(const EvictionRequest&)>& evict) {
         std::uint64_t empty = 0;
-        ask_by(evictable, evict,
-               [&](auto may, auto vacate, void* user) { return vmmgraph_block_pool_ask(handle(), bytes, by, may, vacate, user, &empty); });
+        ask_by(evictable, evict, [&](auto may, auto vacate, void* user) {
+            return vmmgraph_block_pool_ask(handle(), bytes, by, may, vacate, user, &empty);
+        });
         return empty;
     }
 
     // As ask(), only for the pages of these blocks: for a lease's recall (lease.hpp). unused_of()
     // then returns the releasable pages.
-    void ask_of(const std::vector<BlockRange>& among, std::uint64_t bytes, const std::function<bool(std::uint64_t)>& evictable,
+    void ask_of(const std::vector<BlockRange>& among, std::uint64_t bytes,
+                const std::function<bool(std::uint64_t)>& evictable,
                 const std::function<void(const EvictionRequest&)>& evict) {
         ask_by(evictable, evict, [&](auto may, auto vacate, void* user) {
-            return vmmgraph_block_pool_ask_of(handle(), among.data(), among.size(), bytes, may, vacate, user);
+            return vmmgraph_block_pool_ask_of(handle(), among.data(), among.size(), bytes, may,
+                                              vacate, user);
         });
     }
 
     // Returns the pages of these blocks without a used block, as ranges of blocks.
     [[nodiscard]] std::vector<BlockRange> unused_of(const std::vector<BlockRange>& among) const {
-        return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
-            return vmmgraph_block_pool_unused(handle(), among.data(), among.size(), ranges, capacity, count);
-        });
+        return detail::read_items<BlockRange>(
+            [&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
+                return vmmgraph_block_pool_unused(handle(), among.data(), among.size(), ranges,
+                                                  capacity, count);
+            });
     }
 
     [[nodiscard]] BlockPoolStats stats() const {
@@ -160,11 +174,12 @@ public:
     [[nodiscard]] vmmgraph_block_pool_t handle() const noexcept { return handle_.get(); }
 
 private:
-    explicit BlockPool(const KvStats& stats) : BlockPool(stats.most_blocks, stats.blocks_a_page, stats.block_bytes) {}
+    explicit BlockPool(const KvStats& stats)
+        : BlockPool(stats.most_blocks, stats.blocks_a_page, stats.block_bytes) {}
 
     template <class Ask>
-    static void ask_by(const std::function<bool(std::uint64_t)>& evictable, const std::function<void(const EvictionRequest&)>& evict,
-                       Ask&& ask) {
+    static void ask_by(const std::function<bool(std::uint64_t)>& evictable,
+                       const std::function<void(const EvictionRequest&)>& evict, Ask&& ask) {
         Asking asking{evictable, evict, nullptr};
         const auto status = ask(evictable ? Asking::may : nullptr, Asking::vacate, &asking);
         if (asking.thrown) {

@@ -106,7 +106,9 @@ public:
     }
 
     // Limits the page pool's physical memory in bytes; 0: no limit. Nothing is taken away.
-    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_device_set_budget(handle(), bytes)); }
+    void set_budget(std::uint64_t bytes) {
+        detail::check(vmmgraph_device_set_budget(handle(), bytes));
+    }
 
     // Waits for pending unmaps, then returns the device's free pages to the driver. Retries pages
     // refused earlier. Returns the released bytes.
@@ -152,15 +154,18 @@ class Account {
 public:
     // Creates an account below the device's. `label` appears in messages and need not be unique.
     // Throws OutOfMemory if the guaranteed bytes do not fit.
-    Account(const Device& device, const std::string& label, const AccountLimits& limits = {}) : Account(device, label, nullptr, limits) {}
+    Account(const Device& device, const std::string& label, const AccountLimits& limits = {})
+        : Account(device, label, nullptr, limits) {}
     // Creates an account below another account of the device.
-    Account(const Device& device, const std::string& label, const Account& above, const AccountLimits& limits = {})
+    Account(const Device& device, const std::string& label, const Account& above,
+            const AccountLimits& limits = {})
         : Account(device, label, above.live(), limits) {}
 
     // Nothing is taken away: over the limit, new pages are refused until enough memory is given
     // back.
     void set_limits(const AccountLimits& limits) {
-        detail::check(vmmgraph_account_set_limits(handle(), limits.budget_bytes, limits.least_bytes));
+        detail::check(
+            vmmgraph_account_set_limits(handle(), limits.budget_bytes, limits.least_bytes));
     }
 
     [[nodiscard]] AccountStats stats() const {
@@ -172,7 +177,8 @@ public:
     [[nodiscard]] vmmgraph_account_t handle() const noexcept { return handle_.get(); }
 
 private:
-    Account(const Device& device, const std::string& label, vmmgraph_account_t above, const AccountLimits& limits) {
+    Account(const Device& device, const std::string& label, vmmgraph_account_t above,
+            const AccountLimits& limits) {
         auto given = detail::sized<vmmgraph_account_options_t>();
         given.above = above;
         given.budget_bytes = limits.budget_bytes;
@@ -209,7 +215,8 @@ public:
 
 private:
     template <class Add, class Handle>
-    Reclaimer(Add add, Handle of, Function&& reclaim, std::uint64_t cost) : function_(std::move(reclaim)) {
+    Reclaimer(Add add, Handle of, Function&& reclaim, std::uint64_t cost)
+        : function_(std::move(reclaim)) {
         vmmgraph_reclaimer_t handle = nullptr;
         detail::check(add(of, call, cost, function_.user(), &handle));
         handle_ = detail::Owned<vmmgraph_reclaimer_t, vmmgraph_reclaimer_destroy>(handle);

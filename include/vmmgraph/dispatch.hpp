@@ -33,7 +33,11 @@ enum class Mode : std::int32_t {
 };
 
 // Work of a step's sequences.
-enum class Phase : std::int32_t { decode = VMMGRAPH_PHASE_DECODE, prefill = VMMGRAPH_PHASE_PREFILL, mixed = VMMGRAPH_PHASE_MIXED };
+enum class Phase : std::int32_t {
+    decode = VMMGRAPH_PHASE_DECODE,
+    prefill = VMMGRAPH_PHASE_PREFILL,
+    mixed = VMMGRAPH_PHASE_MIXED
+};
 
 // Reason for the mode of a step.
 enum class Reason : std::int32_t {
@@ -94,8 +98,9 @@ struct DispatcherOptions {
     std::uint32_t piecewise_ignores = uniform_decode;
     // First and second mode of each phase. Default: full for decode; piecewise for steps with a
     // prefill and where no full graph exists.
-    std::array<std::array<Mode, 2>, 3> modes{
-        {{Mode::full, Mode::piecewise}, {Mode::piecewise, Mode::eager}, {Mode::piecewise, Mode::eager}}};
+    std::array<std::array<Mode, 2>, 3> modes{{{Mode::full, Mode::piecewise},
+                                              {Mode::piecewise, Mode::eager},
+                                              {Mode::piecewise, Mode::eager}}};
     // Steps with more tokens run eagerly.
     std::uint32_t most_tokens = 0;
     // Maximum number of graphs, captures in progress included.
@@ -143,7 +148,8 @@ public:
     [[nodiscard]] Decision dispatch(const Key& step, Phase phase, bool capturable = true) {
         const auto key = detail::to_c(step);
         auto decision = detail::sized<vmmgraph_decision_t>();
-        detail::check(vmmgraph_dispatch(handle_.get(), &key, static_cast<std::int32_t>(phase), capturable ? 1 : 0, &decision));
+        detail::check(vmmgraph_dispatch(handle_.get(), &key, static_cast<std::int32_t>(phase),
+                                        capturable ? 1 : 0, &decision));
         return from_c(decision);
     }
     // Returns every graph to capture ahead of traffic, largest first in each mode.
@@ -192,11 +198,13 @@ public:
     // Returns the number of steps with this mode and reason.
     [[nodiscard]] std::uint64_t steps(Mode mode, Reason reason) const {
         std::uint64_t steps = 0;
-        detail::check(vmmgraph_dispatcher_steps(handle_.get(), static_cast<std::int32_t>(mode), static_cast<std::int32_t>(reason), &steps));
+        detail::check(vmmgraph_dispatcher_steps(handle_.get(), static_cast<std::int32_t>(mode),
+                                                static_cast<std::int32_t>(reason), &steps));
         return steps;
     }
     // Returns all counters in Prometheus's text format, with these labels on every sample.
-    [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const {
+    [[nodiscard]] std::string prometheus(
+        const std::vector<std::pair<std::string, std::string>>& labels = {}) const {
         std::vector<const char*> texts;
         for (const auto& [name, value] : labels) {
             texts.push_back(name.c_str());
@@ -204,9 +212,11 @@ public:
         for (const auto& [name, value] : labels) {
             texts.push_back(value.c_str());
         }
-        return vmmgraph::detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
-            detail::check(vmmgraph_dispatcher_prometheus(handle_.get(), texts.data(), labels.size(), buffer, capacity, needed));
-        });
+        return vmmgraph::detail::read_text(
+            [&](char* buffer, std::size_t capacity, std::size_t* needed) {
+                detail::check(vmmgraph_dispatcher_prometheus(
+                    handle_.get(), texts.data(), labels.size(), buffer, capacity, needed));
+            });
     }
 
 private:
@@ -220,7 +230,9 @@ private:
                 detail::from_c(decision.bucket),
                 no_slot};
     }
-    void report(Slot slot, std::int32_t event) { detail::check(vmmgraph_dispatcher_report(handle_.get(), slot, event)); }
+    void report(Slot slot, std::int32_t event) {
+        detail::check(vmmgraph_dispatcher_report(handle_.get(), slot, event));
+    }
 
     Handle handle_;
 };
@@ -231,11 +243,13 @@ class InputPlan {
 public:
     InputPlan() = default;
     // `alignment` of every input in bytes, a power of two from 256 to 2 MiB; 0: 512.
-    InputPlan(const std::vector<vmmgraph_input_t>& inputs, const std::vector<Key>& buckets, std::uint64_t alignment = 0) {
+    InputPlan(const std::vector<vmmgraph_input_t>& inputs, const std::vector<Key>& buckets,
+              std::uint64_t alignment = 0) {
         vmmgraph::detail::require_abi();
         const auto keys = detail::to_c(buckets);
         vmmgraph_input_plan_t handle = nullptr;
-        detail::check(vmmgraph_input_plan_create(inputs.data(), inputs.size(), keys.data(), keys.size(), alignment, &handle));
+        detail::check(vmmgraph_input_plan_create(inputs.data(), inputs.size(), keys.data(),
+                                                 keys.size(), alignment, &handle));
         handle_ = Handle(handle);
     }
 
@@ -254,11 +268,12 @@ public:
     // Writes a step's host inputs to staging memory, padded to the bucket. Inputs come in
     // declaration order, each once. Returns the end of the last input, up to which the copy must
     // reach. All inputs are checked first: on an exception staging memory is unchanged.
-    std::uint64_t pack(const Key& bucket, const std::vector<vmmgraph_step_input_t>& inputs, void* staging,
-                       std::size_t staging_bytes) const {
+    std::uint64_t pack(const Key& bucket, const std::vector<vmmgraph_step_input_t>& inputs,
+                       void* staging, std::size_t staging_bytes) const {
         const auto key = detail::to_c(bucket);
         std::uint64_t end = 0;
-        detail::check(vmmgraph_input_plan_pack(handle_.get(), &key, inputs.data(), inputs.size(), staging, staging_bytes, &end));
+        detail::check(vmmgraph_input_plan_pack(handle_.get(), &key, inputs.data(), inputs.size(),
+                                               staging, staging_bytes, &end));
         return end;
     }
 

@@ -150,7 +150,8 @@ public:
     // Unmaps the pages of `bytes` bytes from `offset`, rounded inward, after the fence, without
     // blocking. Returns the committed bytes of the range. The fence's events are needed only during
     // the call.
-    std::uint64_t decommit(std::uint64_t offset, std::uint64_t bytes, const PauseFence& fence = {}) {
+    std::uint64_t decommit(std::uint64_t offset, std::uint64_t bytes,
+                           const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
         std::uint64_t gone = 0;
         detail::check(vmmgraph_elastic_buffer_decommit(handle(), offset, bytes, &given, &gone));
@@ -165,16 +166,21 @@ public:
     }
 
     // Makes later work of `stream` wait for earlier users of recommitted pages.
-    void before(void* stream) const { detail::check(vmmgraph_elastic_buffer_before(handle(), stream)); }
+    void before(void* stream) const {
+        detail::check(vmmgraph_elastic_buffer_before(handle(), stream));
+    }
 
     // Limits physical memory in bytes; 0: only the device's limit. Nothing is taken away.
-    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_elastic_buffer_set_budget(handle(), bytes)); }
+    void set_budget(std::uint64_t bytes) {
+        detail::check(vmmgraph_elastic_buffer_set_budget(handle(), bytes));
+    }
 
     // Returns the committed ranges in order, in whole pages.
     [[nodiscard]] std::vector<AddressRange> committed() const {
-        return detail::read_items<AddressRange>([&](AddressRange* ranges, std::size_t capacity, std::size_t* count) {
-            return vmmgraph_elastic_buffer_committed(handle(), ranges, capacity, count);
-        });
+        return detail::read_items<AddressRange>(
+            [&](AddressRange* ranges, std::size_t capacity, std::size_t* count) {
+                return vmmgraph_elastic_buffer_committed(handle(), ranges, capacity, count);
+            });
     }
 
     [[nodiscard]] ElasticStats stats() const {
@@ -273,10 +279,12 @@ public:
 
     // Limits use to the blocks below `blocks`; blocks beyond are unmapped after the fence. `busy`
     // ones keep memory until release(). Returns their number.
-    std::uint64_t shrink_to(std::uint64_t blocks, const std::vector<BlockRange>& busy = {}, const PauseFence& fence = {}) {
+    std::uint64_t shrink_to(std::uint64_t blocks, const std::vector<BlockRange>& busy = {},
+                            const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
         std::uint64_t left = 0;
-        detail::check(vmmgraph_kv_cache_shrink_to(handle(), blocks, busy.data(), busy.size(), &given, &left));
+        detail::check(
+            vmmgraph_kv_cache_shrink_to(handle(), blocks, busy.data(), busy.size(), &given, &left));
         return left;
     }
 
@@ -296,16 +304,18 @@ public:
 
     // Returns the blocks with memory, in order.
     [[nodiscard]] std::vector<BlockRange> backed() const {
-        return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
-            return vmmgraph_kv_cache_backed(handle(), ranges, capacity, count);
-        });
+        return detail::read_items<BlockRange>(
+            [&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
+                return vmmgraph_kv_cache_backed(handle(), ranges, capacity, count);
+            });
     }
 
     // Returns the blocks with memory beyond the usable ones, for release().
     [[nodiscard]] std::vector<BlockRange> beyond() const {
-        return detail::read_items<BlockRange>([&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
-            return vmmgraph_kv_cache_beyond(handle(), ranges, capacity, count);
-        });
+        return detail::read_items<BlockRange>(
+            [&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
+                return vmmgraph_kv_cache_beyond(handle(), ranges, capacity, count);
+            });
     }
 
     // Reaps pending unmaps whose fence is over, without waiting. Returns their bytes.
@@ -319,7 +329,9 @@ public:
     void before(void* stream) const { detail::check(vmmgraph_kv_cache_before(handle(), stream)); }
 
     // Limits physical memory in bytes; 0: only the device's limit. Nothing is taken away.
-    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_kv_cache_set_budget(handle(), bytes)); }
+    void set_budget(std::uint64_t bytes) {
+        detail::check(vmmgraph_kv_cache_set_budget(handle(), bytes));
+    }
 
     [[nodiscard]] KvStats stats() const {
         auto stats = detail::sized<KvStats>();
@@ -351,17 +363,21 @@ public:
     ElasticObserver(const ElasticBuffer& buffer, Function after_map, Function before_unmap)
         : functions_(Functions{std::move(after_map), std::move(before_unmap)}) {
         vmmgraph_elastic_observer_t handle = nullptr;
-        detail::check(vmmgraph_elastic_buffer_observe(buffer.handle(), call<&Functions::after_map>, call<&Functions::before_unmap>,
+        detail::check(vmmgraph_elastic_buffer_observe(buffer.handle(), call<&Functions::after_map>,
+                                                      call<&Functions::before_unmap>,
                                                       functions_.user(), &handle));
-        handle_ = detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy>(handle);
+        handle_ =
+            detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy>(handle);
     }
 
     ElasticObserver(const KvCache& cache, Function after_map, Function before_unmap)
         : functions_(Functions{std::move(after_map), std::move(before_unmap)}) {
         vmmgraph_elastic_observer_t handle = nullptr;
-        detail::check(vmmgraph_kv_cache_observe(cache.handle(), call<&Functions::after_map>, call<&Functions::before_unmap>,
-                                                functions_.user(), &handle));
-        handle_ = detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy>(handle);
+        detail::check(vmmgraph_kv_cache_observe(cache.handle(), call<&Functions::after_map>,
+                                                call<&Functions::before_unmap>, functions_.user(),
+                                                &handle));
+        handle_ =
+            detail::Owned<vmmgraph_elastic_observer_t, vmmgraph_elastic_observer_destroy>(handle);
     }
 
 private:
@@ -373,7 +389,8 @@ private:
     template <Function Functions::* Which>
     static void call(const vmmgraph_shown_t* shown, void* user) noexcept {
         try {
-            if (const auto functions = detail::Callbacks<Functions>::of(user); functions && (*functions).*Which) {
+            if (const auto functions = detail::Callbacks<Functions>::of(user);
+                functions && (*functions).*Which) {
                 ((*functions).*Which)(*shown);
             }
         } catch (...) {

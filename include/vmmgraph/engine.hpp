@@ -155,7 +155,9 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // Unlike with a plain dispatcher, a decode without a full graph is eager by default: attention
     // between the pieces of a piecewise graph often supports prefills only. If piecewise graphs run
     // decodes too, add Mode::piecewise as the second mode.
-    ExecutorOptions() { modes[static_cast<std::size_t>(Phase::decode)] = {Mode::full, Mode::eager}; }
+    ExecutorOptions() {
+        modes[static_cast<std::size_t>(Phase::decode)] = {Mode::full, Mode::eager};
+    }
 
     // Budget of the arena's physical memory in bytes. If a capture needs more, the least recently
     // used graphs are evicted and the capture is retried. The end of a capture may need a few extra
@@ -238,7 +240,8 @@ public:
     // `inputs` must outlive the executor. `arena` is null for inputs on a CPU, where nothing is
     // captured and a replay calls `body`. Throws Error for a bucket missing in the inputs, and for
     // an arena or a capture stream of another device.
-    GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body, const ExecutorOptions& options);
+    GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInputs& inputs, Body body,
+                  const ExecutorOptions& options);
     GraphExecutor(const GraphExecutor&) = delete;
     GraphExecutor& operator=(const GraphExecutor&) = delete;
     ~GraphExecutor();
@@ -277,7 +280,8 @@ public:
     // or calls `eager`, with `stream` as torch's current stream. Outputs of a graph are the inputs'
     // getters. A failed capture is logged and counted, and follows on_failure. Throws Error for
     // values which do not fit; errors of hooks, runners, `eager` and replays propagate.
-    Ran run(const Step& step, c10::ArrayRef<NamedValue> values, const std::function<void()>& eager, void* stream) {
+    Ran run(const Step& step, c10::ArrayRef<NamedValue> values, const std::function<void()>& eager,
+            void* stream) {
         prepare(step, values);
         return launch(eager, stream);
     }
@@ -326,7 +330,8 @@ public:
     // captured, no room, failed.
     [[nodiscard]] std::uint64_t unplanned() const;
     // Returns all counters in Prometheus's text format, with these labels on every sample.
-    [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
+    [[nodiscard]] std::string prometheus(
+        const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:
     struct State;

@@ -45,14 +45,18 @@ struct Extent {
     std::uint32_t times = 1;
     std::uint32_t plus = 0;
 
-    [[nodiscard]] static Extent fixed(std::uint32_t length) { return {VMMGRAPH_EXTENT_FIXED, Axis::tokens, length, 0}; }
+    [[nodiscard]] static Extent fixed(std::uint32_t length) {
+        return {VMMGRAPH_EXTENT_FIXED, Axis::tokens, length, 0};
+    }
     // `times` the bucket's size along the axis, plus `plus`.
     [[nodiscard]] static Extent along(Axis axis, std::uint32_t times = 1, std::uint32_t plus = 0) {
         return {VMMGRAPH_EXTENT_ALONG, axis, times, plus};
     }
     // At most `length`, as given by each step; first dimension only. The rest is undefined, not
     // padded.
-    [[nodiscard]] static Extent up_to(std::uint32_t length) { return {VMMGRAPH_EXTENT_UP_TO, Axis::tokens, length, 0}; }
+    [[nodiscard]] static Extent up_to(std::uint32_t length) {
+        return {VMMGRAPH_EXTENT_UP_TO, Axis::tokens, length, 0};
+    }
 };
 
 // Writer of an input; or an output.
@@ -76,7 +80,9 @@ struct Pad {
     [[nodiscard]] static Pad zero() { return {VMMGRAPH_PAD_ZERO, 0, true}; }
     // The step's nearest element; 0 if none.
     [[nodiscard]] static Pad repeat_last() { return {VMMGRAPH_PAD_REPEAT_LAST, 0, true}; }
-    [[nodiscard]] static Pad value(c10::Scalar element) { return {VMMGRAPH_PAD_VALUE, element, true}; }
+    [[nodiscard]] static Pad value(c10::Scalar element) {
+        return {VMMGRAPH_PAD_VALUE, element, true};
+    }
 };
 
 // Declaration of an input or output. The largest bucket determines its largest shape.
@@ -87,13 +93,16 @@ struct Input {
     Role role = Role::host_input;
     Pad pad;
 
-    [[nodiscard]] static Input host(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape, Pad pad = {}) {
+    [[nodiscard]] static Input host(std::string_view name, c10::ScalarType dtype,
+                                    std::vector<Extent> shape, Pad pad = {}) {
         return {std::string(name), dtype, std::move(shape), Role::host_input, pad};
     }
-    [[nodiscard]] static Input device(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape, Pad pad = {}) {
+    [[nodiscard]] static Input device(std::string_view name, c10::ScalarType dtype,
+                                      std::vector<Extent> shape, Pad pad = {}) {
         return {std::string(name), dtype, std::move(shape), Role::device_input, pad};
     }
-    [[nodiscard]] static Input output(std::string_view name, c10::ScalarType dtype, std::vector<Extent> shape) {
+    [[nodiscard]] static Input output(std::string_view name, c10::ScalarType dtype,
+                                      std::vector<Extent> shape) {
         return {std::string(name), dtype, std::move(shape), Role::output, {}};
     }
     // An output whose dtype and width come from the first GraphInputs::set(). Rows lie along the
@@ -127,7 +136,9 @@ public:
     // No data: the whole input is padding, as for an unnamed input.
     Value() = default;
     // An undefined tensor is refused: a named input is meant to have data.
-    Value(const at::Tensor& tensor) : tensor_(tensor), is_tensor_(true) {}  // NOLINT: an argument list of tensors is the usual case
+    Value(const at::Tensor& tensor)
+        : tensor_(tensor),
+          is_tensor_(true) {}  // NOLINT: an argument list of tensors is the usual case
     template <class T>
     Value(const std::vector<T>& elements)  // NOLINT
         : data_(elements.data()),
@@ -137,7 +148,9 @@ public:
     // At most four dimensions.
     template <class T>
     Value(const T* elements, std::initializer_list<std::uint32_t> shape)
-        : data_(elements), dtype_(c10::CppTypeToScalarType<T>::value), rank_(static_cast<int>(shape.size())) {
+        : data_(elements),
+          dtype_(c10::CppTypeToScalarType<T>::value),
+          rank_(static_cast<int>(shape.size())) {
         std::copy_n(shape.begin(), std::min(shape.size(), shape_.size()), shape_.begin());
     }
 
@@ -189,7 +202,8 @@ public:
     // torch's memory errors propagate. Throws Error if no padding is chosen for `new_cache_slots`,
     // since slot 0 may belong to a sequence, or for inputs with an element more than sequences,
     // such as cumulative lengths, since lengths must not decrease.
-    GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets, const InputsOptions& options = {});
+    GraphInputs(std::vector<Input> inputs, const std::vector<Key>& buckets,
+                const InputsOptions& options = {});
     GraphInputs(const GraphInputs&) = delete;
     GraphInputs& operator=(const GraphInputs&) = delete;
     // Waits for the work on the last commit's stream, which must still exist, unless marked. While
@@ -238,7 +252,9 @@ public:
     // memory, and makes no tensor if `rows` is the last call's. Throws Error for too many rows, and
     // for an output declared by name alone before its first set().
     [[nodiscard]] const at::Tensor& get(std::size_t input, std::int64_t rows = all_rows) const;
-    [[nodiscard]] const at::Tensor& get(std::string_view name, std::int64_t rows = all_rows) const { return get(find(name), rows); }
+    [[nodiscard]] const at::Tensor& get(std::string_view name, std::int64_t rows = all_rows) const {
+        return get(find(name), rows);
+    }
     // Copies a body's result to the leading rows of an output, on torch's current stream. Throws
     // Error for an input, and for another shape than the output's.
     void set(std::size_t output, const at::Tensor& value);
@@ -255,24 +271,44 @@ public:
     [[nodiscard]] at::Tensor host(std::size_t input) const;
     [[nodiscard]] at::Tensor host(std::string_view name) const { return host(find(name)); }
 
-    [[nodiscard]] const at::Tensor& tokens(std::int64_t n = all_rows) const { return get(names::tokens, n); }
-    [[nodiscard]] const at::Tensor& positions(std::int64_t n = all_rows) const { return get(names::positions, n); }
-    [[nodiscard]] const at::Tensor& new_cache_slots(std::int64_t n = all_rows) const { return get(names::new_cache_slots, n); }
-    [[nodiscard]] const at::Tensor& block_tables(std::int64_t b = all_rows) const { return get(names::block_tables, b); }
+    [[nodiscard]] const at::Tensor& tokens(std::int64_t n = all_rows) const {
+        return get(names::tokens, n);
+    }
+    [[nodiscard]] const at::Tensor& positions(std::int64_t n = all_rows) const {
+        return get(names::positions, n);
+    }
+    [[nodiscard]] const at::Tensor& new_cache_slots(std::int64_t n = all_rows) const {
+        return get(names::new_cache_slots, n);
+    }
+    [[nodiscard]] const at::Tensor& block_tables(std::int64_t b = all_rows) const {
+        return get(names::block_tables, b);
+    }
     // If cumulative, one row more than sequences, also in `n`.
-    [[nodiscard]] const at::Tensor& q_seq_lens(std::int64_t n = all_rows) const { return get(names::q_seq_lens, n); }
-    [[nodiscard]] const at::Tensor& kv_seq_lens(std::int64_t n = all_rows) const { return get(names::kv_seq_lens, n); }
+    [[nodiscard]] const at::Tensor& q_seq_lens(std::int64_t n = all_rows) const {
+        return get(names::q_seq_lens, n);
+    }
+    [[nodiscard]] const at::Tensor& kv_seq_lens(std::int64_t n = all_rows) const {
+        return get(names::kv_seq_lens, n);
+    }
     // For `b` sequences: b + 1 rows.
     [[nodiscard]] const at::Tensor& paged_kv_indptr(std::int64_t b = all_rows) const {
         return get(names::paged_kv_indptr, b < 0 ? b : b + 1);
     }
-    [[nodiscard]] const at::Tensor& paged_kv_indices(std::int64_t n = all_rows) const { return get(names::paged_kv_indices, n); }
+    [[nodiscard]] const at::Tensor& paged_kv_indices(std::int64_t n = all_rows) const {
+        return get(names::paged_kv_indices, n);
+    }
     [[nodiscard]] const at::Tensor& paged_kv_last_page_len(std::int64_t b = all_rows) const {
         return get(names::paged_kv_last_page_len, b);
     }
-    [[nodiscard]] const at::Tensor& embeddings(std::int64_t n = all_rows) const { return get(names::embeddings, n); }
-    [[nodiscard]] const at::Tensor& hidden_states(std::int64_t n = all_rows) const { return get(names::hidden_states, n); }
-    [[nodiscard]] const at::Tensor& aux_hidden_states(std::int64_t n = all_rows) const { return get(names::aux_hidden_states, n); }
+    [[nodiscard]] const at::Tensor& embeddings(std::int64_t n = all_rows) const {
+        return get(names::embeddings, n);
+    }
+    [[nodiscard]] const at::Tensor& hidden_states(std::int64_t n = all_rows) const {
+        return get(names::hidden_states, n);
+    }
+    [[nodiscard]] const at::Tensor& aux_hidden_states(std::int64_t n = all_rows) const {
+        return get(names::aux_hidden_states, n);
+    }
 
     // Bytes of the device arena; bytes of each of the two staging buffers; host-to-device copies so
     // far.

@@ -60,7 +60,8 @@ public:
     Borrower& operator=(const Borrower&) = delete;
 
     // The C callback; `user` is a Borrower.
-    static std::int32_t call(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating, void* user) noexcept {
+    static std::int32_t call(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating,
+                             void* user) noexcept {
         try {
             Vacate told;
             told.lease = asked->lease;
@@ -115,7 +116,8 @@ public:
     // (VMMGRAPH_ERROR_WRONG_STATE) if the borrower gave up too little or its fence is not over;
     // pages given up return to the arena later. See vmmgraph_lease_recall().
     void recall(std::chrono::microseconds deadline, std::uint64_t bytes = 0) {
-        detail::check(vmmgraph_lease_recall(handle(), bytes, static_cast<std::uint64_t>(deadline.count())));
+        detail::check(
+            vmmgraph_lease_recall(handle(), bytes, static_cast<std::uint64_t>(deadline.count())));
     }
 
     [[nodiscard]] vmmgraph_lease_t handle() const noexcept { return handle_.get(); }
@@ -127,36 +129,44 @@ private:
 // Lends pages of an arena to `bytes` uncommitted bytes of a buffer from `offset`; graphs over these
 // pages cannot be replayed before a recall. On an exception nothing has changed. See
 // vmmgraph_arena_lend().
-[[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const ElasticBuffer& buffer, std::uint64_t offset, std::uint64_t bytes,
-                                Borrower& borrower) {
+[[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const ElasticBuffer& buffer,
+                                std::uint64_t offset, std::uint64_t bytes, Borrower& borrower) {
     vmmgraph_lease_t lease = nullptr;
-    detail::check(vmmgraph_arena_lend(arena.handle(), buffer.handle(), offset, bytes, Borrower::call, &borrower, &lease));
+    detail::check(vmmgraph_arena_lend(arena.handle(), buffer.handle(), offset, bytes,
+                                      Borrower::call, &borrower, &lease));
     return Lease(lease);
 }
 
 // Lends pages of an arena to blocks of a cache without memory.
-[[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const KvCache& cache, BlockRange blocks, Borrower& borrower) {
+[[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const KvCache& cache,
+                                BlockRange blocks, Borrower& borrower) {
     vmmgraph_lease_t lease = nullptr;
-    detail::check(vmmgraph_arena_lend_blocks(arena.handle(), cache.handle(), blocks.first, blocks.end, Borrower::call, &borrower, &lease));
+    detail::check(vmmgraph_arena_lend_blocks(arena.handle(), cache.handle(), blocks.first,
+                                             blocks.end, Borrower::call, &borrower, &lease));
     return Lease(lease);
 }
 
 // Lets replays, eager work and captures recall the leases they need, waiting at most `wait`; 0, the
 // default: they throw.
 inline void set_recall(const SharedVmmAllocator& arena, std::chrono::microseconds wait) {
-    detail::check(vmmgraph_arena_set_recall(arena.handle(), static_cast<std::uint64_t>(wait.count())));
+    detail::check(
+        vmmgraph_arena_set_recall(arena.handle(), static_cast<std::uint64_t>(wait.count())));
 }
 
 // Recalls all leases which block a space's replay, or all of the arena's.
-inline void recall(const SharedVmmAllocator& arena, const Space& space, std::chrono::microseconds deadline) {
-    detail::check(vmmgraph_arena_recall(arena.handle(), space.handle(), static_cast<std::uint64_t>(deadline.count())));
+inline void recall(const SharedVmmAllocator& arena, const Space& space,
+                   std::chrono::microseconds deadline) {
+    detail::check(vmmgraph_arena_recall(arena.handle(), space.handle(),
+                                        static_cast<std::uint64_t>(deadline.count())));
 }
 inline void recall(const SharedVmmAllocator& arena, std::chrono::microseconds deadline) {
-    detail::check(vmmgraph_arena_recall(arena.handle(), nullptr, static_cast<std::uint64_t>(deadline.count())));
+    detail::check(vmmgraph_arena_recall(arena.handle(), nullptr,
+                                        static_cast<std::uint64_t>(deadline.count())));
 }
 
 // Returns the bytes lendable now to a borrower outside the arena's accounts, and the bytes lent.
-[[nodiscard]] inline std::pair<std::uint64_t, std::uint64_t> lendable(const SharedVmmAllocator& arena) {
+[[nodiscard]] inline std::pair<std::uint64_t, std::uint64_t> lendable(
+    const SharedVmmAllocator& arena) {
     std::uint64_t lendable = 0;
     std::uint64_t lent = 0;
     detail::check(vmmgraph_arena_lendable(arena.handle(), &lendable, &lent));
@@ -165,9 +175,10 @@ inline void recall(const SharedVmmAllocator& arena, std::chrono::microseconds de
 
 // Returns the numbers of the leases on a space's pages.
 [[nodiscard]] inline std::vector<std::uint64_t> leases(const Space& space) {
-    return detail::read_items<std::uint64_t>([&](std::uint64_t* leases, std::size_t capacity, std::size_t* count) {
-        return vmmgraph_space_leases(space.handle(), leases, capacity, count);
-    });
+    return detail::read_items<std::uint64_t>(
+        [&](std::uint64_t* leases, std::size_t capacity, std::size_t* count) {
+            return vmmgraph_space_leases(space.handle(), leases, capacity, count);
+        });
 }
 
 }  // namespace vmmgraph

@@ -33,11 +33,16 @@ struct Key {
     // By Axis.
     std::array<std::uint32_t, 4> extents{};
 
-    [[nodiscard]] static Key of(std::uint32_t tokens, std::uint32_t batch = 0, std::uint32_t variant = 0) {
+    [[nodiscard]] static Key of(std::uint32_t tokens, std::uint32_t batch = 0,
+                                std::uint32_t variant = 0) {
         return {variant, {tokens, batch, 0, 0}};
     }
-    [[nodiscard]] std::uint32_t operator[](Axis axis) const { return extents[static_cast<std::size_t>(axis)]; }
-    friend bool operator==(const Key& a, const Key& b) { return a.variant == b.variant && a.extents == b.extents; }
+    [[nodiscard]] std::uint32_t operator[](Axis axis) const {
+        return extents[static_cast<std::size_t>(axis)];
+    }
+    friend bool operator==(const Key& a, const Key& b) {
+        return a.variant == b.variant && a.extents == b.extents;
+    }
     friend bool operator!=(const Key& a, const Key& b) { return !(a == b); }
 };
 
@@ -212,12 +217,13 @@ struct Plan {
     auto result = detail::sized<vmmgraph_plan_result_t>();
     result.curve = curve.data();
     result.curve_capacity = curve.size();
-    detail::check(
-        vmmgraph_plan(shapes.keys.data(), shapes.steps.data(), shapes.keys.size(), &given, buckets.data(), buckets.size(), &result));
+    detail::check(vmmgraph_plan(shapes.keys.data(), shapes.steps.data(), shapes.keys.size(), &given,
+                                buckets.data(), buckets.size(), &result));
     curve.resize(result.curve_count);
     Plan plan;
     for (std::size_t i = 0; i < result.buckets; ++i) {
-        plan.buckets.push_back({detail::from_c(buckets[i].key), buckets[i].steps, buckets[i].padding, buckets[i].saves});
+        plan.buckets.push_back({detail::from_c(buckets[i].key), buckets[i].steps,
+                                buckets[i].padding, buckets[i].saves});
     }
     plan.waste = {result.waste.padding, result.waste.graph_steps, result.waste.eager_steps};
     plan.curve = std::move(curve);
@@ -228,11 +234,13 @@ struct Plan {
 }
 
 // Returns the effect of given buckets on this traffic, to compare an engine's list with a plan.
-[[nodiscard]] inline Waste evaluate(const std::vector<Key>& buckets, const Traffic& traffic, const Weights& weights = {}) {
+[[nodiscard]] inline Waste evaluate(const std::vector<Key>& buckets, const Traffic& traffic,
+                                    const Weights& weights = {}) {
     const auto keys = detail::to_c(buckets);
     const detail::Shapes shapes(traffic);
     auto waste = detail::sized<vmmgraph_waste_t>();
-    detail::check(vmmgraph_plan_evaluate(keys.data(), keys.size(), weights.data(), shapes.keys.data(), shapes.steps.data(),
+    detail::check(vmmgraph_plan_evaluate(keys.data(), keys.size(), weights.data(),
+                                         shapes.keys.data(), shapes.steps.data(),
                                          shapes.keys.size(), &waste));
     return {waste.padding, waste.graph_steps, waste.eager_steps};
 }

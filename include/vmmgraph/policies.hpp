@@ -55,11 +55,13 @@ public:
     // Decides before step number `step`, which never decreases: `free` blocks are backed and
     // unused, `coming` are being committed, `granted` were handed out since the last call. Returns
     // the action and its number of blocks.
-    [[nodiscard]] std::pair<Ahead, std::uint64_t> step(std::uint64_t step, std::uint64_t free, std::uint64_t coming,
+    [[nodiscard]] std::pair<Ahead, std::uint64_t> step(std::uint64_t step, std::uint64_t free,
+                                                       std::uint64_t coming,
                                                        std::uint64_t granted) {
         std::int32_t action = 0;
         std::uint64_t blocks = 0;
-        detail::check(vmmgraph_pre_commit_step(handle(), step, free, coming, granted, &action, &blocks));
+        detail::check(
+            vmmgraph_pre_commit_step(handle(), step, free, coming, granted, &action, &blocks));
         return {static_cast<Ahead>(action), blocks};
     }
 
@@ -83,7 +85,9 @@ public:
     }
 
     // Records the amount used by step number `step`, which never decreases.
-    void used(std::uint64_t step, std::uint64_t amount) { detail::check(vmmgraph_standing_used(handle(), step, amount)); }
+    void used(std::uint64_t step, std::uint64_t amount) {
+        detail::check(vmmgraph_standing_used(handle(), step, amount));
+    }
 
     // Returns the amount to keep at a step.
     [[nodiscard]] std::uint64_t wanted(std::uint64_t step) {
@@ -140,7 +144,9 @@ public:
     }
 
     // Changes the total. Pages granted beyond the total stay granted until given back.
-    void set_pages(std::uint64_t pages) { detail::check(vmmgraph_grants_set_pages(handle(), pages)); }
+    void set_pages(std::uint64_t pages) {
+        detail::check(vmmgraph_grants_set_pages(handle(), pages));
+    }
 
     // Asks for pages for step `who`, a number chosen by the caller. A waiting step may change its
     // request.
@@ -163,7 +169,9 @@ public:
 
     // Gives back pages, at most those granted: activations of an ended step, KV pages of ended
     // sequences.
-    void give(Need back) { detail::check(vmmgraph_grants_give(handle(), back.kv, back.activations)); }
+    void give(Need back) {
+        detail::check(vmmgraph_grants_give(handle(), back.kv, back.activations));
+    }
 
     [[nodiscard]] GrantsStats stats() const {
         auto stats = detail::sized<GrantsStats>();
@@ -184,10 +192,12 @@ using Growing = vmmgraph_growing_t;
 // Returns the peak number of blocks of `block_tokens` tokens held together by these sequences, at
 // most one too many for each. Admit a new sequence if the peak with the new one fits: running
 // sequences then need no preemption. Throws for blocks of 0 tokens.
-[[nodiscard]] inline std::uint64_t admission_peak(std::uint64_t block_tokens, const std::vector<Growing>& sequences) {
+[[nodiscard]] inline std::uint64_t admission_peak(std::uint64_t block_tokens,
+                                                  const std::vector<Growing>& sequences) {
     detail::require_abi();
     std::uint64_t blocks = 0;
-    detail::check(vmmgraph_admission_peak(block_tokens, sequences.data(), sequences.size(), &blocks));
+    detail::check(
+        vmmgraph_admission_peak(block_tokens, sequences.data(), sequences.size(), &blocks));
     return blocks;
 }
 
@@ -258,11 +268,13 @@ using Decoding = vmmgraph_decoding_t;
 // Returns true if a prefill of duration `takes` should wait for another decode step: otherwise more
 // than 3 in 10 decoding sequences would be late, and no prompt is urgent (patience over, or at most
 // 1/10 of its waiting time left).
-[[nodiscard]] inline bool prefill_waits(std::uint64_t now, std::uint64_t takes, const std::vector<Prompt>& prompts,
+[[nodiscard]] inline bool prefill_waits(std::uint64_t now, std::uint64_t takes,
+                                        const std::vector<Prompt>& prompts,
                                         const std::vector<Decoding>& decoding) {
     detail::require_abi();
     std::int32_t waits = 0;
-    detail::check(vmmgraph_prefill_waits(now, takes, prompts.data(), prompts.size(), decoding.data(), decoding.size(), &waits));
+    detail::check(vmmgraph_prefill_waits(now, takes, prompts.data(), prompts.size(),
+                                         decoding.data(), decoding.size(), &waits));
     return waits != 0;
 }
 
@@ -282,14 +294,20 @@ public:
     }
 
     // Limits use to `bytes`, at most the physical size. KV beyond stays until taken.
-    void set_logical(std::uint64_t bytes) { detail::check(vmmgraph_host_kv_set_logical(handle(), bytes)); }
+    void set_logical(std::uint64_t bytes) {
+        detail::check(vmmgraph_host_kv_set_logical(handle(), bytes));
+    }
 
     // Takes room for a sequence's bytes. Returns false if there is too little, or if the sequence
     // is already present.
-    [[nodiscard]] bool put(std::uint64_t sequence, std::uint64_t bytes) { return add(vmmgraph_host_kv_put, sequence, bytes); }
+    [[nodiscard]] bool put(std::uint64_t sequence, std::uint64_t bytes) {
+        return add(vmmgraph_host_kv_put, sequence, bytes);
+    }
 
     // As put(), limited by the physical size only: for a sequence which would lose its KV memory.
-    [[nodiscard]] bool rescue(std::uint64_t sequence, std::uint64_t bytes) { return add(vmmgraph_host_kv_rescue, sequence, bytes); }
+    [[nodiscard]] bool rescue(std::uint64_t sequence, std::uint64_t bytes) {
+        return add(vmmgraph_host_kv_rescue, sequence, bytes);
+    }
 
     // Removes a sequence, restored or dropped, and returns its bytes. Throws for an unknown
     // sequence.
@@ -346,7 +364,8 @@ public:
     std::pair<SloChange, std::uint64_t> step(bool first_late, bool other_late) {
         std::int32_t change = 0;
         std::uint64_t value = 0;
-        detail::check(vmmgraph_slo_control_step(handle(), first_late ? 1 : 0, other_late ? 1 : 0, &change, &value));
+        detail::check(vmmgraph_slo_control_step(handle(), first_late ? 1 : 0, other_late ? 1 : 0,
+                                                &change, &value));
         return {static_cast<SloChange>(change), value};
     }
 

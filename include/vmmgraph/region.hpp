@@ -106,7 +106,8 @@ namespace detail {
 // retries.
 class VMMGRAPH_API PauseIncomplete : public Error {
 public:
-    PauseIncomplete(const Error& error, const PauseReport& report) : Error(error), report_(report) {}
+    PauseIncomplete(const Error& error, const PauseReport& report)
+        : Error(error), report_(report) {}
 
     [[nodiscard]] const PauseReport& report() const noexcept { return report_; }
 
@@ -145,7 +146,8 @@ public:
         detail::require_abi();
         auto given = detail::sized<vmmgraph_region_options_t>();
         given.policy = static_cast<std::int32_t>(options.policy);
-        given.flags = (options.read_only ? VMMGRAPH_REGION_READ_ONLY : 0) | (options.verify_clean ? VMMGRAPH_REGION_VERIFY_CLEAN : 0);
+        given.flags = (options.read_only ? VMMGRAPH_REGION_READ_ONLY : 0) |
+                      (options.verify_clean ? VMMGRAPH_REGION_VERIFY_CLEAN : 0);
         given.budget_bytes = options.budget_bytes;
         given.page_bytes = options.page_bytes;
         given.account = options.account;
@@ -156,9 +158,11 @@ public:
 
     // Allocates a block, first used on `stream`, which must exist until the free. Throws while
     // paused. See vmmgraph_region_allocate().
-    [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr, Policy policy = Policy::inherit) {
+    [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr,
+                                 Policy policy = Policy::inherit) {
         void* block = nullptr;
-        detail::check(vmmgraph_region_allocate(handle(), bytes, static_cast<std::int32_t>(policy), stream, &block));
+        detail::check(vmmgraph_region_allocate(handle(), bytes, static_cast<std::int32_t>(policy),
+                                               stream, &block));
         return block;
     }
 
@@ -166,10 +170,14 @@ public:
     void free(void* block) { detail::check(vmmgraph_region_free(handle(), block)); }
 
     // Records a user stream: the free and each pause wait for its work by then.
-    void record_stream(void* block, void* stream) { detail::check(vmmgraph_region_record_stream(handle(), block, stream)); }
+    void record_stream(void* block, void* stream) {
+        detail::check(vmmgraph_region_record_stream(handle(), block, stream));
+    }
 
     // Reports a write since the backup to a block, or to all (null). For read_only regions.
-    void mark_written(void* block = nullptr) { detail::check(vmmgraph_region_mark_written(handle(), block)); }
+    void mark_written(void* block = nullptr) {
+        detail::check(vmmgraph_region_mark_written(handle(), block));
+    }
 
     // Copies `bytes` bytes of a paused block's backup, from `skip` on, without a resume.
     void get_backup(void* block, std::size_t skip, void* into, std::size_t bytes) const {
@@ -181,12 +189,15 @@ public:
     void before(void* stream) const { detail::check(vmmgraph_region_before(handle(), stream)); }
 
     // Limits physical memory in bytes; 0: only the device's limit. Nothing is taken away.
-    void set_budget(std::uint64_t bytes) { detail::check(vmmgraph_region_set_budget(handle(), bytes)); }
+    void set_budget(std::uint64_t bytes) {
+        detail::check(vmmgraph_region_set_budget(handle(), bytes));
+    }
 
     // As vmmgraph::pause, for this region.
     PauseReport pause(const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
-        return detail::pause_with([&](PauseReport* report) { return vmmgraph_region_pause(handle(), &given, report); });
+        return detail::pause_with(
+            [&](PauseReport* report) { return vmmgraph_region_pause(handle(), &given, report); });
     }
 
     // As vmmgraph::resume, for this region.
@@ -211,20 +222,24 @@ private:
 // Pauses the regions and arenas with one of these tags (none: all) after the fence and the blocks'
 // recorded streams. Throws PauseIncomplete after partial failures, Error if refused. See
 // vmmgraph_device_pause().
-inline PauseReport pause(const Device& device, const std::vector<std::string>& tags = {}, const PauseFence& fence = {}) {
+inline PauseReport pause(const Device& device, const std::vector<std::string>& tags = {},
+                         const PauseFence& fence = {}) {
     const auto names = detail::to_c(tags);
     const vmmgraph_fence_t given = detail::to_c(fence);
-    return detail::pause_with(
-        [&](PauseReport* report) { return vmmgraph_device_pause(device.handle(), names.data(), names.size(), &given, report); });
+    return detail::pause_with([&](PauseReport* report) {
+        return vmmgraph_device_pause(device.handle(), names.data(), names.size(), &given, report);
+    });
 }
 
 // Resumes the regions and arenas with one of these tags (none: all), all or nothing, with contents.
 // Throws OutOfMemory after the deadline, with everything still paused. See
 // vmmgraph_device_resume().
-inline ResumeReport resume(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
+inline ResumeReport resume(const Device& device, const std::vector<std::string>& tags = {},
+                           std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
     auto report = detail::sized<ResumeReport>();
-    detail::check(vmmgraph_device_resume(device.handle(), names.data(), names.size(), detail::to_c(deadline), &report));
+    detail::check(vmmgraph_device_resume(device.handle(), names.data(), names.size(),
+                                         detail::to_c(deadline), &report));
     return report;
 }
 
@@ -234,7 +249,8 @@ inline ResumeReport resume(const Device& device, const std::vector<std::string>&
 // space is open. Replays and new spaces throw until resume(). See vmmgraph_arena_pause().
 inline PauseReport pause(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
     const vmmgraph_fence_t given = detail::to_c(fence);
-    return detail::pause_with([&](PauseReport* report) { return vmmgraph_arena_pause(arena.handle(), &given, report); });
+    return detail::pause_with(
+        [&](PauseReport* report) { return vmmgraph_arena_pause(arena.handle(), &given, report); });
 }
 
 // Resumes an arena at the same addresses. Throws as above; repeatable.
@@ -270,7 +286,8 @@ public:
     void wait() const { detail::check(vmmgraph_ready_wait(ready_.get())); }
 
 private:
-    friend struct Resumed resume_async(const Device&, const std::vector<std::string>&, std::chrono::microseconds);
+    friend struct Resumed resume_async(const Device&, const std::vector<std::string>&,
+                                       std::chrono::microseconds);
     explicit Ready(vmmgraph_ready_t ready) noexcept : ready_(ready) {}
     detail::Owned<vmmgraph_ready_t, vmmgraph_ready_destroy> ready_;
 };
@@ -282,13 +299,15 @@ struct Resumed {
 };
 
 // As resume(), but returns once all is mapped. Streams wait by Ready::before or Region::before.
-inline Resumed resume_async(const Device& device, const std::vector<std::string>& tags = {}, std::chrono::microseconds deadline = {}) {
+inline Resumed resume_async(const Device& device, const std::vector<std::string>& tags = {},
+                            std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
     std::vector<vmmgraph_ready_t> handles(tags.size());
     Resumed resumed{detail::sized<ResumeReport>(), {}};
     resumed.ready.reserve(tags.size());
-    detail::check(vmmgraph_device_resume_async(device.handle(), names.data(), names.size(), detail::to_c(deadline),
-                                               handles.empty() ? nullptr : handles.data(), &resumed.report));
+    detail::check(vmmgraph_device_resume_async(
+        device.handle(), names.data(), names.size(), detail::to_c(deadline),
+        handles.empty() ? nullptr : handles.data(), &resumed.report));
     for (auto* const handle : handles) {
         resumed.ready.push_back(Ready(handle));
     }
@@ -327,11 +346,13 @@ class PauseHooks {
 public:
     using Function = std::function<void(const Moved&)>;
 
-    PauseHooks(const Device& device, const std::string& tag, Function before_unmap, Function after_map)
+    PauseHooks(const Device& device, const std::string& tag, Function before_unmap,
+               Function after_map)
         : functions_(Functions{std::move(before_unmap), std::move(after_map)}) {
         vmmgraph_pause_hooks_t handle = nullptr;
-        detail::check(vmmgraph_device_add_pause_hooks(device.handle(), tag.c_str(), call<&Functions::before_unmap>,
-                                                      call<&Functions::after_map>, functions_.user(), &handle));
+        detail::check(vmmgraph_device_add_pause_hooks(
+            device.handle(), tag.c_str(), call<&Functions::before_unmap>,
+            call<&Functions::after_map>, functions_.user(), &handle));
         handle_ = detail::Owned<vmmgraph_pause_hooks_t, vmmgraph_pause_hooks_destroy>(handle);
     }
 
@@ -344,7 +365,8 @@ private:
     template <Function Functions::* Which>
     static void call(const vmmgraph_moved_t* moved, void* user) noexcept {
         try {
-            if (const auto functions = detail::Callbacks<Functions>::of(user); functions && (*functions).*Which) {
+            if (const auto functions = detail::Callbacks<Functions>::of(user);
+                functions && (*functions).*Which) {
                 ((*functions).*Which)(*moved);
             }
         } catch (...) {

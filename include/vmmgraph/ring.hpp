@@ -126,7 +126,8 @@ namespace detail {
 }
 
 // Converts a demand to C; the result points into `units`.
-[[nodiscard]] inline vmmgraph_ring_demand_t to_c(const RingDemand& demand, const std::vector<vmmgraph_ring_unit_t>& units) noexcept {
+[[nodiscard]] inline vmmgraph_ring_demand_t to_c(
+    const RingDemand& demand, const std::vector<vmmgraph_ring_unit_t>& units) noexcept {
     auto given = sized<vmmgraph_ring_demand_t>();
     given.units = units.data();
     given.unit_count = units.size();
@@ -140,8 +141,10 @@ namespace detail {
     return given;
 }
 
-[[nodiscard]] inline RingSchedule from_c(const vmmgraph_ring_schedule_t& schedule, std::vector<RingPlace> places) {
-    return {std::move(places), static_cast<std::size_t>(schedule.streamed), static_cast<std::size_t>(schedule.slots),
+[[nodiscard]] inline RingSchedule from_c(const vmmgraph_ring_schedule_t& schedule,
+                                         std::vector<RingPlace> places) {
+    return {std::move(places), static_cast<std::size_t>(schedule.streamed),
+            static_cast<std::size_t>(schedule.slots),
             static_cast<std::size_t>(schedule.kept_resident)};
 }
 
@@ -163,9 +166,11 @@ class HostBuffer {
 public:
     // Takes at most 1 GiB from the device's host pool. Throws VMMGRAPH_ERROR_HOST_NOT_REGISTERED if
     // required pinning fails.
-    explicit HostBuffer(const Device& device, std::uint64_t bytes, Pinning pinning = Pinning::required) {
+    explicit HostBuffer(const Device& device, std::uint64_t bytes,
+                        Pinning pinning = Pinning::required) {
         vmmgraph_host_buffer_t handle = nullptr;
-        detail::check(vmmgraph_host_buffer_create(device.handle(), bytes, static_cast<std::int32_t>(pinning), &handle));
+        detail::check(vmmgraph_host_buffer_create(device.handle(), bytes,
+                                                  static_cast<std::int32_t>(pinning), &handle));
         handle_ = detail::Owned<vmmgraph_host_buffer_t, vmmgraph_host_buffer_destroy>(handle);
     }
 
@@ -204,7 +209,9 @@ public:
     }
 
     // Makes later work of `stream` wait for earlier stores.
-    void before(void* stream) const { detail::check(vmmgraph_host_buffer_before(handle(), stream)); }
+    void before(void* stream) const {
+        detail::check(vmmgraph_host_buffer_before(handle(), stream));
+    }
 
     // Reads from `at`, after all pending copies to the buffer.
     void read(std::uint64_t at, void* into, std::size_t bytes) const {
@@ -260,7 +267,9 @@ public:
 
     // Call after the executable was destroyed or updated elsewhere: the next launch updates all
     // nodes.
-    void forget_executable() { detail::check(vmmgraph_ring_graph_forget_executable(handle_.get())); }
+    void forget_executable() {
+        detail::check(vmmgraph_ring_graph_forget_executable(handle_.get()));
+    }
 
     // Updates `executable` (a CUgraphExec of the graph, used by no other thread) for changed
     // sources, and calls `launch` to launch it on `stream`. Exceptions of `launch` propagate and
@@ -290,7 +299,8 @@ private:
 class Ring {
 public:
     // Reserves addresses and takes pages; copies nothing. On an exception nothing has changed.
-    Ring(const Device& device, const std::vector<RingUnit>& units, const RingOptions& options = {}) {
+    Ring(const Device& device, const std::vector<RingUnit>& units,
+         const RingOptions& options = {}) {
         const auto given = detail::to_c(units);
         auto made = detail::sized<vmmgraph_ring_options_t>();
         made.name = options.name.c_str();
@@ -304,7 +314,8 @@ public:
         made.tokens = options.tokens;
         made.account = options.account;
         vmmgraph_ring_t handle = nullptr;
-        detail::check(vmmgraph_ring_create(device.handle(), given.data(), given.size(), &made, &handle));
+        detail::check(
+            vmmgraph_ring_create(device.handle(), given.data(), given.size(), &made, &handle));
         handle_ = detail::Owned<vmmgraph_ring_t, vmmgraph_ring_destroy>(handle);
     }
 
@@ -337,15 +348,21 @@ public:
     }
 
     // Sets a whole buffer as the source, from the unit's beginning.
-    void set_source(std::size_t unit, const HostBuffer& source) { set_source(unit, {HostRun{source, 0, 0, source.bytes()}}); }
+    void set_source(std::size_t unit, const HostBuffer& source) {
+        set_source(unit, {HostRun{source, 0, 0, source.bytes()}});
+    }
 
     // Makes later work of `stream` find the unit's bytes until release(), and copies the next units
     // ahead. Throws VMMGRAPH_ERROR_WRONG_STATE while its slot is in use; repeatable. UnitScope does
     // both. See vmmgraph_ring_acquire().
-    void acquire(std::size_t unit, void* stream) { detail::check(vmmgraph_ring_acquire(handle(), unit, stream)); }
+    void acquire(std::size_t unit, void* stream) {
+        detail::check(vmmgraph_ring_acquire(handle(), unit, stream));
+    }
 
     // Ends the unit's use after the stream's work so far; its slot is refilled afterwards.
-    void release(std::size_t unit, void* stream) { detail::check(vmmgraph_ring_release(handle(), unit, stream)); }
+    void release(std::size_t unit, void* stream) {
+        detail::check(vmmgraph_ring_release(handle(), unit, stream));
+    }
 
     // Copies resident and first streamed units into place, before the first step. Returns their
     // number.

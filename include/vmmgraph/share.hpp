@@ -31,7 +31,8 @@ using PageExtent = vmmgraph_page_extent_t;
 namespace detail {
 
 template <class Handle, class Export>
-[[nodiscard]] std::vector<PageExtent> extents_of(Export export_range, Handle handle, void* base, std::size_t bytes) {
+[[nodiscard]] std::vector<PageExtent> extents_of(Export export_range, Handle handle, void* base,
+                                                 std::size_t bytes) {
     std::vector<PageExtent> extents;
     std::size_t count = 0;
     do {
@@ -46,13 +47,15 @@ template <class Handle, class Export>
 
 // Returns the pages under a range of the space's addresses, in order. Pins nothing. A seal may
 // replace pages under retained blocks, so ask again afterwards. See vmmgraph_space_export().
-[[nodiscard]] inline std::vector<PageExtent> export_range(const Space& space, void* base, std::size_t bytes) {
+[[nodiscard]] inline std::vector<PageExtent> export_range(const Space& space, void* base,
+                                                          std::size_t bytes) {
     return detail::extents_of(vmmgraph_space_export, space.handle(), base, bytes);
 }
 
 // Returns the page under (a part of) a private (exclusive) block: one extent, constant for its
 // life.
-[[nodiscard]] inline std::vector<PageExtent> export_range(const SharedVmmAllocator& arena, void* base, std::size_t bytes) {
+[[nodiscard]] inline std::vector<PageExtent> export_range(const SharedVmmAllocator& arena,
+                                                          void* base, std::size_t bytes) {
     return detail::extents_of(vmmgraph_arena_export, arena.handle(), base, bytes);
 }
 
@@ -165,10 +168,12 @@ public:
         std::vector<vmmgraph_peer_extent_t> given;
         given.reserve(extents.size());
         for (const PeerExtent& extent : extents) {
-            given.push_back({extent.page == nullptr ? nullptr : extent.page->handle(), extent.offset, extent.bytes});
+            given.push_back({extent.page == nullptr ? nullptr : extent.page->handle(),
+                             extent.offset, extent.bytes});
         }
         vmmgraph_peer_map_t handle = nullptr;
-        detail::check(vmmgraph_peer_map_create(device.handle(), given.data(), given.size(), &handle, &address_));
+        detail::check(vmmgraph_peer_map_create(device.handle(), given.data(), given.size(), &handle,
+                                               &address_));
         handle_ = detail::Owned<vmmgraph_peer_map_t, vmmgraph_peer_map_destroy>(handle);
     }
 
@@ -186,9 +191,11 @@ private:
 
 // Sends at most 253 descriptors and at least one byte as one message over a connected unix socket
 // (SCM_RIGHTS). Returns the number of bytes sent. The descriptors stay the caller's.
-inline std::size_t send_descriptors(int socket, const std::vector<int>& descriptors, const void* bytes, std::size_t length) {
+inline std::size_t send_descriptors(int socket, const std::vector<int>& descriptors,
+                                    const void* bytes, std::size_t length) {
     std::uint64_t sent = 0;
-    detail::check(vmmgraph_send_descriptors(socket, descriptors.data(), descriptors.size(), bytes, length, &sent));
+    detail::check(vmmgraph_send_descriptors(socket, descriptors.data(), descriptors.size(), bytes,
+                                            length, &sent));
     return static_cast<std::size_t>(sent);
 }
 
@@ -208,7 +215,8 @@ inline Received receive_descriptors(int socket, void* bytes, std::size_t length)
     Received result;
     // Reserved first, so nothing throws once the descriptors are owned.
     result.descriptors.reserve(sizeof fds / sizeof *fds);
-    detail::check(vmmgraph_receive_descriptors(socket, bytes, length, &received, fds, sizeof fds / sizeof *fds, &count));
+    detail::check(vmmgraph_receive_descriptors(socket, bytes, length, &received, fds,
+                                               sizeof fds / sizeof *fds, &count));
     result.bytes = static_cast<std::size_t>(received);
     for (std::size_t i = 0; i < count; ++i) {
         result.descriptors.emplace_back(fds[i]);

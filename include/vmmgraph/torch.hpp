@@ -107,7 +107,8 @@ public:
     [[nodiscard]] ExecutableStats stats() const;
     // Returns the counters in Prometheus's text format, with these labels on every sample. `state`
     // and `what` are reserved labels.
-    [[nodiscard]] std::string prometheus(const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
+    [[nodiscard]] std::string prometheus(
+        const std::vector<std::pair<std::string, std::string>>& labels = {}) const;
 
 private:
     friend class CapturedGraph;
@@ -261,7 +262,8 @@ private:
 // Captures the work given by `body` to torch's current stream. An exception of `body` abandons the
 // capture and reaches the caller.
 template <class Body>
-[[nodiscard]] CapturedGraph capture(SharedVmmAllocator& arena, void* stream, Body&& body, const CaptureOptions& options = {}) {
+[[nodiscard]] CapturedGraph capture(SharedVmmAllocator& arena, void* stream, Body&& body,
+                                    const CaptureOptions& options = {}) {
     CaptureScope scope(arena, stream, options);
     std::forward<Body>(body)();
     return scope.end();
@@ -356,7 +358,8 @@ private:
 //     graph.capture_begin(pool.id(), …); …; graph.capture_end();
 //
 // The engine must order its replays: no two graphs of the arena may run at once.
-[[nodiscard]] VMMGRAPH_API std::shared_ptr<TorchAllocator> make_allocator(std::shared_ptr<SharedVmmAllocator> arena);
+[[nodiscard]] VMMGRAPH_API std::shared_ptr<TorchAllocator> make_allocator(
+    std::shared_ptr<SharedVmmAllocator> arena);
 
 }  // namespace vmmgraph::torch
 

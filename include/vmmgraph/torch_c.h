@@ -103,7 +103,8 @@ VMMGRAPH_API const char* vmmgraph_torch_built_for(void);
 
 // Message of the failure of this thread's last call here; empty after a success. Copies as
 // vmmgraph_last_error_message.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_last_error_message(char* buffer, size_t capacity, size_t* needed);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_last_error_message(char* buffer, size_t capacity,
+                                                                 size_t* needed);
 
 // See vmmgraph::torch::install(), uninstall() and installed(), which is 1 or 0.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_install(void);
@@ -111,9 +112,11 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_uninstall(void);
 VMMGRAPH_API int32_t vmmgraph_torch_installed(void);
 
 // Opens a graph group in an arena of a CUDA device. The arena may be destroyed first.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_open(vmmgraph_arena_t arena, vmmgraph_torch_group_t* group);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_open(vmmgraph_arena_t arena,
+                                                         vmmgraph_torch_group_t* group);
 // Returns the group's space, owned by the group.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_space(vmmgraph_torch_group_t group, vmmgraph_space_t* space);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_space(vmmgraph_torch_group_t group,
+                                                          vmmgraph_space_t* space);
 // Closes the group, once running calls have returned. Its graphs must be destroyed, or never be
 // launched again. Tensors of its captures stay valid.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t group);
@@ -124,18 +127,23 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t
 // pool is running. VMMGRAPH_ERROR_STREAM_CAPTURING: the stream is under capture.
 // VMMGRAPH_ERROR_WRONG_STATE: a sealed group or one being captured, no vmmgraph_torch_install, or a
 // pool of torch's own: a MemPool, or one with graphs captured without this library.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group,
+                                                            uint64_t pool_first,
+                                                            uint64_t pool_second);
 // Call after torch's capture_begin(), on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch did
 // not ask this library's allocator: the capture continues in torch's memory, and the announcement
 // is withdrawn.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_group_t group);
 // Call after torch's capture_end(), on any thread.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group, const vmmgraph_torch_graph_t* graph,
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_end(vmmgraph_torch_group_t group,
+                                                          const vmmgraph_torch_graph_t* graph,
                                                           vmmgraph_torch_captured_t* captured);
 // Call after torch's capture_begin() or capture_end() into this pool threw: ends the rest of the
 // capture, so torch and the arena stay usable. Earlier captures of the group are kept. No effect
 // without a running capture.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_group_t group, uint64_t pool_first, uint64_t pool_second);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_abandon(vmmgraph_torch_group_t group,
+                                                              uint64_t pool_first,
+                                                              uint64_t pool_second);
 
 // Until the matching leave, this thread's allocations in captures of graph groups are peer-visible
 // (remote) blocks: see vmmgraph::torch::RemoteScope. May be nested; no effect outside captures.
@@ -150,7 +158,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_remote_leave(void);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter(vmmgraph_arena_t arena);
 // As vmmgraph_torch_eager_enter, for at most `bytes` at once: leased pages of the arena not needed
 // for this amount stay on lease.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena, uint64_t bytes);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_enter_of(vmmgraph_arena_t arena,
+                                                             uint64_t bytes);
 // Ends this thread's innermost scope. VMMGRAPH_ERROR_WRONG_STATE if this thread has none, or if all
 // have been ended by other threads.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_leave(void);
@@ -169,22 +178,27 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_eager_end(vmmgraph_arena_t arena);
 // in the pool, use by graphs or another thread, or a capture or pool allocation on the device.
 // VMMGRAPH_ERROR_UNSUPPORTED: torch 2.6 and 2.7. VMMGRAPH_ERROR_INTERNAL: another thread began
 // meanwhile; never use or release the pool again.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first, uint64_t pool_second);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_pool_empty(int32_t device, uint64_t pool_first,
+                                                         uint64_t pool_second);
 
 // Seals the group: no more captures, and replays may begin. Live tensors follow `retain`
 // (VMMGRAPH_RETAIN_*). Copies preserve bytes written since the capture on torch's current stream of
 // the device, the default stream and the captured streams; work on other streams must be over.
 // Frees of these tensors wait meanwhile. `report` may be null. Can be repeated after a failure; a
 // sealed group only reports.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group, int32_t retain, vmmgraph_seal_report_t* report);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_seal(vmmgraph_torch_group_t group,
+                                                         int32_t retain,
+                                                         vmmgraph_seal_report_t* report);
 // As vmmgraph_torch_group_seal with the arena's policy, right after the group's only capture and
 // before any write to its tensors: copies nothing.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_seal_unwritten(vmmgraph_torch_group_t group, vmmgraph_seal_report_t* report);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_seal_unwritten(vmmgraph_torch_group_t group,
+                                                                   vmmgraph_seal_report_t* report);
 
 // Instantiates the graphs of a sealed group ahead of their first replay, which takes the
 // executables' device memory now. `instantiated` (may be null) is 0 if the limits would evict a
 // group replayed last. On out of memory nothing has changed.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_instantiate(vmmgraph_torch_group_t group, int32_t* instantiated);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_instantiate(vmmgraph_torch_group_t group,
+                                                                int32_t* instantiated);
 
 // Replays a graph of a sealed group on torch's current stream of its device, ordered after every
 // earlier replay of the arena. Advances random generators, as torch's replay(). Any thread.
@@ -198,8 +212,9 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_replay(vmmgraph_torch_group_t grou
 // current stream and the tensor's recorded streams.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_launched_by_hand(vmmgraph_torch_group_t group);
 // As vmmgraph_space_verify, for one graph on torch's current stream.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_group_t group, uint64_t piece, const vmmgraph_output_t* outputs,
-                                                     size_t count, vmmgraph_difference_t* difference);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_verify(vmmgraph_torch_group_t group, uint64_t piece,
+                                                     const vmmgraph_output_t* outputs, size_t count,
+                                                     vmmgraph_difference_t* difference);
 // Call before a graph is reset or destroyed, or gets its own executable: destroys the pool's
 // executable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_drop(vmmgraph_torch_group_t group, uint64_t piece);
@@ -209,12 +224,15 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_group_t group,
 // Limits the pool of executables of the arena's device, shared by all graph groups; 0: no limit.
 // The least recently used executables beyond the limits are destroyed. VMMGRAPH_ERROR_UNSUPPORTED
 // up to torch 2.7.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, uint64_t max_groups, uint64_t max_bytes);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena,
+                                                                    uint64_t max_groups,
+                                                                    uint64_t max_bytes);
 // Destroys all executables of the arena's device, except pinned ones and while being launched.
 // Replays and vmmgraph_torch_group_instantiate make them again. VMMGRAPH_ERROR_UNSUPPORTED up to
 // torch 2.7.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_evict_executables(vmmgraph_arena_t arena);
-VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena, vmmgraph_torch_executables_t* stats);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena,
+                                                               vmmgraph_torch_executables_t* stats);
 #ifdef __cplusplus
 }
 #endif

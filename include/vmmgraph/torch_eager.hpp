@@ -54,7 +54,8 @@ public:
     // scopes. `bytes`, the peak of its tensors and new cuBLAS workspaces plus a little for page
     // ends, reduces the demand: leased pages beyond stay on lease. A tensor beyond `bytes` is
     // refused, or waits for a recall whose engine is asked within the scope.
-    EagerScope(SharedVmmAllocator& arena, void* stream, std::optional<std::uint64_t> bytes = std::nullopt);
+    EagerScope(SharedVmmAllocator& arena, void* stream,
+               std::optional<std::uint64_t> bytes = std::nullopt);
     EagerScope(const EagerScope&) = delete;
     EagerScope& operator=(const EagerScope&) = delete;
     // Makes no driver call except the capture query; keeps live tensors without a copy.

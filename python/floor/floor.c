@@ -14,7 +14,9 @@ extern int __fxstatat64(int version, int folder, const char* path, struct stat64
 int stat64(const char* path, struct stat64* to) { return __xstat64(1, path, to); }
 int lstat64(const char* path, struct stat64* to) { return __lxstat64(1, path, to); }
 int fstat64(int file, struct stat64* to) { return __fxstat64(1, file, to); }
-int fstatat64(int folder, const char* path, struct stat64* to, int flags) { return __fxstatat64(1, folder, path, to, flags); }
+int fstatat64(int folder, const char* path, struct stat64* to, int flags) {
+    return __fxstatat64(1, folder, path, to, flags);
+}
 
 // While set, libstdc++'s headers count references without atomics; 0 is always correct. Since 2.32.
 char __libc_single_threaded = 0;

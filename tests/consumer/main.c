@@ -7,7 +7,8 @@
 #define TEXT(x) TEXT2(x)
 
 int main(void) {
-    const char* header = TEXT(VMMGRAPH_VERSION_MAJOR) "." TEXT(VMMGRAPH_VERSION_MINOR) "." TEXT(VMMGRAPH_VERSION_PATCH);
+    const char* header = TEXT(VMMGRAPH_VERSION_MAJOR) "." TEXT(VMMGRAPH_VERSION_MINOR) "." TEXT(
+        VMMGRAPH_VERSION_PATCH);
     vmmgraph_device_options_t options;
     vmmgraph_device_t device = NULL;
     vmmgraph_arena_t arena = NULL;
@@ -20,12 +21,14 @@ int main(void) {
     if (strcmp(CMAKE_SAYS, header) != 0 || strcmp(header, vmmgraph_version()) != 0) {
         return 2;
     }
-    if (vmmgraph_device_open(&options, &device) != VMMGRAPH_OK || vmmgraph_arena_create(device, NULL, &arena) != VMMGRAPH_OK ||
+    if (vmmgraph_device_open(&options, &device) != VMMGRAPH_OK ||
+        vmmgraph_arena_create(device, NULL, &arena) != VMMGRAPH_OK ||
         vmmgraph_arena_allocate(arena, 1000, NULL, &block) != VMMGRAPH_OK) {
         return 3;
     }
     memset(block, 1, 1000);
-    if (vmmgraph_arena_destroy(arena) != VMMGRAPH_OK || vmmgraph_device_close(device) != VMMGRAPH_OK) {
+    if (vmmgraph_arena_destroy(arena) != VMMGRAPH_OK ||
+        vmmgraph_device_close(device) != VMMGRAPH_OK) {
         return 4;
     }
     return 0;

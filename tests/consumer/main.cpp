@@ -20,6 +20,8 @@ int main() {
         return 3;
     } catch (const vmmgraph::Error& error) {
         std::printf("%s\n", error.what());
-        return error.status() == VMMGRAPH_ERROR_WRONG_STATE && static_cast<char*>(block)[5] == 3 ? 0 : 4;
+        return error.status() == VMMGRAPH_ERROR_WRONG_STATE && static_cast<char*>(block)[5] == 3
+                   ? 0
+                   : 4;
     }
 }

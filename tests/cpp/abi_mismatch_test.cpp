@@ -11,7 +11,8 @@ static bool refuses(F&& construct) {
     } catch (const vmmgraph::Error& error) {
         std::puts(error.what());
         return error.info().requested == VMMGRAPH_ABI_VERSION && error.info().available == 12345 &&
-               std::strstr(error.what(), "12345") != nullptr && std::strstr(error.what(), "99.0.1") != nullptr;
+               std::strstr(error.what(), "12345") != nullptr &&
+               std::strstr(error.what(), "99.0.1") != nullptr;
     }
     return false;
 }

@@ -23,7 +23,9 @@ Device open_device() { return Device::open(host::device_options(3)); }
 
 struct Model {
     Model(const Device& device, const Account& account)
-        : arena(device, arena_options(account)), weights(device, "weights", region_options(account)), kv(device, kv_options(account)) {}
+        : arena(device, arena_options(account)),
+          weights(device, "weights", region_options(account)),
+          kv(device, kv_options(account)) {}
 
     static vmmgraph::ArenaOptions arena_options(const Account& account) {
         vmmgraph::ArenaOptions options = host::options();
@@ -60,14 +62,16 @@ TEST(Account, IsWhatSeveralKindsOfMemoryMayHaveTogether) {
     EXPECT_EQ(account.stats().charged_bytes, 16 * MiB);
     EXPECT_EQ(tenant.stats().charged_bytes, 16 * MiB);
     EXPECT_EQ(tenant.stats().budget_bytes, 16 * MiB);
-    for (const auto& more :
-         std::vector<std::function<void()>>{[&] { static_cast<void>(space.allocate(4 * MiB, nullptr)); },
-                                            [&] { static_cast<void>(model->weights.allocate(MiB)); }, [&] { model->kv.grow_to(5); }}) {
+    for (const auto& more : std::vector<std::function<void()>>{
+             [&] { static_cast<void>(space.allocate(4 * MiB, nullptr)); },
+             [&] { static_cast<void>(model->weights.allocate(MiB)); },
+             [&] { model->kv.grow_to(5); }}) {
         try {
             more();
             ADD_FAILURE() << "there was room";
         } catch (const OutOfMemory& error) {
-            EXPECT_NE(std::string(error.what()).find("tenant a"), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find("tenant a"), std::string::npos)
+                << error.what();
         }
     }
     // Some platforms do not unmap during a capture.
@@ -105,7 +109,8 @@ TEST(Account, WhatItIsSureToGetNobodyElseHas) {
 
 TEST(Account, ItsReclaimersAreAskedWhereItIsShort) {
     Device device = open_device();
-    std::optional<Account> tenant(std::in_place, device, "tenant", vmmgraph::AccountLimits{8 * MiB, 0});
+    std::optional<Account> tenant(std::in_place, device, "tenant",
+                                  vmmgraph::AccountLimits{8 * MiB, 0});
     Account other(device, "tenant", {8 * MiB, 0});
     Model model(device, *tenant);
     std::vector<std::string> asked;
@@ -161,9 +166,11 @@ TEST(Account, OutlivesItsHandleWithWhatIsBelowIt) {
     beside.kv.grow_to(8);
     Account moved(std::move(next));
     EXPECT_EQ(moved.stats().charged_bytes, 8 * MiB);
-    EXPECT_EQ(next.handle(), nullptr);                               // NOLINT(bugprone-use-after-move)
-    EXPECT_THROW(Account(device, "below", next), vmmgraph::Error);   // NOLINT(bugprone-use-after-move)
-    EXPECT_THROW(static_cast<void>(next.stats()), vmmgraph::Error);  // NOLINT(bugprone-use-after-move)
+    EXPECT_EQ(next.handle(), nullptr);  // NOLINT(bugprone-use-after-move)
+    EXPECT_THROW(Account(device, "below", next),
+                 vmmgraph::Error);  // NOLINT(bugprone-use-after-move)
+    EXPECT_THROW(static_cast<void>(next.stats()),
+                 vmmgraph::Error);  // NOLINT(bugprone-use-after-move)
 }
 
 }  // namespace

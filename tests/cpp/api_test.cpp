@@ -41,7 +41,8 @@ vmmgraph_status_t status_of(F&& call) {
 void* stream(std::uintptr_t number) { return reinterpret_cast<void*>(number); }
 
 TEST(Version, IsTheHeaders) {
-    const std::string header = std::to_string(VMMGRAPH_VERSION_MAJOR) + "." + std::to_string(VMMGRAPH_VERSION_MINOR) + "." +
+    const std::string header = std::to_string(VMMGRAPH_VERSION_MAJOR) + "." +
+                               std::to_string(VMMGRAPH_VERSION_MINOR) + "." +
                                std::to_string(VMMGRAPH_VERSION_PATCH);
     EXPECT_EQ(vmmgraph::version(), header);
     EXPECT_EQ(vmmgraph_abi_version(), static_cast<std::uint32_t>(VMMGRAPH_ABI_VERSION));
@@ -75,7 +76,8 @@ TEST(Device, RefusesOtherGeometryWhileOpen) {
     const auto first = vmmgraph::Device::open(host::device_options(0));
     auto other = host::device_options(0);
     other.host_granularity_bytes = 8192;
-    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::Device::open(other)); }), VMMGRAPH_ERROR_DEVICE_IN_USE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::Device::open(other)); }),
+              VMMGRAPH_ERROR_DEVICE_IN_USE);
 }
 
 TEST(Device, ClosesWithItsLastUser) {
@@ -83,7 +85,8 @@ TEST(Device, ClosesWithItsLastUser) {
         const SharedVmmAllocator arena = host::arena(0);
         auto other = host::device_options(0);
         other.host_granularity_bytes = 8192;
-        EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::Device::open(other)); }), VMMGRAPH_ERROR_DEVICE_IN_USE);
+        EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::Device::open(other)); }),
+                  VMMGRAPH_ERROR_DEVICE_IN_USE);
     }
     auto other = host::device_options(0);
     other.host_granularity_bytes = 8192;
@@ -157,7 +160,8 @@ TEST(Options, ASerialArenaRefusesOtherStreams) {
     EXPECT_EQ(report.layout_hash, arena.open_space().seal().layout_hash);
     int launched = 0;
     space.replay(nullptr, [&] { ++launched; });
-    EXPECT_EQ(status_of([&] { space.replay(reinterpret_cast<void*>(0x20), [&] { ++launched; }); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(status_of([&] { space.replay(reinterpret_cast<void*>(0x20), [&] { ++launched; }); }),
+              VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(launched, 1);
     EXPECT_EQ(arena.replay_seq(), 1u);
 }
@@ -172,7 +176,9 @@ TEST(Options, ASerialArenaMovesWhenItIsLifted) {
     auto* const other = reinterpret_cast<void*>(0x20);
     EXPECT_EQ(status_of([&] { space.replay(other, [] {}); }), VMMGRAPH_ERROR_WRONG_STATE);
     arena.lift_serial();
-    space.replay(other, [&] { EXPECT_EQ(status_of([&] { arena.lift_serial(); }), VMMGRAPH_ERROR_WRONG_STATE); });
+    space.replay(other, [&] {
+        EXPECT_EQ(status_of([&] { arena.lift_serial(); }), VMMGRAPH_ERROR_WRONG_STATE);
+    });
     EXPECT_EQ(status_of([&] { space.replay(nullptr, [] {}); }), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(arena.replay_seq(), 2u);
 }
@@ -181,14 +187,16 @@ TEST(Space, BlocksAreMemoryOnWholeBoundaries) {
     auto arena = host::arena();
     auto space = arena.open_space();
     std::vector<std::pair<unsigned char*, std::size_t>> blocks;
-    for (std::size_t bytes : {std::size_t{1}, std::size_t{511}, std::size_t{4096}, 3 * MiB + 5, std::size_t{70000}}) {
+    for (std::size_t bytes :
+         {std::size_t{1}, std::size_t{511}, std::size_t{4096}, 3 * MiB + 5, std::size_t{70000}}) {
         void* const block = space.allocate(bytes);
         EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block) % 512, 0u);
         host::fill(block, bytes, static_cast<int>(blocks.size() + 1));
         blocks.emplace_back(static_cast<unsigned char*>(block), bytes);
     }
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-        EXPECT_TRUE(host::holds(blocks[i].first, blocks[i].second, static_cast<int>(i + 1))) << "block " << i;
+        EXPECT_TRUE(host::holds(blocks[i].first, blocks[i].second, static_cast<int>(i + 1)))
+            << "block " << i;
     }
     EXPECT_EQ(space.stats().blocks, blocks.size());
 }
@@ -210,7 +218,8 @@ TEST(Space, BlocksOfTwoStreamsStayBusyUntilTheSeal) {
     space.record_stream(block, stream(2));
     space.free(block);
     EXPECT_NE(space.allocate(4 * MiB, stream(1)), block);
-    EXPECT_EQ(status_of([&] { space.record_stream(block, stream(3)); }), VMMGRAPH_ERROR_DOUBLE_FREE);
+    EXPECT_EQ(status_of([&] { space.record_stream(block, stream(3)); }),
+              VMMGRAPH_ERROR_DOUBLE_FREE);
 }
 
 TEST(Space, SpacesShareThePagesOfFreedBlocks) {
@@ -299,7 +308,9 @@ TEST(Space, IsOpenThenSealed) {
     auto arena = host::arena();
     auto space = arena.open_space();
     EXPECT_EQ(space.stats().phase, VMMGRAPH_SPACE_OPEN);
-    EXPECT_EQ(status_of([&] { space.replay(nullptr, [] { FAIL() << "an open space was replayed"; }); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(
+        status_of([&] { space.replay(nullptr, [] { FAIL() << "an open space was replayed"; }); }),
+        VMMGRAPH_ERROR_WRONG_STATE);
     space.seal();
     EXPECT_EQ(space.stats().phase, VMMGRAPH_SPACE_SEALED);
     EXPECT_EQ(status_of([&] { static_cast<void>(space.allocate(1)); }), VMMGRAPH_ERROR_WRONG_STATE);
@@ -371,7 +382,8 @@ TEST(Replay, CarriesExceptionsThrough) {
     } catch (const Odd& odd) {
         EXPECT_EQ(odd.value, 7);
     }
-    EXPECT_THROW(space.replay(stream(1), [] { throw std::runtime_error("launch"); }), std::runtime_error);
+    EXPECT_THROW(space.replay(stream(1), [] { throw std::runtime_error("launch"); }),
+                 std::runtime_error);
     bool called = false;
     space.replay(stream(2), [&] { called = true; });
     EXPECT_TRUE(called);
@@ -387,7 +399,8 @@ TEST(Bump, BlocksLieBehindOneAnotherAndStayShared) {
     EXPECT_EQ(space.allocate(MiB), first + 3 * MiB);
     EXPECT_EQ(space.stats().retain, VMMGRAPH_RETAIN_SHARED_PAGES);
     EXPECT_EQ(arena.open_space().stats().retain, VMMGRAPH_RETAIN_OWN_PAGES);
-    EXPECT_EQ(status_of([&] { static_cast<void>(space.seal(Retain::own_pages)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { static_cast<void>(space.seal(Retain::own_pages)); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const auto report = space.seal();
     EXPECT_EQ(report.retained_blocks, 1u);
     EXPECT_EQ(report.retained_bytes, 0u);
@@ -424,7 +437,9 @@ TEST(Poison, AGraphThatReliesOnStaleMemoryIsFound) {
     EXPECT_EQ(wrong.found, 1u);
     EXPECT_EQ(wrong.space, space.stats().id);
     EXPECT_EQ(wrong.output, 1u);
-    EXPECT_THROW(static_cast<void>(space.verify(nullptr, {}, [] { throw std::runtime_error("from launch"); })), std::runtime_error);
+    EXPECT_THROW(static_cast<void>(
+                     space.verify(nullptr, {}, [] { throw std::runtime_error("from launch"); })),
+                 std::runtime_error);
     options.poison = true;
     options.trace_blocks = false;
     SharedVmmAllocator poisoned(0, options);
@@ -507,7 +522,8 @@ TEST(Arena, ReservesAtOnceIfAsked) {
     EXPECT_GE(arena.reserved_size(), 128 * MiB);
     EXPECT_EQ(arena.current_offset(), 0u);
     options.reserve_bytes = MiB + 1;
-    EXPECT_GT(SharedVmmAllocator(1, options).reserved_size(), MiB) << "as many as the device reserves in, and not refused";
+    EXPECT_GT(SharedVmmAllocator(1, options).reserved_size(), MiB)
+        << "as many as the device reserves in, and not refused";
 }
 
 TEST(Device, FreePagesServeEveryArenaAndTrimGivesThemBack) {
@@ -599,7 +615,8 @@ TEST(Arena, StatsAndJsonAgree) {
     EXPECT_EQ(json.front(), '{');
     EXPECT_EQ(json.back(), '}');
     EXPECT_EQ(std::count(json.begin(), json.end(), '{'), std::count(json.begin(), json.end(), '}'));
-    for (const auto& [key, value] : {std::pair{"physical_bytes", stats.physical_bytes}, {"blocks", stats.blocks}}) {
+    for (const auto& [key, value] :
+         {std::pair{"physical_bytes", stats.physical_bytes}, {"blocks", stats.blocks}}) {
         const std::string text = std::string("\"") + key + "\":" + std::to_string(value);
         EXPECT_NE(json.find(text), std::string::npos) << text << " is not in " << json;
     }
@@ -611,18 +628,21 @@ TEST(Map, IsDataATableAndAFileThatNeedsNothingElse) {
     Space space = arena.open_space();
     space.set_label("decode </script> 64");
     EXPECT_EQ(space.label(), "decode </script> 64");
-    EXPECT_EQ(status_of([&] { space.set_label(std::string(1025, 'x')); }), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(status_of([&] { space.set_label(std::string(1025, 'x')); }),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     space.free(space.allocate(40 << 20));
     space.seal();
 
     const std::string map = arena.map_json({"an engine's rank 0", 123456789});
-    for (const char* part : {"\"format\":1,", "\"title\":\"an engine's rank 0\"", "\"executables_bytes\":123456789",
-                             "\"label\":\"decode </script> 64\"", "\"drop_gives_bytes\":", "\"events\":[{"}) {
+    for (const char* part :
+         {"\"format\":1,", "\"title\":\"an engine's rank 0\"", "\"executables_bytes\":123456789",
+          "\"label\":\"decode </script> 64\"", "\"drop_gives_bytes\":", "\"events\":[{"}) {
         EXPECT_NE(map.find(part), std::string::npos) << part;
     }
     EXPECT_NE(map.find("\"held_bytes\":" + std::to_string(arena.mapped_size())), std::string::npos);
     EXPECT_NE(arena.map_json().find("\"executables_bytes\":null"), std::string::npos);
-    EXPECT_NE(vmmgraph::map_report(map).find("executables 118 MiB"), std::string::npos) << vmmgraph::map_report(map);
+    EXPECT_NE(vmmgraph::map_report(map).find("executables 118 MiB"), std::string::npos)
+        << vmmgraph::map_report(map);
     // As from an older header.
     auto older = vmmgraph::detail::sized<vmmgraph_map_options_t>();
     older.struct_size = offsetof(vmmgraph_map_options_t, title);
@@ -630,12 +650,14 @@ TEST(Map, IsDataATableAndAFileThatNeedsNothingElse) {
     EXPECT_EQ(vmmgraph_arena_map_json(arena.handle(), &older, nullptr, 0, &needed), VMMGRAPH_OK);
     EXPECT_NE(vmmgraph::map_report(map).find("decode </script> 64"), std::string::npos);
     EXPECT_EQ(vmmgraph::map_perfetto(map).rfind("{", 0), 0u);
-    EXPECT_EQ(status_of([] { static_cast<void>(vmmgraph::map_html("{}")); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([] { static_cast<void>(vmmgraph::map_html("{}")); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
 
     const std::string path = testing::TempDir() + "vmmgraph_map_test.html";
     arena.save_map(path, {"an engine's rank 0"});
     std::ifstream file(path, std::ios::binary);
-    const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const std::string page((std::istreambuf_iterator<char>(file)),
+                           std::istreambuf_iterator<char>());
     EXPECT_EQ(page.rfind("<!doctype html>", 0), 0u);
     EXPECT_EQ(page.substr(page.size() - 8), "</html>\n");
     EXPECT_EQ(page.find("decode </script>"), std::string::npos);
@@ -666,7 +688,8 @@ TEST(Budget, EndsInOutOfMemoryAndTheNextCallWorks) {
         EXPECT_GT(error.info().requested, error.info().available);
     }
     const auto after = arena.stats();
-    EXPECT_EQ(std::memcmp(&before, &after, sizeof before), 0) << "a failed call has changed something";
+    EXPECT_EQ(std::memcmp(&before, &after, sizeof before), 0)
+        << "a failed call has changed something";
     host::fill(space.allocate(2 * MiB), 2 * MiB, 1);
     space.free(first);
     device.set_budget(0);
@@ -702,7 +725,8 @@ TEST(Budget, OfOneArenaLeavesTheOtherAloneAndIsMetAgainByEviction) {
         EXPECT_NE(std::strstr(error.what(), "over the budget of arena "), nullptr) << error.what();
     }
     const auto after = arena.stats();
-    EXPECT_EQ(std::memcmp(&before, &after, sizeof before), 0) << "a failed capture has left something";
+    EXPECT_EQ(std::memcmp(&before, &after, sizeof before), 0)
+        << "a failed capture has left something";
     auto beside = other.open_space();
     host::fill(beside.allocate(32 * MiB), 32 * MiB, 2);
 
@@ -723,10 +747,12 @@ TEST(Budget, OfTheOptionsAndOfTheDeviceItself) {
     auto options = host::options();
     options.device_budget_bytes = MiB;
     SharedVmmAllocator arena(0, options);
-    EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(2 * MiB)); }), VMMGRAPH_ERROR_OVER_BUDGET);
+    EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(2 * MiB)); }),
+              VMMGRAPH_ERROR_OVER_BUDGET);
     auto device = vmmgraph::Device::open(host::device_options(0));
     device.set_budget(0);
-    EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(257 * MiB)); }), VMMGRAPH_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(257 * MiB)); }),
+              VMMGRAPH_ERROR_OUT_OF_MEMORY);
     EXPECT_THROW(static_cast<void>(arena.allocate(257 * MiB)), OutOfMemory);
     host::fill(arena.allocate(MiB), MiB, 1);
 }
@@ -738,21 +764,29 @@ TEST(Ownership, MovedFromObjectsAreEmptyAndHarmless) {
     EXPECT_EQ(moved.handle(), handle);
     EXPECT_FALSE(arena.is_initialized());  // NOLINT(bugprone-use-after-move)
     EXPECT_EQ(arena.handle(), nullptr);
-    EXPECT_EQ(status_of([&] { arena.switch_to_new_virtual_space(); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(1)); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(arena.open_space()); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(arena.stats_json()); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(arena.mapped_size()); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { arena.switch_to_new_virtual_space(); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(arena.allocate(1)); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(arena.open_space()); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(arena.stats_json()); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(arena.mapped_size()); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
     arena = std::move(moved);
     EXPECT_TRUE(arena.is_initialized());
 
     Space space = arena.open_space();
     Space other = std::move(space);
     EXPECT_EQ(space.handle(), nullptr);  // NOLINT(bugprone-use-after-move)
-    EXPECT_EQ(status_of([&] { static_cast<void>(space.allocate(1)); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(space.allocate(1)); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
     EXPECT_EQ(status_of([&] { space.seal(); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(space.live_blocks()); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { space.replay(nullptr, [] { FAIL(); }); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(space.live_blocks()); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { space.replay(nullptr, [] { FAIL(); }); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
 
     auto device = vmmgraph::Device::open(host::device_options(0));
     const auto taken = std::move(device);
@@ -767,7 +801,8 @@ TEST(Ownership, MovingOverAnObjectDestroysWhatItHeld) {
     const auto old = space.handle();
     space = arena.open_space();
     EXPECT_EQ(arena.stats().spaces, 1u);
-    EXPECT_EQ(vmmgraph_space_seal(old, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_space_seal(old, VMMGRAPH_RETAIN_DEFAULT, nullptr),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
 
     Space& same = space;
     space = std::move(same);
@@ -815,8 +850,9 @@ TEST(Log, GoesToTheSinkAtItsLevelAndBelow) {
     }
     auto seen = take();
     const auto has = [&](vmmgraph::LogLevel level, const char* word) {
-        return std::any_of(seen.begin(), seen.end(),
-                           [&](const auto& line) { return line.first == level && line.second.find(word) != std::string::npos; });
+        return std::any_of(seen.begin(), seen.end(), [&](const auto& line) {
+            return line.first == level && line.second.find(word) != std::string::npos;
+        });
     };
     EXPECT_TRUE(has(vmmgraph::LogLevel::info, "arena created"));
     EXPECT_TRUE(has(vmmgraph::LogLevel::debug, "space sealed"));

@@ -6,13 +6,16 @@
 namespace {
 
 template <class T>
-constexpr bool owner = !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> && std::is_nothrow_move_constructible_v<T> &&
-                       std::is_nothrow_move_assignable_v<T> && std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
+constexpr bool owner =
+    !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> &&
+    std::is_nothrow_move_constructible_v<T> && std::is_nothrow_move_assignable_v<T> &&
+    std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
 
 static_assert(owner<vmmgraph::Device>);
 static_assert(owner<vmmgraph::SharedVmmAllocator>);
 static_assert(owner<vmmgraph::Space>);
-static_assert(!std::is_default_constructible_v<vmmgraph::Space> && !std::is_default_constructible_v<vmmgraph::Device>);
+static_assert(!std::is_default_constructible_v<vmmgraph::Space> &&
+              !std::is_default_constructible_v<vmmgraph::Device>);
 static_assert(!std::is_convertible_v<int, vmmgraph::SharedVmmAllocator>, "a number is no arena");
 static_assert(std::is_base_of_v<vmmgraph::Error, vmmgraph::OutOfMemory>);
 static_assert(std::is_base_of_v<std::runtime_error, vmmgraph::Error>);
@@ -59,10 +62,12 @@ int main() {
     space.record_stream(block, nullptr);
     arena.trace_events(true);
     const std::string map = arena.map_json({"contract", 1 << 20});
-    expect(!vmmgraph::map_html(map).empty() && !vmmgraph::map_report(map).empty() && !vmmgraph::map_perfetto(map).empty());
+    expect(!vmmgraph::map_html(map).empty() && !vmmgraph::map_report(map).empty() &&
+           !vmmgraph::map_perfetto(map).empty());
     space.set_label("decode 64");
     expect(space.label() == "decode 64");
-    expect(space.live_blocks().size() == 1 && space.stats().blocks == 1 && space.handle() != nullptr);
+    expect(space.live_blocks().size() == 1 && space.stats().blocks == 1 &&
+           space.handle() != nullptr);
     space.free(block);
     block = space.allocate_kept(3000, nullptr);
     expect(arena.stats().kept_bytes >= 3072);
@@ -78,7 +83,8 @@ int main() {
     } catch (const vmmgraph::OutOfMemory&) {
         expect(false);
     } catch (const vmmgraph::Error& error) {
-        caught = error.status() == VMMGRAPH_ERROR_WRONG_STATE && error.info().status == error.status();
+        caught =
+            error.status() == VMMGRAPH_ERROR_WRONG_STATE && error.info().status == error.status();
     }
     expect(caught);
     return failures;

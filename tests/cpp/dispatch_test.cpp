@@ -18,7 +18,8 @@ std::vector<Traffic> histograms() {
             all[0].emplace_back(Key::of(n), 100'000 / (n * n) + 1);
         }
         const double distance = (static_cast<double>(n) - 200.0) / 60.0;
-        all[1].emplace_back(Key::of(n), static_cast<std::uint64_t>(5000 * std::exp(-distance * distance)) + n % 7);
+        all[1].emplace_back(
+            Key::of(n), static_cast<std::uint64_t>(5000 * std::exp(-distance * distance)) + n % 7);
         all[2].emplace_back(Key::of(n), 1 + 5000 / n);
     }
     return all;
@@ -101,14 +102,16 @@ TEST(Dispatch, ADispatcherIsMovedAndSaysWhatItDoes) {
     ASSERT_EQ(first.slots().size(), 3u);
     EXPECT_EQ(first.slots()[0].bucket, Key::of(8, 8, uniform_decode));
     Dispatcher dispatcher(std::move(first));
-    EXPECT_THROW(static_cast<void>(first.slots()), vmmgraph::Error);  // NOLINT: what a moved-from object does
+    EXPECT_THROW(static_cast<void>(first.slots()),
+                 vmmgraph::Error);  // NOLINT: what a moved-from object does
 
     const auto decision = dispatcher.dispatch(Key::of(3, 3, uniform_decode), Phase::decode);
     EXPECT_TRUE(decision.capture);
     EXPECT_EQ(decision.mode, Mode::full);
     EXPECT_EQ(decision.bucket, Key::of(4, 4, uniform_decode));
     dispatcher.captured(decision.slot);
-    EXPECT_EQ(dispatcher.dispatch(Key::of(4, 4, uniform_decode), Phase::decode).reason, Reason::hit);
+    EXPECT_EQ(dispatcher.dispatch(Key::of(4, 4, uniform_decode), Phase::decode).reason,
+              Reason::hit);
     const auto mixed = dispatcher.dispatch(Key::of(30, 3), Phase::mixed);
     EXPECT_EQ(mixed.mode, Mode::piecewise);
     dispatcher.abandoned(mixed.slot);
@@ -129,7 +132,9 @@ TEST(Dispatch, ADispatcherIsMovedAndSaysWhatItDoes) {
     EXPECT_EQ(dispatcher.stats().graphs, 0u);
     EXPECT_EQ(dispatcher.stats().evictions, 1u);
     EXPECT_EQ(dispatcher.steps(Mode::full, Reason::hit), 1u);
-    EXPECT_NE(dispatcher.prometheus({{"model", "m"}}).find("vmmgraph_dispatch_evictions_total{model=\"m\"} 1\n"), std::string::npos);
+    EXPECT_NE(dispatcher.prometheus({{"model", "m"}})
+                  .find("vmmgraph_dispatch_evictions_total{model=\"m\"} 1\n"),
+              std::string::npos);
     EXPECT_THROW(dispatcher.evicted(99), vmmgraph::Error);
     options.full.push_back(options.full.front());
     EXPECT_THROW(Dispatcher{options}, vmmgraph::Error);
@@ -162,11 +167,15 @@ TEST(Dispatch, AnInputPlanPacksAStep) {
     const auto before = staging;
     const auto bytes = staging.size() * 4;
     EXPECT_EQ(plan.pack(Key::of(4), {one, other}, staging.data(), bytes), 256u + 16);
-    EXPECT_EQ(std::vector<std::int32_t>(&staging[0], &staging[5]), (std::vector<std::int32_t>{5, 6, 6, 6, 77}));
-    EXPECT_EQ(std::vector<std::int32_t>(&staging[64], &staging[69]), (std::vector<std::int32_t>{5, 6, 9, 9, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[0], &staging[5]),
+              (std::vector<std::int32_t>{5, 6, 6, 6, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[64], &staging[69]),
+              (std::vector<std::int32_t>{5, 6, 9, 9, 77}));
     staging = before;
-    EXPECT_THROW(static_cast<void>(plan.pack(Key::of(4), {one, one}, staging.data(), bytes)), vmmgraph::Error);
-    EXPECT_THROW(static_cast<void>(plan.pack(Key::of(4), {one, other}, staging.data(), 256 + 15)), vmmgraph::Error);
+    EXPECT_THROW(static_cast<void>(plan.pack(Key::of(4), {one, one}, staging.data(), bytes)),
+                 vmmgraph::Error);
+    EXPECT_THROW(static_cast<void>(plan.pack(Key::of(4), {one, other}, staging.data(), 256 + 15)),
+                 vmmgraph::Error);
     EXPECT_EQ(staging, before);
     EXPECT_EQ(plan.pack(Key::of(4), {}, staging.data(), bytes), 0u);
     EXPECT_THROW(static_cast<void>(plan.view(Key::of(5), 0)), vmmgraph::Error);

@@ -84,7 +84,9 @@ int main(int argc, char** argv) {
             static_cast<void>(exchanges ? space.allocate(4096) : space.allocate_kept(4096));
             space.free(activation);
             const auto report = space.seal();
-            expect(report.retained_blocks == 1 && report.retained_bytes == (exchanges ? 2 * MiB : 0), "one retained block");
+            expect(
+                report.retained_blocks == 1 && report.retained_bytes == (exchanges ? 2 * MiB : 0),
+                "one retained block");
             shapes.push_back(std::move(space));
         }
         for (auto& space : shapes) {
@@ -92,7 +94,8 @@ int main(int argc, char** argv) {
         }
         expect(launched == 3, "a replay did not launch");
         const auto of_outputs = exchanges ? 3 * 2 * MiB : 2 * MiB;
-        expect(arena.mapped_size() == 64 * MiB + of_outputs, "the hungriest shape, and a page for each output, or for all that are kept");
+        expect(arena.mapped_size() == 64 * MiB + of_outputs,
+               "the hungriest shape, and a page for each output, or for all that are kept");
         try {
             static_cast<void>(arena.allocate(info.total_bytes));
             expect(false, "a block as large as the device was allocated twice over");
@@ -101,7 +104,8 @@ int main(int argc, char** argv) {
         }
         expect(vmmgraph_torch_set_arena(0, arena.handle()) == VMMGRAPH_OK, "set_arena");
         const auto blocks = arena.stats().blocks;
-        void* const segment = vmmgraph_torch_alloc(static_cast<std::ptrdiff_t>(20 * MiB), 0, nullptr);
+        void* const segment =
+            vmmgraph_torch_alloc(static_cast<std::ptrdiff_t>(20 * MiB), 0, nullptr);
         expect(segment != nullptr && arena.current_offset() == 20 * MiB, "torch_alloc");
         vmmgraph_torch_free(segment, static_cast<std::ptrdiff_t>(20 * MiB), 0, nullptr);
         expect(arena.current_offset() == 20 * MiB && arena.stats().blocks == blocks, "torch_free");
@@ -111,7 +115,8 @@ int main(int argc, char** argv) {
     // Frees memory deferred by a capture.
     static_cast<void>(device.trim());
     const auto stats = device.stats();
-    expect(stats.physical_bytes == 0 && stats.mappings == 0 && stats.reservations == 0, "something was not given back");
+    expect(stats.physical_bytes == 0 && stats.mappings == 0 && stats.reservations == 0,
+           "something was not given back");
     std::printf("%s\n", failures == 0 ? "passed" : "failed");
     return failures == 0 ? 0 : 1;
 }

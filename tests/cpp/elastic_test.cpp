@@ -56,12 +56,14 @@ struct Written {
     }
     void write(std::uint64_t block, int stamp) const {
         for (std::size_t plane = 0; plane < planes.size(); ++plane) {
-            host::fill(at(plane, block), planes[plane].block_bytes, stamp + static_cast<int>(plane));
+            host::fill(at(plane, block), planes[plane].block_bytes,
+                       stamp + static_cast<int>(plane));
         }
     }
     bool holds(std::uint64_t block, int stamp) const {
         for (std::size_t plane = 0; plane < planes.size(); ++plane) {
-            if (!host::holds(at(plane, block), planes[plane].block_bytes, (stamp + static_cast<int>(plane)) & 0xff)) {
+            if (!host::holds(at(plane, block), planes[plane].block_bytes,
+                             (stamp + static_cast<int>(plane)) & 0xff)) {
                 return false;
             }
         }
@@ -144,7 +146,9 @@ TEST(Elastic, ObserversSeeMemoryComeAndGoAndMayThrow) {
             heard.emplace_back(true, shown.range_count);
             throw std::runtime_error("lost");
         };
-        const auto goes = [&](const vmmgraph::Shown& shown) { heard.emplace_back(false, shown.range_count); };
+        const auto goes = [&](const vmmgraph::Shown& shown) {
+            heard.emplace_back(false, shown.range_count);
+        };
         const vmmgraph::ElasticObserver one(buffer, came, goes);
         const vmmgraph::ElasticObserver two(cache, came, {});
         buffer.commit(0, 128 * KiB);
@@ -206,7 +210,8 @@ TEST_P(Caches, GrowAndShrinkAroundLiveBlocks) {
     EXPECT_EQ(cache.stats().beyond_blocks, 3U);
     const auto beyond = cache.beyond();
     ASSERT_EQ(beyond.size(), 2U);
-    EXPECT_EQ(std::pair(beyond[0].first, beyond[0].end), std::pair(std::uint64_t{25}, std::uint64_t{27}));
+    EXPECT_EQ(std::pair(beyond[0].first, beyond[0].end),
+              std::pair(std::uint64_t{25}, std::uint64_t{27}));
     for (const std::uint64_t block : {0, 19, 25, 26, 39}) {
         EXPECT_TRUE(written.holds(block, static_cast<int>(block))) << block;
     }
@@ -247,7 +252,8 @@ TEST_P(Caches, LimitsFromOutsideHaveRevisions) {
 }
 
 // Rounded outward to whole pages.
-std::vector<vmmgraph::BlockRange> rounded(std::vector<vmmgraph::BlockRange> ranges, std::uint64_t a_page) {
+std::vector<vmmgraph::BlockRange> rounded(std::vector<vmmgraph::BlockRange> ranges,
+                                          std::uint64_t a_page) {
     for (auto& range : ranges) {
         range = {range.first / a_page * a_page, (range.end + a_page - 1) / a_page * a_page};
     }
@@ -318,7 +324,9 @@ TEST_P(Caches, APoolAndItsCacheDoWhatAMapDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Elastic, Caches, testing::Values(KvLayout::by_plane, KvLayout::by_block),
-                         [](const auto& info) { return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock"; });
+                         [](const auto& info) {
+                             return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock";
+                         });
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 // A separate process with limited memory.
@@ -374,8 +382,13 @@ TEST(Elastic, APoolReservesAndMissesAndAsks) {
     EXPECT_EQ(asked, 2U);
     EXPECT_EQ(empty, 8000U);
     EXPECT_EQ(pool.surplus(0).size(), 1U);
-    EXPECT_THROW(pool.ask(100'000, 0, {}, [](const auto&) { throw std::runtime_error("the engine's"); }), std::runtime_error);
-    EXPECT_THROW(pool.ask(100'000, 0, [](std::uint64_t) -> bool { throw std::logic_error("the engine's"); }, {}), std::logic_error);
+    EXPECT_THROW(
+        pool.ask(100'000, 0, {}, [](const auto&) { throw std::runtime_error("the engine's"); }),
+        std::runtime_error);
+    EXPECT_THROW(
+        pool.ask(100'000, 0, [](std::uint64_t) -> bool { throw std::logic_error("the engine's"); },
+                 {}),
+        std::logic_error);
 }
 
 TEST(Elastic, HandlesMove) {
@@ -405,22 +418,24 @@ TEST(Leases, BlocksAreLentAndTheReplayRecallsThem) {
     KvCache cache(device, {{16 * KiB, 16 * KiB}, 100, KvLayout::by_plane, pages_of(64 * KiB)});
     BlockPool pool(cache);
     bool needed = false;
-    vmmgraph::Borrower engine([&](const vmmgraph::Vacate& asked) -> std::optional<vmmgraph::Vacated> {
-        if (needed) {
-            throw std::runtime_error("the engine's");
-        }
-        pool.ask_of(asked.blocks, asked.bytes, {}, [&](const vmmgraph::EvictionRequest& ask) {
-            for (std::size_t page = 0; page < ask.page_count; ++page) {
-                pool.free({ask.pages[page].blocks, ask.pages[page].blocks + ask.pages[page].block_count});
+    vmmgraph::Borrower engine(
+        [&](const vmmgraph::Vacate& asked) -> std::optional<vmmgraph::Vacated> {
+            if (needed) {
+                throw std::runtime_error("the engine's");
             }
+            pool.ask_of(asked.blocks, asked.bytes, {}, [&](const vmmgraph::EvictionRequest& ask) {
+                for (std::size_t page = 0; page < ask.page_count; ++page) {
+                    pool.free({ask.pages[page].blocks,
+                               ask.pages[page].blocks + ask.pages[page].block_count});
+                }
+            });
+            vmmgraph::Vacated gone;
+            gone.blocks = pool.unused_of(asked.blocks);
+            for (const auto& range : gone.blocks) {
+                pool.unback(range);
+            }
+            return gone;
         });
-        vmmgraph::Vacated gone;
-        gone.blocks = pool.unused_of(asked.blocks);
-        for (const auto& range : gone.blocks) {
-            pool.unback(range);
-        }
-        return gone;
-    });
     EXPECT_EQ(vmmgraph::lendable(arena).first, 384 * KiB);
     vmmgraph::Lease lease = vmmgraph::lend(arena, cache, {0, 8}, engine);
     pool.back({0, 8});
@@ -462,7 +477,8 @@ TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
     std::vector<std::uint64_t> asked;
     std::uint64_t blocks = 64;
     {
-        const vmmgraph::Reclaimer throws(device, [](std::uint64_t) -> std::uint64_t { throw std::runtime_error("lost"); }, 5);
+        const vmmgraph::Reclaimer throws(
+            device, [](std::uint64_t) -> std::uint64_t { throw std::runtime_error("lost"); }, 5);
         const vmmgraph::Reclaimer nothing(device, {}, 6);
         const vmmgraph::Reclaimer engine(
             device,
@@ -483,7 +499,8 @@ TEST(Elastic, AnEnginesCacheMakesRoomForACapture) {
     }
     // The cache's memory would not help.
     {
-        const vmmgraph::Reclaimer engine(device, [&](std::uint64_t bytes) { return asked.push_back(bytes), bytes; }, 7);
+        const vmmgraph::Reclaimer engine(
+            device, [&](std::uint64_t bytes) { return asked.push_back(bytes), bytes; }, 7);
         arena.set_budget(MiB);
         auto space = arena.open_space();
         EXPECT_THROW(static_cast<void>(space.allocate(4 * MiB, nullptr)), vmmgraph::OutOfMemory);

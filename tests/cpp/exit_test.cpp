@@ -76,7 +76,8 @@ int main(int argc, char** argv) {
             use(spaces_that_outlive_the_arena.back());
         }
     } else if (how == "logging") {
-        vmmgraph::set_log_sink([](vmmgraph::LogLevel, std::string_view) {}, vmmgraph::LogLevel::trace);
+        vmmgraph::set_log_sink([](vmmgraph::LogLevel, std::string_view) {},
+                               vmmgraph::LogLevel::trace);
         holder.arena = std::make_unique<vmmgraph::SharedVmmAllocator>(host::arena());
         auto space = holder.arena->open_space();
         use(space);

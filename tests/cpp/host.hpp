@@ -25,10 +25,13 @@ inline vmmgraph::Options options() {
 
 inline vmmgraph::DeviceOptions device_options(int device) {
     const vmmgraph::Options from = options();
-    return {from.driver, device, from.device_budget_bytes, from.host_granularity_bytes, from.host_memory_bytes};
+    return {from.driver, device, from.device_budget_bytes, from.host_granularity_bytes,
+            from.host_memory_bytes};
 }
 
-inline vmmgraph::SharedVmmAllocator arena(int device = 0) { return vmmgraph::SharedVmmAllocator(device, options()); }
+inline vmmgraph::SharedVmmAllocator arena(int device = 0) {
+    return vmmgraph::SharedVmmAllocator(device, options());
+}
 
 inline void fill(void* block, std::size_t bytes, int value) { std::memset(block, value, bytes); }
 

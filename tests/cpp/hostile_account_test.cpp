@@ -16,8 +16,8 @@ constexpr std::uint64_t MiB = 1 << 20;
 
 using Call = std::pair<std::string, std::function<vmmgraph_status_t()>>;
 
-vmmgraph_status_t make(vmmgraph_device_t device, vmmgraph_account_t above, std::uint64_t budget, std::uint64_t least,
-                       vmmgraph_account_t* account) {
+vmmgraph_status_t make(vmmgraph_device_t device, vmmgraph_account_t above, std::uint64_t budget,
+                       std::uint64_t least, vmmgraph_account_t* account) {
     auto options = sized<vmmgraph_account_options_t>();
     options.above = above;
     options.budget_bytes = budget;
@@ -72,7 +72,8 @@ std::vector<Call> account_calls(vmmgraph_account_t account) {
 
 // Destroys the new object, if any.
 template <class Handle>
-vmmgraph_status_t ended(vmmgraph_status_t status, const Handle& made, vmmgraph_status_t (*destroy)(Handle)) {
+vmmgraph_status_t ended(vmmgraph_status_t status, const Handle& made,
+                        vmmgraph_status_t (*destroy)(Handle)) {
     return status == VMMGRAPH_OK ? destroy(made) : status;
 }
 
@@ -88,21 +89,24 @@ std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
              auto options = sized<vmmgraph_arena_options_t>();
              options.account = account;
              vmmgraph_arena_t made = nullptr;
-             return ended(vmmgraph_arena_create(device, &options, &made), made, vmmgraph_arena_destroy);
+             return ended(vmmgraph_arena_create(device, &options, &made), made,
+                          vmmgraph_arena_destroy);
          }},
         {"a region",
          [=] {
              auto options = sized<vmmgraph_region_options_t>();
              options.account = account;
              vmmgraph_region_t made = nullptr;
-             return ended(vmmgraph_region_create(device, "weights", &options, &made), made, vmmgraph_region_destroy);
+             return ended(vmmgraph_region_create(device, "weights", &options, &made), made,
+                          vmmgraph_region_destroy);
          }},
         {"a buffer",
          [=] {
              auto options = sized<vmmgraph_elastic_options_t>();
              options.account = account;
              vmmgraph_elastic_buffer_t made = nullptr;
-             return ended(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), made, vmmgraph_elastic_buffer_destroy);
+             return ended(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), made,
+                          vmmgraph_elastic_buffer_destroy);
          }},
         {"a cache",
          [=] {
@@ -114,7 +118,8 @@ std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
              options.plane_count = options.blocks_most = 1;
              options.memory = &memory;
              vmmgraph_kv_cache_t made = nullptr;
-             return ended(vmmgraph_kv_cache_create(device, &options, &made), made, vmmgraph_kv_cache_destroy);
+             return ended(vmmgraph_kv_cache_create(device, &options, &made), made,
+                          vmmgraph_kv_cache_destroy);
          }},
         {"a ring",
          [=] {
@@ -122,7 +127,8 @@ std::vector<Call> below(vmmgraph_device_t device, vmmgraph_account_t account) {
              auto options = sized<vmmgraph_ring_options_t>();
              options.account = account;
              vmmgraph_ring_t made = nullptr;
-             return ended(vmmgraph_ring_create(device, &unit, 1, &options, &made), made, vmmgraph_ring_destroy);
+             return ended(vmmgraph_ring_create(device, &unit, 1, &options, &made), made,
+                          vmmgraph_ring_destroy);
          }},
     };
 }
@@ -131,7 +137,8 @@ TEST_F(HostileAccount, NoCallTakesWhatIsNoAccount) {
     auto* const dead = account;
     ASSERT_EQ(vmmgraph_account_destroy(account), VMMGRAPH_OK);
     account = nullptr;
-    for (auto* const handle : {dead, garbage<vmmgraph_account_t>(~std::uint64_t{0}), reinterpret_cast<vmmgraph_account_t>(device)}) {
+    for (auto* const handle : {dead, garbage<vmmgraph_account_t>(~std::uint64_t{0}),
+                               reinterpret_cast<vmmgraph_account_t>(device)}) {
         for (const auto& [name, call] : account_calls(handle)) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
@@ -160,19 +167,25 @@ TEST_F(HostileAccount, EverythingIsBelowOneOfItsOwnDevice) {
 
 TEST_F(HostileAccount, WrongArguments) {
     vmmgraph_account_t made = nullptr;
-    EXPECT_EQ(vmmgraph_account_create(device, nullptr, nullptr, &made), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_account_create(device, "model", nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_account_create(nullptr, "model", nullptr, &made), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_account_create(device, nullptr, nullptr, &made),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_account_create(device, "model", nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_account_create(nullptr, "model", nullptr, &made),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
     auto short_options = sized<vmmgraph_account_options_t>();
     short_options.struct_size = 8;
-    EXPECT_EQ(vmmgraph_account_create(device, "model", &short_options, &made), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_account_create(device, "model", &short_options, &made),
+              VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_EQ(vmmgraph_account_stats(account, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     auto short_stats = sized<vmmgraph_account_stats_t>();
     short_stats.struct_size = 8;
     EXPECT_EQ(vmmgraph_account_stats(account, &short_stats), VMMGRAPH_ERROR_STRUCT_SIZE);
     vmmgraph_reclaimer_t reclaimer = nullptr;
-    EXPECT_EQ(vmmgraph_account_add_reclaimer(account, nullptr, 0, nullptr, &reclaimer), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_account_add_reclaimer(account, gives_nothing, 0, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_account_add_reclaimer(account, nullptr, 0, nullptr, &reclaimer),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_account_add_reclaimer(account, gives_nothing, 0, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     // Guaranteed bytes above the parent's limit.
     for (const std::uint64_t least : {5 * MiB, ~std::uint64_t{0}}) {
         EXPECT_EQ(make(device, account, 0, least, &made), VMMGRAPH_ERROR_OVER_BUDGET) << least;
@@ -190,14 +203,16 @@ TEST_F(HostileAccount, LimitsOfAnySizeOverflowNothing) {
     vmmgraph_region_t region = nullptr;
     ASSERT_EQ(vmmgraph_region_create(device, "weights", &options, &region), VMMGRAPH_OK);
     void* block = nullptr;
-    ASSERT_EQ(vmmgraph_region_allocate(region, MiB, VMMGRAPH_POLICY_DEFAULT, nullptr, &block), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_region_allocate(region, MiB, VMMGRAPH_POLICY_DEFAULT, nullptr, &block),
+              VMMGRAPH_OK);
     const auto most = ~std::uint64_t{0};
-    for (const auto& [budget, least] :
-         std::vector<std::pair<std::uint64_t, std::uint64_t>>{{most, most}, {1, most}, {most, 1}, {1, 1}, {0, 0}}) {
+    for (const auto& [budget, least] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+             {most, most}, {1, most}, {most, 1}, {1, 1}, {0, 0}}) {
         for (auto* const handle : {account, model}) {
             EXPECT_EQ(vmmgraph_account_set_limits(handle, budget, least), VMMGRAPH_OK);
             void* more = nullptr;
-            const auto status = vmmgraph_region_allocate(region, MiB, VMMGRAPH_POLICY_DEFAULT, nullptr, &more);
+            const auto status =
+                vmmgraph_region_allocate(region, MiB, VMMGRAPH_POLICY_DEFAULT, nullptr, &more);
             EXPECT_TRUE(status == VMMGRAPH_OK || status == VMMGRAPH_ERROR_OVER_BUDGET) << status;
             if (status == VMMGRAPH_OK) {
                 EXPECT_EQ(vmmgraph_region_free(region, more), VMMGRAPH_OK);

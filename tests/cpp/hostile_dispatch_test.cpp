@@ -13,13 +13,16 @@
 
 namespace {
 
-vmmgraph_key_t tokens(std::uint32_t count, std::uint32_t variant = 0) { return {variant, {count, 0, 0, 0}}; }
+vmmgraph_key_t tokens(std::uint32_t count, std::uint32_t variant = 0) {
+    return {variant, {count, 0, 0, 0}};
+}
 
 std::vector<vmmgraph_key_t> xllm_buckets(std::uint32_t max) {
     std::size_t count = 0;
     EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, max, nullptr, 0, &count), VMMGRAPH_OK);
     std::vector<std::uint32_t> sizes(count);
-    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, max, sizes.data(), sizes.size(), &count), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, max, sizes.data(), sizes.size(), &count),
+              VMMGRAPH_OK);
     std::vector<vmmgraph_key_t> keys;
     for (const auto size : sizes) {
         keys.push_back(tokens(size));
@@ -27,11 +30,13 @@ std::vector<vmmgraph_key_t> xllm_buckets(std::uint32_t max) {
     return keys;
 }
 
-vmmgraph_extent_t extent(std::int32_t kind, std::uint32_t times, std::int32_t axis = 0, std::uint32_t plus = 0) {
+vmmgraph_extent_t extent(std::int32_t kind, std::uint32_t times, std::int32_t axis = 0,
+                         std::uint32_t plus = 0) {
     return {kind, axis, times, plus};
 }
 
-vmmgraph_input_t input(const char* name, std::int32_t dtype, std::vector<vmmgraph_extent_t> shape, std::int32_t pad = VMMGRAPH_PAD_ZERO) {
+vmmgraph_input_t input(const char* name, std::int32_t dtype, std::vector<vmmgraph_extent_t> shape,
+                       std::int32_t pad = VMMGRAPH_PAD_ZERO) {
     auto value = sized<vmmgraph_input_t>();
     value.name = name;
     value.dtype = dtype;
@@ -61,17 +66,23 @@ protected:
 
     std::vector<vmmgraph_input_t> inputs() const {
         const auto rows = extent(VMMGRAPH_EXTENT_ALONG, 1);
-        auto hidden = input("hidden", VMMGRAPH_DTYPE_BF16, {rows, extent(VMMGRAPH_EXTENT_FIXED, 128)});
+        auto hidden =
+            input("hidden", VMMGRAPH_DTYPE_BF16, {rows, extent(VMMGRAPH_EXTENT_FIXED, 128)});
         hidden.role = VMMGRAPH_ROLE_OUTPUT;
-        return {input("indices", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_UP_TO, 1000)}), input("tokens", VMMGRAPH_DTYPE_I32, {rows}),
-                input("offsets", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_ALONG, 1, 0, 1)}, VMMGRAPH_PAD_REPEAT_LAST), hidden};
+        return {input("indices", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_UP_TO, 1000)}),
+                input("tokens", VMMGRAPH_DTYPE_I32, {rows}),
+                input("offsets", VMMGRAPH_DTYPE_I32, {extent(VMMGRAPH_EXTENT_ALONG, 1, 0, 1)},
+                      VMMGRAPH_PAD_REPEAT_LAST),
+                hidden};
     }
 
     void SetUp() override {
         const auto given = options();
         ASSERT_EQ(vmmgraph_dispatcher_create(&given, &dispatcher), VMMGRAPH_OK);
         const auto declared = inputs();
-        ASSERT_EQ(vmmgraph_input_plan_create(declared.data(), declared.size(), buckets.data(), buckets.size(), 0, &plan), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_input_plan_create(declared.data(), declared.size(), buckets.data(),
+                                             buckets.size(), 0, &plan),
+                  VMMGRAPH_OK);
     }
 
     void TearDown() override {
@@ -79,12 +90,14 @@ protected:
         ASSERT_EQ(vmmgraph_input_plan_destroy(plan), VMMGRAPH_OK);
     }
 
-    vmmgraph_status_t dispatch(std::uint32_t count, std::int32_t phase = VMMGRAPH_PHASE_DECODE, std::int32_t capturable = 1) {
+    vmmgraph_status_t dispatch(std::uint32_t count, std::int32_t phase = VMMGRAPH_PHASE_DECODE,
+                               std::int32_t capturable = 1) {
         const auto step = tokens(count);
         return vmmgraph_dispatch(dispatcher, &step, phase, capturable, &decision);
     }
 
-    static vmmgraph_step_input_t given(std::size_t number, const std::vector<std::int32_t>& data, std::int32_t dtype = VMMGRAPH_DTYPE_I32) {
+    static vmmgraph_step_input_t given(std::size_t number, const std::vector<std::int32_t>& data,
+                                       std::int32_t dtype = VMMGRAPH_DTYPE_I32) {
         auto step = sized<vmmgraph_step_input_t>();
         step.input = number;
         step.data = data.data();
@@ -95,9 +108,11 @@ protected:
         return step;
     }
 
-    vmmgraph_status_t pack(const std::vector<vmmgraph_step_input_t>& step, std::vector<std::int32_t>& staging, std::uint64_t* end) {
+    vmmgraph_status_t pack(const std::vector<vmmgraph_step_input_t>& step,
+                           std::vector<std::int32_t>& staging, std::uint64_t* end) {
         const auto bucket = tokens(4);
-        return vmmgraph_input_plan_pack(plan, &bucket, step.data(), step.size(), staging.data(), staging.size() * 4, end);
+        return vmmgraph_input_plan_pack(plan, &bucket, step.data(), step.size(), staging.data(),
+                                        staging.size() * 4, end);
     }
 };
 
@@ -113,14 +128,16 @@ TEST_F(HostileDispatch, AStepIsCapturedThenReplayedThenEvicted) {
     EXPECT_EQ(decision.reason, VMMGRAPH_REASON_HIT);
     EXPECT_EQ(decision.slot, slot);
     EXPECT_EQ(decision.capture, 0);
-    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FORGIVEN), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FORGIVEN),
+              VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(last_message(), "cannot change the slot: it is ready; it must be failed");
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_EVICTED), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_BEGIN), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, slot, VMMGRAPH_GRAPH_FAILED), VMMGRAPH_OK);
 
-    const std::pair<std::uint32_t, std::int32_t> eager[] = {
-        {13, VMMGRAPH_REASON_CAPTURE_FAILED}, {65, VMMGRAPH_REASON_TOO_LARGE}, {101, VMMGRAPH_REASON_ABOVE_THRESHOLD}};
+    const std::pair<std::uint32_t, std::int32_t> eager[] = {{13, VMMGRAPH_REASON_CAPTURE_FAILED},
+                                                            {65, VMMGRAPH_REASON_TOO_LARGE},
+                                                            {101, VMMGRAPH_REASON_ABOVE_THRESHOLD}};
     for (const auto& [count, reason] : eager) {
         ASSERT_EQ(dispatch(count), VMMGRAPH_OK);
         EXPECT_EQ(decision.mode, VMMGRAPH_MODE_EAGER);
@@ -128,19 +145,29 @@ TEST_F(HostileDispatch, AStepIsCapturedThenReplayedThenEvicted) {
         EXPECT_EQ(decision.slot, UINT32_MAX);
     }
     std::uint64_t steps = 0;
-    ASSERT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_EAGER, VMMGRAPH_REASON_TOO_LARGE, &steps), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_EAGER, VMMGRAPH_REASON_TOO_LARGE,
+                                        &steps),
+              VMMGRAPH_OK);
     EXPECT_EQ(steps, 1u);
 
     const char* labels[] = {"model", "q\"w"};
     std::size_t needed = 0;
-    ASSERT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, nullptr, 0, &needed), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, nullptr, 0, &needed),
+              VMMGRAPH_OK);
     std::string text(needed, '?');
-    ASSERT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, text.data(), text.size(), nullptr), VMMGRAPH_OK);
-    EXPECT_NE(text.find("vmmgraph_dispatch_steps_total{model=\"q\\\"w\",mode=\"full\",reason=\"hit\"} 1\n"), std::string::npos) << text;
+    ASSERT_EQ(
+        vmmgraph_dispatcher_prometheus(dispatcher, labels, 1, text.data(), text.size(), nullptr),
+        VMMGRAPH_OK);
+    EXPECT_NE(
+        text.find(
+            "vmmgraph_dispatch_steps_total{model=\"q\\\"w\",mode=\"full\",reason=\"hit\"} 1\n"),
+        std::string::npos)
+        << text;
 
     ASSERT_EQ(vmmgraph_dispatcher_slot(dispatcher, 0, &decision), VMMGRAPH_OK);
     EXPECT_EQ(decision.bucket.extents[0], 64u);
-    EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, buckets.size(), &decision), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, buckets.size(), &decision),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
 }
 
 TEST_F(HostileDispatch, InputsArePackedForOneCopy) {
@@ -157,16 +184,20 @@ TEST_F(HostileDispatch, InputsArePackedForOneCopy) {
     std::uint64_t end = 0;
     ASSERT_EQ(pack({given(2, offsets)}, staging, &end), VMMGRAPH_OK);
     EXPECT_EQ(end, 512u + 5 * 4);
-    EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]), (std::vector<std::int32_t>{0, 5, 9, 9, 9, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]),
+              (std::vector<std::int32_t>{0, 5, 9, 9, 9, 77}));
     EXPECT_EQ(staging[0], 77) << "tokens, which were not given";
     // An input without data is all padding. The last input does not end last.
     auto nothing = given(1, {});
     nothing.data = nullptr;
     ASSERT_EQ(pack({given(0, indices), nothing, given(2, {})}, staging, &end), VMMGRAPH_OK);
     EXPECT_EQ(end, 1024u + 8);
-    EXPECT_EQ(std::vector<std::int32_t>(&staging[0], &staging[5]), (std::vector<std::int32_t>{0, 0, 0, 0, 77}));
-    EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]), (std::vector<std::int32_t>{0, 0, 0, 0, 0, 77}));
-    EXPECT_EQ(std::vector<std::int32_t>(&staging[256], &staging[259]), (std::vector<std::int32_t>{1, 2, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[0], &staging[5]),
+              (std::vector<std::int32_t>{0, 0, 0, 0, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[128], &staging[134]),
+              (std::vector<std::int32_t>{0, 0, 0, 0, 0, 77}));
+    EXPECT_EQ(std::vector<std::int32_t>(&staging[256], &staging[259]),
+              (std::vector<std::int32_t>{1, 2, 77}));
     ASSERT_EQ(pack({}, staging, &end), VMMGRAPH_OK);
     EXPECT_EQ(end, 0u);
 
@@ -186,14 +217,18 @@ TEST_F(HostileDispatch, AStepWithOneWrongInputLeavesStagingMemoryAsItWas) {
     const std::vector<std::int32_t> data{1, 2, 3, 4, 5, 6};
     const std::vector<std::int32_t> four(data.begin(), data.begin() + 4);
     std::uint64_t end = 99;
-    const auto refused = [&](const vmmgraph_step_input_t& last, vmmgraph_status_t expected = VMMGRAPH_ERROR_INVALID_ARGUMENT) {
+    const auto refused = [&](const vmmgraph_step_input_t& last,
+                             vmmgraph_status_t expected = VMMGRAPH_ERROR_INVALID_ARGUMENT) {
         EXPECT_EQ(pack({given(0, data), given(1, four), last}, staging, &end), expected);
         EXPECT_EQ(staging, before) << last_message();
         return last_message();
     };
-    EXPECT_EQ(refused(given(2, data)), "input offsets: the shape is [6], must be at most [5] in this bucket");
-    EXPECT_EQ(refused(given(2, four, VMMGRAPH_DTYPE_F32)), "input offsets: the dtype is F32, must be I32");
-    EXPECT_EQ(refused(given(3, four, VMMGRAPH_DTYPE_BF16)), "input hidden: the role is Output, must be HostInput");
+    EXPECT_EQ(refused(given(2, data)),
+              "input offsets: the shape is [6], must be at most [5] in this bucket");
+    EXPECT_EQ(refused(given(2, four, VMMGRAPH_DTYPE_F32)),
+              "input offsets: the dtype is F32, must be I32");
+    EXPECT_EQ(refused(given(3, four, VMMGRAPH_DTYPE_BF16)),
+              "input hidden: the role is Output, must be HostInput");
     EXPECT_EQ(refused(given(4, four)), "an input's number is 4: below the number of inputs");
     EXPECT_EQ(refused(given(1, four)), "an input's number is 1: above the one before it");
     EXPECT_EQ(refused(given(0, data)), "an input's number is 0: above the one before it");
@@ -217,13 +252,18 @@ TEST_F(HostileDispatch, AStepWithOneWrongInputLeavesStagingMemoryAsItWas) {
     }
     const auto bucket = tokens(4);
     const vmmgraph_step_input_t step[] = {given(1, four), given(2, four)};
-    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 19, &end), VMMGRAPH_ERROR_INVALID_SIZE);
-    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, SIZE_MAX, staging.data(), 512 + 20, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 19, &end),
+              VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(
+        vmmgraph_input_plan_pack(plan, &bucket, step, SIZE_MAX, staging.data(), 512 + 20, &end),
+        VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const auto stranger = tokens(5);
-    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &stranger, step, 2, staging.data(), 512 + 20, &end), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &stranger, step, 2, staging.data(), 512 + 20, &end),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(staging, before);
     EXPECT_EQ(end, 99u) << "an output was written by a call that failed";
-    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 20, &end), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_input_plan_pack(plan, &bucket, step, 2, staging.data(), 512 + 20, &end),
+              VMMGRAPH_OK);
     EXPECT_EQ(end, 512u + 20);
 }
 
@@ -251,7 +291,8 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
     EXPECT_EQ(result.waste.padding, 5u);
     EXPECT_EQ(result.waste.graph_steps, 19u);
     EXPECT_EQ(result.curve_count, 3u);
-    EXPECT_EQ(std::vector<std::uint64_t>(curve, curve + 4), (std::vector<std::uint64_t>{19000, 75, 5, 77}));
+    EXPECT_EQ(std::vector<std::uint64_t>(curve, curve + 4),
+              (std::vector<std::uint64_t>{19000, 75, 5, 77}));
 
     // Evaluated separately.
     auto waste = sized<vmmgraph_waste_t>();
@@ -280,14 +321,18 @@ TEST_F(HostileDispatch, APlanOfThreeShapesUnderALimitOfTwo) {
 
     result.buckets = 99;
     limits.most_graph_bytes = 1;
-    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     limits.struct_size = 8;
-    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, &limits, found, 2, &result),
+              VMMGRAPH_ERROR_STRUCT_SIZE);
     result.struct_size = 8;
-    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, found, 2, &result), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_plan(shapes, steps, 3, nullptr, found, 2, &result),
+              VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_EQ(result.buckets, 99u) << "an output was written by a call that failed";
     waste.struct_size = 0;
-    EXPECT_EQ(vmmgraph_plan_evaluate(chosen, 2, nullptr, shapes, steps, 3, &waste), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_plan_evaluate(chosen, 2, nullptr, shapes, steps, 3, &waste),
+              VMMGRAPH_ERROR_STRUCT_SIZE);
 }
 
 // The vendor's example: 48 layers, data parallel 1, tensor parallel 4, 1920 streams.
@@ -321,7 +366,9 @@ TEST_F(HostileDispatch, AclGraphsByStreams) {
     auto limits = sized<vmmgraph_plan_options_t>();
     limits.streams = &streams;
     auto result = sized<vmmgraph_plan_result_t>();
-    ASSERT_EQ(vmmgraph_plan(shapes.data(), steps.data(), shapes.size(), &limits, nullptr, 0, &result), VMMGRAPH_OK);
+    ASSERT_EQ(
+        vmmgraph_plan(shapes.data(), steps.data(), shapes.size(), &limits, nullptr, 0, &result),
+        VMMGRAPH_OK);
     EXPECT_EQ(result.buckets, 11u);
     EXPECT_EQ(result.most_graphs, 11u);
     EXPECT_EQ(result.limited_by, VMMGRAPH_LIMITED_BY_STREAMS);
@@ -331,7 +378,9 @@ TEST_F(HostileDispatch, AclGraphsByStreams) {
     EXPECT_EQ(none, 1800u);
     streams.aiv = 2;
     EXPECT_EQ(vmmgraph_acl_graph_limit(&streams, &none), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_plan(shapes.data(), steps.data(), shapes.size(), &limits, nullptr, 0, &result), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(
+        vmmgraph_plan(shapes.data(), steps.data(), shapes.size(), &limits, nullptr, 0, &result),
+        VMMGRAPH_ERROR_INVALID_ARGUMENT);
     streams.struct_size = 1;
     EXPECT_EQ(vmmgraph_acl_graph_limit(&streams, &none), VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_EQ(none, 1800u);
@@ -376,7 +425,9 @@ TEST_F(HostileDispatch, ACaptureIsCountedByWhatBecameOfItAndTheOldestGraphGoesFi
     EXPECT_EQ(stats.requested, 13u + 30 + 16 + 7);
     EXPECT_EQ(stats.padding, 3u + 2 + 0 + 9);
     std::uint64_t steps = 0;
-    ASSERT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_EAGER, VMMGRAPH_REASON_CAPTURE_FAILED, &steps), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_EAGER,
+                                        VMMGRAPH_REASON_CAPTURE_FAILED, &steps),
+              VMMGRAPH_OK);
     EXPECT_EQ(steps, 1u);
     stats.struct_size = 0;
     EXPECT_EQ(vmmgraph_dispatcher_stats(dispatcher, &stats), VMMGRAPH_ERROR_STRUCT_SIZE);
@@ -459,7 +510,8 @@ TEST_F(HostileDispatch, HandlesThatAreNone) {
                  vmmgraph_dispatch(no_dispatcher, &bucket, VMMGRAPH_PHASE_DECODE, 1, &decision),
                  vmmgraph_dispatcher_slot(no_dispatcher, 0, &decision),
                  vmmgraph_dispatcher_report(no_dispatcher, 0, VMMGRAPH_GRAPH_BEGIN),
-                 vmmgraph_dispatcher_steps(no_dispatcher, VMMGRAPH_MODE_FULL, VMMGRAPH_REASON_HIT, &number),
+                 vmmgraph_dispatcher_steps(no_dispatcher, VMMGRAPH_MODE_FULL, VMMGRAPH_REASON_HIT,
+                                           &number),
                  vmmgraph_dispatcher_prometheus(no_dispatcher, nullptr, 0, nullptr, 0, nullptr),
                  vmmgraph_dispatcher_destroy(no_dispatcher),
                  vmmgraph_input_plan_info(no_plan, &info),
@@ -470,10 +522,12 @@ TEST_F(HostileDispatch, HandlesThatAreNone) {
             EXPECT_EQ(status, VMMGRAPH_ERROR_INVALID_HANDLE);
         }
     };
-    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, UINT64_MAX, std::uint64_t{0x100000000}}) {
+    for (const std::uint64_t value :
+         {std::uint64_t{0}, std::uint64_t{1}, UINT64_MAX, std::uint64_t{0x100000000}}) {
         refused(garbage<vmmgraph_dispatcher_t>(value), garbage<vmmgraph_input_plan_t>(value));
     }
-    refused(reinterpret_cast<vmmgraph_dispatcher_t>(plan), reinterpret_cast<vmmgraph_input_plan_t>(dispatcher));
+    refused(reinterpret_cast<vmmgraph_dispatcher_t>(plan),
+            reinterpret_cast<vmmgraph_input_plan_t>(dispatcher));
     vmmgraph_dispatcher_t gone = nullptr;
     vmmgraph_input_plan_t gone_plan = nullptr;
     ASSERT_EQ(vmmgraph_dispatcher_create(nullptr, &gone), VMMGRAPH_OK);
@@ -487,14 +541,18 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
     std::size_t count = 0;
     std::uint64_t steps = 0;
     EXPECT_EQ(vmmgraph_sizes(2, 4, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, UINT32_MAX, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_sizes(VMMGRAPH_SIZES_XLLM, UINT32_MAX, nullptr, 0, &count),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     for (const std::int32_t wrong : {-1, 3, INT32_MAX, INT32_MIN}) {
         EXPECT_EQ(dispatch(1, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(dispatch(1, VMMGRAPH_PHASE_DECODE, wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 7 : wrong), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, wrong == 3 ? VMMGRAPH_MODE_DEFAULT : wrong, 0, &steps),
+        EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, 0, wrong == 3 ? 7 : wrong),
                   VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, wrong == 3 ? 12 : wrong, &steps),
+        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, wrong == 3 ? VMMGRAPH_MODE_DEFAULT : wrong,
+                                            0, &steps),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_dispatcher_steps(dispatcher, VMMGRAPH_MODE_FULL, wrong == 3 ? 12 : wrong,
+                                            &steps),
                   VMMGRAPH_ERROR_INVALID_ARGUMENT);
         auto given = options();
         given.ahead_only = wrong;
@@ -504,9 +562,12 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
         given.modes[2][1] = wrong == 3 ? 4 : wrong;
         EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
-    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX, VMMGRAPH_GRAPH_BEGIN), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX - 1, VMMGRAPH_GRAPH_IMPOSED), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, SIZE_MAX, &decision), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX, VMMGRAPH_GRAPH_BEGIN),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_report(dispatcher, UINT32_MAX - 1, VMMGRAPH_GRAPH_IMPOSED),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_slot(dispatcher, SIZE_MAX, &decision),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     decision.struct_size = 0;
     EXPECT_EQ(dispatch(1), VMMGRAPH_ERROR_STRUCT_SIZE);
 
@@ -516,7 +577,8 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
     given.full_count = SIZE_MAX;
     EXPECT_EQ(vmmgraph_dispatcher_create(&given, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const char* label = "x";
-    EXPECT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, &label, SIZE_MAX, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_dispatcher_prometheus(dispatcher, &label, SIZE_MAX, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const vmmgraph_key_t twice[] = {tokens(1), tokens(1)};
     given = options();
     given.full = twice;
@@ -525,21 +587,26 @@ TEST_F(HostileDispatch, NumbersOutsideTheirDomain) {
 
     vmmgraph_input_plan_t planned = nullptr;
     const std::function<void(vmmgraph_input_t&)> mistakes[] = {
-        [](auto& it) { it.dtype = 11; },        [](auto& it) { it.role = 3; },           [](auto& it) { it.pad = -1; },
-        [](auto& it) { it.rank = 5; },          [](auto& it) { it.rank = INT32_MIN; },   [](auto& it) { it.rank = 0; },
-        [](auto& it) { it.shape[0].kind = 3; }, [](auto& it) { it.shape[0].axis = 4; },  [](auto& it) { it.shape[0].axis = 1; },
-        [](auto& it) { it.name = ""; },         [](auto& it) { it.shape[0].times = 0; },
+        [](auto& it) { it.dtype = 11; },         [](auto& it) { it.role = 3; },
+        [](auto& it) { it.pad = -1; },           [](auto& it) { it.rank = 5; },
+        [](auto& it) { it.rank = INT32_MIN; },   [](auto& it) { it.rank = 0; },
+        [](auto& it) { it.shape[0].kind = 3; },  [](auto& it) { it.shape[0].axis = 4; },
+        [](auto& it) { it.shape[0].axis = 1; },  [](auto& it) { it.name = ""; },
+        [](auto& it) { it.shape[0].times = 0; },
     };
     for (const auto& mistake : mistakes) {
         auto declared = input("x", VMMGRAPH_DTYPE_F64, {extent(VMMGRAPH_EXTENT_ALONG, 1)});
         mistake(declared);
-        EXPECT_EQ(vmmgraph_input_plan_create(&declared, 1, buckets.data(), 1, 0, &planned), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_input_plan_create(&declared, 1, buckets.data(), 1, 0, &planned),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
-    EXPECT_EQ(vmmgraph_input_plan_create(nullptr, 0, nullptr, 0, 3, &planned), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_input_plan_create(nullptr, 0, nullptr, 0, 3, &planned),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     auto view = sized<vmmgraph_input_view_t>();
     const auto stranger = tokens(5);
     EXPECT_EQ(vmmgraph_input_plan_view(plan, &stranger, 0, &view), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_input_plan_view(plan, &buckets[0], 4, &view), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_input_plan_view(plan, &buckets[0], 4, &view),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(planned, nullptr);
 }
 

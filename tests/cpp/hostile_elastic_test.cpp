@@ -75,7 +75,8 @@ std::vector<Call> buffer_calls(vmmgraph_elastic_buffer_t buffer) {
              end(pending);
              return status;
          }},
-        {"decommit", [=] { return vmmgraph_elastic_buffer_decommit(buffer, 0, 2 * MiB, nullptr, nullptr); }},
+        {"decommit",
+         [=] { return vmmgraph_elastic_buffer_decommit(buffer, 0, 2 * MiB, nullptr, nullptr); }},
         {"settle", [=] { return vmmgraph_elastic_buffer_settle(buffer, nullptr); }},
         {"before", [=] { return vmmgraph_elastic_buffer_before(buffer, nullptr); }},
         {"set_budget", [=] { return vmmgraph_elastic_buffer_set_budget(buffer, 0); }},
@@ -92,7 +93,8 @@ std::vector<Call> buffer_calls(vmmgraph_elastic_buffer_t buffer) {
         {"observe",
          [=] {
              vmmgraph_elastic_observer_t observer = nullptr;
-             const auto status = vmmgraph_elastic_buffer_observe(buffer, nullptr, nullptr, nullptr, &observer);
+             const auto status =
+                 vmmgraph_elastic_buffer_observe(buffer, nullptr, nullptr, nullptr, &observer);
              if (observer != nullptr) {
                  EXPECT_EQ(vmmgraph_elastic_observer_destroy(observer), VMMGRAPH_OK);
              }
@@ -118,7 +120,8 @@ std::vector<Call> cache_calls(vmmgraph_kv_cache_t cache) {
              end(pending);
              return status;
          }},
-        {"shrink_to", [=] { return vmmgraph_kv_cache_shrink_to(cache, 7, nullptr, 0, nullptr, nullptr); }},
+        {"shrink_to",
+         [=] { return vmmgraph_kv_cache_shrink_to(cache, 7, nullptr, 0, nullptr, nullptr); }},
         {"release", [=] { return vmmgraph_kv_cache_release(cache, 3, 9, nullptr); }},
         {"set_limit", [=] { return vmmgraph_kv_cache_set_limit(cache, 100, 1, nullptr); }},
         {"backed",
@@ -147,7 +150,8 @@ std::vector<Call> cache_calls(vmmgraph_kv_cache_t cache) {
         {"observe",
          [=] {
              vmmgraph_elastic_observer_t observer = nullptr;
-             const auto status = vmmgraph_kv_cache_observe(cache, nullptr, nullptr, nullptr, &observer);
+             const auto status =
+                 vmmgraph_kv_cache_observe(cache, nullptr, nullptr, nullptr, &observer);
              if (observer != nullptr) {
                  EXPECT_EQ(vmmgraph_elastic_observer_destroy(observer), VMMGRAPH_OK);
              }
@@ -199,7 +203,11 @@ std::vector<Call> pool_calls(vmmgraph_block_pool_t pool) {
              std::size_t count = 0;
              return vmmgraph_block_pool_surplus(pool, 0, nullptr, 0, &count);
          }},
-        {"ask", [=] { return vmmgraph_block_pool_ask(pool, MiB, 0, nullptr, [](const vmmgraph_ask_t*, void*) {}, nullptr, nullptr); }},
+        {"ask",
+         [=] {
+             return vmmgraph_block_pool_ask(
+                 pool, MiB, 0, nullptr, [](const vmmgraph_ask_t*, void*) {}, nullptr, nullptr);
+         }},
         {"stats",
          [=] {
              auto stats = sized<vmmgraph_block_pool_stats_t>();
@@ -215,8 +223,9 @@ TEST_F(HostileElastic, HandlesThatAreNone) {
     ASSERT_EQ(vmmgraph_kv_cache_destroy(cache), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_block_pool_destroy(pool), VMMGRAPH_OK);
     buffer = nullptr;
-    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(destroyed),
-                                      reinterpret_cast<std::uint64_t>(device)}) {
+    for (const std::uint64_t value :
+         {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0},
+          reinterpret_cast<std::uint64_t>(destroyed), reinterpret_cast<std::uint64_t>(device)}) {
         for (const auto& [name, call] : buffer_calls(garbage<vmmgraph_elastic_buffer_t>(value))) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
@@ -232,51 +241,68 @@ TEST_F(HostileElastic, HandlesThatAreNone) {
         EXPECT_EQ(vmmgraph_pending_done(pending, &number), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_pending_wait(pending, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_pending_destroy(pending), VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_elastic_observer_destroy(garbage<vmmgraph_elastic_observer_t>(value)), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_elastic_observer_destroy(garbage<vmmgraph_elastic_observer_t>(value)),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
     }
     vmmgraph_kv_cache_t made = nullptr;
     auto given = sized<vmmgraph_kv_options_t>();
-    EXPECT_EQ(vmmgraph_elastic_buffer_create(garbage<vmmgraph_device_t>(8), MiB, nullptr, &buffer), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(vmmgraph_kv_cache_create(garbage<vmmgraph_device_t>(8), &given, &made), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(garbage<vmmgraph_device_t>(8), MiB, nullptr, &buffer),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_kv_cache_create(garbage<vmmgraph_device_t>(8), &given, &made),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
 }
 
 TEST_F(HostileElastic, NullAndNonsenseOfBuffers) {
     vmmgraph_elastic_buffer_t made = nullptr;
-    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, 0, nullptr, &made), VMMGRAPH_ERROR_INVALID_SIZE);
-    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, ~std::uint64_t{0}, nullptr, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, 0, nullptr, &made),
+              VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, ~std::uint64_t{0}, nullptr, &made),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     auto options = sized<vmmgraph_elastic_options_t>();
     options.page_bytes = 1000;
-    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, &options, &made),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_NE(last_message().find("1000"), std::string::npos);
     options.struct_size = 4;
-    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, &options, &made), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_create(device, MiB, &options, &made),
+              VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_EQ(made, nullptr);
 
     EXPECT_EQ(vmmgraph_elastic_buffer_base(buffer, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_elastic_buffer_stats(buffer, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_elastic_buffer_committed(buffer, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_elastic_buffer_observe(buffer, nullptr, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_committed(buffer, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_observe(buffer, nullptr, nullptr, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     const std::uint64_t huge = ~std::uint64_t{0};
-    for (const auto& [offset, bytes] :
-         {std::pair{std::uint64_t{0}, 16 * MiB + 1}, {16 * MiB, std::uint64_t{1}}, {huge, huge}, {std::uint64_t{1}, huge}}) {
-        EXPECT_EQ(vmmgraph_elastic_buffer_commit(buffer, offset, bytes, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    for (const auto& [offset, bytes] : {std::pair{std::uint64_t{0}, 16 * MiB + 1},
+                                        {16 * MiB, std::uint64_t{1}},
+                                        {huge, huge},
+                                        {std::uint64_t{1}, huge}}) {
+        EXPECT_EQ(vmmgraph_elastic_buffer_commit(buffer, offset, bytes, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
         vmmgraph_pending_t pending = nullptr;
-        EXPECT_EQ(vmmgraph_elastic_buffer_commit_async(buffer, offset, bytes, &pending), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_elastic_buffer_commit_async(buffer, offset, bytes, &pending),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(pending, nullptr);
-        EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, offset, bytes, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, offset, bytes, nullptr, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     auto done = sized<vmmgraph_committed_t>();
     done.struct_size = 8;
     EXPECT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, &done), VMMGRAPH_ERROR_STRUCT_SIZE);
     auto fence = sized<vmmgraph_fence_t>();
     fence.stream_count = 1;
-    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     void* events[] = {nullptr};
     fence = sized<vmmgraph_fence_t>();
     fence.events = events;
     fence.event_count = 1;
-    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     events[0] = garbage<void*>(0x77770);
     ASSERT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr), VMMGRAPH_OK);
     EXPECT_NE(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, &fence, nullptr), VMMGRAPH_OK);
@@ -314,16 +340,22 @@ TEST_F(HostileElastic, NullAndNonsenseOfCaches) {
     EXPECT_EQ(vmmgraph_kv_cache_memory(cache, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_kv_cache_backed(cache, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_kv_cache_beyond(cache, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_kv_cache_observe(cache, nullptr, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_observe(cache, nullptr, nullptr, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     for (const auto& [first, end] : {std::pair{0, 101}, {7, 6}}) {
         const auto from = static_cast<std::uint64_t>(first), to = static_cast<std::uint64_t>(end);
-        EXPECT_EQ(vmmgraph_kv_cache_commit(cache, from, to, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_kv_cache_commit_async(cache, from, to, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_kv_cache_release(cache, from, to, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_kv_cache_commit(cache, from, to, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_kv_cache_commit_async(cache, from, to, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_kv_cache_release(cache, from, to, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     EXPECT_EQ(vmmgraph_kv_cache_grow_to(cache, 101, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 101, nullptr, 0, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 1, nullptr, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 101, nullptr, 0, nullptr, nullptr),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_kv_cache_shrink_to(cache, 1, nullptr, 1, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     // Invalid ranges protect no blocks.
     ASSERT_EQ(vmmgraph_kv_cache_grow_to(cache, 50, nullptr), VMMGRAPH_OK);
     const vmmgraph_block_range_t backwards[] = {{40, 30}, {~std::uint64_t{0}, 0}, {200, 300}};
@@ -344,15 +376,20 @@ TEST_F(HostileElastic, NullAndNonsenseOfPoolsAndPolicies) {
     EXPECT_EQ(vmmgraph_block_pool_create(0, 1, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_create(10, 0, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_create(10, 1, 0, &made), VMMGRAPH_ERROR_INVALID_SIZE);
-    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, std::uint64_t{1} << 63, &made), VMMGRAPH_ERROR_INVALID_SIZE);
-    EXPECT_EQ(vmmgraph_block_pool_create(1 << 20, 16, std::uint64_t{1} << 44, &made), VMMGRAPH_ERROR_INVALID_SIZE);
-    EXPECT_EQ(vmmgraph_block_pool_create(~std::uint64_t{0}, 1, 1, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_create(10, 1, std::uint64_t{1} << 63, &made),
+              VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_block_pool_create(1 << 20, 16, std::uint64_t{1} << 44, &made),
+              VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_block_pool_create(~std::uint64_t{0}, 1, 1, &made),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     std::uint64_t blocks[4] = {0};
     std::int32_t there = 7;
     EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_allocate(pool, ~std::uint64_t{0}, blocks, &there), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_allocate_reserved(pool, 4, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_allocate(pool, ~std::uint64_t{0}, blocks, &there),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_allocate_reserved(pool, 4, nullptr, &there),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_reserve(pool, 4, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(there, 7);
     EXPECT_EQ(vmmgraph_block_pool_allocate(pool, 4, blocks, &there), VMMGRAPH_OK);
@@ -368,12 +405,17 @@ TEST_F(HostileElastic, NullAndNonsenseOfPoolsAndPolicies) {
     EXPECT_EQ(vmmgraph_block_pool_free(pool, foreign, 2, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_free(pool, nullptr, 2, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_free(pool, blocks, 4, nullptr), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_block_pool_ask(pool, 1, 0, nullptr, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_shortfall(pool, 1, nullptr, 0, nullptr, &there), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_ask(pool, 1, 0, nullptr, nullptr, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_shortfall(pool, 1, nullptr, 0, nullptr, &there),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     std::size_t count = 0;
-    EXPECT_EQ(vmmgraph_block_pool_shortfall(pool, 1, nullptr, 0, &count, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_surplus(pool, 0, nullptr, 3, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_used(pool, 0, 100, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_shortfall(pool, 1, nullptr, 0, &count, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_surplus(pool, 0, nullptr, 3, &count),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_used(pool, 0, 100, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_block_pool_stats(pool, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
 }
 
@@ -387,8 +429,10 @@ void call_back(const vmmgraph_shown_t* shown, void* user) {
     ++called->times;
     EXPECT_STREQ(shown->name, "kv");
     // The calling operation is moving these pages.
-    EXPECT_EQ(vmmgraph_elastic_buffer_commit(called->buffer, 0, MiB, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(called->buffer, 0, MiB, nullptr, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_commit(called->buffer, 0, MiB, nullptr),
+              VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(vmmgraph_elastic_buffer_decommit(called->buffer, 0, MiB, nullptr, nullptr),
+              VMMGRAPH_ERROR_WRONG_STATE);
     auto stats = sized<vmmgraph_elastic_stats_t>();
     EXPECT_EQ(vmmgraph_elastic_buffer_stats(called->buffer, &stats), VMMGRAPH_OK);
 }
@@ -397,7 +441,8 @@ TEST_F(HostileElastic, ObserversThatCallBackAreToldSo) {
     Called called;
     called.buffer = buffer;
     vmmgraph_elastic_observer_t observer = nullptr;
-    ASSERT_EQ(vmmgraph_elastic_buffer_observe(buffer, call_back, call_back, &called, &observer), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_elastic_buffer_observe(buffer, call_back, call_back, &called, &observer),
+              VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_elastic_buffer_commit(buffer, 0, MiB, nullptr), VMMGRAPH_OK);
     std::uint64_t gone = 0;
     ASSERT_EQ(vmmgraph_elastic_buffer_decommit(buffer, 0, MiB, nullptr, &gone), VMMGRAPH_OK);
@@ -416,7 +461,8 @@ TEST_F(HostileElastic, AnEngineThatIsAskedMayCallEverything) {
     ASSERT_EQ(vmmgraph_block_pool_allocate(pool, 100, blocks.data(), &there), VMMGRAPH_OK);
     const auto may = [](std::uint64_t block, void* user) {
         auto stats = sized<vmmgraph_block_pool_stats_t>();
-        EXPECT_EQ(vmmgraph_block_pool_stats(static_cast<vmmgraph_block_pool_t>(user), &stats), VMMGRAPH_OK);
+        EXPECT_EQ(vmmgraph_block_pool_stats(static_cast<vmmgraph_block_pool_t>(user), &stats),
+                  VMMGRAPH_OK);
         return std::int32_t{block >= 8};
     };
     const auto vacate = [](const vmmgraph_ask_t* ask, void* user) {
@@ -425,9 +471,10 @@ TEST_F(HostileElastic, AnEngineThatIsAskedMayCallEverything) {
         EXPECT_EQ(ask->page_count, 2U);
         for (std::size_t i = 0; i < ask->page_count; ++i) {
             EXPECT_GE(ask->pages[i].page, 2U);
-            EXPECT_EQ(vmmgraph_block_pool_free(static_cast<vmmgraph_block_pool_t>(user), ask->pages[i].blocks, ask->pages[i].block_count,
-                                               nullptr),
-                      VMMGRAPH_OK);
+            EXPECT_EQ(
+                vmmgraph_block_pool_free(static_cast<vmmgraph_block_pool_t>(user),
+                                         ask->pages[i].blocks, ask->pages[i].block_count, nullptr),
+                VMMGRAPH_OK);
         }
     };
     std::uint64_t empty = 0;
@@ -462,8 +509,11 @@ TEST_F(HostileElastic, ManyThreadsOnOneHandle) {
     for (int thread = 0; thread < 6; ++thread) {
         threads.emplace_back([&, thread] {
             for (int round = 0; round < 100; ++round) {
-                const auto calls = thread % 3 == 0 ? buffer_calls(buffer) : thread % 3 == 1 ? cache_calls(cache) : pool_calls(pool);
-                const auto& call = calls[static_cast<std::size_t>(thread * 7 + round) % (calls.size() - 1)];
+                const auto calls = thread % 3 == 0   ? buffer_calls(buffer)
+                                   : thread % 3 == 1 ? cache_calls(cache)
+                                                     : pool_calls(pool);
+                const auto& call =
+                    calls[static_cast<std::size_t>(thread * 7 + round) % (calls.size() - 1)];
                 const auto status = call.second();
                 bad += status == VMMGRAPH_OK || status == VMMGRAPH_ERROR_OVER_BUDGET ? 0 : 1;
             }
@@ -536,7 +586,8 @@ std::int32_t give(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating, 
     fence.stream_count = 1;
     EXPECT_EQ(vmmgraph_vacating_behind(vacating, &fence), VMMGRAPH_ERROR_NULL_ARGUMENT);
     for (std::size_t i = 0; i < asked->range_count; ++i) {
-        EXPECT_EQ(vmmgraph_vacating_add(vacating, asked->ranges[i].first, asked->ranges[i].end), VMMGRAPH_OK);
+        EXPECT_EQ(vmmgraph_vacating_add(vacating, asked->ranges[i].first, asked->ranges[i].end),
+                  VMMGRAPH_OK);
     }
     return giving.refuses;
 }
@@ -544,7 +595,8 @@ std::int32_t give(const vmmgraph_vacate_t* asked, vmmgraph_vacating_t vacating, 
 TEST_F(HostileLease, HandlesThatAreNoneAndNulls) {
     Giving giving;
     vmmgraph_lease_t lease = nullptr;
-    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0}, reinterpret_cast<std::uint64_t>(device)}) {
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, ~std::uint64_t{0},
+                                      reinterpret_cast<std::uint64_t>(device)}) {
         const auto none = garbage<vmmgraph_lease_t>(value);
         EXPECT_EQ(vmmgraph_lease_bytes(none, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_lease_before(none, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
@@ -554,35 +606,50 @@ TEST_F(HostileLease, HandlesThatAreNoneAndNulls) {
         EXPECT_EQ(vmmgraph_vacating_add(vacating, 0, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_vacating_behind(vacating, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
         const auto no_arena = garbage<vmmgraph_arena_t>(value);
-        EXPECT_EQ(vmmgraph_arena_lend(no_arena, buffer, 0, 64 * KiB, give, &giving, &lease), VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_arena_lend_blocks(no_arena, cache, 0, 4, give, &giving, &lease), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend(no_arena, buffer, 0, 64 * KiB, give, &giving, &lease),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend_blocks(no_arena, cache, 0, 4, give, &giving, &lease),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_arena_set_recall(no_arena, 5), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_arena_recall(no_arena, nullptr, 5), VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_arena_lendable(no_arena, nullptr, nullptr), VMMGRAPH_ERROR_INVALID_HANDLE);
-        std::size_t count = 0;
-        EXPECT_EQ(vmmgraph_space_leases(garbage<vmmgraph_space_t>(value), nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_arena_lend(arena, garbage<vmmgraph_elastic_buffer_t>(value), 0, 64 * KiB, give, &giving, &lease),
+        EXPECT_EQ(vmmgraph_arena_lendable(no_arena, nullptr, nullptr),
                   VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, garbage<vmmgraph_kv_cache_t>(value), 0, 4, give, &giving, &lease),
+        std::size_t count = 0;
+        EXPECT_EQ(vmmgraph_space_leases(garbage<vmmgraph_space_t>(value), nullptr, 0, &count),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend(arena, garbage<vmmgraph_elastic_buffer_t>(value), 0, 64 * KiB,
+                                      give, &giving, &lease),
+                  VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, garbage<vmmgraph_kv_cache_t>(value), 0, 4, give,
+                                             &giving, &lease),
                   VMMGRAPH_ERROR_INVALID_HANDLE);
         if (value != 0) {
             // Null means all leases.
-            EXPECT_EQ(vmmgraph_arena_recall(arena, garbage<vmmgraph_space_t>(value), 5), VMMGRAPH_ERROR_INVALID_HANDLE);
+            EXPECT_EQ(vmmgraph_arena_recall(arena, garbage<vmmgraph_space_t>(value), 5),
+                      VMMGRAPH_ERROR_INVALID_HANDLE);
         }
         const auto no_pool = garbage<vmmgraph_block_pool_t>(value);
-        EXPECT_EQ(vmmgraph_block_pool_unused(no_pool, nullptr, 0, nullptr, 0, &count), VMMGRAPH_ERROR_INVALID_HANDLE);
-        EXPECT_EQ(vmmgraph_block_pool_ask_of(
-                      no_pool, nullptr, 0, 0, nullptr, [](const vmmgraph_ask_t*, void*) {}, nullptr),
+        EXPECT_EQ(vmmgraph_block_pool_unused(no_pool, nullptr, 0, nullptr, 0, &count),
                   VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(
+            vmmgraph_block_pool_ask_of(
+                no_pool, nullptr, 0, 0, nullptr, [](const vmmgraph_ask_t*, void*) {}, nullptr),
+            VMMGRAPH_ERROR_INVALID_HANDLE);
     }
-    EXPECT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 64 * KiB, nullptr, nullptr, &lease), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 64 * KiB, give, &giving, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 4, nullptr, nullptr, &lease), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 4, give, &giving, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 64 * KiB, nullptr, nullptr, &lease),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 64 * KiB, give, &giving, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 4, nullptr, nullptr, &lease),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 4, give, &giving, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_leases(space, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_arena_lendable(arena, nullptr, nullptr), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_block_pool_ask_of(pool, nullptr, 0, 0, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_block_pool_unused(pool, nullptr, 3, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_ask_of(pool, nullptr, 0, 0, nullptr, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_block_pool_unused(pool, nullptr, 3, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     const auto huge = ~std::uint64_t{0};
     for (const auto& [offset, bytes] : {std::pair<std::uint64_t, std::uint64_t>{0, 0},
                                         {0, KiB},
@@ -591,10 +658,19 @@ TEST_F(HostileLease, HandlesThatAreNoneAndNulls) {
                                         {0, huge},
                                         {16 * MiB, 64 * KiB},
                                         {0, 448 * KiB}}) {
-        EXPECT_NE(vmmgraph_arena_lend(arena, buffer, offset, bytes, give, &giving, &lease), VMMGRAPH_OK) << offset << " " << bytes;
+        EXPECT_NE(vmmgraph_arena_lend(arena, buffer, offset, bytes, give, &giving, &lease),
+                  VMMGRAPH_OK)
+            << offset << " " << bytes;
     }
-    for (const auto& [first, end] : {std::pair<std::uint64_t, std::uint64_t>{4, 4}, {4, 0}, {96, 101}, {huge, huge}, {0, huge}, {0, 13}}) {
-        EXPECT_NE(vmmgraph_arena_lend_blocks(arena, cache, first, end, give, &giving, &lease), VMMGRAPH_OK) << first << " " << end;
+    for (const auto& [first, end] : {std::pair<std::uint64_t, std::uint64_t>{4, 4},
+                                     {4, 0},
+                                     {96, 101},
+                                     {huge, huge},
+                                     {0, huge},
+                                     {0, 13}}) {
+        EXPECT_NE(vmmgraph_arena_lend_blocks(arena, cache, first, end, give, &giving, &lease),
+                  VMMGRAPH_OK)
+            << first << " " << end;
     }
     EXPECT_EQ(lease, nullptr);
     EXPECT_EQ(giving.times, 0);
@@ -607,9 +683,11 @@ TEST_F(HostileLease, ABorrowerMaySayAndCallAnything) {
     std::uint64_t lent = 0;
     ASSERT_EQ(vmmgraph_arena_lendable(arena, &lendable, &lent), VMMGRAPH_OK);
     EXPECT_EQ(lendable, 384 * KiB);
-    ASSERT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 8, give, &giving, &giving.lease), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_arena_lend_blocks(arena, cache, 0, 8, give, &giving, &giving.lease),
+              VMMGRAPH_OK);
     vmmgraph_lease_t second = nullptr;
-    ASSERT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 128 * KiB, give, &giving, &second), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_arena_lend(arena, buffer, 0, 128 * KiB, give, &giving, &second),
+              VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_arena_lendable(arena, &lendable, &lent), VMMGRAPH_OK);
     EXPECT_EQ(lendable, 0U);
     EXPECT_EQ(lent, 384 * KiB);
@@ -659,10 +737,12 @@ TEST_F(HostileLease, APoolIsAskedForSomePagesOnly) {
         ASSERT_EQ(ask->page_count, 1U);
         EXPECT_EQ(ask->pages[0].page, 1U);
         EXPECT_EQ(
-            vmmgraph_block_pool_free(static_cast<vmmgraph_block_pool_t>(user), ask->pages[0].blocks, ask->pages[0].block_count, nullptr),
+            vmmgraph_block_pool_free(static_cast<vmmgraph_block_pool_t>(user), ask->pages[0].blocks,
+                                     ask->pages[0].block_count, nullptr),
             VMMGRAPH_OK);
     };
-    ASSERT_EQ(vmmgraph_block_pool_ask_of(pool, among, 3, 200 * KiB, nullptr, evict, pool), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_block_pool_ask_of(pool, among, 3, 200 * KiB, nullptr, evict, pool),
+              VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_block_pool_unused(pool, among, 3, unused, 2, &count), VMMGRAPH_OK);
     EXPECT_EQ(count, 2U);
     EXPECT_EQ(unused[0].first, 4U);

@@ -46,8 +46,9 @@ protected:
     }
 
     std::vector<vmmgraph_status_t> end() {
-        return {vmmgraph_pre_commit_destroy(ahead), vmmgraph_standing_destroy(standing), vmmgraph_grants_destroy(grants),
-                vmmgraph_lengths_destroy(lengths),  vmmgraph_host_kv_destroy(host),      vmmgraph_slo_control_destroy(control)};
+        return {vmmgraph_pre_commit_destroy(ahead), vmmgraph_standing_destroy(standing),
+                vmmgraph_grants_destroy(grants),    vmmgraph_lengths_destroy(lengths),
+                vmmgraph_host_kv_destroy(host),     vmmgraph_slo_control_destroy(control)};
     }
 
     // Otherwise valid.
@@ -60,7 +61,8 @@ protected:
         auto* const h = of(host);
         auto* const c = of(control);
         return {
-            {"pre_commit_step", [=] { return vmmgraph_pre_commit_step(a, 0, 0, 0, 0, &number, &value); }},
+            {"pre_commit_step",
+             [=] { return vmmgraph_pre_commit_step(a, 0, 0, 0, 0, &number, &value); }},
             {"pre_commit_destroy", [=] { return vmmgraph_pre_commit_destroy(a); }},
             {"standing_used", [=] { return vmmgraph_standing_used(s, 0, 1); }},
             {"standing_at", [=] { return vmmgraph_standing_at(s, 0, 1, &value, &value); }},
@@ -81,7 +83,8 @@ protected:
             {"host_kv_take", [=] { return vmmgraph_host_kv_take(h, 1, &value); }},
             {"host_kv_stats", [=] { return vmmgraph_host_kv_stats(h, &held); }},
             {"host_kv_destroy", [=] { return vmmgraph_host_kv_destroy(h); }},
-            {"slo_control_step", [=] { return vmmgraph_slo_control_step(c, 1, 0, &number, &value); }},
+            {"slo_control_step",
+             [=] { return vmmgraph_slo_control_step(c, 1, 0, &number, &value); }},
             {"slo_control_destroy", [=] { return vmmgraph_slo_control_destroy(c); }},
         };
     }
@@ -94,8 +97,9 @@ TEST_F(HostilePolicies, DeadForeignAndGarbageHandles) {
     ASSERT_EQ(end(), std::vector<vmmgraph_status_t>(6, VMMGRAPH_OK));
     EXPECT_EQ(end(), std::vector<vmmgraph_status_t>(6, VMMGRAPH_ERROR_INVALID_HANDLE));
     control = nullptr;
-    for (void* const handle : {static_cast<void*>(nullptr), static_cast<void*>(dead), static_cast<void*>(foreign),
-                               static_cast<void*>(&value), reinterpret_cast<void*>(huge), reinterpret_cast<void*>(1)}) {
+    for (void* const handle :
+         {static_cast<void*>(nullptr), static_cast<void*>(dead), static_cast<void*>(foreign),
+          static_cast<void*>(&value), reinterpret_cast<void*>(huge), reinterpret_cast<void*>(1)}) {
         for (const auto& [name, call] : calls(handle)) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name << ' ' << handle;
         }
@@ -104,8 +108,9 @@ TEST_F(HostilePolicies, DeadForeignAndGarbageHandles) {
 }
 
 TEST_F(HostilePolicies, OnesHandleIsNotAnothers) {
-    const std::vector<std::pair<void*, std::string>> own = {{ahead, "pre_commit"}, {standing, "standing"}, {grants, "grants"},
-                                                            {lengths, "lengths"},  {host, "host_kv"},      {control, "slo_control"}};
+    const std::vector<std::pair<void*, std::string>> own = {
+        {ahead, "pre_commit"}, {standing, "standing"}, {grants, "grants"},
+        {lengths, "lengths"},  {host, "host_kv"},      {control, "slo_control"}};
     for (const auto& [handle, kind] : own) {
         for (const auto& [name, call] : calls(handle)) {
             if (name.rfind(kind, 0) != 0) {
@@ -117,8 +122,10 @@ TEST_F(HostilePolicies, OnesHandleIsNotAnothers) {
 
 TEST_F(HostilePolicies, Nulls) {
     EXPECT_EQ(vmmgraph_pre_commit_create(1, 2, 0, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_pre_commit_step(ahead, 0, 0, 0, 0, nullptr, &value), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_pre_commit_step(ahead, 0, 0, 0, 0, &number, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_pre_commit_step(ahead, 0, 0, 0, 0, nullptr, &value),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_pre_commit_step(ahead, 0, 0, 0, 0, &number, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_standing_create(1, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_grants_create(1, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_lengths_create(1, 1, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -145,9 +152,12 @@ TEST_F(HostilePolicies, Nulls) {
     const vmmgraph_prompt_t prompt{};
     EXPECT_EQ(vmmgraph_prompt_to_host(0, nullptr, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_prompt_to_host(0, &prompt, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 1, nullptr, 0, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, &prompt, 1, nullptr, 1, &number), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 1, nullptr, 0, &number),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, &prompt, 1, nullptr, 1, &number),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     // Optional pointers.
     EXPECT_EQ(vmmgraph_prefill_waits(0, 0, nullptr, 0, nullptr, 0, &number), VMMGRAPH_OK);
     EXPECT_EQ(number, 0);
@@ -172,17 +182,23 @@ TEST_F(HostilePolicies, NumbersThatMakeNoSense) {
     EXPECT_EQ(vmmgraph_slo_control_create(0, 1, 1, &bounds), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_slo_control_create(2, 1, 3, &bounds), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_slo_control_create(1, 4, 3, &bounds), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_slo_control_step(control, 2, 0, &number, &value), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_slo_control_step(control, 0, -1, &number, &value), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_slo_control_step(control, 2, 0, &number, &value),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_slo_control_step(control, 0, -1, &number, &value),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_host_kv_take(host, 5, &value), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_admission_peak(0, nullptr, 0, &value), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const vmmgraph_growing_t growing{1, 1};
-    EXPECT_NE(vmmgraph_admission_peak(1, &growing, std::numeric_limits<std::size_t>::max(), &value), VMMGRAPH_OK);
+    EXPECT_NE(vmmgraph_admission_peak(1, &growing, std::numeric_limits<std::size_t>::max(), &value),
+              VMMGRAPH_OK);
     const vmmgraph_due_t due{1, 1, 1};
     std::size_t order = 0;
-    EXPECT_NE(vmmgraph_in_turn(0, &due, std::numeric_limits<std::size_t>::max(), &order, nullptr), VMMGRAPH_OK);
+    EXPECT_NE(vmmgraph_in_turn(0, &due, std::numeric_limits<std::size_t>::max(), &order, nullptr),
+              VMMGRAPH_OK);
     const vmmgraph_prompt_t prompt{1, 1, 1, 1};
-    EXPECT_NE(vmmgraph_prefill_waits(0, 0, &prompt, std::numeric_limits<std::size_t>::max(), nullptr, 0, &number), VMMGRAPH_OK);
+    EXPECT_NE(vmmgraph_prefill_waits(0, 0, &prompt, std::numeric_limits<std::size_t>::max(),
+                                     nullptr, 0, &number),
+              VMMGRAPH_OK);
     granted.struct_size = 8;
     EXPECT_EQ(vmmgraph_grants_stats(grants, &granted), VMMGRAPH_ERROR_STRUCT_SIZE);
     held.struct_size = 12;
@@ -190,7 +206,8 @@ TEST_F(HostilePolicies, NumbersThatMakeNoSense) {
 }
 
 TEST_F(HostilePolicies, NumbersBeyondAll) {
-    EXPECT_EQ(vmmgraph_pre_commit_step(ahead, huge, huge, huge, huge, &number, &value), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_pre_commit_step(ahead, huge, huge, huge, huge, &number, &value),
+              VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_pre_commit_step(ahead, 0, 0, 0, huge, &number, &value), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_standing_used(standing, huge, huge), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_standing_used(standing, 0, 1), VMMGRAPH_OK);

@@ -40,8 +40,10 @@ protected:
         auto options = sized<vmmgraph_ring_options_t>();
         options.name = "layers";
         options.slots = 2;
-        ASSERT_EQ(vmmgraph_ring_create(device, units.data(), units.size(), &options, &ring), VMMGRAPH_OK);
-        ASSERT_EQ(vmmgraph_host_buffer_create(device, 8 * KiB, VMMGRAPH_PINNING_REQUIRED, &buffer), VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_ring_create(device, units.data(), units.size(), &options, &ring),
+                  VMMGRAPH_OK);
+        ASSERT_EQ(vmmgraph_host_buffer_create(device, 8 * KiB, VMMGRAPH_PINNING_REQUIRED, &buffer),
+                  VMMGRAPH_OK);
     }
 
     void TearDown() override {
@@ -139,7 +141,8 @@ TEST_F(HostileRing, CapturesThatAreNone) {
     set_sources();
     // The host driver has no captures.
     auto options = sized<vmmgraph_ring_capture_options_t>();
-    for (const std::size_t many : {std::size_t{0}, std::size_t{1}, std::numeric_limits<std::size_t>::max()}) {
+    for (const std::size_t many :
+         {std::size_t{0}, std::size_t{1}, std::numeric_limits<std::size_t>::max()}) {
         options.tail = many;
         options.most_runs = many;
         EXPECT_EQ(vmmgraph_ring_capture_begin(ring, nullptr, &options), VMMGRAPH_ERROR_WRONG_STATE);
@@ -163,7 +166,8 @@ TEST_F(HostileRing, HandlesThatAreNone) {
     ASSERT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_host_buffer_destroy(buffer), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_ring_destroy(ring), VMMGRAPH_OK);
-    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, huge, destroyed, gone, reinterpret_cast<std::uint64_t>(device)}) {
+    for (const std::uint64_t value : {std::uint64_t{0}, std::uint64_t{1}, huge, destroyed, gone,
+                                      reinterpret_cast<std::uint64_t>(device)}) {
         for (const auto& [name, call] : ring_calls(garbage<vmmgraph_ring_t>(value))) {
             EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
         }
@@ -178,79 +182,103 @@ TEST_F(HostileRing, HandlesThatAreNone) {
     buffer = nullptr;
     const auto units = streamed(4);
     const auto none = garbage<vmmgraph_device_t>(destroyed);
-    EXPECT_EQ(vmmgraph_ring_create(none, units.data(), units.size(), nullptr, &ring), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(vmmgraph_ring_create(none, units.data(), units.size(), nullptr, &ring),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
     EXPECT_EQ(vmmgraph_host_buffer_create(none, 1, 0, &buffer), VMMGRAPH_ERROR_INVALID_HANDLE);
     EXPECT_NE(last_message().find("a device handle"), std::string::npos) << last_message();
 }
 
 TEST_F(HostileRing, OnesHandleIsNotTheOthers) {
-    for (const auto& [name, call] : ring_calls(garbage<vmmgraph_ring_t>(reinterpret_cast<std::uint64_t>(buffer)))) {
+    for (const auto& [name, call] :
+         ring_calls(garbage<vmmgraph_ring_t>(reinterpret_cast<std::uint64_t>(buffer)))) {
         EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
     }
-    for (const auto& [name, call] : buffer_calls(garbage<vmmgraph_host_buffer_t>(reinterpret_cast<std::uint64_t>(ring)))) {
+    for (const auto& [name, call] :
+         buffer_calls(garbage<vmmgraph_host_buffer_t>(reinterpret_cast<std::uint64_t>(ring)))) {
         EXPECT_EQ(call(), VMMGRAPH_ERROR_INVALID_HANDLE) << name;
     }
-    for (const auto source : {garbage<vmmgraph_host_buffer_t>(0), garbage<vmmgraph_host_buffer_t>(reinterpret_cast<std::uint64_t>(ring))}) {
+    for (const auto source :
+         {garbage<vmmgraph_host_buffer_t>(0),
+          garbage<vmmgraph_host_buffer_t>(reinterpret_cast<std::uint64_t>(ring))}) {
         const vmmgraph_host_run_t runs[] = {{buffer, 0, 0, 1}, {source, 0, 1, 1}};
         EXPECT_EQ(vmmgraph_ring_set_source(ring, 0, runs, 2), VMMGRAPH_ERROR_INVALID_HANDLE);
     }
-    EXPECT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_ERROR_WRONG_STATE) << "a source was set by half";
+    EXPECT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_ERROR_WRONG_STATE)
+        << "a source was set by half";
 }
 
 TEST_F(HostileRing, NullAndNonsenseMakeNoRing) {
     vmmgraph_ring_t made = nullptr;
     auto units = streamed(6);
-    EXPECT_EQ(vmmgraph_ring_create(device, nullptr, 6, nullptr, &made), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 6, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_create(device, nullptr, 0, nullptr, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), ~std::size_t{0}, nullptr, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, nullptr, 6, nullptr, &made),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 6, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, nullptr, 0, nullptr, &made),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), ~std::size_t{0}, nullptr, &made),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     for (const std::int32_t resident : {-1, 2}) {
         units[1].resident = resident;
-        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 6, nullptr, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 6, nullptr, &made),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     units[1].resident = 0;
     for (const std::uint64_t bytes : {std::uint64_t{0}, huge, (std::uint64_t{1} << 46) + 1}) {
         units[1].bytes = bytes;
-        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 6, nullptr, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 6, nullptr, &made),
+                  VMMGRAPH_ERROR_INVALID_SIZE);
     }
     units[1].bytes = 40 * MiB;
-    EXPECT_EQ(vmmgraph_ring_create(device, streamed(6, 40 * MiB).data(), 6, nullptr, &made), VMMGRAPH_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(vmmgraph_ring_create(device, streamed(6, 40 * MiB).data(), 6, nullptr, &made),
+              VMMGRAPH_ERROR_OUT_OF_MEMORY);
     units = streamed(7);
     auto options = sized<vmmgraph_ring_options_t>();
     options.slots = 3;
     options.remainder = VMMGRAPH_REMAINDER_REFUSE;
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     for (const std::int32_t remainder : {-1, 2}) {
         options.remainder = remainder;
-        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     options.remainder = VMMGRAPH_REMAINDER_KEEP_RESIDENT;
     options.flags = 2;
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     options.flags = VMMGRAPH_RING_WITHIN_STEP;
     options.page_bytes = 1000;
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     options.page_bytes = 0;
     for (const double link : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
         options.link_gib_per_second = link;
-        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     options.link_gib_per_second = 50;
     options.compute_seconds = std::nan("");
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     options.link_gib_per_second = 0;
     options.budget_bytes = 4096;
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_OVER_BUDGET);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+              VMMGRAPH_ERROR_OVER_BUDGET);
     options.struct_size = 5;
-    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made), VMMGRAPH_ERROR_STRUCT_SIZE);
+    EXPECT_EQ(vmmgraph_ring_create(device, units.data(), 7, &options, &made),
+              VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_EQ(made, nullptr);
     vmmgraph_host_buffer_t other = nullptr;
-    EXPECT_EQ(vmmgraph_host_buffer_create(device, 1, VMMGRAPH_PINNING_REQUIRED, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_host_buffer_create(device, 1, VMMGRAPH_PINNING_REQUIRED, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     for (const std::int32_t pinning : {-1, 2}) {
-        EXPECT_EQ(vmmgraph_host_buffer_create(device, 1, pinning, &other), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_host_buffer_create(device, 1, pinning, &other),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     for (const std::uint64_t bytes : {std::uint64_t{0}, (std::uint64_t{1} << 30) + 1, huge}) {
-        EXPECT_EQ(vmmgraph_host_buffer_create(device, bytes, VMMGRAPH_PINNING_PREFERRED, &other), VMMGRAPH_ERROR_INVALID_SIZE);
+        EXPECT_EQ(vmmgraph_host_buffer_create(device, bytes, VMMGRAPH_PINNING_PREFERRED, &other),
+                  VMMGRAPH_ERROR_INVALID_SIZE);
     }
     EXPECT_EQ(other, nullptr);
 }
@@ -260,7 +288,8 @@ TEST_F(HostileRing, WhatIsRefusedLeavesTheRingAsItWas) {
     void* address = nullptr;
     for (const std::size_t unit : {count, ~std::size_t{0}}) {
         EXPECT_EQ(vmmgraph_ring_address(ring, unit, &address), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-        EXPECT_EQ(vmmgraph_ring_set_source(ring, unit, nullptr, 0), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_set_source(ring, unit, nullptr, 0),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(vmmgraph_ring_acquire(ring, unit, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
         EXPECT_EQ(vmmgraph_ring_release(ring, unit, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
@@ -270,7 +299,8 @@ TEST_F(HostileRing, WhatIsRefusedLeavesTheRingAsItWas) {
     EXPECT_EQ(vmmgraph_ring_places(ring, nullptr, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_set_source(ring, 0, nullptr, 1), VMMGRAPH_ERROR_NULL_ARGUMENT);
     const vmmgraph_host_run_t any{buffer, 0, 0, 1};
-    EXPECT_EQ(vmmgraph_ring_set_source(ring, 0, &any, ~std::size_t{0}), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_set_source(ring, 0, &any, ~std::size_t{0}),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     for (const vmmgraph_host_run_t& run : {vmmgraph_host_run_t{buffer, 0, 1, 8 * KiB},
                                            {buffer, 8 * KiB, 0, 1},
                                            {buffer, huge, 0, 2},
@@ -283,7 +313,8 @@ TEST_F(HostileRing, WhatIsRefusedLeavesTheRingAsItWas) {
     EXPECT_EQ(vmmgraph_ring_set_source(ring, 0, overlap, 2), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     const auto elsewhere = open(5);
     vmmgraph_host_buffer_t foreign = nullptr;
-    ASSERT_EQ(vmmgraph_host_buffer_create(elsewhere, 64, VMMGRAPH_PINNING_REQUIRED, &foreign), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_host_buffer_create(elsewhere, 64, VMMGRAPH_PINNING_REQUIRED, &foreign),
+              VMMGRAPH_OK);
     const vmmgraph_host_run_t strange{foreign, 0, 0, 64};
     EXPECT_EQ(vmmgraph_ring_set_source(ring, 0, &strange, 1), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     ASSERT_EQ(vmmgraph_host_buffer_destroy(foreign), VMMGRAPH_OK);
@@ -292,7 +323,8 @@ TEST_F(HostileRing, WhatIsRefusedLeavesTheRingAsItWas) {
     EXPECT_EQ(vmmgraph_ring_release(ring, 0, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
     ASSERT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_ring_acquire(ring, 0, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_EQ(vmmgraph_ring_acquire(ring, 2, nullptr), VMMGRAPH_ERROR_WRONG_STATE) << "it has the same slot";
+    EXPECT_EQ(vmmgraph_ring_acquire(ring, 2, nullptr), VMMGRAPH_ERROR_WRONG_STATE)
+        << "it has the same slot";
     EXPECT_EQ(vmmgraph_ring_release(ring, 2, nullptr), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(stats().acquired, 1U);
     ASSERT_EQ(vmmgraph_ring_abort(ring), VMMGRAPH_OK);
@@ -311,21 +343,32 @@ TEST_F(HostileRing, WhatIsRefusedLeavesTheRingAsItWas) {
 TEST_F(HostileRing, HostMemoryIsNotLeftByAnyRange) {
     char bytes[16] = "what was there";
     ASSERT_EQ(vmmgraph_host_buffer_write(buffer, 8 * KiB - 16, bytes, 16), VMMGRAPH_OK);
-    for (const auto& [at, size] : {std::pair<std::uint64_t, std::size_t>{8 * KiB - 15, 16}, {8 * KiB, 1}, {huge, 1}, {huge - 7, 16}}) {
+    for (const auto& [at, size] : {std::pair<std::uint64_t, std::size_t>{8 * KiB - 15, 16},
+                                   {8 * KiB, 1},
+                                   {huge, 1},
+                                   {huge - 7, 16}}) {
         EXPECT_EQ(vmmgraph_host_buffer_write(buffer, at, bytes, size), VMMGRAPH_ERROR_INVALID_SIZE);
         EXPECT_EQ(vmmgraph_host_buffer_read(buffer, at, bytes, size), VMMGRAPH_ERROR_INVALID_SIZE);
     }
     EXPECT_EQ(vmmgraph_host_buffer_write(buffer, 0, nullptr, 1), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_host_buffer_read(buffer, 0, nullptr, 1), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_host_buffer_store(buffer, 0, nullptr, 1, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    for (const auto& [at, size] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
-             {8 * KiB - 15, 16}, {8 * KiB, 1}, {~std::uint64_t{0}, 2}, {0, 8 * KiB + 1}, {0, ~std::uint64_t{0}}}) {
-        EXPECT_EQ(vmmgraph_host_buffer_store(buffer, at, bytes, size, nullptr), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_host_buffer_store(buffer, 0, nullptr, 1, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    for (const auto& [at, size] :
+         std::vector<std::pair<std::uint64_t, std::uint64_t>>{{8 * KiB - 15, 16},
+                                                              {8 * KiB, 1},
+                                                              {~std::uint64_t{0}, 2},
+                                                              {0, 8 * KiB + 1},
+                                                              {0, ~std::uint64_t{0}}}) {
+        EXPECT_EQ(vmmgraph_host_buffer_store(buffer, at, bytes, size, nullptr),
+                  VMMGRAPH_ERROR_INVALID_SIZE);
     }
     EXPECT_EQ(vmmgraph_host_buffer_store(buffer, 8 * KiB, nullptr, 0, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_host_buffer_before(buffer, nullptr), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_host_buffer_write(buffer, 0, bytes, ~std::size_t{0}), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(vmmgraph_host_buffer_read(buffer, 0, bytes, ~std::size_t{0}), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_host_buffer_write(buffer, 0, bytes, ~std::size_t{0}),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_host_buffer_read(buffer, 0, bytes, ~std::size_t{0}),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     char found[16] = {};
     ASSERT_EQ(vmmgraph_host_buffer_read(buffer, 8 * KiB - 16, found, 16), VMMGRAPH_OK);
     EXPECT_STREQ(found, "what was there");
@@ -377,7 +420,8 @@ TEST_F(HostileRing, PlansOfNonsense) {
     demand.units = units.data();
     demand.unit_count = units.size();
     demand.link_gib_per_second = 50;
-    EXPECT_EQ(vmmgraph_ring_ceiling_text(nullptr, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(nullptr, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_ring_ceiling_text(&demand, nullptr, 0, nullptr), VMMGRAPH_OK);
     char text[8];
     std::size_t needed = 0;
@@ -389,12 +433,14 @@ TEST_F(HostileRing, PlansOfNonsense) {
     for (const double link : {0.0, -1.0, none, endless}) {
         auto wrong = demand;
         wrong.link_gib_per_second = link;
-        EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     for (const double seconds : {-1.0, none, endless}) {
         auto wrong = demand;
         wrong.compute_seconds = seconds;
-        EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+        EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     auto wrong = demand;
     wrong.page_bytes = huge;
@@ -406,19 +452,24 @@ TEST_F(HostileRing, PlansOfNonsense) {
     ASSERT_EQ(vmmgraph_ring_ceiling_text(&many, nullptr, 0, nullptr), VMMGRAPH_OK);
     wrong = demand;
     wrong.remainder = 2;
-    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     wrong = demand;
     wrong.budget_bytes = 1;
-    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, text, sizeof text, &needed), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, text, sizeof text, &needed),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     wrong = demand;
     wrong.units = nullptr;
-    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     wrong.unit_count = 0;
-    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     wrong.struct_size = 1;
     EXPECT_EQ(vmmgraph_ring_ceiling_text(&wrong, nullptr, 0, nullptr), VMMGRAPH_ERROR_STRUCT_SIZE);
     units[0].bytes = 0;
-    EXPECT_EQ(vmmgraph_ring_ceiling_text(&demand, nullptr, 0, nullptr), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_ring_ceiling_text(&demand, nullptr, 0, nullptr),
+              VMMGRAPH_ERROR_INVALID_SIZE);
 }
 
 TEST_F(HostileRing, ManyThreadsOnOneRing) {
@@ -434,7 +485,8 @@ TEST_F(HostileRing, ManyThreadsOnOneRing) {
                     calls.push_back(call);
                 }
                 calls.pop_back();
-                const auto& call = calls[static_cast<std::size_t>(thread * 7 + round) % calls.size()];
+                const auto& call =
+                    calls[static_cast<std::size_t>(thread * 7 + round) % calls.size()];
                 const auto status = call.second();
                 bad += status == VMMGRAPH_OK || status == VMMGRAPH_ERROR_WRONG_STATE ? 0 : 1;
             }
@@ -458,8 +510,10 @@ TEST_F(HostileRing, AHandleThatGoesWhileOthersUseIt) {
             while (!begin) {
             }
             for (int round = 0; round < 400; ++round) {
-                const auto status = calls[static_cast<std::size_t>(thread + round) % calls.size()].second();
-                const bool fine = status == VMMGRAPH_OK || status == VMMGRAPH_ERROR_WRONG_STATE || status == VMMGRAPH_ERROR_INVALID_HANDLE;
+                const auto status =
+                    calls[static_cast<std::size_t>(thread + round) % calls.size()].second();
+                const bool fine = status == VMMGRAPH_OK || status == VMMGRAPH_ERROR_WRONG_STATE ||
+                                  status == VMMGRAPH_ERROR_INVALID_HANDLE;
                 bad += fine ? 0 : 1;
             }
         });

@@ -40,7 +40,9 @@ vmmgraph_arena_options_t arena_options() {
 
 void* address(std::uint64_t value) { return reinterpret_cast<void*>(value); }
 
-bool known(vmmgraph_status_t status) { return std::strcmp(vmmgraph_status_name(status), "unknown status") != 0; }
+bool known(vmmgraph_status_t status) {
+    return std::strcmp(vmmgraph_status_name(status), "unknown status") != 0;
+}
 
 // One call per function with such a handle, otherwise valid.
 using Call = std::pair<const char*, std::function<vmmgraph_status_t()>>;
@@ -57,7 +59,8 @@ std::vector<Call> device_calls(vmmgraph_device_t device) {
          [=] {
              vmmgraph_reclaimer_t reclaimer = nullptr;
              const auto none = [](std::uint64_t, void*) { return std::uint64_t{0}; };
-             const auto status = vmmgraph_device_add_reclaimer(device, none, 0, nullptr, &reclaimer);
+             const auto status =
+                 vmmgraph_device_add_reclaimer(device, none, 0, nullptr, &reclaimer);
              if (reclaimer != nullptr) {
                  EXPECT_EQ(vmmgraph_reclaimer_destroy(reclaimer), VMMGRAPH_OK);
                  EXPECT_EQ(vmmgraph_reclaimer_destroy(reclaimer), VMMGRAPH_ERROR_INVALID_HANDLE);
@@ -93,7 +96,8 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
         {"arena_lift_serial", [=] { return vmmgraph_arena_lift_serial(arena); }},
         {"arena_pause", [=] { return vmmgraph_arena_pause(arena, nullptr, nullptr); }},
         {"arena_resume", [=] { return vmmgraph_arena_resume(arena, 0, nullptr); }},
-        {"arena_shrink_to_fit", [=] { return vmmgraph_arena_shrink_to_fit(arena, nullptr, nullptr); }},
+        {"arena_shrink_to_fit",
+         [=] { return vmmgraph_arena_shrink_to_fit(arena, nullptr, nullptr); }},
         {"arena_set_budget", [=] { return vmmgraph_arena_set_budget(arena, 0); }},
         {"arena_stats",
          [=] {
@@ -101,7 +105,8 @@ std::vector<Call> arena_calls(vmmgraph_arena_t arena) {
              return vmmgraph_arena_stats(arena, &stats);
          }},
         {"arena_stats_json", [=] { return vmmgraph_arena_stats_json(arena, nullptr, 0, nullptr); }},
-        {"arena_map_json", [=] { return vmmgraph_arena_map_json(arena, nullptr, nullptr, 0, nullptr); }},
+        {"arena_map_json",
+         [=] { return vmmgraph_arena_map_json(arena, nullptr, nullptr, 0, nullptr); }},
         {"arena_trace_events", [=] { return vmmgraph_arena_trace_events(arena, 1); }},
         {"arena_switch", [=] { return vmmgraph_arena_switch_to_new_virtual_space(arena); }},
         {"arena_allocate",
@@ -139,13 +144,15 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
              return vmmgraph_space_allocate_kept(space, 1, nullptr, &block);
          }},
         {"space_free", [=] { return vmmgraph_space_free(space, address(512)); }},
-        {"space_record_stream", [=] { return vmmgraph_space_record_stream(space, address(512), nullptr); }},
+        {"space_record_stream",
+         [=] { return vmmgraph_space_record_stream(space, address(512), nullptr); }},
         {"space_wait", [=] { return vmmgraph_space_wait(space); }},
         {"space_mark", [=] { return vmmgraph_space_mark(space); }},
         {"space_set_label", [=] { return vmmgraph_space_set_label(space, "a shape"); }},
         {"space_set_site", [=] { return vmmgraph_space_set_site(space, "a.cpp:1"); }},
         {"space_label", [=] { return vmmgraph_space_label(space, nullptr, 0, nullptr); }},
-        {"space_seal", [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
+        {"space_seal",
+         [=] { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr); }},
         {"space_replay", [=] { return vmmgraph_space_replay(space, nullptr, nothing, nullptr); }},
         {"space_enter", [=] { return vmmgraph_space_enter(space, nullptr); }},
         {"space_leave", [=] { return vmmgraph_space_leave(space); }},
@@ -159,11 +166,13 @@ std::vector<Call> space_calls(vmmgraph_space_t space) {
              auto stats = sized<vmmgraph_space_stats_t>();
              return vmmgraph_space_stats(space, &stats);
          }},
-        {"space_blocks_json", [=] { return vmmgraph_space_blocks_json(space, nullptr, 0, nullptr); }},
+        {"space_blocks_json",
+         [=] { return vmmgraph_space_blocks_json(space, nullptr, 0, nullptr); }},
         {"space_verify",
          [=] {
              auto difference = sized<vmmgraph_difference_t>();
-             return vmmgraph_space_verify(space, nullptr, nullptr, 0, nothing, nullptr, &difference);
+             return vmmgraph_space_verify(space, nullptr, nullptr, 0, nothing, nullptr,
+                                          &difference);
          }},
         {"space_destroy", [=] { return vmmgraph_space_destroy(space); }},
     };
@@ -250,8 +259,10 @@ TEST_F(Hostile, NullForEveryPointer) {
     for (const auto render : {vmmgraph_map_html, vmmgraph_map_report, vmmgraph_map_perfetto}) {
         std::size_t untouched = 77;
         EXPECT_EQ(render(nullptr, nullptr, 0, &untouched), VMMGRAPH_ERROR_NULL_ARGUMENT);
-        for (const char* text : {"", "{", "[]", "{\"format\": 1}", "{\"format\": 2}", "{\"format\": -1}", "\xff"}) {
-            EXPECT_EQ(render(text, nullptr, 0, &untouched), VMMGRAPH_ERROR_INVALID_ARGUMENT) << text;
+        for (const char* text :
+             {"", "{", "[]", "{\"format\": 1}", "{\"format\": 2}", "{\"format\": -1}", "\xff"}) {
+            EXPECT_EQ(render(text, nullptr, 0, &untouched), VMMGRAPH_ERROR_INVALID_ARGUMENT)
+                << text;
         }
         EXPECT_EQ(untouched, 77u);
     }
@@ -259,14 +270,18 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_arena_deallocate(arena, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_open(arena, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_allocate(space, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_space_allocate_kept(space, 1, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_allocate_kept(space, 1, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_free(space, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
-    EXPECT_EQ(vmmgraph_space_record_stream(space, nullptr, nullptr), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    EXPECT_EQ(vmmgraph_space_record_stream(space, nullptr, nullptr),
+              VMMGRAPH_ERROR_FOREIGN_POINTER);
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 0, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_set_label(space, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_space_set_label(space, std::string(1025, 'x').c_str()), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_space_set_label(space, std::string(1025, 'x').c_str()),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(vmmgraph_space_set_site(space, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_space_set_site(space, std::string(1025, 'x').c_str()), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_space_set_site(space, std::string(1025, 'x').c_str()),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(vmmgraph_space_label(space, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     std::size_t count = 77;
     EXPECT_EQ(vmmgraph_space_live_blocks(space, nullptr, 3, &count), VMMGRAPH_ERROR_NULL_ARGUMENT);
@@ -274,14 +289,20 @@ TEST_F(Hostile, NullForEveryPointer) {
     EXPECT_EQ(vmmgraph_space_stats(space, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     EXPECT_EQ(vmmgraph_space_open(arena, &other), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_seal(other, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_space_replay(other, nullptr, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_replay(other, nullptr, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     auto difference = sized<vmmgraph_difference_t>();
-    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nullptr, nullptr, &difference), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 1, nothing, nullptr, &difference), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nothing, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nothing, nullptr, &difference), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nullptr, nullptr, &difference),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 1, nothing, nullptr, &difference),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nothing, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, nullptr, 0, nothing, nullptr, &difference),
+              VMMGRAPH_OK);
     const vmmgraph_output_t endless{address(512), UINT64_MAX};
-    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, &endless, 1, nothing, nullptr, &difference), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(vmmgraph_space_verify(other, nullptr, &endless, 1, nothing, nullptr, &difference),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(vmmgraph_space_blocks_json(other, nullptr, SIZE_MAX, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_destroy(other), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_set_log_sink(nullptr, nullptr, nullptr, VMMGRAPH_LOG_TRACE), VMMGRAPH_OK);
@@ -310,7 +331,8 @@ TEST_F(Hostile, NullGarbageAndForeignHandles) {
     };
     for (const std::uint64_t value : values) {
         const auto handle = reinterpret_cast<std::uint64_t>(device);
-        if (value == handle || value == reinterpret_cast<std::uint64_t>(arena) || value == reinterpret_cast<std::uint64_t>(space)) {
+        if (value == handle || value == reinterpret_cast<std::uint64_t>(arena) ||
+            value == reinterpret_cast<std::uint64_t>(space)) {
             continue;
         }
         const std::string what = "handle " + std::to_string(value);
@@ -318,7 +340,8 @@ TEST_F(Hostile, NullGarbageAndForeignHandles) {
         all_refused(arena_calls(garbage<vmmgraph_arena_t>(value)), what);
         all_refused(space_calls(garbage<vmmgraph_space_t>(value)), what);
         if (value != 0) {
-            EXPECT_EQ(vmmgraph_torch_set_arena(0, garbage<vmmgraph_arena_t>(value)), VMMGRAPH_ERROR_INVALID_HANDLE);
+            EXPECT_EQ(vmmgraph_torch_set_arena(0, garbage<vmmgraph_arena_t>(value)),
+                      VMMGRAPH_ERROR_INVALID_HANDLE);
         }
     }
 }
@@ -362,11 +385,18 @@ TEST_F(Hostile, UseAfterDestroy) {
 
 TEST_F(Hostile, SizesFromZeroToTheMost) {
     for (const std::uint64_t bytes :
-         {std::uint64_t{0}, (std::uint64_t{1} << 46) + 1, std::uint64_t{1} << 63, UINT64_MAX - 511, static_cast<std::uint64_t>(SIZE_MAX)}) {
+         {std::uint64_t{0}, (std::uint64_t{1} << 46) + 1, std::uint64_t{1} << 63, UINT64_MAX - 511,
+          static_cast<std::uint64_t>(SIZE_MAX)}) {
         void* block = this;
-        EXPECT_EQ(vmmgraph_space_allocate(space, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
-        EXPECT_EQ(vmmgraph_space_allocate_kept(space, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
-        EXPECT_EQ(vmmgraph_arena_allocate(arena, bytes, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
+        EXPECT_EQ(vmmgraph_space_allocate(space, bytes, nullptr, &block),
+                  VMMGRAPH_ERROR_INVALID_SIZE)
+            << bytes;
+        EXPECT_EQ(vmmgraph_space_allocate_kept(space, bytes, nullptr, &block),
+                  VMMGRAPH_ERROR_INVALID_SIZE)
+            << bytes;
+        EXPECT_EQ(vmmgraph_arena_allocate(arena, bytes, nullptr, &block),
+                  VMMGRAPH_ERROR_INVALID_SIZE)
+            << bytes;
         EXPECT_EQ(block, this) << "an output was written by a call that failed";
         auto info = sized<vmmgraph_error_info_t>();
         ASSERT_EQ(vmmgraph_last_error(&info), VMMGRAPH_OK);
@@ -374,7 +404,8 @@ TEST_F(Hostile, SizesFromZeroToTheMost) {
         EXPECT_EQ(info.requested, bytes);
         EXPECT_EQ(info.available, std::uint64_t{1} << 46);
     }
-    for (const std::uint64_t bytes : {std::uint64_t{1} << 46, (std::uint64_t{1} << 36) - 1, std::uint64_t{1} << 34, 65 * MiB}) {
+    for (const std::uint64_t bytes :
+         {std::uint64_t{1} << 46, (std::uint64_t{1} << 36) - 1, std::uint64_t{1} << 34, 65 * MiB}) {
         void* block = this;
         for (const auto allocate : {vmmgraph_space_allocate, vmmgraph_space_allocate_kept}) {
             const auto status = allocate(space, bytes, nullptr, &block);
@@ -419,21 +450,28 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
     ASSERT_EQ(vmmgraph_space_open(arena, &other), VMMGRAPH_OK);
     void* elsewhere = nullptr;
     ASSERT_EQ(vmmgraph_space_allocate(other, 700, nullptr, &elsewhere), VMMGRAPH_OK);
-    void* const foreign[] = {nullptr,     address(1), address(UINT64_MAX), address(UINT64_MAX - 511),
-                             &on_stack,   heap.get(), block + 1,           block + 512,
-                             small + 511, elsewhere};
+    void* const foreign[] = {
+        nullptr,     address(1), address(UINT64_MAX), address(UINT64_MAX - 511),
+        &on_stack,   heap.get(), block + 1,           block + 512,
+        small + 511, elsewhere};
     for (void* const pointer : foreign) {
         EXPECT_EQ(vmmgraph_space_free(space, pointer), VMMGRAPH_ERROR_FOREIGN_POINTER) << pointer;
-        EXPECT_EQ(vmmgraph_space_record_stream(space, pointer, address(7)), VMMGRAPH_ERROR_FOREIGN_POINTER) << pointer;
-        EXPECT_EQ(vmmgraph_arena_deallocate(arena, pointer), VMMGRAPH_ERROR_FOREIGN_POINTER) << pointer;
+        EXPECT_EQ(vmmgraph_space_record_stream(space, pointer, address(7)),
+                  VMMGRAPH_ERROR_FOREIGN_POINTER)
+            << pointer;
+        EXPECT_EQ(vmmgraph_arena_deallocate(arena, pointer), VMMGRAPH_ERROR_FOREIGN_POINTER)
+            << pointer;
         auto info = sized<vmmgraph_error_info_t>();
         ASSERT_EQ(vmmgraph_last_error(&info), VMMGRAPH_OK);
         EXPECT_EQ(info.requested, reinterpret_cast<std::uint64_t>(pointer));
     }
     // In a slab's gap, freed and never allocated blocks are indistinguishable.
     for (void* const pointer : {small + 512, small + 1024, small - 512, block + MiB, block - 512}) {
-        for (const auto status : {vmmgraph_space_free(space, pointer), vmmgraph_space_record_stream(space, pointer, address(7))}) {
-            EXPECT_TRUE(status == VMMGRAPH_ERROR_FOREIGN_POINTER || status == VMMGRAPH_ERROR_DOUBLE_FREE) << status;
+        for (const auto status : {vmmgraph_space_free(space, pointer),
+                                  vmmgraph_space_record_stream(space, pointer, address(7))}) {
+            EXPECT_TRUE(status == VMMGRAPH_ERROR_FOREIGN_POINTER ||
+                        status == VMMGRAPH_ERROR_DOUBLE_FREE)
+                << status;
         }
     }
     ASSERT_EQ(vmmgraph_space_destroy(other), VMMGRAPH_OK);
@@ -444,13 +482,15 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
     for (char* const pointer : {block, small}) {
         EXPECT_EQ(vmmgraph_space_free(space, pointer), VMMGRAPH_OK);
         EXPECT_EQ(vmmgraph_space_free(space, pointer), VMMGRAPH_ERROR_DOUBLE_FREE);
-        EXPECT_EQ(vmmgraph_space_record_stream(space, pointer, nullptr), VMMGRAPH_ERROR_DOUBLE_FREE);
+        EXPECT_EQ(vmmgraph_space_record_stream(space, pointer, nullptr),
+                  VMMGRAPH_ERROR_DOUBLE_FREE);
     }
     void* const retained = allocate(MiB);
     void* kept = nullptr;
     ASSERT_EQ(vmmgraph_space_allocate_kept(space, 700, nullptr, &kept), VMMGRAPH_OK);
     std::memset(kept, 1, 700);
-    EXPECT_EQ(vmmgraph_space_free(space, static_cast<char*>(kept) + 512), VMMGRAPH_ERROR_FOREIGN_POINTER);
+    EXPECT_EQ(vmmgraph_space_free(space, static_cast<char*>(kept) + 512),
+              VMMGRAPH_ERROR_FOREIGN_POINTER);
     ASSERT_EQ(vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_record_stream(space, kept, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_free(space, kept), VMMGRAPH_OK);
@@ -465,8 +505,8 @@ TEST_F(Hostile, PointersThatAreNoBlocks) {
 template <class Struct, class F>
 void wrong_sizes(const char* name, F&& call) {
     const std::size_t right = sizeof(Struct);
-    for (const std::size_t size :
-         {std::size_t{0}, std::size_t{1}, sizeof(std::size_t), right - 1, right + 1, std::size_t{4104}, std::size_t{1} << 40, SIZE_MAX}) {
+    for (const std::size_t size : {std::size_t{0}, std::size_t{1}, sizeof(std::size_t), right - 1,
+                                   right + 1, std::size_t{4104}, std::size_t{1} << 40, SIZE_MAX}) {
         auto value = std::make_unique<Struct>();
         std::memset(value.get(), 0, sizeof(Struct));
         value->struct_size = size;
@@ -479,20 +519,29 @@ void wrong_sizes(const char* name, F&& call) {
 TEST_F(Hostile, StructSizes) {
     vmmgraph_device_t opened = nullptr;
     vmmgraph_arena_t made = nullptr;
-    wrong_sizes<vmmgraph_error_info_t>("error_info", [](auto* value) { return vmmgraph_last_error(value); });
-    wrong_sizes<vmmgraph_device_options_t>("device_options", [&](auto* value) { return vmmgraph_device_open(value, &opened); });
-    wrong_sizes<vmmgraph_device_info_t>("device_info", [&](auto* value) { return vmmgraph_device_info(device, value); });
-    wrong_sizes<vmmgraph_device_stats_t>("device_stats", [&](auto* value) { return vmmgraph_device_stats(device, value); });
-    wrong_sizes<vmmgraph_arena_options_t>("arena_options", [&](auto* value) { return vmmgraph_arena_create(device, value, &made); });
-    wrong_sizes<vmmgraph_arena_stats_t>("arena_stats", [&](auto* value) { return vmmgraph_arena_stats(arena, value); });
-    wrong_sizes<vmmgraph_space_stats_t>("space_stats", [&](auto* value) { return vmmgraph_space_stats(space, value); });
-    wrong_sizes<vmmgraph_seal_report_t>("seal_report",
-                                        [&](auto* value) { return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, value); });
+    wrong_sizes<vmmgraph_error_info_t>("error_info",
+                                       [](auto* value) { return vmmgraph_last_error(value); });
+    wrong_sizes<vmmgraph_device_options_t>(
+        "device_options", [&](auto* value) { return vmmgraph_device_open(value, &opened); });
+    wrong_sizes<vmmgraph_device_info_t>(
+        "device_info", [&](auto* value) { return vmmgraph_device_info(device, value); });
+    wrong_sizes<vmmgraph_device_stats_t>(
+        "device_stats", [&](auto* value) { return vmmgraph_device_stats(device, value); });
+    wrong_sizes<vmmgraph_arena_options_t>(
+        "arena_options", [&](auto* value) { return vmmgraph_arena_create(device, value, &made); });
+    wrong_sizes<vmmgraph_arena_stats_t>(
+        "arena_stats", [&](auto* value) { return vmmgraph_arena_stats(arena, value); });
+    wrong_sizes<vmmgraph_space_stats_t>(
+        "space_stats", [&](auto* value) { return vmmgraph_space_stats(space, value); });
+    wrong_sizes<vmmgraph_seal_report_t>("seal_report", [&](auto* value) {
+        return vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, value);
+    });
     vmmgraph_space_t sealed = nullptr;
     ASSERT_EQ(vmmgraph_space_open(arena, &sealed), VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_space_seal(sealed, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
-    wrong_sizes<vmmgraph_difference_t>(
-        "difference", [&](auto* value) { return vmmgraph_space_verify(sealed, nullptr, nullptr, 0, nothing, nullptr, value); });
+    wrong_sizes<vmmgraph_difference_t>("difference", [&](auto* value) {
+        return vmmgraph_space_verify(sealed, nullptr, nullptr, 0, nothing, nullptr, value);
+    });
     EXPECT_EQ(vmmgraph_space_destroy(sealed), VMMGRAPH_OK);
     EXPECT_EQ(opened, nullptr);
     EXPECT_EQ(made, nullptr);
@@ -509,7 +558,8 @@ void other_sizes(const char* name, F&& call) {
         auto memory = std::make_unique<unsigned char[]>(size);
         std::memset(memory.get(), 0xc5, size);
         std::memcpy(memory.get(), &size, sizeof size);
-        EXPECT_EQ(call(reinterpret_cast<Struct*>(memory.get())), VMMGRAPH_OK) << name << " of size " << size;
+        EXPECT_EQ(call(reinterpret_cast<Struct*>(memory.get())), VMMGRAPH_OK)
+            << name << " of size " << size;
         EXPECT_EQ(std::memcmp(memory.get(), &size, sizeof size), 0) << name << " of size " << size;
         for (std::size_t i = sizeof(Struct); i < size; ++i) {
             EXPECT_EQ(memory[i], 0xc5) << name << " of size " << size << " at " << i;
@@ -519,11 +569,16 @@ void other_sizes(const char* name, F&& call) {
 }
 
 TEST_F(Hostile, StructsOfOtherVersions) {
-    other_sizes<vmmgraph_error_info_t>("error_info", [](auto* value) { return vmmgraph_last_error(value); });
-    other_sizes<vmmgraph_device_info_t>("device_info", [&](auto* value) { return vmmgraph_device_info(device, value); });
-    other_sizes<vmmgraph_device_stats_t>("device_stats", [&](auto* value) { return vmmgraph_device_stats(device, value); });
-    other_sizes<vmmgraph_arena_stats_t>("arena_stats", [&](auto* value) { return vmmgraph_arena_stats(arena, value); });
-    other_sizes<vmmgraph_space_stats_t>("space_stats", [&](auto* value) { return vmmgraph_space_stats(space, value); });
+    other_sizes<vmmgraph_error_info_t>("error_info",
+                                       [](auto* value) { return vmmgraph_last_error(value); });
+    other_sizes<vmmgraph_device_info_t>(
+        "device_info", [&](auto* value) { return vmmgraph_device_info(device, value); });
+    other_sizes<vmmgraph_device_stats_t>(
+        "device_stats", [&](auto* value) { return vmmgraph_device_stats(device, value); });
+    other_sizes<vmmgraph_arena_stats_t>(
+        "arena_stats", [&](auto* value) { return vmmgraph_arena_stats(arena, value); });
+    other_sizes<vmmgraph_space_stats_t>(
+        "space_stats", [&](auto* value) { return vmmgraph_space_stats(space, value); });
     other_sizes<vmmgraph_seal_report_t>("seal_report", [&](auto* value) {
         vmmgraph_space_t sealed = nullptr;
         EXPECT_EQ(vmmgraph_space_open(arena, &sealed), VMMGRAPH_OK);
@@ -541,21 +596,25 @@ TEST_F(Hostile, StructsOfOtherVersions) {
         std::memcpy(memory.get(), &right, std::min(size, sizeof right));
         std::memcpy(memory.get(), &size, sizeof size);
         const auto create = [&](vmmgraph_arena_t* made) {
-            return vmmgraph_arena_create(device, reinterpret_cast<vmmgraph_arena_options_t*>(memory.get()), made);
+            return vmmgraph_arena_create(
+                device, reinterpret_cast<vmmgraph_arena_options_t*>(memory.get()), made);
         };
         vmmgraph_arena_t made = nullptr;
         ASSERT_EQ(create(&made), VMMGRAPH_OK) << size << ": " << last_message();
         auto stats = sized<vmmgraph_arena_stats_t>();
         EXPECT_EQ(vmmgraph_arena_stats(made, &stats), VMMGRAPH_OK);
-        const std::size_t known = offsetof(vmmgraph_arena_options_t, budget_bytes) + sizeof right.budget_bytes;
+        const std::size_t known =
+            offsetof(vmmgraph_arena_options_t, budget_bytes) + sizeof right.budget_bytes;
         EXPECT_EQ(stats.budget_bytes, size < known ? 0 : right.budget_bytes) << size;
         EXPECT_EQ(vmmgraph_arena_destroy(made), VMMGRAPH_OK);
         if (size > sizeof right) {
             made = nullptr;
             memory[size - 1] = 1;
             EXPECT_EQ(create(&made), VMMGRAPH_ERROR_STRUCT_SIZE) << size;
-            EXPECT_NE(last_message().find(std::to_string(size)), std::string::npos) << last_message();
-            EXPECT_NE(last_message().find(std::to_string(sizeof right)), std::string::npos) << last_message();
+            EXPECT_NE(last_message().find(std::to_string(size)), std::string::npos)
+                << last_message();
+            EXPECT_NE(last_message().find(std::to_string(sizeof right)), std::string::npos)
+                << last_message();
             EXPECT_EQ(made, nullptr);
         }
     }
@@ -567,19 +626,25 @@ TEST_F(Hostile, NumbersThatMeanNothing) {
         // 3 is a valid platform.
         options.driver = number == 3 ? 99 : number;
         vmmgraph_device_t opened = nullptr;
-        EXPECT_EQ(vmmgraph_device_open(&options, &opened), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
+        EXPECT_EQ(vmmgraph_device_open(&options, &opened), VMMGRAPH_ERROR_INVALID_ARGUMENT)
+            << number;
         auto pages = arena_options();
         pages.retain = number == 3 ? 5 : number;
         vmmgraph_arena_t made = nullptr;
-        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
+        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT)
+            << number;
         pages.retain = VMMGRAPH_RETAIN_DEFAULT;
         pages.flags = number == 3 ? 16 : number;
-        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
+        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_ARGUMENT)
+            << number;
         auto report = sized<vmmgraph_seal_report_t>();
-        EXPECT_EQ(vmmgraph_space_seal(space, number == 3 ? 5 : number, &report), VMMGRAPH_ERROR_INVALID_ARGUMENT) << number;
+        EXPECT_EQ(vmmgraph_space_seal(space, number == 3 ? 5 : number, &report),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT)
+            << number;
         EXPECT_STREQ(vmmgraph_status_name(number == 3 ? 10 : number), "unknown status");
         const auto sink = [](std::int32_t, const char*, std::size_t, void*) {};
-        EXPECT_EQ(vmmgraph_set_log_sink(sink, nullptr, nullptr, number), VMMGRAPH_OK) << "levels are clamped";
+        EXPECT_EQ(vmmgraph_set_log_sink(sink, nullptr, nullptr, number), VMMGRAPH_OK)
+            << "levels are clamped";
         vmmgraph_space_t logged = nullptr;
         EXPECT_EQ(vmmgraph_space_open(arena, &logged), VMMGRAPH_OK);
         EXPECT_EQ(vmmgraph_space_destroy(logged), VMMGRAPH_OK);
@@ -590,7 +655,8 @@ TEST_F(Hostile, NumbersThatMeanNothing) {
 }
 
 TEST_F(Hostile, GeometryThatFitsNoDevice) {
-    const std::uint64_t odd[] = {1, 2, 3, 4095, 4097, 12 * KiB, std::uint64_t{1} << 31, std::uint64_t{1} << 63, UINT64_MAX};
+    const std::uint64_t odd[] = {
+        1, 2, 3, 4095, 4097, 12 * KiB, std::uint64_t{1} << 31, std::uint64_t{1} << 63, UINT64_MAX};
     for (const std::uint64_t bytes : odd) {
         auto options = device_options(1);
         options.host_granularity_bytes = bytes;
@@ -599,13 +665,16 @@ TEST_F(Hostile, GeometryThatFitsNoDevice) {
         auto pages = arena_options();
         vmmgraph_arena_t made = nullptr;
         pages.small_page_bytes = bytes;
-        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
+        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_SIZE)
+            << bytes;
     }
-    for (const std::uint64_t bytes : {std::uint64_t{1}, 16 * KiB + 1, 8 * KiB, (std::uint64_t{1} << 46) + 16 * KiB, UINT64_MAX}) {
+    for (const std::uint64_t bytes : {std::uint64_t{1}, 16 * KiB + 1, 8 * KiB,
+                                      (std::uint64_t{1} << 46) + 16 * KiB, UINT64_MAX}) {
         auto pages = arena_options();
         vmmgraph_arena_t made = nullptr;
         pages.large_page_bytes = bytes;
-        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_SIZE) << bytes;
+        EXPECT_EQ(vmmgraph_arena_create(device, &pages, &made), VMMGRAPH_ERROR_INVALID_SIZE)
+            << bytes;
     }
     auto options = device_options(1);
     options.host_memory_bytes = UINT64_MAX;
@@ -627,11 +696,12 @@ TEST_F(Hostile, GeometryThatFitsNoDevice) {
 TEST_F(Hostile, BuffersOfEverySize) {
     void* block = nullptr;
     EXPECT_EQ(vmmgraph_space_allocate(space, 0, nullptr, &block), VMMGRAPH_ERROR_INVALID_SIZE);
-    const auto texts = {
-        std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>(vmmgraph_last_error_message),
-        std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>([this](char* buffer, std::size_t capacity, std::size_t* needed) {
-            return vmmgraph_arena_stats_json(arena, buffer, capacity, needed);
-        })};
+    const auto texts = {std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>(
+                            vmmgraph_last_error_message),
+                        std::function<vmmgraph_status_t(char*, std::size_t, std::size_t*)>(
+                            [this](char* buffer, std::size_t capacity, std::size_t* needed) {
+                                return vmmgraph_arena_stats_json(arena, buffer, capacity, needed);
+                            })};
     for (const auto& text : texts) {
         std::size_t needed = 0;
         ASSERT_EQ(text(nullptr, 0, &needed), VMMGRAPH_OK);
@@ -661,7 +731,8 @@ TEST_F(Hostile, BuffersOfEverySize) {
         ASSERT_EQ(vmmgraph_space_live_blocks(space, blocks.data(), capacity, &count), VMMGRAPH_OK);
         EXPECT_EQ(count, 3u);
         for (std::size_t i = 0; i <= capacity; ++i) {
-            EXPECT_EQ(blocks[i] == this, i >= std::min<std::size_t>(capacity, 3)) << i << " of " << capacity;
+            EXPECT_EQ(blocks[i] == this, i >= std::min<std::size_t>(capacity, 3))
+                << i << " of " << capacity;
         }
     }
 }
@@ -687,7 +758,8 @@ TEST_F(Hostile, NoFileDescriptorsLeft) {
     few.rlim_cur = 40;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
     void* block = nullptr;
-    EXPECT_EQ(vmmgraph_space_allocate(space, 32 * MiB, nullptr, &block), VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS);
+    EXPECT_EQ(vmmgraph_space_allocate(space, 32 * MiB, nullptr, &block),
+              VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS);
     auto stats = sized<vmmgraph_arena_stats_t>();
     EXPECT_EQ(vmmgraph_arena_stats(arena, &stats), VMMGRAPH_OK);
     EXPECT_EQ(stats.physical_bytes, 0u);
@@ -698,7 +770,8 @@ TEST_F(Hostile, NoFileDescriptorsLeft) {
 
 TEST_F(Hostile, TorchCalls) {
     ASSERT_EQ(vmmgraph_torch_set_arena(0, arena), VMMGRAPH_OK);
-    for (const std::ptrdiff_t size : {std::ptrdiff_t{0}, std::ptrdiff_t{-1}, PTRDIFF_MIN, PTRDIFF_MAX}) {
+    for (const std::ptrdiff_t size :
+         {std::ptrdiff_t{0}, std::ptrdiff_t{-1}, PTRDIFF_MIN, PTRDIFF_MAX}) {
         EXPECT_EQ(vmmgraph_torch_alloc(size, 0, nullptr), nullptr) << size;
     }
     EXPECT_EQ(vmmgraph_torch_alloc(static_cast<std::ptrdiff_t>(65 * MiB), 0, nullptr), nullptr);
@@ -728,7 +801,8 @@ public:
         std::mt19937 random(seed);
         for (int i = 0; i < calls; ++i) {
             const auto status = step(random);
-            if (!known(status) || status == VMMGRAPH_ERROR_INTERNAL || status == VMMGRAPH_ERROR_CLOSED) {
+            if (!known(status) || status == VMMGRAPH_ERROR_INTERNAL ||
+                status == VMMGRAPH_ERROR_CLOSED) {
                 ++bad;
                 char message[300];
                 static_cast<void>(vmmgraph_last_error_message(message, sizeof message, nullptr));
@@ -788,7 +862,8 @@ private:
                 return keep(arenas_, arena, status);
             }
             case 1:
-                return random() % 8 == 0 ? vmmgraph_arena_destroy(pick(random, arenas_)) : VMMGRAPH_OK;
+                return random() % 8 == 0 ? vmmgraph_arena_destroy(pick(random, arenas_))
+                                         : VMMGRAPH_OK;
             case 2:
             case 3:
             case 4: {
@@ -801,26 +876,31 @@ private:
             case 6:
             case 7: {
                 auto report = sized<vmmgraph_seal_report_t>();
-                return vmmgraph_space_seal(pick(random, spaces_), static_cast<std::int32_t>(random() % 3), &report);
+                return vmmgraph_space_seal(pick(random, spaces_),
+                                           static_cast<std::int32_t>(random() % 3), &report);
             }
             case 8:
             case 9:
                 return vmmgraph_space_replay(
-                    pick(random, spaces_), stream, [](void* user) { ++*static_cast<std::atomic<int>*>(user); }, &launches_);
+                    pick(random, spaces_), stream,
+                    [](void* user) { ++*static_cast<std::atomic<int>*>(user); }, &launches_);
             case 10:
                 return vmmgraph_arena_switch_to_new_virtual_space(pick(random, arenas_));
             case 11:
             case 12: {
                 void* block = nullptr;
-                const auto status = vmmgraph_arena_allocate(pick(random, arenas_), random() % (256 * KiB), stream, &block);
+                const auto status = vmmgraph_arena_allocate(pick(random, arenas_),
+                                                            random() % (256 * KiB), stream, &block);
                 return keep(blocks_, block, status);
             }
             case 13:
                 return vmmgraph_arena_deallocate(pick(random, arenas_), pick(random, blocks_));
             case 14:
-                return random() % 2 == 0 ? vmmgraph_device_trim(device_, nullptr) : vmmgraph_arena_trim(pick(random, arenas_), nullptr);
+                return random() % 2 == 0 ? vmmgraph_device_trim(device_, nullptr)
+                                         : vmmgraph_arena_trim(pick(random, arenas_), nullptr);
             case 15:
-                return random() % 2 == 0 ? vmmgraph_device_mark(device_, stream) : vmmgraph_arena_mark(pick(random, arenas_));
+                return random() % 2 == 0 ? vmmgraph_device_mark(device_, stream)
+                                         : vmmgraph_arena_mark(pick(random, arenas_));
             case 16: {
                 auto stats = sized<vmmgraph_arena_stats_t>();
                 return vmmgraph_arena_stats(pick(random, arenas_), &stats);
@@ -840,10 +920,13 @@ private:
                 return vmmgraph_space_live_blocks(pick(random, spaces_), blocks, 8, &count);
             }
             case 20:
-                return vmmgraph_space_record_stream(pick(random, spaces_), pick(random, blocks_), stream);
+                return vmmgraph_space_record_stream(pick(random, spaces_), pick(random, blocks_),
+                                                    stream);
             case 21:
-                return random() % 2 == 0 ? vmmgraph_device_set_budget(device_, (random() % 4) * 16 * MiB)
-                                         : vmmgraph_arena_set_budget(pick(random, arenas_), (random() % 4) * 4 * MiB);
+                return random() % 2 == 0
+                           ? vmmgraph_device_set_budget(device_, (random() % 4) * 16 * MiB)
+                           : vmmgraph_arena_set_budget(pick(random, arenas_),
+                                                       (random() % 4) * 4 * MiB);
             case 22: {
                 auto stats = sized<vmmgraph_device_stats_t>();
                 return vmmgraph_device_stats(device_, &stats);
@@ -855,14 +938,17 @@ private:
                 return status == VMMGRAPH_OK ? vmmgraph_device_close(again) : status;
             }
             case 24: {
-                const auto sink = [](std::int32_t, const char* text, std::size_t length, void* user) {
+                const auto sink = [](std::int32_t, const char* text, std::size_t length,
+                                     void* user) {
                     *static_cast<std::atomic<std::size_t>*>(user) += length > 0 && text[0] != '\0';
                 };
-                return vmmgraph_set_log_sink(random() % 2 ? sink : vmmgraph_log_fn{}, &lines_, nullptr, random() % 6);
+                return vmmgraph_set_log_sink(random() % 2 ? sink : vmmgraph_log_fn{}, &lines_,
+                                             nullptr, random() % 6);
             }
             case 25: {
                 const auto status = vmmgraph_torch_set_arena(0, pick(random, arenas_));
-                void* const block = vmmgraph_torch_alloc(static_cast<std::ptrdiff_t>(random() % (64 * KiB)), 0, stream);
+                void* const block = vmmgraph_torch_alloc(
+                    static_cast<std::ptrdiff_t>(random() % (64 * KiB)), 0, stream);
                 if (block != nullptr) {
                     keep(blocks_, block, VMMGRAPH_OK);
                 }
@@ -878,11 +964,13 @@ private:
                 options.budget_bytes = random() % 3 == 0 ? 0 : random() % (64 * MiB);
                 options.least_bytes = random() % 3 == 0 ? random() % (4 * MiB) : 0;
                 vmmgraph_account_t account = nullptr;
-                const auto status = vmmgraph_account_create(device_, random() % 2 == 0 ? "tenant" : nullptr, &options, &account);
+                const auto status = vmmgraph_account_create(
+                    device_, random() % 2 == 0 ? "tenant" : nullptr, &options, &account);
                 return keep(accounts_, account, status);
             }
             case 29:
-                return vmmgraph_account_set_limits(pick(random, accounts_), random() % (128 * MiB), random() % (2 * MiB));
+                return vmmgraph_account_set_limits(pick(random, accounts_), random() % (128 * MiB),
+                                                   random() % (2 * MiB));
             case 30: {
                 if (random() % 8 == 0) {
                     return vmmgraph_account_destroy(pick(random, accounts_));
@@ -896,13 +984,16 @@ private:
                     return vmmgraph_reclaimer_destroy(pick(random, reclaimers_));
                 }
                 vmmgraph_reclaimer_t reclaimer = nullptr;
-                const auto status = vmmgraph_account_add_reclaimer(pick(random, accounts_), give, random() % 100, this, &reclaimer);
+                const auto status = vmmgraph_account_add_reclaimer(
+                    pick(random, accounts_), give, random() % 100, this, &reclaimer);
                 return keep(reclaimers_, reclaimer, status);
             }
             default: {
                 void* block = nullptr;
-                const auto allocate = random() % 4 == 0 ? vmmgraph_space_allocate_kept : vmmgraph_space_allocate;
-                const auto status = allocate(pick(random, spaces_), random() % (512 * KiB), stream, &block);
+                const auto allocate =
+                    random() % 4 == 0 ? vmmgraph_space_allocate_kept : vmmgraph_space_allocate;
+                const auto status =
+                    allocate(pick(random, spaces_), random() % (512 * KiB), stream, &block);
                 return keep(blocks_, block, status);
             }
         }
@@ -944,8 +1035,8 @@ TEST_F(Hostile, SixteenThreadsOnSharedHandles) {
     EXPECT_GT(crowd.succeeded, 20000);
     EXPECT_GT(crowd.refused, 5000);
     EXPECT_GT(crowd.asked, 0);
-    std::printf("%d calls succeeded, %d were refused, reclaimers were asked %d times\n", crowd.succeeded.load(), crowd.refused.load(),
-                crowd.asked.load());
+    std::printf("%d calls succeeded, %d were refused, reclaimers were asked %d times\n",
+                crowd.succeeded.load(), crowd.refused.load(), crowd.asked.load());
 }
 
 struct Calls {
@@ -961,10 +1052,12 @@ std::uint64_t call_everything(std::uint64_t bytes, void* user) {
     auto& calls = *static_cast<Calls*>(user);
     calls.asked.push_back(bytes);
     void* block = nullptr;
-    EXPECT_EQ(vmmgraph_space_allocate(calls.space, 8 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);
+    EXPECT_EQ(vmmgraph_space_allocate(calls.space, 8 * MiB, nullptr, &block),
+              VMMGRAPH_ERROR_OVER_BUDGET);
     vmmgraph_space_t space = nullptr;
     EXPECT_EQ(vmmgraph_space_open(calls.arena, &space), VMMGRAPH_OK);
-    EXPECT_EQ(vmmgraph_space_allocate(space, 16 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);
+    EXPECT_EQ(vmmgraph_space_allocate(space, 16 * MiB, nullptr, &block),
+              VMMGRAPH_ERROR_OVER_BUDGET);
     EXPECT_EQ(vmmgraph_space_seal(space, VMMGRAPH_RETAIN_DEFAULT, nullptr), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_space_destroy(space), VMMGRAPH_OK);
     EXPECT_EQ(vmmgraph_arena_trim(calls.arena, nullptr), VMMGRAPH_OK);
@@ -978,13 +1071,16 @@ std::uint64_t call_everything(std::uint64_t bytes, void* user) {
 }
 
 TEST_F(Hostile, AReclaimerMayCallEverythingRunShortAndEndItself) {
-    EXPECT_EQ(vmmgraph_device_add_reclaimer(device, nullptr, 0, nullptr, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_device_add_reclaimer(device, nullptr, 0, nullptr, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     Calls calls;
     calls.device = device;
     calls.arena = arena;
     calls.space = space;
-    EXPECT_EQ(vmmgraph_device_add_reclaimer(device, call_everything, 9, &calls, nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
-    ASSERT_EQ(vmmgraph_device_add_reclaimer(device, call_everything, 9, &calls, &calls.self), VMMGRAPH_OK);
+    EXPECT_EQ(vmmgraph_device_add_reclaimer(device, call_everything, 9, &calls, nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
+    ASSERT_EQ(vmmgraph_device_add_reclaimer(device, call_everything, 9, &calls, &calls.self),
+              VMMGRAPH_OK);
     ASSERT_EQ(vmmgraph_device_set_budget(device, 2 * MiB), VMMGRAPH_OK);
     void* block = nullptr;
     EXPECT_EQ(vmmgraph_space_allocate(space, 6 * MiB, nullptr, &block), VMMGRAPH_ERROR_OVER_BUDGET);

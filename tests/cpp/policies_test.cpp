@@ -154,7 +154,9 @@ TEST(Policies, ThreadsShareGrants) {
                     continue;
                 }
                 ++granted;
-                too_much = too_much || held.fetch_add(need.kv + need.activations) + need.kv + need.activations > pages;
+                too_much =
+                    too_much ||
+                    held.fetch_add(need.kv + need.activations) + need.kv + need.activations > pages;
                 std::this_thread::yield();
                 held -= need.kv + need.activations;
                 grants.give(need);
@@ -174,7 +176,7 @@ TEST(Policies, ThreadsShareGrants) {
 TEST(Policies, HandlesMove) {
     Grants grants(1, 0);
     Grants moved = std::move(grants);
-    EXPECT_EQ(grants.handle(), nullptr);                               // NOLINT: moved from on purpose
+    EXPECT_EQ(grants.handle(), nullptr);  // NOLINT: moved from on purpose
     EXPECT_THROW(static_cast<void>(grants.stats()), vmmgraph::Error);  // NOLINT
     EXPECT_EQ(moved.ask(1, {1, 0}), Grant::granted);
 }

@@ -123,7 +123,8 @@ TEST(Regions, ContentsOfEachTagAreKnownByThemselves) {
     // Destroyed handles and handles of another kind are refused.
     vmmgraph_ready_t ready = nullptr;
     const char* const tag = "kv";
-    ASSERT_EQ(vmmgraph_device_resume_async(device.handle(), &tag, 1, 0, &ready, nullptr), VMMGRAPH_OK);
+    ASSERT_EQ(vmmgraph_device_resume_async(device.handle(), &tag, 1, 0, &ready, nullptr),
+              VMMGRAPH_OK);
     std::int32_t done = -1;
     EXPECT_EQ(vmmgraph_ready_done(ready, &done), VMMGRAPH_OK);
     EXPECT_EQ(done, 1);

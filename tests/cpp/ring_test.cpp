@@ -34,10 +34,13 @@ using vmmgraph::UnitScope;
 using Bytes = std::vector<unsigned char>;
 
 template <class T>
-constexpr bool owner = !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> && std::is_nothrow_move_constructible_v<T> &&
-                       std::is_nothrow_move_assignable_v<T> && std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
+constexpr bool owner =
+    !std::is_copy_constructible_v<T> && !std::is_copy_assignable_v<T> &&
+    std::is_nothrow_move_constructible_v<T> && std::is_nothrow_move_assignable_v<T> &&
+    std::is_nothrow_destructible_v<T> && sizeof(T) == sizeof(void*);
 static_assert(owner<Ring> && owner<HostBuffer>);
-static_assert(!std::is_move_constructible_v<UnitScope> && std::is_nothrow_destructible_v<UnitScope>, "it ends where it began");
+static_assert(!std::is_move_constructible_v<UnitScope> && std::is_nothrow_destructible_v<UnitScope>,
+              "it ends where it began");
 
 // A device with two streams. Links no CUDA symbol, because CUDA may be missing.
 class Machine {
@@ -84,7 +87,8 @@ public:
         Bytes found(bytes);
         if (cuda()) {
             const auto address = reinterpret_cast<std::uint64_t>(at);
-            EXPECT_EQ((call<int(void*, std::uint64_t, std::size_t, void*)>("cuMemcpyDtoHAsync_v2")(found.data(), address, bytes, stream)),
+            EXPECT_EQ((call<int(void*, std::uint64_t, std::size_t, void*)>("cuMemcpyDtoHAsync_v2")(
+                          found.data(), address, bytes, stream)),
                       0);
             EXPECT_EQ(call<int(void*)>("cuStreamSynchronize")(stream), 0);
         } else {
@@ -93,10 +97,13 @@ public:
         return found;
     }
 
-    void begin_capture(void* stream) const { EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2")(stream, 2)), 0); }
+    void begin_capture(void* stream) const {
+        EXPECT_EQ((call<int(void*, int)>("cuStreamBeginCapture_v2")(stream, 2)), 0);
+    }
     void end_capture(void* stream) const {
         void* graph = nullptr;
-        EXPECT_EQ((call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)), 0) << "the capture was spoilt";
+        EXPECT_EQ((call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)), 0)
+            << "the capture was spoilt";
         EXPECT_EQ(call<int(void*)>("cuGraphDestroy")(graph), 0);
     }
 
@@ -104,7 +111,9 @@ public:
     struct Graph {
         explicit Graph(const Machine& on, void* stream) : machine(on) {
             EXPECT_EQ((machine.call<int(void*, void**)>("cuStreamEndCapture")(stream, &graph)), 0);
-            EXPECT_EQ((machine.call<int(void**, void*, std::uint64_t)>("cuGraphInstantiateWithFlags")(&executable, graph, 0)), 0);
+            EXPECT_EQ((machine.call<int(void**, void*, std::uint64_t)>(
+                          "cuGraphInstantiateWithFlags")(&executable, graph, 0)),
+                      0);
         }
         Graph(const Graph&) = delete;
         Graph& operator=(const Graph&) = delete;
@@ -112,7 +121,9 @@ public:
             EXPECT_EQ(machine.call<int(void*)>("cuGraphExecDestroy")(executable), 0);
             EXPECT_EQ(machine.call<int(void*)>("cuGraphDestroy")(graph), 0);
         }
-        void launch(void* stream) const { EXPECT_EQ((machine.call<int(void*, void*)>("cuGraphLaunch")(executable, stream)), 0); }
+        void launch(void* stream) const {
+            EXPECT_EQ((machine.call<int(void*, void*)>("cuGraphLaunch")(executable, stream)), 0);
+        }
 
         const Machine& machine;
         void* graph = nullptr;
@@ -121,9 +132,9 @@ public:
 
     void copy(void* to, const void* from, std::size_t bytes, void* stream) const {
         const auto number = [](const void* at) { return reinterpret_cast<std::uint64_t>(at); };
-        EXPECT_EQ(
-            (call<int(std::uint64_t, std::uint64_t, std::size_t, void*)>("cuMemcpyDtoDAsync_v2")(number(to), number(from), bytes, stream)),
-            0);
+        EXPECT_EQ((call<int(std::uint64_t, std::uint64_t, std::size_t, void*)>(
+                      "cuMemcpyDtoDAsync_v2")(number(to), number(from), bytes, stream)),
+                  0);
     }
 
     Device device;
@@ -138,8 +149,9 @@ public:
 private:
     static vmmgraph::DeviceOptions options() {
         const char* const wanted = std::getenv("VMMGRAPH_DRIVER");
-        return wanted != nullptr && std::strcmp(wanted, "cuda") == 0 ? vmmgraph::DeviceOptions{vmmgraph::DriverChoice::cuda, 0, 0, 0, 0}
-                                                                     : host::device_options(3);
+        return wanted != nullptr && std::strcmp(wanted, "cuda") == 0
+                   ? vmmgraph::DeviceOptions{vmmgraph::DriverChoice::cuda, 0, 0, 0, 0}
+                   : host::device_options(3);
     }
 
     void* library_ = nullptr;
@@ -149,7 +161,8 @@ private:
 Bytes pattern(std::size_t unit, int version, std::size_t bytes) {
     Bytes made(bytes);
     for (std::size_t at = 0; at < bytes; ++at) {
-        made[at] = static_cast<unsigned char>(at * 7 ^ unit * 31 ^ static_cast<std::size_t>(version) * 101);
+        made[at] = static_cast<unsigned char>(at * 7 ^ unit * 31 ^
+                                              static_cast<std::size_t>(version) * 101);
     }
     return made;
 }
@@ -238,7 +251,8 @@ TEST(Ring, StepsOnTwoStreamsFindEveryUnitAtItsOwnAddress) {
     const auto stats = model.ring.stats();
     EXPECT_EQ(stats.acquires, 36U);
     EXPECT_EQ(stats.acquired + stats.filled_late + stats.ahead_failed + stats.aborts, 0U);
-    EXPECT_EQ(stats.device_bytes, 6 * machine.page()) << "two slots of two pages, and the resident unit";
+    EXPECT_EQ(stats.device_bytes, 6 * machine.page())
+        << "two slots of two pages, and the resident unit";
     EXPECT_EQ(stats.charged_bytes, stats.device_bytes);
     // Streamed units per step, two ahead, the resident unit once.
     EXPECT_EQ(stats.copies, 4 * 8 + 2 + 1U);
@@ -246,7 +260,8 @@ TEST(Ring, StepsOnTwoStreamsFindEveryUnitAtItsOwnAddress) {
     EXPECT_EQ(stats.units, 9U);
     EXPECT_EQ(stats.streamed, 8U);
     EXPECT_EQ(stats.slots, 2U);
-    EXPECT_EQ(stats.page_bytes, 2 * machine.page()) << "as long as the longest unit: that takes no more";
+    EXPECT_EQ(stats.page_bytes, 2 * machine.page())
+        << "as long as the longest unit: that takes no more";
     EXPECT_EQ(stats.reserved_bytes, 18 * machine.page()) << "a page a unit";
     EXPECT_EQ(stats.budget_bytes, 0U);
 }
@@ -266,10 +281,13 @@ TEST(Ring, AUnitsMemoryIsThatOfItsSlot) {
     }
     const UnitScope scope(model.ring, 2, stream);
     for (const std::size_t other : {0U, 4U}) {
-        EXPECT_EQ(machine.read(model.ring.address(other), 64, stream), machine.read(scope.address(), 64, stream));
-        EXPECT_EQ(status_of([&] { const UnitScope refused(model.ring, other, machine.stream(1)); }), VMMGRAPH_ERROR_WRONG_STATE);
+        EXPECT_EQ(machine.read(model.ring.address(other), 64, stream),
+                  machine.read(scope.address(), 64, stream));
+        EXPECT_EQ(status_of([&] { const UnitScope refused(model.ring, other, machine.stream(1)); }),
+                  VMMGRAPH_ERROR_WRONG_STATE);
     }
-    EXPECT_EQ(model.ring.stats().acquired, 1U) << "a scope that never began has released another's unit";
+    EXPECT_EQ(model.ring.stats().acquired, 1U)
+        << "a scope that never began has released another's unit";
 }
 
 TEST(Ring, AStepThatAnExceptionEndsLeavesARingThatWorks) {
@@ -308,7 +326,8 @@ TEST(Ring, AStepThatAnExceptionEndsLeavesARingThatWorks) {
     for (const RingUnit& unit : model.units) {
         all += unit.bytes;
     }
-    EXPECT_GE(model.ring.stats().copied_bytes - copied, all) << "nothing that was held counts any more";
+    EXPECT_GE(model.ring.stats().copied_bytes - copied, all)
+        << "nothing that was held counts any more";
 }
 
 TEST(Ring, ASourceThatChangesIsReadFromTheNextAcquireOn) {
@@ -351,17 +370,20 @@ TEST(Ring, RunsThatLieTogetherAreOneCopy) {
     HostBuffer buffer(machine.device, machine.page());
     const Bytes bytes = pattern(1, 2, 400);
     buffer.write(0, bytes.data(), bytes.size());
-    ring.set_source(0, {HostRun{buffer, 100, 100, 50}, HostRun{buffer, 0, 0, 100}, HostRun{buffer, 7, 150, 0}});
+    ring.set_source(
+        0, {HostRun{buffer, 100, 100, 50}, HostRun{buffer, 0, 0, 100}, HostRun{buffer, 7, 150, 0}});
     ring.set_source(1, {HostRun{buffer, 200, 0, 50}, HostRun{buffer, 0, 50, 100}});
     EXPECT_EQ(ring.stats().copies, 0U);
     void* const stream = machine.stream(0);
     {
         const UnitScope scope(ring, 0, stream);
         EXPECT_EQ(ring.stats().copies, 1 + 2U) << "the next unit is copied ahead";
-        EXPECT_EQ(machine.read(scope.address(), 150, stream), Bytes(bytes.begin(), bytes.begin() + 150));
+        EXPECT_EQ(machine.read(scope.address(), 150, stream),
+                  Bytes(bytes.begin(), bytes.begin() + 150));
     }
     const UnitScope scope(ring, 1, stream);
-    EXPECT_EQ(machine.read(scope.address(), 50, stream), Bytes(bytes.begin() + 200, bytes.begin() + 250));
+    EXPECT_EQ(machine.read(scope.address(), 50, stream),
+              Bytes(bytes.begin() + 200, bytes.begin() + 250));
     Bytes found(50);
     buffer.read(200, found.data(), found.size());
     EXPECT_EQ(found, Bytes(bytes.begin() + 200, bytes.begin() + 250));
@@ -401,7 +423,8 @@ TEST(Ring, AStreamUnderCaptureIsRefusedAndItsCaptureGoesOn) {
         // Aborts the ring. The slot stays blocked until the stream can be queried.
     }
     EXPECT_EQ(model.ring.stats().aborts, 1U);
-    EXPECT_EQ(status_of([&] { model.ring.acquire(0, machine.stream(1)); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+    EXPECT_EQ(status_of([&] { model.ring.acquire(0, machine.stream(1)); }),
+              VMMGRAPH_ERROR_STREAM_CAPTURING);
     machine.end_capture(captured);
     model.step(machine.stream(1));
     UnitScope scope(model.ring, 0, captured);
@@ -416,24 +439,28 @@ TEST(Ring, AStepInAGraphReadsWhatItsSourcesAreThen) {
     }
     Model model(machine, mixed(machine.page()), slots(2));
     // Receives the reads.
-    const Ring found(machine.device, std::vector<RingUnit>(model.units.size(), {2 * machine.page(), true}));
+    const Ring found(machine.device,
+                     std::vector<RingUnit>(model.units.size(), {2 * machine.page(), true}));
     void* const stream = machine.stream(0);
     EXPECT_EQ(status_of([&] { model.ring.capture_begin(stream); }), VMMGRAPH_ERROR_WRONG_STATE);
     machine.begin_capture(stream);
     model.ring.capture_begin(stream, {1, 2});
     for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
         const UnitScope scope(model.ring, unit, stream);
-        machine.copy(found.address(unit), scope.address(), static_cast<std::size_t>(model.units[unit].bytes), stream);
+        machine.copy(found.address(unit), scope.address(),
+                     static_cast<std::size_t>(model.units[unit].bytes), stream);
     }
     std::optional<vmmgraph::RingGraph> step(model.ring.capture_end(stream));
-    EXPECT_EQ(status_of([&] { static_cast<void>(model.ring.capture_end(stream)); }), VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(model.ring.capture_end(stream)); }),
+              VMMGRAPH_ERROR_WRONG_STATE);
     {
         const Machine::Graph graph(machine, stream);
         EXPECT_EQ(step->copies(), 16U) << "two for each unit that streams";
         const auto right = [&] {
             step->launch(graph.executable, stream, [&] { graph.launch(stream); });
             for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-                EXPECT_EQ(machine.read(found.address(unit), static_cast<std::size_t>(model.units[unit].bytes), stream),
+                EXPECT_EQ(machine.read(found.address(unit),
+                                       static_cast<std::size_t>(model.units[unit].bytes), stream),
                           model.expected(unit));
             }
         };
@@ -444,12 +471,18 @@ TEST(Ring, AStepInAGraphReadsWhatItsSourcesAreThen) {
         model.step(machine.stream(1));
         right();
         // An exception cancels the launch and propagates.
-        EXPECT_THROW(step->launch(graph.executable, stream, [&] { throw std::runtime_error("launch"); }), std::runtime_error);
+        EXPECT_THROW(
+            step->launch(graph.executable, stream, [&] { throw std::runtime_error("launch"); }),
+            std::runtime_error);
         EXPECT_EQ(model.ring.stats().launches, 3U);
-        EXPECT_EQ(status_of([&] { step->launch(graph.executable, stream, [&] { model.sources[0].write(0, "x", 1); }); }),
+        EXPECT_EQ(status_of([&] {
+                      step->launch(graph.executable, stream,
+                                   [&] { model.sources[0].write(0, "x", 1); });
+                  }),
                   VMMGRAPH_ERROR_WRONG_STATE)
             << "host memory is not written while a launch that reads it is given";
-        EXPECT_EQ(status_of([&] { step->launch(nullptr, stream, [] {}); }), VMMGRAPH_ERROR_NULL_ARGUMENT);
+        EXPECT_EQ(status_of([&] { step->launch(nullptr, stream, [] {}); }),
+                  VMMGRAPH_ERROR_NULL_ARGUMENT);
         EXPECT_EQ(vmmgraph_ring_graph_leave(step->handle(), stream, 1), VMMGRAPH_ERROR_WRONG_STATE);
         right();
         step.reset();
@@ -470,10 +503,12 @@ TEST(Ring, WhatIsRefusedChangesNothing) {
     options.budget_bytes = 3 * machine.page();
     EXPECT_THROW(Ring(machine.device, units, options), vmmgraph::OutOfMemory);
     const std::vector<RingUnit> long_ones(6, {machine.device.info().total_bytes});
-    EXPECT_EQ(status_of([&] { const Ring refused(machine.device, long_ones); }), VMMGRAPH_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(status_of([&] { const Ring refused(machine.device, long_ones); }),
+              VMMGRAPH_ERROR_OUT_OF_MEMORY);
     options.remainder = vmmgraph::Remainder::refuse;
     options.budget_bytes = 0;
-    EXPECT_EQ(status_of([&] { const Ring refused(machine.device, units, options); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { const Ring refused(machine.device, units, options); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(machine.device.stats().reserved_bytes, 0U);
     options.remainder = vmmgraph::Remainder::keep_resident;
     options.budget_bytes = 4 * machine.page();
@@ -484,15 +519,19 @@ TEST(Ring, WhatIsRefusedChangesNothing) {
     EXPECT_EQ(model.ring.schedule().places[3].turn, vmmgraph::RingSchedule::resident);
     EXPECT_EQ(model.ring.stats().budget_bytes, 4 * machine.page());
     const HostBuffer& source = model.sources[0];
-    for (const HostRun& run : {HostRun{source, 1, 0, machine.page()}, HostRun{source, 0, 1, machine.page()},
-                               HostRun{source, ~std::uint64_t{0}, 0, 2}, HostRun{source, 0, ~std::uint64_t{0}, 2}}) {
-        EXPECT_EQ(status_of([&] { model.ring.set_source(0, {run}); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    for (const HostRun& run :
+         {HostRun{source, 1, 0, machine.page()}, HostRun{source, 0, 1, machine.page()},
+          HostRun{source, ~std::uint64_t{0}, 0, 2}, HostRun{source, 0, ~std::uint64_t{0}, 2}}) {
+        EXPECT_EQ(status_of([&] { model.ring.set_source(0, {run}); }),
+                  VMMGRAPH_ERROR_INVALID_ARGUMENT);
     }
     EXPECT_EQ(status_of([&] { model.ring.release(0, nullptr); }), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(model.ring.address(7)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { static_cast<void>(model.ring.address(7)); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     model.step(machine.stream(0));
     model.step(machine.stream(0));
-    EXPECT_EQ(model.ring.stats().filled_late, 2 + 1U) << "within a step the first one is always late, and the resident one once";
+    EXPECT_EQ(model.ring.stats().filled_late, 2 + 1U)
+        << "within a step the first one is always late, and the resident one once";
 }
 
 TEST(Ring, HostBuffersSayWhatTheyAreAndOwnersMove) {
@@ -508,7 +547,8 @@ TEST(Ring, HostBuffersSayWhatTheyAreAndOwnersMove) {
     Ring ring(machine.device, {{100}, {100}, {100}, {100}}, slots(2));
     Ring other(std::move(ring));
     EXPECT_EQ(status_of([&] { ring.abort(); }), VMMGRAPH_ERROR_INVALID_HANDLE);
-    EXPECT_EQ(status_of([&] { other.acquire(0, nullptr); }), VMMGRAPH_ERROR_WRONG_STATE) << "it has no source";
+    EXPECT_EQ(status_of([&] { other.acquire(0, nullptr); }), VMMGRAPH_ERROR_WRONG_STATE)
+        << "it has no source";
     ring = std::move(other);
     ring.abort();
     EXPECT_EQ(ring.stats().aborts, 1U);
@@ -548,9 +588,12 @@ TEST(Rings, WhatIsOnTheDeviceBecomesASource) {
     EXPECT_EQ(found, other);
     if (machine.cuda()) {
         machine.begin_capture(machine.stream(1));
-        EXPECT_EQ(status_of([&] { model.sources[unit].store(0, made.address(0), bytes, machine.stream(1)); }),
+        EXPECT_EQ(status_of([&] {
+                      model.sources[unit].store(0, made.address(0), bytes, machine.stream(1));
+                  }),
                   VMMGRAPH_ERROR_STREAM_CAPTURING);
-        EXPECT_EQ(status_of([&] { model.sources[unit].before(machine.stream(1)); }), VMMGRAPH_ERROR_STREAM_CAPTURING);
+        EXPECT_EQ(status_of([&] { model.sources[unit].before(machine.stream(1)); }),
+                  VMMGRAPH_ERROR_STREAM_CAPTURING);
         machine.end_capture(machine.stream(1));
     }
     for (void* const stream : {machine.stream(0), machine.stream(1)}) {
@@ -562,7 +605,8 @@ TEST(Rings, WhatIsOnTheDeviceBecomesASource) {
 TEST(RingPlan, TheCeilingIsLoggedBeforeARingIsBuilt) {
     const Machine machine;
     std::vector<std::string> lines;
-    vmmgraph::set_log_sink([&](vmmgraph::LogLevel, std::string_view line) { lines.emplace_back(line); });
+    vmmgraph::set_log_sink(
+        [&](vmmgraph::LogLevel, std::string_view line) { lines.emplace_back(line); });
     const auto with = [&](const char* word) {
         std::vector<std::size_t> found;
         for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -593,13 +637,16 @@ TEST(RingPlan, TheCeilingIsLoggedBeforeARingIsBuilt) {
     demand.link_gib_per_second = 50;
     demand.compute_seconds = 1e-3;
     const auto text = vmmgraph::ring_ceiling_text(demand);
-    EXPECT_EQ(said.size(), static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'))) << text;
+    EXPECT_EQ(said.size(), static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n')))
+        << text;
     ASSERT_EQ(made.size(), 1U);
     EXPECT_LT(said.back(), made.front());
-    EXPECT_NE(lines[said[1]].find("not as asked: units [3] stay resident"), std::string::npos) << lines[said[1]];
+    EXPECT_NE(lines[said[1]].find("not as asked: units [3] stay resident"), std::string::npos)
+        << lines[said[1]];
     lines.clear();
     options.compute_seconds = -1;
-    EXPECT_EQ(status_of([&] { static_cast<void>(Ring(machine.device, units, options)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { static_cast<void>(Ring(machine.device, units, options)); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_TRUE(with("ring made").empty());
     vmmgraph::set_log_sink({});
 }
@@ -611,10 +658,12 @@ TEST(RingPlan, WhatIsOtherwiseThanAskedIsInTheNumbersAndInTheText) {
     EXPECT_NE(text.find("not as asked: 2 slots instead of 3"), std::string::npos) << text;
     EXPECT_NE(text.find("tokens/s at best, bound by the link"), std::string::npos) << text;
     few.budget_bytes = layer - 1;
-    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::ring_ceiling_text(few)); }), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::ring_ceiling_text(few)); }),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     auto prime = demand(61);
     prime.slots = 4;
-    EXPECT_GT(vmmgraph::ring_ceiling_text(prime).size(), 1000U) << "a text longer than the first buffer";
+    EXPECT_GT(vmmgraph::ring_ceiling_text(prime).size(), 1000U)
+        << "a text longer than the first buffer";
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ TEST(Share, OpeningSaysWhatWasGranted) {
     void* const block = arena.allocate_exclusive(host::MiB);
     const auto page = vmmgraph::export_range(arena, block, host::MiB).front();
     EXPECT_THROW(static_cast<void>(vmmgraph::export_fabric(device, page.page)), vmmgraph::Error);
-    EXPECT_THROW(vmmgraph::PeerPage(device, vmmgraph::FabricHandle{}, page.page_bytes), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::PeerPage(device, vmmgraph::FabricHandle{}, page.page_bytes),
+                 vmmgraph::Error);
     EXPECT_EQ(device.stats().exported_bytes, 0U);
 }
 
@@ -98,7 +99,8 @@ TEST(Share, ASealExchangesNoPageOfARemoteBlock) {
     another.free(another.allocate(host::MiB / 2));
     for (const bool remote : {true, false}) {
         auto space = arena.open_space();
-        void* buffer = remote ? space.allocate_remote(host::MiB / 8) : space.allocate(host::MiB / 8);
+        void* buffer =
+            remote ? space.allocate_remote(host::MiB / 8) : space.allocate(host::MiB / 8);
         static_cast<void>(space.allocate(host::MiB / 8));
         const auto before = vmmgraph::export_range(space, buffer, host::MiB / 8);
         space.free(buffer);
@@ -126,7 +128,8 @@ TEST(Share, AnotherProcessHasTheSameMemory) {
         // A child must not use its parent's devices.
         static_cast<void>(close(sockets[0]));
         static_cast<void>(setenv(CHILD, number.c_str(), 1));
-        execl("/proc/self/exe", "share", "--gtest_filter=Share.AnotherProcessHasTheSameMemory", nullptr);
+        execl("/proc/self/exe", "share", "--gtest_filter=Share.AnotherProcessHasTheSameMemory",
+              nullptr);
         _exit(4);
     }
     static_cast<void>(close(sockets[1]));
@@ -152,7 +155,8 @@ TEST(Share, AnotherProcessHasTheSameMemory) {
         EXPECT_EQ(exported.size(), extents.size());
         EXPECT_GE(device.stats().exported_bytes, 2 * host::MiB);
         host::fill(block, bytes, 0x5a);
-        vmmgraph::send_descriptors(socket.get(), descriptors, parts.data(), parts.size() * sizeof(Part));
+        vmmgraph::send_descriptors(socket.get(), descriptors, parts.data(),
+                                   parts.size() * sizeof(Part));
         exported.begin()->second.close_descriptor();
         EXPECT_EQ(exported.begin()->second.descriptor(), -1);
         char done = 0;

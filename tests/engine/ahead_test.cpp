@@ -49,25 +49,32 @@ TEST(Ahead, OnOrdinaryTrafficFewStepsWaitForTheirExecutable) {
         const auto before = small.executor->executables();
         EXPECT_EQ(before.instantiated, 8u);
         const auto text = small.executor->prometheus({{"model", "small"}});
-        EXPECT_NE(text.find("\nvmmgraph_executable_graphs{model=\"small\",state=\"template_only\"} 24\n"), std::string::npos) << text;
+        EXPECT_NE(
+            text.find("\nvmmgraph_executable_graphs{model=\"small\",state=\"template_only\"} 24\n"),
+            std::string::npos)
+            << text;
         std::mt19937 random(17);
         Ran ran;
         int at = 40, wrong = 0;
         const int steps = most_steps(4000);
         for (int i = 0; i < steps; ++i) {
             const auto dice = random() % 100;
-            at = dice == 0 ? 1 + static_cast<int>(random() % 128) : dice <= 30 ? at + 1 : dice <= 60 ? at - 1 : at;
+            at = dice == 0    ? 1 + static_cast<int>(random() % 128)
+                 : dice <= 30 ? at + 1
+                 : dice <= 60 ? at - 1
+                              : at;
             at = std::clamp(at, 1, 128);
             wrong += !small.run(at, Phase::decode, ran, uniform_decode) || ran.mode != Mode::full;
         }
         const auto after = small.executor->executables();
         std::printf(
-            "RESULT executables: 32 graphs, 8 executables, %d steps of a random walk, %s: %llu steps had to instantiate, %llu were "
+            "RESULT executables: 32 graphs, 8 executables, %d steps of a random walk, %s: %llu "
+            "steps had to instantiate, %llu were "
             "instantiated ahead, %d "
             "wrong\n",
             steps, instantiate_ahead ? "instantiated ahead" : "not instantiated ahead",
-            static_cast<unsigned long long>(after.misses - before.misses), static_cast<unsigned long long>(after.ahead - before.ahead),
-            wrong);
+            static_cast<unsigned long long>(after.misses - before.misses),
+            static_cast<unsigned long long>(after.ahead - before.ahead), wrong);
         EXPECT_EQ(wrong, 0);
         EXPECT_LE(after.executables, 9u);
         if (instantiate_ahead && steps == 4000) {

@@ -26,7 +26,8 @@ struct Traffic {
 
 Traffic random_step(std::mt19937& random) {
     const auto pick = [&](std::int64_t from, std::int64_t to) {
-        return from + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(to - from + 1));
+        return from +
+               static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(to - from + 1));
     };
     const bool decode = pick(0, 1) == 0;
     const bool adapted = pick(0, 1) == 0;
@@ -37,12 +38,15 @@ Traffic random_step(std::mt19937& random) {
     const auto adapters = adapted ? pick(1, 4) : pick(0, 1);
     Traffic made;
     made.step.key.variant = (decode ? uniform_decode : 0) | (adapted ? lora : 0);
-    made.step.key.extents = {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>(batch), static_cast<std::uint32_t>(pages),
+    made.step.key.extents = {static_cast<std::uint32_t>(tokens), static_cast<std::uint32_t>(batch),
+                             static_cast<std::uint32_t>(pages),
                              static_cast<std::uint32_t>(adapters)};
     made.step.phase = decode ? Phase::decode : Phase::mixed;
     // Full graphs run no eager work per step.
     made.bias = decode ? 0 : static_cast<float>(pick(0, 9));
-    const auto some = [](c10::ScalarType dtype, std::int64_t below, at::IntArrayRef shape) { return at::randint(0, below, shape, dtype); };
+    const auto some = [](c10::ScalarType dtype, std::int64_t below, at::IntArrayRef shape) {
+        return at::randint(0, below, shape, dtype);
+    };
     made.values = {some(at::kLong, vocabulary, {tokens}),
                    some(at::kLong, batch, {tokens}),
                    some(at::kInt, pages, {tokens}),
@@ -99,28 +103,37 @@ struct ModelOfAxes {
         }
         auto buckets = options.full;
         buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
-        inputs = std::make_unique<GraphInputs>(declaration(), buckets, InputsOptions{device(), 512});
+        inputs =
+            std::make_unique<GraphInputs>(declaration(), buckets, InputsOptions{device(), 512});
         first_seen = inputs->find("sums") + 1;
         wait();
-        executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
+        executor = std::make_unique<GraphExecutor>(
+            arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
     }
 
     // Combines rows of all axes.
-    [[nodiscard]] at::Tensor gathered(const at::Tensor& tokens, const at::Tensor& owner, const at::Tensor& page, const at::Tensor& scale,
+    [[nodiscard]] at::Tensor gathered(const at::Tensor& tokens, const at::Tensor& owner,
+                                      const at::Tensor& page, const at::Tensor& scale,
                                       const at::Tensor& page_values) const {
-        return table.index_select(0, tokens) * scale.index_select(0, owner).unsqueeze(1) + page_values.index_select(0, page).unsqueeze(1);
+        return table.index_select(0, tokens) * scale.index_select(0, owner).unsqueeze(1) +
+               page_values.index_select(0, page).unsqueeze(1);
     }
 
     void body(Recorder& recorder) {
         const auto& all = *inputs;
-        const auto rows = gathered(all.tokens(), all.get("owner"), all.get("page"), all.get("scale"), all.get("page_values"));
+        const auto rows = gathered(all.tokens(), all.get("owner"), all.get("page"),
+                                   all.get("scale"), all.get("page_values"));
         const auto biased = at::empty_like(rows);
         recorder.eager({rows, biased}, [](const Step& step, at::TensorList tensors) {
             const auto* const bias = static_cast<const float*>(step.params);
-            const auto real = bias == nullptr ? tensors[0].size(0) : std::int64_t{step.key[Axis::tokens]};
-            tensors[1].narrow(0, 0, real).copy_(tensors[0].narrow(0, 0, real) + (bias == nullptr ? 0.0 : double{*bias}));
+            const auto real =
+                bias == nullptr ? tensors[0].size(0) : std::int64_t{step.key[Axis::tokens]};
+            tensors[1]
+                .narrow(0, 0, real)
+                .copy_(tensors[0].narrow(0, 0, real) + (bias == nullptr ? 0.0 : double{*bias}));
         });
-        all.hidden_states().copy_(biased + all.get("adapters").index_select(0, all.get("adapter")) + all.get("added"));
+        all.hidden_states().copy_(biased + all.get("adapters").index_select(0, all.get("adapter")) +
+                                  all.get("added"));
         // A later piece, which may reuse memory.
         recorder.eager({}, [](const Step&, at::TensorList) {});
         all.get("sums").copy_(sums_of(all.get("scale"), all.get("starts")));
@@ -130,7 +143,8 @@ struct ModelOfAxes {
     }
 
     static at::Tensor sums_of(const at::Tensor& scale, const at::Tensor& starts) {
-        return scale * 2 + (starts.narrow(0, 1, scale.size(0)) - starts.narrow(0, 0, scale.size(0)));
+        return scale * 2 +
+               (starts.narrow(0, 1, scale.size(0)) - starts.narrow(0, 0, scale.size(0)));
     }
 
     // Without padding.
@@ -147,8 +161,10 @@ struct ModelOfAxes {
     }
 };
 
-std::vector<Key> grid(std::uint32_t variant, const std::vector<std::array<std::uint32_t, 2>>& tokens_and_batch,
-                      const std::vector<std::uint32_t>& pages, const std::vector<std::uint32_t>& adapters) {
+std::vector<Key> grid(std::uint32_t variant,
+                      const std::vector<std::array<std::uint32_t, 2>>& tokens_and_batch,
+                      const std::vector<std::uint32_t>& pages,
+                      const std::vector<std::uint32_t>& adapters) {
     std::vector<Key> keys;
     for (const auto& [tokens, batch] : tokens_and_batch) {
         for (const auto of_pages : pages) {
@@ -183,7 +199,8 @@ bool covers(const Key& bucket, const Key& key) {
 std::pair<Mode, std::vector<Key>> candidates(const ExecutorOptions& options, const Step& step) {
     std::vector<Key> found;
     const auto look = [&](const std::vector<Key>& buckets, const Key& key) {
-        std::copy_if(buckets.begin(), buckets.end(), std::back_inserter(found), [&](const Key& bucket) { return covers(bucket, key); });
+        std::copy_if(buckets.begin(), buckets.end(), std::back_inserter(found),
+                     [&](const Key& bucket) { return covers(bucket, key); });
         return !found.empty();
     };
     if (step.phase == Phase::decode && look(options.full, step.key)) {
@@ -207,12 +224,14 @@ std::string wrong_dispatch(const ExecutorOptions& options, const Traffic& done) 
         return "a bucket that does not cover it";
     }
     for (const auto& bucket : buckets) {
-        if (bucket[Axis::tokens] < done.ran.bucket[Axis::tokens] || (bucket != done.ran.bucket && covers(done.ran.bucket, bucket))) {
+        if (bucket[Axis::tokens] < done.ran.bucket[Axis::tokens] ||
+            (bucket != done.ran.bucket && covers(done.ran.bucket, bucket))) {
             return "not by the lightest bucket";
         }
     }
     const bool exact = done.ran.bucket.extents == done.step.key.extents;
-    const bool says_so = done.ran.reason == Reason::captured || done.ran.reason == (exact ? Reason::hit : Reason::padded);
+    const bool says_so = done.ran.reason == Reason::captured ||
+                         done.ran.reason == (exact ? Reason::hit : Reason::padded);
     return says_so ? "" : "another reason";
 }
 
@@ -284,17 +303,21 @@ void run_traffic(const ExecutorOptions& options, ModelOfAxes& model, bool ahead,
     }
     const auto stats = model.executor->stats();
     std::printf(
-        "RESULT axes, %s: %zu buckets, %d steps: full %d, piecewise %d, eager %d; %llu captures, %llu evictions, at most %llu graphs; "
+        "RESULT axes, %s: %zu buckets, %d steps: full %d, piecewise %d, eager %d; %llu captures, "
+        "%llu evictions, at most %llu graphs; "
         "%d wrong\n",
-        name, options.full.size() + options.piecewise.size(), steps, by_mode[VMMGRAPH_MODE_FULL], by_mode[VMMGRAPH_MODE_PIECEWISE],
-        by_mode[VMMGRAPH_MODE_EAGER], static_cast<unsigned long long>(stats.captures), static_cast<unsigned long long>(stats.evictions),
-        static_cast<unsigned long long>(most), wrong);
+        name, options.full.size() + options.piecewise.size(), steps, by_mode[VMMGRAPH_MODE_FULL],
+        by_mode[VMMGRAPH_MODE_PIECEWISE], by_mode[VMMGRAPH_MODE_EAGER],
+        static_cast<unsigned long long>(stats.captures),
+        static_cast<unsigned long long>(stats.evictions), static_cast<unsigned long long>(most),
+        wrong);
     EXPECT_EQ(by_mode[VMMGRAPH_MODE_EAGER], eager);
     EXPECT_EQ(model.executor->unplanned(), 0u);
     EXPECT_EQ(stats.failures, 0u) << model.executor->last_failure();
     EXPECT_TRUE(by_mode[VMMGRAPH_MODE_FULL] > 100 || shortened());
     EXPECT_TRUE(by_mode[VMMGRAPH_MODE_PIECEWISE] > 100 || shortened());
-    EXPECT_LE(most, options.most_graphs == 0 ? options.full.size() + options.piecewise.size() : options.most_graphs);
+    EXPECT_LE(most, options.most_graphs == 0 ? options.full.size() + options.piecewise.size()
+                                             : options.most_graphs);
 }
 
 TEST(Axes, TrafficOnAGridIsRight) {

@@ -70,7 +70,8 @@ TEST(Behind, StepsRunEagerlyUntilTheMostUsedGraphsAreCaptured) {
     }
     EXPECT_EQ(small.eager_steps, 4);
     EXPECT_EQ(noted.take(), std::vector<int>{}) << "a step captures nothing";
-    EXPECT_EQ(small.executor->between_steps(0us), 0u) << "nothing is planned yet, and a slice of 0 does nothing";
+    EXPECT_EQ(small.executor->between_steps(0us), 0u)
+        << "nothing is planned yet, and a slice of 0 does nothing";
     EXPECT_EQ(small.executor->between_steps(1us), 2u);
     EXPECT_EQ(noted.take(), std::vector<int>{4}) << "the most used one";
     EXPECT_EQ(decode(small, 3), Reason::being_captured) << "not published before its instantiation";
@@ -143,9 +144,12 @@ TEST(Behind, PiecesAndSecondModesAreCapturedToo) {
     EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && ran.mode == Mode::eager);
     finish(small);
     EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 2.5F) && ran.mode == Mode::piecewise);
-    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode, 3.5F) && ran.mode == Mode::piecewise) << "the second mode stands in";
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode, 3.5F) &&
+                ran.mode == Mode::piecewise)
+        << "the second mode stands in";
     finish(small);
-    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.mode == Mode::full) << "the first mode's graph was missing";
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.mode == Mode::full)
+        << "the first mode's graph was missing";
     EXPECT_EQ(small.executor->stats().captures, 2u);
 }
 
@@ -229,9 +233,11 @@ TEST(Behind, MovingTrafficUnderALimitIsServedByGraphs) {
         }
     }
     EXPECT_EQ(wrong, 0);
-    EXPECT_TRUE(eager <= steps / 20 || shortened()) << eager << " of " << steps << " steps are eager: at most 5 % may be";
+    EXPECT_TRUE(eager <= steps / 20 || shortened())
+        << eager << " of " << steps << " steps are eager: at most 5 % may be";
     EXPECT_LE(small.executor->stats().graphs, 8u);
-    EXPECT_LT(small.executor->stats().evictions, 60u) << "no graph is captured to be evicted at once";
+    EXPECT_LT(small.executor->stats().evictions, 60u)
+        << "no graph is captured to be evicted at once";
 }
 
 TEST(Behind, TheSecondStartCapturesWhatTheFirstUsed) {
@@ -247,8 +253,12 @@ TEST(Behind, TheSecondStartCapturesWhatTheFirstUsed) {
     }
     std::ifstream file(options.histogram);
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    EXPECT_NE(text.find("{\"mode\": \"full\", \"variant\": 1, \"extents\": [2, 0, 0, 0], \"steps\": 4}"), std::string::npos) << text;
-    EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1) << "the temporary file is renamed";
+    EXPECT_NE(
+        text.find("{\"mode\": \"full\", \"variant\": 1, \"extents\": [2, 0, 0, 0], \"steps\": 4}"),
+        std::string::npos)
+        << text;
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1)
+        << "the temporary file is renamed";
     Small second(options);
     Noted noted(second);
     finish(second);
@@ -267,8 +277,10 @@ TEST(Behind, AnUnreadableHistogramIsIgnored) {
     auto options = behind();
     options.histogram = folder.file("traffic.json");
     for (const auto* const text :
-         {"", "{}", "[]", "{\"vmmgraph_histogram\": 2, \"shapes\": []}", "{\"vmmgraph_histogram\": 1, \"shapes\": [{]}",
-          "{\"vmmgraph_histogram\": 1, \"shapes\": [{\"mode\": \"full\", \"extents\": [1, 2, 3, 4, 5]}]}",
+         {"", "{}", "[]", "{\"vmmgraph_histogram\": 2, \"shapes\": []}",
+          "{\"vmmgraph_histogram\": 1, \"shapes\": [{]}",
+          "{\"vmmgraph_histogram\": 1, \"shapes\": [{\"mode\": \"full\", \"extents\": [1, 2, 3, 4, "
+          "5]}]}",
           "{\"vmmgraph_histogram\": 1, \"shapes\": [{\"steps\": 99999999999999999999}]}",
           "{\"vmmgraph_histogram\": 1, \"shapes\": []} x"}) {
         std::ofstream(options.histogram) << text;
@@ -287,8 +299,10 @@ TEST(Behind, AnUnreadableHistogramIsIgnored) {
 TEST(Behind, OnlyBetweenSteps) {
     Small small(behind());
     const auto tokens = at::randint(0, vocabulary, {3}, at::kLong);
-    small.executor->prepare({Key::of(3, 0, uniform_decode), Phase::decode}, {{names::tokens, tokens}});
-    const auto prepared = refusal([&] { small.executor->between_steps(1s); }, VMMGRAPH_ERROR_WRONG_STATE);
+    small.executor->prepare({Key::of(3, 0, uniform_decode), Phase::decode},
+                            {{names::tokens, tokens}});
+    const auto prepared =
+        refusal([&] { small.executor->between_steps(1s); }, VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_NE(prepared.find("a step is prepared"), std::string::npos) << prepared;
     small.executor->launch([] {}, stream());
     EXPECT_EQ(small.executor->between_steps(1s), 0u);
@@ -371,8 +385,10 @@ TEST(Behind, RanksCaptureTheSameGraphsInTheSameCalls) {
         for (int round = 0; round < rounds; ++round) {
             const std::int64_t n = std::array{1, 2, 4, 8}.at(static_cast<std::size_t>(round % 4));
             const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
-            const Step step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode};
-            modes[number].push_back(small.executor->run(step, {{names::tokens, tokens}}, [] {}, stream()).mode);
+            const Step step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode),
+                            Phase::decode};
+            modes[number].push_back(
+                small.executor->run(step, {{names::tokens, tokens}}, [] {}, stream()).mode);
             wait_for_stream();
             seen.clear();
             calls = 0;

@@ -21,7 +21,8 @@ namespace {
         // An out-of-range token in a graph.
         const auto step = [&](std::int64_t token, std::int64_t tokens) {
             static_cast<void>(small.executor->run(
-                {Key::of(static_cast<std::uint32_t>(tokens)), Phase::mixed}, {{names::tokens, at::full({tokens}, token, at::kLong)}}, [] {},
+                {Key::of(static_cast<std::uint32_t>(tokens)), Phase::mixed},
+                {{names::tokens, at::full({tokens}, token, at::kLong)}}, [] {},
                 stream(small.index)));
         };
         int refused = 0;

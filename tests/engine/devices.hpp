@@ -24,7 +24,9 @@ namespace engine_tests {
 using namespace vmmgraph::engine;
 
 inline bool has_gpu() { return c10::cuda::device_count() > 0; }
-inline c10::Device device(c10::DeviceIndex index = 0) { return has_gpu() ? c10::Device(c10::kCUDA, index) : c10::Device(c10::kCPU); }
+inline c10::Device device(c10::DeviceIndex index = 0) {
+    return has_gpu() ? c10::Device(c10::kCUDA, index) : c10::Device(c10::kCPU);
+}
 inline at::TensorOptions on_device(c10::ScalarType dtype, c10::DeviceIndex index = 0) {
     return at::TensorOptions().dtype(dtype).device(device(index));
 }
@@ -43,14 +45,18 @@ inline void* stream(c10::DeviceIndex index = 0) {
     static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
     const std::lock_guard lock(mutex);
     const auto known = streams.find(index);
-    return (known != streams.end() ? known : streams.emplace(index, c10::cuda::getStreamFromPool(true, index)).first)->second.stream();
+    return (known != streams.end()
+                ? known
+                : streams.emplace(index, c10::cuda::getStreamFromPool(true, index)).first)
+        ->second.stream();
 }
 
 class OnStream {
 public:
     explicit OnStream(c10::DeviceIndex index = 0) {
         if (has_gpu()) {
-            guard_.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream(index)), index));
+            guard_.reset_stream(
+                c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream(index)), index));
         }
     }
 
@@ -101,7 +107,9 @@ inline int most_steps(int steps) {
     const int most = text == nullptr ? 0 : std::atoi(text);
     return most > 0 ? std::min(most, steps) : steps;
 }
-inline bool shortened() { return most_steps(std::numeric_limits<int>::max()) < std::numeric_limits<int>::max(); }
+inline bool shortened() {
+    return most_steps(std::numeric_limits<int>::max()) < std::numeric_limits<int>::max();
+}
 
 // Returns the refusal's message, or empty.
 template <class F>

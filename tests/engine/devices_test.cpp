@@ -22,7 +22,8 @@ struct Outcome {
 };
 
 // Each graph has a product, because cuBLAS keeps workspaces per device.
-void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOptions& options, std::barrier<>& start, Outcome& outcome) {
+void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOptions& options,
+             std::barrier<>& start, Outcome& outcome) {
     if (has_gpu()) {
         c10::cuda::set_device(current);
     }
@@ -38,8 +39,9 @@ void traffic(c10::DeviceIndex index, c10::DeviceIndex current, const ExecutorOpt
     for (outcome.steps = 0; outcome.steps < most_steps(300); ++outcome.steps) {
         const bool decode = random() % 2 == 0;
         const auto n = static_cast<std::int64_t>(1 + random() % (decode ? 8 : 64));
-        outcome.wrong += !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
-                                    decode ? 0 : static_cast<float>(random() % 10));
+        outcome.wrong +=
+            !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
+                       decode ? 0 : static_cast<float>(random() % 10));
         outcome.eager += ran.mode == Mode::eager;
         outcome.wrong += !at::allclose(product, expected, 1e-3, 1e-3);
         product.zero_();
@@ -70,7 +72,8 @@ void both_at_once(const vmmgraph::torch::CaptureOptions& capture, bool other_is_
     std::vector<std::thread> threads;
     for (c10::DeviceIndex index = 0; index < 2; ++index) {
         threads.emplace_back([&, index] {
-            const auto current = static_cast<c10::DeviceIndex>(other_is_current ? 1 - index : index);
+            const auto current =
+                static_cast<c10::DeviceIndex>(other_is_current ? 1 - index : index);
             try {
                 traffic(index, current, options, start, outcomes[static_cast<std::size_t>(index)]);
             } catch (const std::exception& error) {
@@ -95,7 +98,9 @@ void both_at_once(const vmmgraph::torch::CaptureOptions& capture, bool other_is_
 
 TEST(Devices, TwoCaptureAndReplayAtOnce) { both_at_once({}, false); }
 TEST(Devices, WhateverDeviceIsCurrent) { both_at_once({}, true); }
-TEST(Devices, TwoCaptureAndReplayAtOnceByPools) { both_at_once({vmmgraph::torch::Route::mempool, vmmgraph::Retain::inherit}, true); }
+TEST(Devices, TwoCaptureAndReplayAtOnceByPools) {
+    both_at_once({vmmgraph::torch::Route::mempool, vmmgraph::Retain::inherit}, true);
+}
 
 bool two_gpus() { return c10::cuda::device_count() >= 2; }
 
@@ -107,11 +112,13 @@ TEST(Devices, InputsOnTheDefaultStreamMayGoWhileAnotherDeviceIsCurrent) {
     const c10::cuda::CUDAGuard current(1);
     std::atomic<bool> done{false};
     {
-        GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(0), 512});
+        GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)},
+                          {device(0), 512});
         // More often than there are staging buffers.
         for (int turn = 0; turn < 3; ++turn) {
             param.update(Key::of(4), {{"a", std::vector<std::int32_t>{turn, 1, 2, 3}}}, nullptr);
-            EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({turn, 1, 2, 3}, at::kInt))) << turn;
+            EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({turn, 1, 2, 3}, at::kInt)))
+                << turn;
         }
         const c10::cuda::CUDAGuard its_own(0);
         const auto slow = [](void* done) {
@@ -139,7 +146,8 @@ TEST(Devices, AHookMayLeaveAnotherDeviceBehind) {
     Ran ran;
     for (int turn = 0; turn < 4; ++turn) {
         // Raw handles need a mark per step.
-        for (void* const on : {stream(), static_cast<void*>(second.stream()), static_cast<void*>(cudaStreamLegacy)}) {
+        for (void* const on : {stream(), static_cast<void*>(second.stream()),
+                               static_cast<void*>(cudaStreamLegacy)}) {
             const c10::cuda::CUDAGuard its_own(0);
             EXPECT_TRUE(small.run(1 + turn, Phase::decode, ran, 0, 0, true, on)) << turn;
             EXPECT_EQ(ran.mode, Mode::full);
@@ -164,7 +172,9 @@ TEST(Devices, ACaptureIsOnTheDeviceOfItsArena) {
             arena, stream(0),
             [&] {
                 EXPECT_EQ(c10::cuda::current_device(), 0);
-                output = at::full({1000}, 2.0, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA)) + mine;
+                output =
+                    at::full({1000}, 2.0, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA)) +
+                    mine;
             },
             options);
         EXPECT_EQ(c10::cuda::current_device(), 1);
@@ -177,7 +187,8 @@ TEST(Devices, ACaptureIsOnTheDeviceOfItsArena) {
                          arena, stream(0), [] { throw std::runtime_error("planted"); }, options)),
                      std::runtime_error);
         EXPECT_EQ(c10::cuda::current_device(), 1);
-        const auto why = refusal([&] { vmmgraph::torch::CaptureScope scope(arena, stream(1), options); });
+        const auto why =
+            refusal([&] { vmmgraph::torch::CaptureScope scope(arena, stream(1), options); });
         EXPECT_NE(why.find("cuda:0"), std::string::npos) << why;
         EXPECT_EQ(c10::cuda::current_device(), 1);
         EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -190,13 +201,15 @@ TEST(Devices, AnExecutorIsRefusedWhatIsOnAnotherDevice) {
     }
     ExecutorOptions options;
     options.full = {Key::of(4)};
-    GraphInputs inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)})}, options.full, {device(0), 512});
+    GraphInputs inputs({Input::host(names::tokens, at::kInt, {Extent::along(Axis::tokens)})},
+                       options.full, {device(0), 512});
     const auto refused = [&](const std::shared_ptr<vmmgraph::SharedVmmAllocator>& arena) {
         return refusal([&] { GraphExecutor executor(arena, inputs, [](Recorder&) {}, options); });
     };
     vmmgraph::Options host;
     host.driver = vmmgraph::DriverChoice::host;
-    EXPECT_NE(refused(std::make_shared<vmmgraph::SharedVmmAllocator>(0, host)).find("host driver"), std::string::npos);
+    EXPECT_NE(refused(std::make_shared<vmmgraph::SharedVmmAllocator>(0, host)).find("host driver"),
+              std::string::npos);
     const auto right = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
     options.capture_stream = stream(0);
     EXPECT_EQ(refused(right), "");

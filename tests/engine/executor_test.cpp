@@ -12,27 +12,41 @@ TEST(Executor, EveryModeRunsAndSaysWhy) {
     options.most_tokens = 60;
     Small small(options);
     Ran ran;
-    const auto is = [&](Mode mode, Reason reason) { return ran.mode == mode && ran.reason == reason; };
-    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::captured));
+    const auto is = [&](Mode mode, Reason reason) {
+        return ran.mode == mode && ran.reason == reason;
+    };
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) &&
+                is(Mode::full, Reason::captured));
     EXPECT_EQ(ran.bucket, Key::of(4, 0, uniform_decode));
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::padded));
     EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode) && is(Mode::full, Reason::hit));
-    EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && is(Mode::piecewise, Reason::captured));
+    EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) &&
+                is(Mode::piecewise, Reason::captured));
     EXPECT_TRUE(small.run(16, Phase::mixed, ran, 0, 2.5F) && is(Mode::piecewise, Reason::hit));
-    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode, 3.5F) && is(Mode::piecewise, Reason::padded))
+    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode, 3.5F) &&
+                is(Mode::piecewise, Reason::padded))
         << "no full graph is as large";
     EXPECT_TRUE(small.run(61, Phase::mixed, ran) && is(Mode::eager, Reason::above_threshold));
-    EXPECT_TRUE(small.run(5, Phase::prefill, ran, 0, 0, false) && is(Mode::eager, Reason::not_capturable));
-    EXPECT_TRUE(small.run(5, Phase::mixed, ran, 2) && is(Mode::eager, Reason::too_large)) << "another variant";
+    EXPECT_TRUE(small.run(5, Phase::prefill, ran, 0, 0, false) &&
+                is(Mode::eager, Reason::not_capturable));
+    EXPECT_TRUE(small.run(5, Phase::mixed, ran, 2) && is(Mode::eager, Reason::too_large))
+        << "another variant";
     EXPECT_EQ(small.eager_steps, 3);
     EXPECT_EQ(small.executor->stats().captures, 2u);
     EXPECT_EQ(small.executor->unplanned(), 0u);
     EXPECT_EQ(small.executor->steps(Mode::full, Reason::padded), 1u);
     EXPECT_EQ(small.executor->steps(Mode::eager, Reason::too_large), 1u);
     const auto text = small.executor->prometheus({{"model", "a\"b"}});
-    EXPECT_NE(text.find("vmmgraph_dispatch_steps_total{model=\"a\\\"b\",mode=\"full\",reason=\"padded\"} 1\n"), std::string::npos) << text;
-    EXPECT_NE(text.find("\nvmmgraph_dispatch_captures_total{model=\"a\\\"b\"} 2\n"), std::string::npos) << text;
-    EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"), std::string::npos);
+    EXPECT_NE(
+        text.find(
+            "vmmgraph_dispatch_steps_total{model=\"a\\\"b\",mode=\"full\",reason=\"padded\"} 1\n"),
+        std::string::npos)
+        << text;
+    EXPECT_NE(text.find("\nvmmgraph_dispatch_captures_total{model=\"a\\\"b\"} 2\n"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(small.executor->prometheus().find("\nvmmgraph_dispatch_graphs 2\n"),
+              std::string::npos);
 }
 
 // A piecewise graph may contain prefill attention.
@@ -50,8 +64,11 @@ TEST(Executor, ADecodeWithoutAFullGraphIsEagerUnlessTheEngineSaysMore) {
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode)) << small.executor->last_failure();
     EXPECT_EQ(ran.mode, Mode::eager);
     EXPECT_EQ(ran.reason, Reason::capture_failed);
-    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.reason == Reason::capture_failed) << "nor the next one";
-    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode) && ran.reason == Reason::too_large);
+    EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) &&
+                ran.reason == Reason::capture_failed)
+        << "nor the next one";
+    EXPECT_TRUE(small.run(9, Phase::decode, ran, uniform_decode) &&
+                ran.reason == Reason::too_large);
     EXPECT_TRUE(small.run(9, Phase::prefill, ran, 0, 1.5F) && ran.mode == Mode::piecewise);
     EXPECT_EQ(small.eager_steps, 3);
 }
@@ -60,7 +77,8 @@ TEST(Executor, AStepWithoutAPhaseIsNoDecode) {
     Small small(both({4}));
     Step step;
     step.key = Key::of(3, 0, uniform_decode);
-    const auto ran = small.executor->run(step, {{names::tokens, at::zeros({3}, at::kLong)}}, [] {}, stream());
+    const auto ran =
+        small.executor->run(step, {{names::tokens, at::zeros({3}, at::kLong)}}, [] {}, stream());
     wait();
     EXPECT_EQ(ran.mode, Mode::piecewise);
 }
@@ -75,14 +93,16 @@ TEST(Executor, TheBodyKnowsWhetherItIsRecorded) {
     Ran ran;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
     ASSERT_GE(recorded.size(), 3u);
-    EXPECT_EQ(std::vector<bool>(recorded.begin(), recorded.begin() + 3), (std::vector<bool>{false, false, true}));
+    EXPECT_EQ(std::vector<bool>(recorded.begin(), recorded.begin() + 3),
+              (std::vector<bool>{false, false, true}));
 }
 
 // Null in a warm-up.
 TEST(Executor, TheBodySeesTheStepThatItIsRecordedFor) {
-    GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)}),
-                        Input::output(names::hidden_states, at::kLong, {Extent::along(Axis::tokens)})},
-                       {Key::of(2), Key::of(4)}, {device(), 256});
+    GraphInputs inputs(
+        {Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)}),
+         Input::output(names::hidden_states, at::kLong, {Extent::along(Axis::tokens)})},
+        {Key::of(2), Key::of(4)}, {device(), 256});
     std::vector<std::pair<Key, const void*>> seen;
     ExecutorOptions options;
     options.full = {Key::of(2), Key::of(4)};
@@ -98,7 +118,9 @@ TEST(Executor, TheBodySeesTheStepThatItIsRecordedFor) {
         options);
     const int params = 7;
     const std::vector<std::int64_t> tokens{5, 6, 7};
-    executor.run({Key::of(3), Phase::decode, true, &params}, {{names::tokens, tokens}}, [] { FAIL(); }, stream(0));
+    executor.run(
+        {Key::of(3), Phase::decode, true, &params}, {{names::tokens, tokens}}, [] { FAIL(); },
+        stream(0));
     wait();
     EXPECT_TRUE(at::equal(inputs.hidden_states(3).cpu(), at::tensor({5, 6, 7}, at::kLong)));
     ASSERT_GE(seen.size(), 2u);
@@ -122,8 +144,10 @@ TEST(Executor, EagerStepsLieInTheArenaIfTheyAreToAndTheirResultsLast) {
         if (small.arena) {
             EXPECT_GE(small.arena->stats().live_bytes, result.nbytes()) << "it is torch's";
         }
-        EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.mode == Mode::full) << i;
-        EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && ran.mode == Mode::piecewise) << i;
+        EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode) && ran.mode == Mode::full)
+            << i;
+        EXPECT_TRUE(small.run(11, Phase::prefill, ran, 0, 1.5F) && ran.mode == Mode::piecewise)
+            << i;
         EXPECT_TRUE(at::equal(result.cpu(), copy)) << i << ": a graph wrote over it";
     }
     EXPECT_THROW(static_cast<void>(small.executor->run(
@@ -143,8 +167,9 @@ TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
     for (int i = 0; i < most_steps(300); ++i) {
         const bool decode = random() % 2 == 0;
         const auto n = static_cast<std::int64_t>(1 + random() % (decode ? 8 : 64));
-        wrong += !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
-                            decode ? 0 : static_cast<float>(random() % 10));
+        wrong +=
+            !small.run(n, decode ? Phase::decode : Phase::mixed, ran, decode ? uniform_decode : 0,
+                       decode ? 0 : static_cast<float>(random() % 10));
         wrong += ran.mode == Mode::eager;
     }
     EXPECT_EQ(wrong, 0);
@@ -156,7 +181,8 @@ TEST(Executor, WarmUpCapturesAllAndTrafficIsRight) {
         EXPECT_EQ(small.arena->stats().spaces, 0u);
         EXPECT_EQ(small.arena->stats().blocks, 0u) << "something of a capture is alive still";
     }
-    EXPECT_TRUE(small.run(8, Phase::decode, ran, uniform_decode)) << "and a graph can be captured again";
+    EXPECT_TRUE(small.run(8, Phase::decode, ran, uniform_decode))
+        << "and a graph can be captured again";
     EXPECT_EQ(ran.reason, Reason::captured);
 }
 
@@ -209,11 +235,15 @@ TEST(Executor, AFailureBetweenPiecesLeavesTheOthersUsable) {
 TEST(Executor, BadValuesLeaveNoGraphBehindAndNoSlotTaken) {
     Small small(both({1, 2, 4, 8}));
     const Step step{Key::of(2, 0, uniform_decode), Phase::decode, true, nullptr};
-    EXPECT_NE(refusal([&] { small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kInt)}}); }).find("the dtype is Int"),
+    EXPECT_NE(refusal([&] {
+                  small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kInt)}});
+              }).find("the dtype is Int"),
               std::string::npos);
-    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE),
+              "");
     small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}});
-    EXPECT_EQ(small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}}).reason, Reason::captured);
+    EXPECT_EQ(small.executor->prepare(step, {{names::tokens, at::ones({2}, at::kLong)}}).reason,
+              Reason::captured);
     Ran ran;
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured);
@@ -225,7 +255,8 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
     std::vector<at::Tensor> tokens;
     std::vector<at::Tensor> outputs;
     const auto step = [](std::int64_t n) {
-        return Step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, true, nullptr};
+        return Step{Key::of(static_cast<std::uint32_t>(n), 0, uniform_decode), Phase::decode, true,
+                    nullptr};
     };
     for (int i = 0; i < 40; ++i) {
         tokens.push_back(at::randint(0, vocabulary, {1 + i % 8}, at::kLong));
@@ -237,12 +268,14 @@ TEST(Executor, AStepMayBePreparedWhileTheOneBeforeRuns) {
         ASSERT_EQ(ran.mode, Mode::full);
         outputs.push_back(small.inputs->hidden_states(1 + i % 8).clone());
         if (i + 1 < 40) {
-            small.executor->prepare(step(1 + (i + 1) % 8), {{names::tokens, tokens[static_cast<std::size_t>(i) + 1]}});
+            small.executor->prepare(step(1 + (i + 1) % 8),
+                                    {{names::tokens, tokens[static_cast<std::size_t>(i) + 1]}});
         }
     }
     wait();
     for (std::size_t i = 0; i < 40; ++i) {
-        EXPECT_TRUE(at::allclose(outputs[i], small.table.index_select(0, tokens[i].to(device())))) << i;
+        EXPECT_TRUE(at::allclose(outputs[i], small.table.index_select(0, tokens[i].to(device()))))
+            << i;
     }
 }
 
@@ -291,8 +324,9 @@ TEST(Executor, AheadOfTrafficOnlyLargerGraphsStandIn) {
 TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
     using vmmgraph::Retain;
     using vmmgraph::torch::Route;
-    for (const vmmgraph::torch::CaptureOptions& capture : {vmmgraph::torch::CaptureOptions{Route::blocks, Retain::shared_pages},
-                                                           vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
+    for (const vmmgraph::torch::CaptureOptions& capture :
+         {vmmgraph::torch::CaptureOptions{Route::blocks, Retain::shared_pages},
+          vmmgraph::torch::CaptureOptions{Route::mempool, Retain::inherit}}) {
         auto options = both({1, 2, 4, 8});
         options.capture = capture;
         Small small(options);
@@ -301,7 +335,8 @@ TEST(Executor, BothRoutesAndPoliciesRunPiecewise) {
         Ran ran;
         int wrong = 0;
         for (int i = 0; i < most_steps(50); ++i) {
-            wrong += !small.run(1 + random() % 64, Phase::mixed, ran, 0, static_cast<float>(random() % 5));
+            wrong += !small.run(1 + random() % 64, Phase::mixed, ran, 0,
+                                static_cast<float>(random() % 5));
             wrong += ran.mode != Mode::piecewise;
             wrong += !small.run(1 + random() % 8, Phase::decode, ran, uniform_decode);
             wrong += ran.mode != Mode::full;
@@ -359,7 +394,8 @@ TEST(Executor, AGraphThatIsLargerThanTheLimitIsRefusedAndTheOthersComeBack) {
     EXPECT_EQ(ran.mode, Mode::piecewise);
     EXPECT_TRUE(small.run((1 << 17) - 5, Phase::mixed, ran, 0, 1.0F));
     EXPECT_EQ(ran.reason, Reason::capture_failed);
-    EXPECT_NE(small.executor->last_failure().find("the limit is 67108864"), std::string::npos) << small.executor->last_failure();
+    EXPECT_NE(small.executor->last_failure().find("the limit is 67108864"), std::string::npos)
+        << small.executor->last_failure();
     EXPECT_LE(small.arena->mapped_size(), options.most_bytes);
     EXPECT_TRUE(small.run(50, Phase::mixed, ran, 0, 2.0F));
     EXPECT_EQ(ran.mode, Mode::piecewise);
@@ -375,7 +411,8 @@ TEST(Executor, ACaptureThatIsShortOfMemoryEvictsAndGoesOn) {
     // Each graph owns 64 MiB; the budget has room for one and a half.
     small.trouble = [](Recorder& recorder) {
         const auto kept = at::zeros({std::int64_t{64} << 18}, on_device(at::kFloat));
-        recorder.eager({kept}, [kept](const Step&, at::TensorList tensors) { tensors[0].fill_(1.0); });
+        recorder.eager({kept},
+                       [kept](const Step&, at::TensorList tensors) { tensors[0].fill_(1.0); });
     };
     device.set_budget(device.stats().physical_bytes + 110 * MiB);
     Ran ran;

@@ -26,13 +26,16 @@ TEST(Hooks, BeforeLaunchSeesTheStepAsItWillRun) {
         EXPECT_EQ(host.size(0), bucket[Axis::tokens]);
         const auto on_device = here->inputs->tokens().cpu();
         EXPECT_TRUE(at::equal(host, on_device)) << "the copy is behind it";
-        const auto of = step.params == nullptr ? " padding" : " of " + std::to_string(step.key[Axis::tokens]);
+        const auto of =
+            step.params == nullptr ? " padding" : " of " + std::to_string(step.key[Axis::tokens]);
         diary("plan " + std::to_string(bucket[Axis::tokens]) + of);
         EXPECT_EQ(here->inputs->bucket(), bucket);
     };
-    options.update = [&](const Key& bucket, const Step& step, vmmgraph::torch::CapturedGraph* graph) {
+    options.update = [&](const Key& bucket, const Step& step,
+                         vmmgraph::torch::CapturedGraph* graph) {
         EXPECT_EQ(graph != nullptr, has_gpu());
-        diary("update " + std::to_string(bucket[Axis::tokens]) + " of " + std::to_string(step.key[Axis::tokens]));
+        diary("update " + std::to_string(bucket[Axis::tokens]) + " of " +
+              std::to_string(step.key[Axis::tokens]));
     };
     Small small(options);
     here = &small;
@@ -44,17 +47,20 @@ TEST(Hooks, BeforeLaunchSeesTheStepAsItWillRun) {
     };
     Ran ran;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
-    EXPECT_EQ(diary.read(), std::string("plan 4 of 3 body 4 update 4 of 3") + (has_gpu() ? "" : " body 4"))
+    EXPECT_EQ(diary.read(),
+              std::string("plan 4 of 3 body 4 update 4 of 3") + (has_gpu() ? "" : " body 4"))
         << "the plan before the capture, the update before the replay, and once";
     EXPECT_TRUE(small.run(2, Phase::decode, ran, uniform_decode));
     EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
     diary.read();
     EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode));
-    EXPECT_EQ(diary.read(), std::string("plan 4 of 4 update 4 of 4") + (has_gpu() ? "" : " body 4")) << "before the replay";
+    EXPECT_EQ(diary.read(), std::string("plan 4 of 4 update 4 of 4") + (has_gpu() ? "" : " body 4"))
+        << "before the replay";
     EXPECT_TRUE(small.run(9, Phase::mixed, ran, 5)) << "no graph of this variant";
     EXPECT_EQ(diary.read(), "") << "an eager step is the engine's";
     small.executor->warm_up();
-    EXPECT_EQ(diary.read(), "plan 8 padding body 8 plan 64 padding body 64 plan 16 padding body 16");
+    EXPECT_EQ(diary.read(),
+              "plan 8 padding body 8 plan 64 padding body 64 plan 16 padding body 16");
 }
 
 TEST(Hooks, ThatThrowLeaveTheExecutorAsItWas) {
@@ -69,7 +75,8 @@ TEST(Hooks, ThatThrowLeaveTheExecutorAsItWas) {
     Ran ran;
     EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error);
     EXPECT_THROW(small.executor->warm_up(), std::runtime_error);
-    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE),
+              "");
     trouble = false;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured) << "the slot was given back";
@@ -112,7 +119,8 @@ TEST(Hooks, AGuardIsHeldAsLongAsTheWork) {
     EXPECT_EQ(diary.read(), std::string("read shared") + (has_gpu() ? "" : " shared"));
     small.trouble = [&](Recorder&) { throw std::runtime_error("planted"); };
     small.executor->run({Key::of(2, 0, uniform_decode), Phase::decode}, {}, look, stream());
-    EXPECT_EQ(diary.read(), "write alone free") << "an eager step has no guard, also behind a failed capture";
+    EXPECT_EQ(diary.read(), "write alone free")
+        << "an eager step has no guard, also behind a failed capture";
     EXPECT_TRUE(small.run(61, Phase::mixed, ran, 7));
     EXPECT_EQ(diary.read(), "");
 }
@@ -129,7 +137,8 @@ TEST(Hooks, TheBodyRunsEagerlyBeforeItsCapture) {
         recorder.eager({}, [&](const Step&, at::TensorList) { ++runs; });
         if (has_gpu()) {
             cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-            ASSERT_EQ(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream().stream(), &status), cudaSuccess);
+            ASSERT_EQ(cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream().stream(), &status),
+                      cudaSuccess);
             EXPECT_EQ(status == cudaStreamCaptureStatusNone, calls <= 2);
         }
     };
@@ -176,7 +185,8 @@ TEST(OnFailure, ThrowsInsteadOfRunningAnotherWay) {
     };
     Ran ran;
     for (int turn = 0; turn < 2; ++turn) {
-        EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error) << "and not piecewise the second time";
+        EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error)
+            << "and not piecewise the second time";
         EXPECT_NE(small.executor->last_failure().find("this body cannot"), std::string::npos);
     }
     EXPECT_THROW(small.executor->warm_up(), std::runtime_error);
@@ -248,7 +258,8 @@ TEST(OnFailure, TorchGivesItsCacheBackBeforeAGraphGoes) {
     std::size_t total = 0;
     ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
     // Torch's cache holds all but 256 MiB.
-    static_cast<void>(at::empty({static_cast<std::int64_t>(free) - 256 * MiB}, on_device(at::kByte)));
+    static_cast<void>(
+        at::empty({static_cast<std::int64_t>(free) - 256 * MiB}, on_device(at::kByte)));
     small.trouble = [](Recorder& recorder) {
         const auto kept = at::zeros({512 * MiB}, on_device(at::kByte));
         recorder.eager({kept}, [kept](const Step&, at::TensorList) {});
@@ -273,17 +284,19 @@ TEST(Runners, OwnWhatIsNotTheCaptures) {
             // A temporary, a foreign buffer, a view, and an undefined tensor.
             auto owner = std::make_shared<int>(3);
             host_owner = owner;
-            const auto other = at::from_blob(owner.get(), {1}, [owner](void*) {}, at::TensorOptions().dtype(at::kInt));
+            const auto other = at::from_blob(
+                owner.get(), {1}, [owner](void*) {}, at::TensorOptions().dtype(at::kInt));
             owner.reset();
-            recorder.eager({at::full({1}, 2.0F), other, small.table.narrow(0, 1, 2), at::Tensor()},
-                           [seen, first = small.table[1][0].clone()](const Step&, at::TensorList tensors) {
-                               ASSERT_EQ(tensors.size(), 4u);
-                               EXPECT_FALSE(tensors[3].defined());
-                               EXPECT_EQ(tensors[0].item<float>(), 2.0F);
-                               EXPECT_EQ(tensors[1].item<int>(), 3);
-                               seen.narrow(0, 0, 1).copy_(tensors[2][0].narrow(0, 0, 1));
-                               seen.narrow(0, 1, 1).copy_(first.view({1}));
-                           });
+            recorder.eager(
+                {at::full({1}, 2.0F), other, small.table.narrow(0, 1, 2), at::Tensor()},
+                [seen, first = small.table[1][0].clone()](const Step&, at::TensorList tensors) {
+                    ASSERT_EQ(tensors.size(), 4u);
+                    EXPECT_FALSE(tensors[3].defined());
+                    EXPECT_EQ(tensors[0].item<float>(), 2.0F);
+                    EXPECT_EQ(tensors[1].item<int>(), 3);
+                    seen.narrow(0, 0, 1).copy_(tensors[2][0].narrow(0, 0, 1));
+                    seen.narrow(0, 1, 1).copy_(first.view({1}));
+                });
         };
         Ran ran;
         EXPECT_TRUE(small.run(10, Phase::mixed, ran, 0, 1.0F)) << small.executor->last_failure();

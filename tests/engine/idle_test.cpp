@@ -44,7 +44,10 @@ Idle after_a_burst(bool gather) {
     const vmmgraph::SharedVmmAllocator arena(device, arena_options);
     // 32 blocks per page on a GPU, 8 elsewhere.
     vmmgraph::torch::KvTensorOptions kv_options{
-        {vmmgraph::torch::KvPlane{{block_size, has_gpu() ? 512 : 64}, at::kLong}}, 1 << 14, vmmgraph::KvLayout::by_block, {}};
+        {vmmgraph::torch::KvPlane{{block_size, has_gpu() ? 512 : 64}, at::kLong}},
+        1 << 14,
+        vmmgraph::KvLayout::by_block,
+        {}};
     kv_options.memory.page_bytes = page_bytes;
     vmmgraph::torch::KvTensors kv(device, kv_options);
     const auto a_page = kv.cache().stats().blocks_a_page;
@@ -57,26 +60,32 @@ Idle after_a_burst(bool gather) {
     options.stream = stream();
     ServingMemory memory(kv, arena, options);
 
-    const auto longs = [](const std::vector<std::int64_t>& of) { return at::tensor(of, at::kLong).to(engine_tests::device()); };
+    const auto longs = [](const std::vector<std::int64_t>& of) {
+        return at::tensor(of, at::kLong).to(engine_tests::device());
+    };
     const auto write = [&](const std::vector<Sequence*>& sequences) {
         std::vector<std::int64_t> blocks, offsets, values;
         for (auto* const sequence : sequences) {
-            for (auto& place = sequence->in_cache; place < static_cast<std::int64_t>(sequence->tokens.size()); ++place) {
+            for (auto& place = sequence->in_cache;
+                 place < static_cast<std::int64_t>(sequence->tokens.size()); ++place) {
                 blocks.push_back(sequence->blocks[static_cast<std::size_t>(place / block_size)]);
                 offsets.push_back(place % block_size);
                 values.push_back(sequence->tokens[static_cast<std::size_t>(place)] * (place + 1));
             }
         }
         auto to = plane;
-        to.index_put_({longs(blocks), longs(offsets)}, longs(values).unsqueeze(1).expand({-1, plane.size(2)}));
+        to.index_put_({longs(blocks), longs(offsets)},
+                      longs(values).unsqueeze(1).expand({-1, plane.size(2)}));
     };
     const auto sums = [&](const std::vector<Sequence*>& sequences) {
         std::vector<std::int64_t> next;
         for (auto* const sequence : sequences) {
-            std::vector<std::int64_t> blocks(sequence->blocks.begin(),
-                                             sequence->blocks.begin() + (sequence->in_cache + block_size - 1) / block_size);
+            std::vector<std::int64_t> blocks(
+                sequence->blocks.begin(),
+                sequence->blocks.begin() + (sequence->in_cache + block_size - 1) / block_size);
             // Equal numbers across its width.
-            const auto held = plane.index({longs(blocks)}).flatten(0, 1).narrow(0, 0, sequence->in_cache);
+            const auto held =
+                plane.index({longs(blocks)}).flatten(0, 1).narrow(0, 0, sequence->in_cache);
             const auto ends = held.index_select(1, longs({0, plane.size(2) - 1})).sum(0).cpu();
             const auto* const both = ends.const_data_ptr<std::int64_t>();
             next.push_back(both[0] == both[1] ? both[0] % modulus : -1);
@@ -100,7 +109,8 @@ Idle after_a_burst(bool gather) {
     for (std::uint64_t id = 0; id < count; ++id) {
         std::mt19937_64 random(id);
         const auto pick = [&](std::int64_t from, std::int64_t to) {
-            return from + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(to - from + 1));
+            return from +
+                   static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(to - from + 1));
         };
         const bool stays = id % every == 5;
         Request request{id, {}, 0};
@@ -110,7 +120,8 @@ Idle after_a_burst(bool gather) {
         }
         request.wanted = prompt + (stays ? pick(200, 260) : pick(5, 90));
         auto tokens = request.prompt;
-        for (std::int64_t sum = 0, place = 0; static_cast<std::int64_t>(tokens.size()) < request.wanted; ++place) {
+        for (std::int64_t sum = 0, place = 0;
+             static_cast<std::int64_t>(tokens.size()) < request.wanted; ++place) {
             sum += tokens[static_cast<std::size_t>(place)] * (place + 1);
             if (place + 1 == static_cast<std::int64_t>(tokens.size())) {
                 tokens.push_back(static_cast<std::int32_t>(sum % modulus));
@@ -129,7 +140,8 @@ Idle after_a_burst(bool gather) {
             kv.cache().settle();
             device.trim();
             idle.pages = pages();
-            EXPECT_EQ(device.stats().physical_bytes, others + idle.pages * page_bytes) << "what was given back is the driver's";
+            EXPECT_EQ(device.stats().physical_bytes, others + idle.pages * page_bytes)
+                << "what was given back is the driver's";
             idle.floor = (memory.pool().stats().in_use + a_page - 1) / a_page;
             idle.pages_of_floor = static_cast<double>(idle.pages) / static_cast<double>(idle.floor);
         }
@@ -144,13 +156,17 @@ Idle after_a_burst(bool gather) {
 
 TEST(Idle, AfterABurstACacheHoldsLittleMoreThanItsBlocks) {
     const auto stay = after_a_burst(false), gathered = after_a_burst(true);
-    for (const auto& [how, idle] : {std::pair{"where they are", stay}, std::pair{"gathered", gathered}}) {
+    for (const auto& [how, idle] :
+         {std::pair{"where they are", stay}, std::pair{"gathered", gathered}}) {
         std::printf(
-            "RESULT idle, blocks %s: %llu pages at most, %llu when the burst is over, %.3f of the %llu that its blocks fill; %llu moved, "
+            "RESULT idle, blocks %s: %llu pages at most, %llu when the burst is over, %.3f of the "
+            "%llu that its blocks fill; %llu moved, "
             "%zu "
             "sequences wrong\n",
-            how, static_cast<unsigned long long>(idle.most_pages), static_cast<unsigned long long>(idle.pages), idle.pages_of_floor,
-            static_cast<unsigned long long>(idle.floor), static_cast<unsigned long long>(idle.moved), idle.wrong);
+            how, static_cast<unsigned long long>(idle.most_pages),
+            static_cast<unsigned long long>(idle.pages), idle.pages_of_floor,
+            static_cast<unsigned long long>(idle.floor),
+            static_cast<unsigned long long>(idle.moved), idle.wrong);
         EXPECT_EQ(idle.wrong, 0u);
         EXPECT_GT(idle.floor, 0u) << "no step was idle";
         EXPECT_GT(idle.most_pages, idle.pages);

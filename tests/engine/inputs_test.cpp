@@ -31,7 +31,8 @@ std::vector<Input> declaration(std::uint32_t most = 64) {
         Input::host(names::block_tables, at::kInt, {batch, Extent::fixed(pages_of_sequence)}),
         Input::host(names::q_seq_lens, at::kInt, {batch}, Pad::value(1)),
         Input::host(names::kv_seq_lens, at::kInt, {batch}, Pad::value(1)),
-        Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
+        Input::host(names::paged_kv_indptr, at::kInt, {Extent::along(Axis::batch, 1, 1)},
+                    Pad::repeat_last()),
         Input::host(names::paged_kv_indices, at::kInt, {Extent::up_to(most * pages_of_sequence)}),
         Input::host(names::paged_kv_last_page_len, at::kInt, {batch}, Pad::value(1)),
         Input::host("temperature", at::kFloat, {batch}, Pad::value(0.5)),
@@ -39,7 +40,8 @@ std::vector<Input> declaration(std::uint32_t most = 64) {
         Input::device("row", at::kHalf, {tokens}, Pad::value(2)),
         Input::device("last", at::kLong, {tokens, Extent::fixed(2)}, Pad::repeat_last()),
         Input::output(names::hidden_states, at::kBFloat16, {tokens, Extent::fixed(features)}),
-        Input::output(names::aux_hidden_states, at::kBFloat16, {tokens, Extent::fixed(3 * features)}),
+        Input::output(names::aux_hidden_states, at::kBFloat16,
+                      {tokens, Extent::fixed(3 * features)}),
     };
 }
 
@@ -91,28 +93,35 @@ TEST(Inputs, EveryInputArrivesPaddedAndOutputsStay) {
         EXPECT_EQ(param.bucket(), bucket);
         for (std::size_t i = 0; i < tensors.size(); ++i) {
             const auto& input = param.inputs()[i];
-            EXPECT_TRUE(at::equal(param.actual(i).cpu(), tensors[i].cpu())) << input.name << " of batch " << batch;
+            EXPECT_TRUE(at::equal(param.actual(i).cpu(), tensors[i].cpu()))
+                << input.name << " of batch " << batch;
             if (input.name != names::paged_kv_indices) {
                 const auto whole = param.get(i);
-                EXPECT_TRUE(at::equal(whole.cpu(), padded(input, tensors[i].cpu(), whole.sizes()))) << input.name << " of batch " << batch;
+                EXPECT_TRUE(at::equal(whole.cpu(), padded(input, tensors[i].cpu(), whole.sizes())))
+                    << input.name << " of batch " << batch;
             }
         }
-        EXPECT_TRUE(at::equal(param.hidden_states(batch).cpu(), at::full({batch, features}, batch, at::kBFloat16)));
+        EXPECT_TRUE(at::equal(param.hidden_states(batch).cpu(),
+                              at::full({batch, features}, batch, at::kBFloat16)));
     }
 }
 
 TEST(Inputs, HostVectorsAndMissingValuesWork) {
-    GraphInputs param({Input::host("a", at::kInt, {Extent::along(Axis::tokens)}),
-                       Input::host("b", at::kLong, {Extent::along(Axis::tokens), Extent::fixed(3)}, Pad::value(-7)),
-                       Input::host("c", at::kDouble, {Extent::along(Axis::tokens)}, Pad::repeat_last())},
-                      {Key::of(4)}, {device(), 256});
+    GraphInputs param(
+        {Input::host("a", at::kInt, {Extent::along(Axis::tokens)}),
+         Input::host("b", at::kLong, {Extent::along(Axis::tokens), Extent::fixed(3)},
+                     Pad::value(-7)),
+         Input::host("c", at::kDouble, {Extent::along(Axis::tokens)}, Pad::repeat_last())},
+        {Key::of(4)}, {device(), 256});
     const std::vector<std::int32_t> a{1, 2, 3};
     const std::vector<std::int64_t> b{1, 2, 3, 4};
     param.update(Key::of(4), {{"a", a}, {"b", Value(b.data(), {2, 2})}}, stream());
     wait();
     const auto longs = at::TensorOptions().dtype(at::kLong);
     EXPECT_TRUE(at::equal(param.get("a").cpu(), at::tensor({1, 2, 3, 0}, at::kInt)));
-    EXPECT_TRUE(at::equal(param.get("b").cpu(), at::tensor({1, 2, -7, 3, 4, -7, -7, -7, -7, -7, -7, -7}, longs).view({4, 3})));
+    EXPECT_TRUE(
+        at::equal(param.get("b").cpu(),
+                  at::tensor({1, 2, -7, 3, 4, -7, -7, -7, -7, -7, -7, -7}, longs).view({4, 3})));
     EXPECT_TRUE(at::equal(param.get("c").cpu(), at::zeros({4}, at::kDouble)));
     EXPECT_TRUE(at::equal(param.actual("b").cpu(), at::tensor({1, 2, 3, 4}, longs).view({2, 2})));
     EXPECT_EQ(param.actual("c").numel(), 0);
@@ -134,30 +143,49 @@ TEST(Inputs, WhatDoesNotFitIsRefusedBeforeAnythingIsWritten) {
         return refusal([&] { param.update(bucket, values_of(tensors), stream()); });
     };
     const auto ints = at::TensorOptions().dtype(at::kInt);
-    EXPECT_EQ(refused(9, at::rand({3}, at::kDouble)), "vmmgraph: cannot take input 'temperature': the dtype is Double; it must be Float");
-    EXPECT_EQ(refused(0, at::ones({3, 1}, ints)), "vmmgraph: cannot take input 'tokens': the number of dimensions is 2; it must be 1");
+    EXPECT_EQ(refused(9, at::rand({3}, at::kDouble)),
+              "vmmgraph: cannot take input 'temperature': the dtype is Double; it must be Float");
+    EXPECT_EQ(refused(0, at::ones({3, 1}, ints)),
+              "vmmgraph: cannot take input 'tokens': the number of dimensions is 2; it must be 1");
     EXPECT_EQ(refused(3, at::ones({5, 4}, ints)),
-              "vmmgraph: cannot take input 'block_tables': the shape is [5, 4]; it must be at most [4, 5] in this bucket");
-    EXPECT_NE(refused(1, at::ones({6}, ints).as_strided({3}, {2})).find("must be contiguous"), std::string::npos);
-    EXPECT_NE(refused(10, at::randn({3, features + 1}, on_device(at::kBFloat16))).find("at most [4, 6] in this bucket"), std::string::npos);
+              "vmmgraph: cannot take input 'block_tables': the shape is [5, 4]; it must be at most "
+              "[4, 5] in this bucket");
+    EXPECT_NE(refused(1, at::ones({6}, ints).as_strided({3}, {2})).find("must be contiguous"),
+              std::string::npos);
+    EXPECT_NE(refused(10, at::randn({3, features + 1}, on_device(at::kBFloat16)))
+                  .find("at most [4, 6] in this bucket"),
+              std::string::npos);
     if (has_gpu()) {
-        EXPECT_NE(refused(10, at::randn({3, features}, at::kBFloat16)).find("the device is cpu; it must be cuda:0"), std::string::npos);
+        EXPECT_NE(refused(10, at::randn({3, features}, at::kBFloat16))
+                      .find("the device is cpu; it must be cuda:0"),
+                  std::string::npos);
     }
     const std::vector<std::int64_t> host(6);
     auto values = values_of(step(3, 9));
     values[12].value = Value(host.data(), {3, 2});
-    EXPECT_NE(refusal([&] { param.update(bucket, values, stream()); }).find("'last': the value is memory of the host"), std::string::npos);
-    EXPECT_NE(refusal([&] { param.update(Key::of(5, 5, uniform_decode), values_of(good), stream()); }).find("5 tokens"), std::string::npos);
+    EXPECT_NE(refusal([&] {
+                  param.update(bucket, values, stream());
+              }).find("'last': the value is memory of the host"),
+              std::string::npos);
+    EXPECT_NE(refusal([&] {
+                  param.update(Key::of(5, 5, uniform_decode), values_of(good), stream());
+              }).find("5 tokens"),
+              std::string::npos);
     const auto with = [&](std::string_view name) {
         auto more = values_of(step(3, 9));
         more.push_back({name, at::ones({3}, ints)});
         return refusal([&] { param.update(bucket, more, stream()); });
     };
-    EXPECT_EQ(with("nothing"), "vmmgraph: cannot take 'nothing': no input has this name; declare the input first");
-    EXPECT_EQ(with(names::tokens), "vmmgraph: cannot take input 'tokens': it is given twice; pass each input once");
-    EXPECT_EQ(with(names::hidden_states), "vmmgraph: cannot take 'hidden_states': it is an output; pass inputs only");
-    EXPECT_NE(refusal([&] { static_cast<void>(param.find("nothing")); }).find("'nothing'"), std::string::npos);
-    EXPECT_NE(refusal([&] { static_cast<void>(param.tokens(5)); }).find("at most 4"), std::string::npos);
+    EXPECT_EQ(with("nothing"),
+              "vmmgraph: cannot take 'nothing': no input has this name; declare the input first");
+    EXPECT_EQ(with(names::tokens),
+              "vmmgraph: cannot take input 'tokens': it is given twice; pass each input once");
+    EXPECT_EQ(with(names::hidden_states),
+              "vmmgraph: cannot take 'hidden_states': it is an output; pass inputs only");
+    EXPECT_NE(refusal([&] { static_cast<void>(param.find("nothing")); }).find("'nothing'"),
+              std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.tokens(5)); }).find("at most 4"),
+              std::string::npos);
     EXPECT_NE(refusal([&] { param.commit(stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     wait();
     for (std::size_t i = 0; i < before.size(); ++i) {
@@ -171,8 +199,13 @@ TEST(Inputs, DeclarationsThatCannotBeAreRefused) {
     const auto make = [](std::vector<Input> inputs, const std::vector<Key>& buckets) {
         return [inputs, buckets] { GraphInputs param(inputs, buckets, {device(), 512}); };
     };
-    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens}), Input::host("a", at::kInt, {tokens})}, {Key::of(1)})), "");
-    EXPECT_NE(refusal(make({Input::host("a", at::kInt, {Extent::along(Axis::batch)})}, {Key::of(1)})), "");
+    EXPECT_NE(
+        refusal(make({Input::host("a", at::kInt, {tokens}), Input::host("a", at::kInt, {tokens})},
+                     {Key::of(1)})),
+        "");
+    EXPECT_NE(
+        refusal(make({Input::host("a", at::kInt, {Extent::along(Axis::batch)})}, {Key::of(1)})),
+        "");
     EXPECT_NE(refusal(make({Input::host("a", at::kComplexFloat, {tokens})}, {Key::of(1)})), "");
     EXPECT_NE(refusal(make({Input::host("a", at::kInt, {tokens})}, {})), "");
 }
@@ -197,37 +230,43 @@ TEST(Inputs, TheArenaIsTheLargestBucketsAndViewsAreFixed) {
         each += bytes_of_all(all);
     }
     std::printf(
-        "RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its tensors are %zu; tensors of all shapes: "
+        "RESULT inputs: %zu shapes in %zu bytes, the largest alone in %zu bytes, of which its "
+        "tensors are %zu; tensors of all shapes: "
         "%zu bytes\n",
         buckets.size(), all.arena_bytes(), largest.arena_bytes(), bytes_of_all(largest), each);
     EXPECT_EQ(all.arena_bytes(), largest.arena_bytes());
     EXPECT_GE(all.arena_bytes(), bytes_of_all(largest));
-    EXPECT_LT(all.arena_bytes(), bytes_of_all(largest) + 512 * all.inputs().size()) << "no more than alignment";
+    EXPECT_LT(all.arena_bytes(), bytes_of_all(largest) + 512 * all.inputs().size())
+        << "no more than alignment";
     EXPECT_LT(10 * all.arena_bytes(), each);
     all.select(buckets[7]);
     const auto* const tokens = all.tokens().const_data_ptr();
     const auto* const sliced = all.tokens(3).unsafeGetTensorImpl();
-    EXPECT_EQ(all.tokens(3).unsafeGetTensorImpl(), sliced) << "the slice asked for again is no new tensor";
+    EXPECT_EQ(all.tokens(3).unsafeGetTensorImpl(), sliced)
+        << "the slice asked for again is no new tensor";
     EXPECT_EQ(all.tokens(3).size(0), 3);
     EXPECT_EQ(all.paged_kv_indptr(3).size(0), 4);
     all.select(buckets[50]);
     all.select(buckets[7]);
     EXPECT_EQ(all.tokens().const_data_ptr(), tokens);
     for (std::size_t i = 0; i < all.inputs().size(); ++i) {
-        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.get(i).const_data_ptr()) % 512, 0u) << all.inputs()[i].name;
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(all.get(i).const_data_ptr()) % 512, 0u)
+            << all.inputs()[i].name;
     }
 }
 
 // Before and while the previous copy runs.
 TEST(Inputs, StepsPreparedAheadArriveInOrder) {
-    GraphInputs param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(100'000)}, {device(), 512});
+    GraphInputs param({Input::host("a", at::kLong, {Extent::along(Axis::tokens)})},
+                      {Key::of(100'000)}, {device(), 512});
     std::vector<at::Tensor> seen;
     const auto value = [](std::int64_t n) { return at::full({100'000}, n, at::kLong); };
     param.prepare(Key::of(100'000), {{"a", value(0)}});
     for (std::int64_t n = 0; n < 50; ++n) {
         param.commit(stream());
         if (has_gpu()) {
-            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+            const c10::cuda::CUDAStreamGuard guard(
+                c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
             seen.push_back(param.get("a").clone());
         } else {
             seen.push_back(param.get("a").clone());
@@ -256,14 +295,21 @@ TEST(Inputs, AHostInputMayComeFromTheDevice) {
 TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
     GraphInputs param(
         {Input::host("lengths", at::kInt, {Extent::along(Axis::batch, 1, 1)}, Pad::repeat_last()),
-         Input::host("table", at::kLong, {Extent::along(Axis::batch), Extent::fixed(3)}, Pad::value(9)),
-         Input::host("indices", at::kInt, {Extent::up_to(40)}), Input::device("other", at::kInt, {Extent::along(Axis::batch)}),
+         Input::host("table", at::kLong, {Extent::along(Axis::batch), Extent::fixed(3)},
+                     Pad::value(9)),
+         Input::host("indices", at::kInt, {Extent::up_to(40)}),
+         Input::device("other", at::kInt, {Extent::along(Axis::batch)}),
          Input::output("out", at::kInt, {Extent::along(Axis::batch)})},
         {Key::of(8, 4), Key::of(8, 8)}, {device(), 512});
-    EXPECT_NE(refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    EXPECT_NE(
+        refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     const auto check = [&](std::int32_t sequences) {
-        EXPECT_TRUE(at::equal(param.host("lengths"), at::arange(9).clamp_max(sequences).to(at::kInt))) << sequences;
-        EXPECT_TRUE(at::equal(param.host("table"), padded(param.inputs()[1], at::full({sequences, 2}, sequences, at::kLong), {8, 3})));
+        EXPECT_TRUE(
+            at::equal(param.host("lengths"), at::arange(9).clamp_max(sequences).to(at::kInt)))
+            << sequences;
+        EXPECT_TRUE(at::equal(
+            param.host("table"),
+            padded(param.inputs()[1], at::full({sequences, 2}, sequences, at::kLong), {8, 3})));
         EXPECT_TRUE(at::equal(param.host("indices"), at::arange(sequences, at::kInt)));
     };
     const auto prepare = [&](std::int32_t sequences) {
@@ -278,20 +324,31 @@ TEST(Inputs, PaddedValuesCanBeReadOnTheHost) {
         param.select(Key::of(8, 4));
         check(sequences);
     }
-    EXPECT_NE(refusal([&] { static_cast<void>(param.host("other")); }, VMMGRAPH_ERROR_WRONG_STATE).find("'other'"), std::string::npos);
-    EXPECT_NE(refusal([&] { static_cast<void>(param.host("out")); }, VMMGRAPH_ERROR_WRONG_STATE).find("'out'"), std::string::npos);
-    EXPECT_NE(refusal([&] { param.prepare(Key::of(8, 8), {{"lengths", at::ones({30}, at::kInt)}}); }), "");
-    EXPECT_NE(refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    EXPECT_NE(refusal([&] { static_cast<void>(param.host("other")); }, VMMGRAPH_ERROR_WRONG_STATE)
+                  .find("'other'"),
+              std::string::npos);
+    EXPECT_NE(refusal([&] { static_cast<void>(param.host("out")); }, VMMGRAPH_ERROR_WRONG_STATE)
+                  .find("'out'"),
+              std::string::npos);
+    EXPECT_NE(
+        refusal([&] { param.prepare(Key::of(8, 8), {{"lengths", at::ones({30}, at::kInt)}}); }),
+        "");
+    EXPECT_NE(
+        refusal([&] { static_cast<void>(param.host("lengths")); }, VMMGRAPH_ERROR_WRONG_STATE), "");
     wait();
 }
 
 // Also buffers unknown to torch's allocator.
 TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
-    GraphInputs param({Input::device("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)}, {device(), 512});
+    GraphInputs param({Input::device("a", at::kInt, {Extent::along(Axis::tokens)})}, {Key::of(4)},
+                      {device(), 512});
     const auto memory = at::full({4}, 3, on_device(at::kInt));
     wait();
     std::atomic<bool> gone{false};
-    const auto give = [&] { return at::from_blob(memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options()); };
+    const auto give = [&] {
+        return at::from_blob(
+            memory.mutable_data_ptr(), {4}, [&gone](void*) { gone = true; }, memory.options());
+    };
     // A kernel's first launch may wait for the whole device.
     param.update(Key::of(4), {{"a", memory}}, stream());
     param.update(Key::of(4), {}, stream());
@@ -316,7 +373,9 @@ TEST(Inputs, ValuesOfTheDeviceAreHeldUntilTheirCopyRan) {
     wait();
 }
 
-TEST(Inputs, HaveTheNameThatXllmKnows) { EXPECT_TRUE((std::is_same_v<CudaGraphPersistentParam, GraphInputs>)); }
+TEST(Inputs, HaveTheNameThatXllmKnows) {
+    EXPECT_TRUE((std::is_same_v<CudaGraphPersistentParam, GraphInputs>));
+}
 
 }  // namespace
 }  // namespace engine_tests

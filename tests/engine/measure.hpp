@@ -20,7 +20,8 @@ using xllm_example::ForwardInput;
 using xllm_example::ModelArgs;
 
 inline double microseconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+        .count();
 }
 
 class Measure : public testing::Test {
@@ -51,7 +52,8 @@ protected:
         caches = model->make_caches();
         arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
         executor = std::make_unique<CudaGraphExecutorImpl>(*model, arena, xllm_example::Options{});
-        guard.reset_stream(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+        guard.reset_stream(
+            c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
         executor->warm_up(caches);
         wait();
     }
@@ -60,7 +62,8 @@ protected:
     std::vector<double> host_times(std::int64_t layers);
 
     [[nodiscard]] ForwardInput decode(std::int32_t batch) const {
-        std::vector<std::int32_t> tokens, slots, tables, indptr{0}, indices, last_page_len, q_seq_lens{0}, kv_seq_lens{0};
+        std::vector<std::int32_t> tokens, slots, tables, indptr{0}, indices, last_page_len,
+            q_seq_lens{0}, kv_seq_lens{0};
         const auto& args = model->args();
         for (std::int32_t i = 0; i < batch; ++i) {
             tokens.push_back(7 * i + 1);
@@ -71,14 +74,17 @@ protected:
                     indices.push_back(first + block);
                 }
             }
-            slots.push_back(
-                static_cast<std::int32_t>((first + (context - 1) / args.block_size) * args.block_size + (context - 1) % args.block_size));
+            slots.push_back(static_cast<std::int32_t>((first + (context - 1) / args.block_size) *
+                                                          args.block_size +
+                                                      (context - 1) % args.block_size));
             q_seq_lens.push_back(i + 1);
             kv_seq_lens.push_back((i + 1) * context);
             indptr.push_back(static_cast<std::int32_t>(indices.size()));
             last_page_len.push_back((context - 1) % static_cast<std::int32_t>(args.block_size) + 1);
         }
-        const auto ints = [](const std::vector<std::int32_t>& of) { return at::tensor(of, at::kInt); };
+        const auto ints = [](const std::vector<std::int32_t>& of) {
+            return at::tensor(of, at::kInt);
+        };
         ForwardInput input;
         input.token_ids = ints(tokens);
         input.positions = at::full({batch}, context - 1, at::kInt);
@@ -102,12 +108,15 @@ protected:
         auto& inputs = executor->inputs();
         xllm_example::ModelInputParams params;
         params.attn_metadata = std::make_shared<xllm_example::AttentionMetadata>(
-            xllm_example::AttentionMetadata{true, inputs.new_cache_slots(), inputs.block_tables(), inputs.kv_seq_lens(), nullptr});
-        inputs.hidden_states().copy_(model->forward(inputs.tokens(), inputs.positions(), caches, params));
+            xllm_example::AttentionMetadata{true, inputs.new_cache_slots(), inputs.block_tables(),
+                                            inputs.kv_seq_lens(), nullptr});
+        inputs.hidden_states().copy_(
+            model->forward(inputs.tokens(), inputs.positions(), caches, params));
     }
 
     // In a private pool of torch.
-    void capture_privately(at::cuda::CUDAGraph& graph, const ForwardInput& input, const Key& bucket) {
+    void capture_privately(at::cuda::CUDAGraph& graph, const ForwardInput& input,
+                           const Key& bucket) {
         executor->inputs().update(bucket, values_of(input), stream());
         wait();
         const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool(true));
@@ -125,7 +134,8 @@ protected:
         const c10::cuda::CUDAStreamGuard on(c10::cuda::getStreamFromPool(true));
         forward();
         wait();
-        auto graph = vmmgraph::torch::capture(*arena, c10::cuda::getCurrentCUDAStream().stream(), [&] { forward(); });
+        auto graph = vmmgraph::torch::capture(*arena, c10::cuda::getCurrentCUDAStream().stream(),
+                                              [&] { forward(); });
         wait();
         return graph;
     }

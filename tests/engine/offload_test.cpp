@@ -42,13 +42,15 @@ int differing(Contents& contents, int steps, const std::function<void()>& betwee
     int wrong = 0;
     for (int step = 0; step < steps; ++step) {
         const auto& right = wanted[static_cast<std::size_t>(step)];
-        const auto found = streamed.step(step == 0 ? 1 : wanted[static_cast<std::size_t>(step) - 1].token);
+        const auto found =
+            streamed.step(step == 0 ? 1 : wanted[static_cast<std::size_t>(step) - 1].token);
         wrong += found.token != right.token || !at::equal(found.hidden, right.hidden);
     }
     if (has_gpu()) {
         EXPECT_EQ(streamed.moved_bytes(), streamed.planned_bytes());
         EXPECT_EQ(streamed.graph_steps(), static_cast<std::uint64_t>(steps));
-        EXPECT_EQ(streamed.inputs_by_kernel(), static_cast<std::uint64_t>(steps) + 1) << "the warm-up's too";
+        EXPECT_EQ(streamed.inputs_by_kernel(), static_cast<std::uint64_t>(steps) + 1)
+            << "the warm-up's too";
     } else {
         EXPECT_GE(streamed.moved_bytes(), streamed.planned_bytes() / 2);
     }
@@ -70,7 +72,8 @@ TEST(Offload, StreamedDecodesBitForBitAsResident) {
 // A decoder must find only its own.
 void forget(Contents& contents) {
     for (auto& buffer : contents.host) {
-        const auto numbers = at::randn({static_cast<std::int64_t>(buffer.bytes() / 2)}).to(at::kBFloat16);
+        const auto numbers =
+            at::randn({static_cast<std::int64_t>(buffer.bytes() / 2)}).to(at::kBFloat16);
         buffer.write(0, numbers.const_data_ptr(), buffer.bytes());
     }
 }
@@ -80,7 +83,8 @@ struct Answer {
     std::uint64_t moved = 0, planned = 0;
 };
 
-Answer answer(Contents& contents, bool resident, const std::vector<std::int64_t>& prompt, std::int64_t chunk, int steps) {
+Answer answer(Contents& contents, bool resident, const std::vector<std::int64_t>& prompt,
+              std::int64_t chunk, int steps) {
     const OnStream current;
     if (contents.streams == Streams::keys_and_values) {
         forget(contents);
@@ -127,13 +131,16 @@ TEST(Offload, APromptInChunksIsThatOfAllResident) {
             const auto found = answer(contents, false, prompt, granules * Shape::granule, 100);
             int wrong = 0;
             for (std::size_t step = 0; step < wanted.made.size(); ++step) {
-                wrong += found.made[step].token != wanted.made[step].token || !at::equal(found.made[step].hidden, wanted.made[step].hidden);
+                wrong += found.made[step].token != wanted.made[step].token ||
+                         !at::equal(found.made[step].hidden, wanted.made[step].hidden);
             }
             EXPECT_EQ(wrong, 0) << granules;
             EXPECT_EQ(found.moved, found.planned) << granules;
             EXPECT_GT(found.moved, 0U);
             // Other kernels round differently.
-            const auto off = (found.made[0].hidden.to(at::kFloat) - one_by_one.to(at::kFloat)).norm().item<double>();
+            const auto off = (found.made[0].hidden.to(at::kFloat) - one_by_one.to(at::kFloat))
+                                 .norm()
+                                 .item<double>();
             EXPECT_LT(off, 0.05 * one_by_one.to(at::kFloat).norm().item<double>()) << granules;
         }
     }
@@ -153,8 +160,10 @@ TEST(Offload, APromptThatDoesNotFitIsRefusedAndTheNextOneIsRight) {
     const auto wanted = decoder.prefill(prompt, Shape::granule);
     EXPECT_THROW(decoder.prefill({}, Shape::granule), std::invalid_argument);
     EXPECT_THROW(decoder.prefill(prompt, Shape::granule - 1), std::invalid_argument);
-    EXPECT_THROW(decoder.prefill(std::vector<std::int64_t>(static_cast<std::size_t>(shape.capacity) + 1), Shape::granule),
-                 std::invalid_argument);
+    EXPECT_THROW(
+        decoder.prefill(std::vector<std::int64_t>(static_cast<std::size_t>(shape.capacity) + 1),
+                        Shape::granule),
+        std::invalid_argument);
     // Ends the prompt midway.
     auto broken = std::vector<std::int64_t>(2 * Shape::granule, 7);
     broken.back() = shape.vocabulary;

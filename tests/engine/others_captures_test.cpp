@@ -18,12 +18,17 @@ TEST(OthersCaptures, GoOnBesideInputs) {
     for (const auto bring : {Bring::copy, Bring::kernel}) {
         std::unique_ptr<GraphInputs> inputs;
         const auto make = [&] {
-            inputs = std::make_unique<GraphInputs>(std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)}),
-                                                               Input::device("b", at::kInt, {Extent::along(Axis::tokens)})},
-                                                   std::vector{Key::of(64), Key::of(128)}, InputsOptions{device(), 512, bring});
+            inputs = std::make_unique<GraphInputs>(
+                std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)}),
+                            Input::device("b", at::kInt, {Extent::along(Axis::tokens)})},
+                std::vector{Key::of(64), Key::of(128)}, InputsOptions{device(), 512, bring});
         };
-        const auto step = [&] { inputs->update(Key::of(128), {{"a", on_host}, {"b", on_gpu}}, stream()); };
-        const auto on_another = [&] { inputs->update(Key::of(64), {{"a", on_host}, {"b", on_gpu}}, second.stream()); };
+        const auto step = [&] {
+            inputs->update(Key::of(128), {{"a", on_host}, {"b", on_gpu}}, stream());
+        };
+        const auto on_another = [&] {
+            inputs->update(Key::of(64), {{"a", on_host}, {"b", on_gpu}}, second.stream());
+        };
         // Torch allocates and loads kernels first.
         make();
         step();
@@ -60,7 +65,9 @@ TEST(OthersCaptures, GoOnBesideSteps) {
         options.eager_in_arena = eager_in_arena;
         const auto updating = c10::cuda::getStreamFromPool(false, 0);
         int updates = 0;
-        options.update = [&](const Key&, const Step&, vmmgraph::torch::CapturedGraph*) { ++updates; };
+        options.update = [&](const Key&, const Step&, vmmgraph::torch::CapturedGraph*) {
+            ++updates;
+        };
         options.update_stream = updating.stream();
         auto small = std::make_unique<Small>(options);
         const auto tokens = at::randint(0, vocabulary, {61}, at::kLong);
@@ -69,10 +76,12 @@ TEST(OthersCaptures, GoOnBesideSteps) {
         const float none = 0;
         int eager = 0;
         const auto run = [&](std::int64_t n, void* on) {
-            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(on), 0));
+            const c10::cuda::CUDAStreamGuard guard(
+                c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(on), 0));
             auto& output = outputs[static_cast<std::size_t>(n)];
             const auto ran = small->executor->run(
-                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true, &none},
+                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true,
+                 &none},
                 {{names::tokens, tokens.narrow(0, 0, n)}},
                 [&] {
                     ++eager;
@@ -103,17 +112,21 @@ TEST(OthersCaptures, GoOnBesideSteps) {
         other::expect_untouched("the first steps, which capture", clear, steps);
         other::expect_untouched("steps", steps);
         other::expect_untouched("steps on another stream", [&] { all(another.stream()); });
-        other::expect_untouched("an executable ahead of its step", [&] { small->executor->expect({Key::of(7), Phase::decode}); });
+        other::expect_untouched("an executable ahead of its step",
+                                [&] { small->executor->expect({Key::of(7), Phase::decode}); });
         other::expect_untouched("an end of all graphs", steps, clear);
         other::expect_untouched("another executor", [&] {
-            GraphExecutor executor(small->arena, *small->inputs, [&](Recorder& recorder) { small->body(recorder); }, options);
+            GraphExecutor executor(
+                small->arena, *small->inputs, [&](Recorder& recorder) { small->body(recorder); },
+                options);
             EXPECT_EQ(executor.warm_up(), 3U);
         });
         wait();
         EXPECT_EQ(eager, rounds);
         EXPECT_GT(updates, 0);
         for (const std::int64_t n : {3, 7, 11, 30, 61}) {
-            EXPECT_TRUE(at::allclose(outputs[static_cast<std::size_t>(n)], read.narrow(0, 0, n))) << n;
+            EXPECT_TRUE(at::allclose(outputs[static_cast<std::size_t>(n)], read.narrow(0, 0, n)))
+                << n;
         }
         const auto used = [&] {
             small = std::make_unique<Small>(options);
@@ -145,8 +158,10 @@ TEST(OthersCaptures, AStepIsRefusedWhileTheStreamOfTheLastOneIsCaptured) {
         }
         other::Capture capture(first.stream());
         for (int turn = 0; turn < 2; ++turn) {
-            small.executor->prepare({Key::of(3), Phase::decode}, {{names::tokens, at::zeros({3}, at::kLong)}});
-            const auto refused = refusal([&] { small.executor->launch([] {}, second.stream()); }, VMMGRAPH_ERROR_STREAM_CAPTURING);
+            small.executor->prepare({Key::of(3), Phase::decode},
+                                    {{names::tokens, at::zeros({3}, at::kLong)}});
+            const auto refused = refusal([&] { small.executor->launch([] {}, second.stream()); },
+                                         VMMGRAPH_ERROR_STREAM_CAPTURING);
             EXPECT_EQ(refused.empty(), !by_name) << refused;
         }
         EXPECT_TRUE(capture.end());

@@ -6,7 +6,8 @@
 namespace engine_tests {
 
 // In declaration order, without outputs.
-inline std::vector<NamedValue> named(const std::vector<Input>& inputs, const std::vector<at::Tensor>& values) {
+inline std::vector<NamedValue> named(const std::vector<Input>& inputs,
+                                     const std::vector<at::Tensor>& values) {
     std::vector<NamedValue> all;
     for (std::size_t i = 0; i < values.size(); ++i) {
         all.push_back({inputs[i].name, values[i]});
@@ -22,7 +23,8 @@ inline at::Tensor padded(const Input& input, const at::Tensor& value, at::IntArr
         // The nearest element along each dimension.
         whole = value;
         for (std::int64_t i = 0; i < value.dim(); ++i) {
-            const auto nearest = at::arange(shape[static_cast<std::size_t>(i)]).clamp_max(value.size(i) - 1);
+            const auto nearest =
+                at::arange(shape[static_cast<std::size_t>(i)]).clamp_max(value.size(i) - 1);
             whole = whole.index_select(i, nearest);
         }
         return whole;

@@ -11,7 +11,9 @@
 namespace engine_tests {
 namespace {
 
-Step decode(std::uint32_t n) { return {Key::of(n, 0, uniform_decode), Phase::decode, true, nullptr}; }
+Step decode(std::uint32_t n) {
+    return {Key::of(n, 0, uniform_decode), Phase::decode, true, nullptr};
+}
 
 TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
     Small a(both({4, 8}));
@@ -34,20 +36,23 @@ TEST(Ranks, DoTheLeastOfWhatAllCanDo) {
         EXPECT_EQ(agreed.bucket, Key::of(16));
         EXPECT_TRUE(agreed.capture);
         for (auto* const rank : {&a, &b}) {
-            const auto planned = rank->executor->prepare(decode(3), {{names::tokens, tokens}}, agreed);
+            const auto planned =
+                rank->executor->prepare(decode(3), {{names::tokens, tokens}}, agreed);
             EXPECT_EQ(planned.mode, Mode::piecewise);
             const auto did = rank->executor->launch([] { FAIL() << "a rank alone"; }, stream());
             wait();
             EXPECT_EQ(did.mode, Mode::piecewise);
             EXPECT_EQ(did.bucket, Key::of(16));
-            EXPECT_TRUE(at::allclose(rank->inputs->hidden_states(3), rank->table.index_select(0, tokens.to(device()))));
+            EXPECT_TRUE(at::allclose(rank->inputs->hidden_states(3),
+                                     rank->table.index_select(0, tokens.to(device()))));
         }
     }
     EXPECT_EQ(a.executor->stats().graphs, 1u) << "what it decided for itself was given back";
     EXPECT_EQ(a.executor->stats().imposed, 2u);
     EXPECT_EQ(a.executor->stats().imposed_eager, 0u);
     EXPECT_EQ(b.executor->stats().imposed, 0u) << "it did as it decided";
-    EXPECT_NE(a.executor->prometheus().find("imposed_steps_total{mode=\"piecewise\"} 2\n"), std::string::npos);
+    EXPECT_NE(a.executor->prometheus().find("imposed_steps_total{mode=\"piecewise\"} 2\n"),
+              std::string::npos);
     EXPECT_TRUE(a.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured);
 }
@@ -69,14 +74,16 @@ TEST(Ranks, AgreeByThemselvesBeforeEachStep) {
     const auto rank = [&](Small& small, std::size_t number) {
         for (const auto n : steps) {
             const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
-            const Step step{Key::of(static_cast<std::uint32_t>(n), 0, n < 9 ? uniform_decode : 0), n < 9 ? Phase::decode : Phase::mixed,
-                            true, nullptr};
+            const Step step{Key::of(static_cast<std::uint32_t>(n), 0, n < 9 ? uniform_decode : 0),
+                            n < 9 ? Phase::decode : Phase::mixed, true, nullptr};
             try {
-                const auto did = small.executor->run(step, {{names::tokens, tokens}}, [] { FAIL() << "a rank alone"; }, stream());
+                const auto did = small.executor->run(
+                    step, {{names::tokens, tokens}}, [] { FAIL() << "a rank alone"; }, stream());
                 // The other rank may be capturing.
                 wait_for_stream();
                 ran[number].push_back(did.mode);
-                EXPECT_TRUE(at::allclose(small.inputs->hidden_states(n), small.table.index_select(0, tokens.to(device()))));
+                EXPECT_TRUE(at::allclose(small.inputs->hidden_states(n),
+                                         small.table.index_select(0, tokens.to(device()))));
             } catch (const std::runtime_error&) {
                 ++thrown[number];
                 ran[number].push_back(Mode::eager);
@@ -107,7 +114,8 @@ TEST(Ranks, ThatCannotAgreeThrowAndGoOn) {
     Small small(options);
     Ran ran;
     EXPECT_THROW(small.run(3, Phase::decode, ran, uniform_decode), std::runtime_error);
-    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    EXPECT_NE(refusal([&] { small.executor->launch([] {}, stream()); }, VMMGRAPH_ERROR_WRONG_STATE),
+              "");
     trouble = false;
     EXPECT_TRUE(small.run(3, Phase::decode, ran, uniform_decode));
     EXPECT_EQ(ran.reason, Reason::captured) << "the slot was given back";
@@ -115,7 +123,8 @@ TEST(Ranks, ThatCannotAgreeThrowAndGoOn) {
 
 TEST(Ranks, AreEagerIfOneMustBeAndCoverWhatAllHave) {
     const auto of = [](Mode mode, Key bucket, bool capture = false) {
-        return Decision{mode, mode == Mode::eager ? Reason::capture_failed : Reason::hit, capture, 0, bucket};
+        return Decision{mode, mode == Mode::eager ? Reason::capture_failed : Reason::hit, capture,
+                        0, bucket};
     };
     const auto full4 = of(Mode::full, Key::of(4, 4, uniform_decode));
     const auto full8 = of(Mode::full, Key::of(8, 8, uniform_decode), true);
@@ -138,7 +147,8 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
     const auto tokens = at::randint(0, vocabulary, {3}, at::kLong);
     auto agreed = small.executor->decide(decode(3));
     agreed.bucket = Key::of(5, 0, uniform_decode);
-    const auto why = refusal([&] { small.executor->prepare(decode(3), {{names::tokens, tokens}}, agreed); });
+    const auto why =
+        refusal([&] { small.executor->prepare(decode(3), {{names::tokens, tokens}}, agreed); });
     EXPECT_NE(why.find("5 tokens"), std::string::npos) << why;
     // An imposed bucket is tried again.
     agreed.bucket = Key::of(4, 0, uniform_decode);
@@ -154,8 +164,10 @@ TEST(Ranks, CarryOutWhatWasAgreedOrThrow) {
     small.trouble = nullptr;
     EXPECT_EQ(run().mode, Mode::full);
     wait();
-    EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3), small.table.index_select(0, tokens.to(device()))));
-    small.executor->prepare(decode(3), {{names::tokens, tokens}}, {Mode::eager, Reason::capture_failed, false, 0, {}});
+    EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3),
+                             small.table.index_select(0, tokens.to(device()))));
+    small.executor->prepare(decode(3), {{names::tokens, tokens}},
+                            {Mode::eager, Reason::capture_failed, false, 0, {}});
     int eager = 0;
     EXPECT_EQ(small.executor->launch([&] { ++eager; }, stream()).reason, Reason::capture_failed);
     EXPECT_EQ(eager, 1);
@@ -182,7 +194,8 @@ TEST(Ranks, AllMakeTheEagerRunsOfACapture) {
         small.executor->launch([] {}, stream());
         wait();
         EXPECT_EQ(std::exchange(calls, 0), replay + (elsewhere ? 1 : 0));
-        EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3), small.table.index_select(0, tokens.to(device()))));
+        EXPECT_TRUE(at::allclose(small.inputs->hidden_states(3),
+                                 small.table.index_select(0, tokens.to(device()))));
     }
     EXPECT_EQ(small.executor->stats().captures, 1u);
 }
@@ -192,14 +205,17 @@ TEST(Ranks, MayPadToWhatAnotherHas) {
     Small small(both({4, 8}));
     for (const std::int64_t n : {3, 0}) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
-        const auto values = n > 0 ? std::vector<NamedValue>{{names::tokens, tokens}} : std::vector<NamedValue>{};
+        const auto values =
+            n > 0 ? std::vector<NamedValue>{{names::tokens, tokens}} : std::vector<NamedValue>{};
         const auto ran = small.executor->run(decode(7), values, [] { FAIL(); }, stream());
         wait();
         EXPECT_EQ(ran.bucket, Key::of(8, 0, uniform_decode));
         EXPECT_EQ(small.inputs->actual(names::tokens).numel(), n);
-        EXPECT_EQ(small.inputs->tokens().narrow(0, n, 8 - n).count_nonzero().item<std::int64_t>(), 0);
+        EXPECT_EQ(small.inputs->tokens().narrow(0, n, 8 - n).count_nonzero().item<std::int64_t>(),
+                  0);
         if (n > 0) {
-            EXPECT_TRUE(at::allclose(small.inputs->hidden_states(n), small.table.index_select(0, tokens.to(device()))));
+            EXPECT_TRUE(at::allclose(small.inputs->hidden_states(n),
+                                     small.table.index_select(0, tokens.to(device()))));
         }
     }
 }

@@ -43,11 +43,13 @@ struct Small {
         buckets.insert(buckets.end(), options.piecewise.begin(), options.piecewise.end());
         const auto tokens = Extent::along(Axis::tokens);
         inputs = std::make_unique<GraphInputs>(
-            std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
-                               Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
+            std::vector<Input>{
+                Input::host(names::tokens, at::kLong, {tokens}),
+                Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
             buckets, InputsOptions{device(index), 512});
         wait(index);
-        executor = std::make_unique<GraphExecutor>(arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
+        executor = std::make_unique<GraphExecutor>(
+            arena, *inputs, [this](Recorder& recorder) { body(recorder); }, options);
     }
 
     void body(Recorder& recorder) {
@@ -62,9 +64,11 @@ struct Small {
             auto attended = at::empty_like(doubled);
             recorder.eager({doubled, attended}, [i](const Step& step, at::TensorList tensors) {
                 const auto* const bias = static_cast<const float*>(step.params);
-                const auto rows = step.params == nullptr ? tensors[0].size(0) : std::int64_t{step.key[Axis::tokens]};
+                const auto rows = step.params == nullptr ? tensors[0].size(0)
+                                                         : std::int64_t{step.key[Axis::tokens]};
                 auto out = tensors[1].narrow(0, 0, rows);
-                out.copy_(tensors[0].narrow(0, 0, rows) + (bias == nullptr || i != 3 ? 0.0 : double{*bias}));
+                out.copy_(tensors[0].narrow(0, 0, rows) +
+                          (bias == nullptr || i != 3 ? 0.0 : double{*bias}));
             });
             sum = attended - doubled * 0.5;
         }
@@ -72,7 +76,8 @@ struct Small {
     }
 
     // Returns whether the output is correct.
-    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0, bool capturable = true, void* on = nullptr) {
+    bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0,
+             bool capturable = true, void* on = nullptr) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         const auto expected = table.index_select(0, tokens.to(table.device())) + bias;
         Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};

@@ -37,7 +37,8 @@ struct Layered {
     }
 
     explicit Layered(ExecutorOptions options = {}, bool pieces = false)
-        : ring(device, std::vector<vmmgraph::RingUnit>(layers, {layer_bytes}), two_slots()), pieces(pieces) {
+        : ring(device, std::vector<vmmgraph::RingUnit>(layers, {layer_bytes}), two_slots()),
+          pieces(pieces) {
         if (has_gpu()) {
             vmmgraph::torch::install();
             arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
@@ -62,15 +63,17 @@ struct Layered {
         options.ring = &ring;
         const auto tokens = Extent::along(Axis::tokens);
         inputs = std::make_unique<GraphInputs>(
-            std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
-                               Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
+            std::vector<Input>{
+                Input::host(names::tokens, at::kLong, {tokens}),
+                Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(width)})},
             buckets, InputsOptions{engine_tests::device()});
         wait();
         executor = std::make_unique<GraphExecutor>(
             arena, *inputs,
             [this](Recorder& recorder) {
                 const auto streamed = [&](std::size_t layer) { return recorder.streamed(layer); };
-                inputs->hidden_states().copy_(this->pieces ? in_pieces(recorder) : model(inputs->tokens(), streamed));
+                inputs->hidden_states().copy_(this->pieces ? in_pieces(recorder)
+                                                           : model(inputs->tokens(), streamed));
             },
             options);
     }
@@ -103,7 +106,8 @@ struct Layered {
                 if (trouble) {
                     trouble(layer);
                 }
-                tensors[1].copy_(tensors[0] * at::from_blob(unit.address(), {width}, on_device(at::kFloat)) + 1);
+                tensors[1].copy_(
+                    tensors[0] * at::from_blob(unit.address(), {width}, on_device(at::kFloat)) + 1);
             });
             x = y * 1;
         }
@@ -118,13 +122,18 @@ struct Layered {
             expected = expected * contents[buffer].to(table.device()) + 1;
         }
         wait();
-        const auto key = Key::of(static_cast<std::uint32_t>(n), 0, phase == Phase::decode ? uniform_decode : 0);
+        const auto key =
+            Key::of(static_cast<std::uint32_t>(n), 0, phase == Phase::decode ? uniform_decode : 0);
         ran = executor->run(
             {key, phase, capturable}, {{names::tokens, tokens}},
-            [&] { eager_output = model(tokens.to(table.device()), [&](std::size_t layer) { return executor->streamed(layer); }); },
+            [&] {
+                eager_output = model(tokens.to(table.device()),
+                                     [&](std::size_t layer) { return executor->streamed(layer); });
+            },
             stream());
         wait();
-        return at::equal(ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n), expected);
+        return at::equal(ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n),
+                         expected);
     }
 };
 
@@ -192,8 +201,8 @@ TEST(Streamed, RunnersBetweenPiecesTakeTheirUnitsAsEagerStepsDo) {
             }
             const bool decodes = random() % 2 == 0;
             Ran ran;
-            wrong +=
-                !model.run(1 + static_cast<std::int64_t>(random() % 8), ran, random() % 6 > 0, decodes ? Phase::decode : Phase::prefill);
+            wrong += !model.run(1 + static_cast<std::int64_t>(random() % 8), ran, random() % 6 > 0,
+                                decodes ? Phase::decode : Phase::prefill);
             ++by_mode[ran.mode];
         }
         EXPECT_EQ(wrong, 0);
@@ -201,7 +210,8 @@ TEST(Streamed, RunnersBetweenPiecesTakeTheirUnitsAsEagerStepsDo) {
         EXPECT_EQ(stats.launches, has_gpu() ? by_mode[Mode::full] : 0U);
         EXPECT_EQ(stats.acquired, 0U);
         EXPECT_EQ(stats.aborts, 0U);
-        EXPECT_GE(stats.copied_bytes, static_cast<std::uint64_t>(steps) * (layers - 2) * layer_bytes);
+        EXPECT_GE(stats.copied_bytes,
+                  static_cast<std::uint64_t>(steps) * (layers - 2) * layer_bytes);
         if (!shortened()) {
             for (const auto mode : {Mode::full, Mode::piecewise, Mode::eager}) {
                 EXPECT_GT(by_mode[mode], 10U);
@@ -232,7 +242,8 @@ TEST(Streamed, APieceTakesNoUnit) {
     GraphExecutor executor(
         model.arena, *model.inputs,
         [&](Recorder& recorder) {
-            within = refusal([&] { static_cast<void>(recorder.streamed(0)); }, VMMGRAPH_ERROR_WRONG_STATE);
+            within = refusal([&] { static_cast<void>(recorder.streamed(0)); },
+                             VMMGRAPH_ERROR_WRONG_STATE);
             model.inputs->hidden_states().zero_();
         },
         options);
@@ -280,7 +291,9 @@ TEST(Streamed, ABodyThatLeavesAUnitOutIsNoGraph) {
             }
         },
         options);
-    const auto step = [&] { static_cast<void>(executor.run({bucket, Phase::decode}, {}, [] {}, stream())); };
+    const auto step = [&] {
+        static_cast<void>(executor.run({bucket, Phase::decode}, {}, [] {}, stream()));
+    };
     if (has_gpu()) {
         EXPECT_NE(refusal(step, VMMGRAPH_ERROR_WRONG_STATE), "");
     } else {
@@ -294,7 +307,8 @@ TEST(Streamed, ABodyThatLeavesAUnitOutIsNoGraph) {
 TEST(Streamed, WhatCannotStreamIsRefusedInWords) {
     Layered model;
     const auto made = [&](const ExecutorOptions& options) {
-        return refusal([&] { GraphExecutor(model.arena, *model.inputs, [](Recorder&) {}, options); });
+        return refusal(
+            [&] { GraphExecutor(model.arena, *model.inputs, [](Recorder&) {}, options); });
     };
     ExecutorOptions options;
     options.full = {Key::of(2, 0, uniform_decode)};
@@ -316,13 +330,15 @@ TEST(Streamed, WhatCannotStreamIsRefusedInWords) {
     GraphExecutor without(
         model.arena, *model.inputs,
         [&](Recorder& recorder) {
-            within = refusal([&] { static_cast<void>(recorder.streamed(0)); }, VMMGRAPH_ERROR_WRONG_STATE);
+            within = refusal([&] { static_cast<void>(recorder.streamed(0)); },
+                             VMMGRAPH_ERROR_WRONG_STATE);
             model.inputs->hidden_states().zero_();
         },
         options);
     static_cast<void>(without.run({options.full.front(), Phase::decode}, {}, [] {}, stream()));
     EXPECT_NE(within.find("ExecutorOptions::ring"), std::string::npos);
-    EXPECT_NE(refusal([&] { static_cast<void>(without.streamed(0)); }, VMMGRAPH_ERROR_WRONG_STATE), "");
+    EXPECT_NE(refusal([&] { static_cast<void>(without.streamed(0)); }, VMMGRAPH_ERROR_WRONG_STATE),
+              "");
     wait();
 }
 
@@ -331,9 +347,11 @@ TEST(Streamed, AKernelBringsWhatACopyBrings) {
         std::vector<std::unique_ptr<GraphInputs>> both;
         for (const auto bring : {Bring::copy, Bring::kernel}) {
             both.push_back(std::make_unique<GraphInputs>(
-                std::vector<Input>{Input::host("a", at::kFloat, {Extent::along(Axis::tokens)}),
-                                   Input::host("b", dtype, {Extent::along(Axis::tokens), Extent::fixed(3)})},
-                std::vector<Key>{Key::of(5), Key::of(4096), Key::of(300'001)}, InputsOptions{device(), 256, bring}));
+                std::vector<Input>{
+                    Input::host("a", at::kFloat, {Extent::along(Axis::tokens)}),
+                    Input::host("b", dtype, {Extent::along(Axis::tokens), Extent::fixed(3)})},
+                std::vector<Key>{Key::of(5), Key::of(4096), Key::of(300'001)},
+                InputsOptions{device(), 256, bring}));
         }
         for (const std::int64_t n : {1, 5, 300'001, 4, 4096, 17, 200'000}) {
             const auto a = at::randn({n}, at::kFloat);
@@ -355,8 +373,8 @@ TEST(Streamed, AKernelBringsWhatACopyBrings) {
 
 TEST(Streamed, InputsTakeTheKernelWhileARingStreamsAndNoLonger) {
     const auto device = vmmgraph::Device::open();
-    GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(8)},
-                       InputsOptions{engine_tests::device()});
+    GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})},
+                       {Key::of(8)}, InputsOptions{engine_tests::device()});
     const auto by_kernel = [&] {
         const auto before = inputs.copies_by_kernel();
         const auto tokens = at::randint(0, 100, {8}, at::kLong);

@@ -17,10 +17,13 @@ constexpr std::uint32_t count = 1 << 18;
 class Numbers {
 public:
     explicit Numbers(Bring bring = Bring::automatic)
-        : inputs(std::make_unique<GraphInputs>(std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)})},
-                                               std::vector{Key::of(count)}, InputsOptions{device(), 512, bring})) {}
+        : inputs(std::make_unique<GraphInputs>(
+              std::vector{Input::host("a", at::kLong, {Extent::along(Axis::tokens)})},
+              std::vector{Key::of(count)}, InputsOptions{device(), 512, bring})) {}
 
-    void prepare(std::int64_t number) { inputs->prepare(Key::of(count), {{"a", at::full({count}, number, at::kLong)}}); }
+    void prepare(std::int64_t number) {
+        inputs->prepare(Key::of(count), {{"a", at::full({count}, number, at::kLong)}});
+    }
     void update(std::int64_t number, void* stream) {
         prepare(number);
         inputs->commit(stream);
@@ -34,7 +37,9 @@ public:
     std::unique_ptr<GraphInputs> inputs;
 };
 
-bool all_are(const at::Tensor& tensor, std::int64_t number) { return tensor.eq(number).all().item<bool>(); }
+bool all_are(const at::Tensor& tensor, std::int64_t number) {
+    return tensor.eq(number).all().item<bool>();
+}
 
 TEST(Streams, CommitsOnTwoAreInOrder) {
     NEEDS_A_GPU();
@@ -64,7 +69,9 @@ TEST(Streams, ACommitIsRefusedWhileThatOfTheLastOneIsCaptured) {
     {
         other::Capture capture(first.get());
         numbers.prepare(2);
-        EXPECT_NE(refusal([&] { numbers.inputs->commit(second.get()); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
+        EXPECT_NE(
+            refusal([&] { numbers.inputs->commit(second.get()); }, VMMGRAPH_ERROR_STREAM_CAPTURING),
+            "");
         EXPECT_NE(refusal([&] { numbers.inputs->mark(); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
         EXPECT_TRUE(capture.end());
     }
@@ -114,7 +121,8 @@ TEST(Streams, TheDefaultOneIsRefusedBesideACaptureOnAStreamThatItWaitsFor) {
     for (void* const on : {static_cast<void*>(nullptr), static_cast<void*>(second.get())}) {
         numbers.prepare(2);
         other::Capture capture(waited_for.get());
-        EXPECT_NE(refusal([&] { numbers.inputs->commit(on); }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
+        EXPECT_NE(refusal([&] { numbers.inputs->commit(on); }, VMMGRAPH_ERROR_STREAM_CAPTURING),
+                  "");
         // Inputs are zeroed on torch's current stream.
         EXPECT_NE(refusal([] { const Numbers others; }, VMMGRAPH_ERROR_STREAM_CAPTURING), "");
         EXPECT_TRUE(capture.end());
@@ -165,7 +173,8 @@ TEST(Streams, InputsThatGoWhileTheirsIsCapturedLeaveTheirMemoryUntilItCanBeAsked
         wait();
         other::Capture capture(stream.stream());
         numbers.inputs.reset();
-        EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8) << "somebody else may write there now";
+        EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8)
+            << "somebody else may write there now";
         {
             const Numbers others;
         }
@@ -195,7 +204,8 @@ TEST(Streams, ThatOfInputsThatWentWhileItWasCapturedMayBeDestroyed) {
     for (int turn = 0; turn < 2; ++turn) {
         const Numbers others;
     }
-    EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8) << "somebody else may write there now";
+    EXPECT_GE(torchs_bytes() - before, std::int64_t{count} * 8)
+        << "somebody else may write there now";
     wait();
 }
 
@@ -213,9 +223,11 @@ TEST(Streams, TheDefaultOneHasTwoHandles) {
     Ran ran;
     const auto before = c10::cuda::getCurrentCUDAStream(0);
     for (void* const on :
-         {static_cast<void*>(cudaStreamLegacy), stream(), static_cast<void*>(cudaStreamLegacy), static_cast<void*>(cudaStreamPerThread)}) {
+         {static_cast<void*>(cudaStreamLegacy), stream(), static_cast<void*>(cudaStreamLegacy),
+          static_cast<void*>(cudaStreamPerThread)}) {
         for (const auto n : {3, 7, 11, 30}) {
-            EXPECT_TRUE(small.run(n, n < 8 ? Phase::decode : Phase::mixed, ran, 0, 0, true, on)) << n;
+            EXPECT_TRUE(small.run(n, n < 8 ? Phase::decode : Phase::mixed, ran, 0, 0, true, on))
+                << n;
             EXPECT_EQ(ran.mode, n < 8 ? Mode::full : n < 20 ? Mode::piecewise : Mode::eager) << n;
         }
     }
@@ -231,7 +243,8 @@ TEST(Streams, TheDefaultOneHasTwoHandles) {
     Small refused(options);
     EXPECT_TRUE(refused.run(3, Phase::decode, ran));
     EXPECT_EQ(ran.reason, Reason::capture_failed);
-    EXPECT_NE(refused.executor->last_failure().find("non-default stream"), std::string::npos) << refused.executor->last_failure();
+    EXPECT_NE(refused.executor->last_failure().find("non-default stream"), std::string::npos)
+        << refused.executor->last_failure();
 }
 
 // CUDA crashes on queries of a destroyed stream's capture status (H200, driver 580).
@@ -248,11 +261,14 @@ TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
         at::Tensor output;
         {
             const other::Stream stream;
-            const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(stream.get(), 0));
+            const c10::cuda::CUDAStreamGuard guard(
+                c10::cuda::getStreamFromExternal(stream.get(), 0));
             const float none = 0;
             small.executor->run(
-                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true, &none}, {{names::tokens, tokens}},
-                [] { FAIL() << "no step of these is eager"; }, stream.get());
+                {Key::of(static_cast<std::uint32_t>(n)), n < 8 ? Phase::decode : Phase::mixed, true,
+                 &none},
+                {{names::tokens, tokens}}, [] { FAIL() << "no step of these is eager"; },
+                stream.get());
             output = small.inputs->hidden_states(n).clone();
         }
         wait();
@@ -263,8 +279,8 @@ TEST(Streams, ThatOfAStepMayBeDestroyedBehindIt) {
     {
         const other::Stream capturing;
         options.capture_stream = capturing.get();
-        small.executor =
-            std::make_unique<GraphExecutor>(small.arena, *small.inputs, [&](Recorder& recorder) { small.body(recorder); }, options);
+        small.executor = std::make_unique<GraphExecutor>(
+            small.arena, *small.inputs, [&](Recorder& recorder) { small.body(recorder); }, options);
         EXPECT_EQ(small.executor->warm_up(), 4U);
         wait();
     }

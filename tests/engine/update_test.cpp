@@ -50,7 +50,8 @@ constexpr const char* scale_kernel = R"(
 class Scale {
 public:
     Scale() {
-        C10_CUDA_CHECK(cudaLibraryLoadData(&library_, scale_kernel, nullptr, nullptr, 0, nullptr, nullptr, 0));
+        C10_CUDA_CHECK(
+            cudaLibraryLoadData(&library_, scale_kernel, nullptr, nullptr, 0, nullptr, nullptr, 0));
         C10_CUDA_CHECK(cudaLibraryGetKernel(&kernel_, library_, "scale"));
         // CUDA loads a kernel at its first launch, which is illegal in a capture.
         call(at::zeros({1}, on_device(at::kFloat)), 1);
@@ -63,7 +64,8 @@ public:
     void call(const at::Tensor& numbers, float by) const {
         Arguments arguments{numbers.data_ptr<float>(), by, static_cast<unsigned>(numbers.numel())};
         auto pointers = arguments.pointers();
-        C10_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel_), dim3(arguments.blocks()), dim3(threads), pointers.data(), 0,
+        C10_CUDA_CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(kernel_),
+                                        dim3(arguments.blocks()), dim3(threads), pointers.data(), 0,
                                         c10::cuda::getCurrentCUDAStream().stream()));
     }
 
@@ -72,7 +74,8 @@ public:
         using Set = CUresult (*)(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS*);
         static const auto set_params = [] {
             void* found = nullptr;
-            C10_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuGraphExecKernelNodeSetParams", &found, 12000, cudaEnableDefault, nullptr));
+            C10_CUDA_CHECK(cudaGetDriverEntryPointByVersion(
+                "cuGraphExecKernelNodeSetParams", &found, 12000, cudaEnableDefault, nullptr));
             return reinterpret_cast<Set>(found);
         }();
         Arguments arguments{numbers.data_ptr<float>(), by, static_cast<unsigned>(numbers.numel())};
@@ -83,7 +86,8 @@ public:
         params.gridDimY = params.gridDimZ = params.blockDimY = params.blockDimZ = 1;
         params.blockDimX = threads;
         params.kernelParams = pointers.data();
-        TORCH_CHECK(set_params(static_cast<CUgraphExec>(exec), static_cast<CUgraphNode>(node), &params) == CUDA_SUCCESS);
+        TORCH_CHECK(set_params(static_cast<CUgraphExec>(exec), static_cast<CUgraphNode>(node),
+                               &params) == CUDA_SUCCESS);
     }
 
 private:
@@ -116,7 +120,8 @@ struct Model {
     std::unique_ptr<GraphExecutor> executor;
     std::vector<std::pair<at::Tensor, at::Tensor>> outputs_and_expected;
 
-    explicit Model(ExecutorOptions options, const std::function<void(Recorder&, const at::Tensor&)>& work) {
+    explicit Model(ExecutorOptions options,
+                   const std::function<void(Recorder&, const at::Tensor&)>& work) {
         for (const auto tokens : {2U, 4U, 8U, 16U}) {
             options.full.push_back(Key::of(tokens));
         }
@@ -125,8 +130,9 @@ struct Model {
         arena = std::make_shared<vmmgraph::SharedVmmAllocator>(0);
         const auto tokens = Extent::along(Axis::tokens);
         inputs = std::make_unique<GraphInputs>(
-            std::vector<Input>{Input::host(names::tokens, at::kLong, {tokens}),
-                               Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(columns)})},
+            std::vector<Input>{
+                Input::host(names::tokens, at::kLong, {tokens}),
+                Input::output(names::hidden_states, at::kFloat, {tokens, Extent::fixed(columns)})},
             options.full, InputsOptions{device(), 512});
         wait();
         executor = std::make_unique<GraphExecutor>(
@@ -144,10 +150,13 @@ struct Model {
     void step(std::int64_t tokens, float number, Expected&& expected) {
         const auto ids = at::randint(0, rows, {tokens}, at::kLong);
         const Step step{Key::of(static_cast<std::uint32_t>(tokens)), Phase::decode, true, &number};
-        const auto ran = executor->run(step, {{names::tokens, ids}}, [] { FAIL() << "no step of these is eager"; }, stream());
+        const auto ran = executor->run(
+            step, {{names::tokens, ids}}, [] { FAIL() << "no step of these is eager"; }, stream());
         EXPECT_EQ(ran.mode, Mode::full);
-        const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
-        outputs_and_expected.emplace_back(inputs->hidden_states(tokens).clone(), expected(table.index_select(0, ids.to(table.device()))));
+        const c10::cuda::CUDAStreamGuard guard(
+            c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+        outputs_and_expected.emplace_back(inputs->hidden_states(tokens).clone(),
+                                          expected(table.index_select(0, ids.to(table.device()))));
     }
 
     // Counts outputs with any wrong bit.
@@ -174,9 +183,11 @@ TEST(Update, ParametersOfKernelsAreThoseOfTheStep) {
         ExecutorOptions options;
         options.executables.max_graphs = 2;
         if (told) {
-            options.update = [&](const Key& bucket, const Step& step, vmmgraph::torch::CapturedGraph* graph) {
+            options.update = [&](const Key& bucket, const Step& step,
+                                 vmmgraph::torch::CapturedGraph* graph) {
                 const auto& call = calls.at(bucket[Axis::tokens]);
-                scale.set(graph->exec(), call.node, call.numbers, *static_cast<const float*>(step.params));
+                scale.set(graph->exec(), call.node, call.numbers,
+                          *static_cast<const float*>(step.params));
             };
         }
         Model model(options, [&](Recorder& recorder, const at::Tensor& out) {
@@ -264,7 +275,8 @@ TEST(Update, AnotherStreamsWorkIsJoined) {
             const c10::cuda::CUDAStreamGuard guard(updating);
             weight.copy_(slow(30).sum().reshape({1}) + *static_cast<const float*>(step.params));
         };
-        Model model(options, [&](Recorder&, const at::Tensor& out) { out.add_(slow(3).sum() + weight); });
+        Model model(options,
+                    [&](Recorder&, const at::Tensor& out) { out.add_(slow(3).sum() + weight); });
         EXPECT_EQ(model.executor->warm_up(), 4u);
         for (int i = 0; i < 30; ++i) {
             const auto number = static_cast<float>(1 + i);
@@ -289,18 +301,22 @@ TEST(Update, AnUpdateOnItsStreamWaitsForTheGraphsLastReplay) {
     options.update = [&](const Key&, const Step& step, vmmgraph::torch::CapturedGraph*) {
         weight.fill_(*static_cast<const float*>(step.params));
     };
-    Model model(options, [&](Recorder&, const at::Tensor& out) { out.add_(slow(30).sum() + weight); });
+    Model model(options,
+                [&](Recorder&, const at::Tensor& out) { out.add_(slow(30).sum() + weight); });
     EXPECT_EQ(model.executor->warm_up(), 4u);
     const auto ids = at::randint(0, rows, {16}, at::kLong);
     const auto read = model.table.index_select(0, ids.to(model.table.device()));
     wait();
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
+    const c10::cuda::CUDAStreamGuard guard(
+        c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream()), 0));
     for (int i = 0; i < 20; ++i) {
         // Each update is called during a replay.
         const auto number = static_cast<float>(1 + i);
         const Step step{Key::of(16), Phase::decode, true, &number};
-        model.executor->run(step, {{names::tokens, ids}}, [] { FAIL() << "no step of these is eager"; }, stream());
-        model.outputs_and_expected.emplace_back(model.inputs->hidden_states(16).clone(), read + number);
+        model.executor->run(
+            step, {{names::tokens, ids}}, [] { FAIL() << "no step of these is eager"; }, stream());
+        model.outputs_and_expected.emplace_back(model.inputs->hidden_states(16).clone(),
+                                                read + number);
     }
     EXPECT_EQ(model.wrong(), 0);
 }
@@ -333,7 +349,8 @@ TEST(Update, AGraphMayWaitForEventsFromOutside) {
         EXPECT_EQ(model.executor->warm_up(), 4u);
         for (int i = 0; i < 60; ++i) {
             const auto number = static_cast<float>(1 + i);
-            model.step(1 + (i * 5) % 16, number, [number](const at::Tensor& of) { return of + number; });
+            model.step(1 + (i * 5) % 16, number,
+                       [number](const at::Tensor& of) { return of + number; });
         }
         EXPECT_EQ(model.wrong(), 0);
         EXPECT_GT(model.executor->executables().evictions, 0u) << "graphs were instantiated again";

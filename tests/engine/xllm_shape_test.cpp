@@ -34,7 +34,8 @@ constexpr std::int64_t layers = 2;
 torch::Tensor ints(const Ints& values) { return at::tensor(values, at::kInt).to(device()); }
 Ints on_host(const torch::Tensor& tensor) {
     const auto flat = tensor.cpu().contiguous();
-    return {flat.const_data_ptr<std::int32_t>(), flat.const_data_ptr<std::int32_t>() + flat.numel()};
+    return {flat.const_data_ptr<std::int32_t>(),
+            flat.const_data_ptr<std::int32_t>() + flat.numel()};
 }
 torch::Tensor reduced(const torch::Tensor& tensor) { return tensor.remainder(1009); }
 
@@ -44,7 +45,8 @@ torch::Tensor reduced(const torch::Tensor& tensor) { return tensor.remainder(100
 
 namespace layer {
 
-AttentionMetadata AttentionMetadataBuilder::build(const ModelInputParams& params, bool, const std::optional<torch::Tensor>&,
+AttentionMetadata AttentionMetadataBuilder::build(const ModelInputParams& params, bool,
+                                                  const std::optional<torch::Tensor>&,
                                                   const std::optional<torch::Device>& device) {
     const auto& on_device = params.attention.device;
     AttentionMetadata made;
@@ -58,7 +60,8 @@ AttentionMetadata AttentionMetadataBuilder::build(const ModelInputParams& params
     made.max_query_len = params.meta.q_max_seq_len;
     made.max_seq_len = params.meta.kv_max_seq_len;
     made.is_prefill = params.meta.batch_forward_type.is_prefill();
-    made.is_chunked_prefill = params.meta.batch_forward_type.is_mixed() || params.meta.batch_forward_type.is_chunked_prefill();
+    made.is_chunked_prefill = params.meta.batch_forward_type.is_mixed() ||
+                              params.meta.batch_forward_type.is_chunked_prefill();
     made.is_dummy = params.meta.q_max_seq_len == 0;
     if (made.is_dummy) {
         const auto options = torch::TensorOptions().dtype(torch::kInt).device(device.value());
@@ -79,16 +82,19 @@ std::int64_t planned_prefill = 0;
 std::int64_t planned_decode = 0;
 }  // namespace
 
-void update_prefill_plan_info(std::shared_ptr<PlanInfo> plan_info, const std::string&, const AttentionMetadata& attn_meta, c10::ScalarType,
-                              c10::ScalarType, c10::ScalarType, std::int32_t, std::int32_t, std::int32_t, std::int32_t, bool) {
+void update_prefill_plan_info(std::shared_ptr<PlanInfo> plan_info, const std::string&,
+                              const AttentionMetadata& attn_meta, c10::ScalarType, c10::ScalarType,
+                              c10::ScalarType, std::int32_t, std::int32_t, std::int32_t,
+                              std::int32_t, bool) {
     planned_prefill = attn_meta.q_cu_seq_lens.size(0) - 1;
     const auto lengths = on_host(attn_meta.q_cu_seq_lens);
     plan_info->plan_info.assign(lengths.begin(), lengths.end());
 }
 
-void update_decode_plan_info(std::shared_ptr<PlanInfo> plan_info, const std::string&, const AttentionMetadata& attn_meta, c10::ScalarType,
-                             c10::ScalarType, c10::ScalarType, std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t,
-                             std::int32_t, bool, bool) {
+void update_decode_plan_info(std::shared_ptr<PlanInfo> plan_info, const std::string&,
+                             const AttentionMetadata& attn_meta, c10::ScalarType, c10::ScalarType,
+                             c10::ScalarType, std::int32_t, std::int32_t, std::int32_t,
+                             std::int32_t, std::int32_t, std::int32_t, bool, bool) {
     planned_decode = attn_meta.paged_kv_last_page_len.size(0);
     plan_info->plan_info = {planned_decode};
 }
@@ -101,15 +107,19 @@ std::string determine_attention_backend(std::int64_t, bool, bool) { return "fa2"
 bool should_use_tensor_core(torch::ScalarType, std::int64_t, std::int64_t) { return false; }
 
 // Prefix sums within each sequence.
-void batch_prefill(const std::string&, ffi::Array<std::int64_t> plan, torch::Tensor, torch::Tensor, torch::Tensor, torch::Tensor query,
-                   torch::Tensor key, torch::Tensor value, torch::Tensor q_cu_seq_lens, torch::Tensor, std::int64_t, double,
+void batch_prefill(const std::string&, ffi::Array<std::int64_t> plan, torch::Tensor, torch::Tensor,
+                   torch::Tensor, torch::Tensor query, torch::Tensor key, torch::Tensor value,
+                   torch::Tensor q_cu_seq_lens, torch::Tensor, std::int64_t, double,
                    torch::Tensor output, std::optional<torch::Tensor>&) {
     const auto lengths = on_host(q_cu_seq_lens);
-    if (!std::equal(lengths.begin(), lengths.end(), plan.begin(), plan.end()) || query.size(0) != lengths.back()) {
+    if (!std::equal(lengths.begin(), lengths.end(), plan.begin(), plan.end()) ||
+        query.size(0) != lengths.back()) {
         throw std::runtime_error("the plan is not the step's");
     }
     for (std::size_t i = 0; i + 1 < lengths.size(); ++i) {
-        const auto rows = [&](const torch::Tensor& of) { return of.slice(0, lengths[i], lengths[i + 1]); };
+        const auto rows = [&](const torch::Tensor& of) {
+            return of.slice(0, lengths[i], lengths[i + 1]);
+        };
         rows(output).copy_((rows(key) + rows(value)).cumsum(0) + rows(query));
     }
 }
@@ -128,15 +138,18 @@ public:
     bool refuses_captures = false;
     int forwards = 0;
 
-    ModelOutput forward(const torch::Tensor& tokens, const torch::Tensor& positions, std::vector<KVCache>& caches,
-                        const ModelInputParams& params) override {
+    ModelOutput forward(const torch::Tensor& tokens, const torch::Tensor& positions,
+                        std::vector<KVCache>& caches, const ModelInputParams& params) override {
         ++forwards;
         const auto& told = params.parallel.dp_global_token_nums;
         if (told.size() > 1 && told[static_cast<std::size_t>(rank)] != tokens.size(0)) {
-            throw std::runtime_error("a collective of this rank is of another length than the group was told");
+            throw std::runtime_error(
+                "a collective of this rank is of another length than the group was told");
         }
-        const auto metadata = params.attn_metadata ? *params.attn_metadata
-                                                   : layer::AttentionMetadataBuilder::build(params, false, std::nullopt, tokens.device());
+        const auto metadata = params.attn_metadata
+                                  ? *params.attn_metadata
+                                  : layer::AttentionMetadataBuilder::build(
+                                        params, false, std::nullopt, tokens.device());
         if (refuses_captures && metadata.enable_cuda_graph) {
             throw std::runtime_error("no graph today");
         }
@@ -162,7 +175,8 @@ private:
         cache.get_v_cache().index_copy_(0, where, reduced(x * 7));
     }
 
-    static torch::Tensor attend(const KVCache& cache, const layer::AttentionMetadata& metadata, const torch::Tensor& x) {
+    static torch::Tensor attend(const KVCache& cache, const layer::AttentionMetadata& metadata,
+                                const torch::Tensor& x) {
         const auto k = cache.get_k_cache(), v = cache.get_v_cache();
         auto out = at::zeros_like(x);
         if (metadata.is_prefill) {
@@ -172,24 +186,30 @@ private:
                 const auto lengths = on_host(metadata.q_cu_seq_lens);
                 plan.assign(lengths.begin(), lengths.end());
             }
-            kernel::cuda::batch_prefill_with_optional_piecewise_capture("", plan, {}, {}, {}, x, x, reduced(x * 7), metadata.q_cu_seq_lens,
-                                                                        metadata.kv_cu_seq_lens, -1, 1, out, no_lse);
+            kernel::cuda::batch_prefill_with_optional_piecewise_capture(
+                "", plan, {}, {}, {}, x, x, reduced(x * 7), metadata.q_cu_seq_lens,
+                metadata.kv_cu_seq_lens, -1, 1, out, no_lse);
             return reduced(out);
         }
         if (metadata.enable_cuda_graph) {
             if (metadata.is_chunked_prefill || metadata.is_dummy) {
                 throw std::runtime_error("a graph of a step that none is made for");
             }
-            const auto start = metadata.paged_kv_indptr.narrow(0, 0, x.size(0)).to(at::kLong).unsqueeze(1);
-            const auto pages = metadata.paged_kv_indptr.narrow(0, 1, x.size(0)).to(at::kLong).unsqueeze(1) - start;
-            const auto length = (pages - 1) * block_size + metadata.paged_kv_last_page_len.to(at::kLong).unsqueeze(1);
+            const auto start =
+                metadata.paged_kv_indptr.narrow(0, 0, x.size(0)).to(at::kLong).unsqueeze(1);
+            const auto pages =
+                metadata.paged_kv_indptr.narrow(0, 1, x.size(0)).to(at::kLong).unsqueeze(1) - start;
+            const auto length = (pages - 1) * block_size +
+                                metadata.paged_kv_last_page_len.to(at::kLong).unsqueeze(1);
             const auto j = at::arange(max_len, start.options()).unsqueeze(0);
             const auto there = (j < length).logical_and(pages > 0);
             const auto mask = there.to(at::kLong);
             const auto page = ((start + at::floor_divide(j, block_size)) * mask).flatten();
-            const auto block = metadata.paged_kv_indices.to(at::kLong).index_select(0, page).view_as(there);
+            const auto block =
+                metadata.paged_kv_indices.to(at::kLong).index_select(0, page).view_as(there);
             const auto slot = ((block * block_size + j.remainder(block_size)) * mask).flatten();
-            const auto both = (k.index_select(0, slot) + v.index_select(0, slot)).view({x.size(0), max_len, width});
+            const auto both = (k.index_select(0, slot) + v.index_select(0, slot))
+                                  .view({x.size(0), max_len, width});
             return reduced((both * mask.unsqueeze(2)).sum(1) + x);
         }
         const auto q = on_host(metadata.q_cu_seq_lens), kv = on_host(metadata.kv_cu_seq_lens);
@@ -199,11 +219,13 @@ private:
             for (int query = 0; query < queries; ++query) {
                 std::vector<std::int64_t> slots;
                 for (int j = 0; j <= length - queries + query; ++j) {
-                    const auto block = blocks[static_cast<std::int64_t>(i)][j / block_size].item<std::int64_t>();
+                    const auto block =
+                        blocks[static_cast<std::int64_t>(i)][j / block_size].item<std::int64_t>();
                     slots.push_back(block * block_size + j % block_size);
                 }
                 const auto rows = at::tensor(slots, at::kLong).to(k.device());
-                out[q[i] + query] = (k.index_select(0, rows) + v.index_select(0, rows)).sum(0) + x[q[i] + query];
+                out[q[i] + query] =
+                    (k.index_select(0, rows) + v.index_select(0, rows)).sum(0) + x[q[i] + query];
             }
         }
         return reduced(out);
@@ -259,7 +281,8 @@ public:
                 }
                 tokens.push_back(static_cast<std::int32_t>(random() % 100));
                 positions.push_back(sequence.length);
-                slots.push_back(sequence.blocks.back() * static_cast<std::int32_t>(block_size) + sequence.length % 4);
+                slots.push_back(sequence.blocks.back() * static_cast<std::int32_t>(block_size) +
+                                sequence.length % 4);
                 ++sequence.length;
             }
             for (std::size_t i = 0; i < sequence.blocks.size(); ++i) {
@@ -279,8 +302,11 @@ public:
         auto& params = made.params;
         params.meta = {type, static_cast<std::int32_t>(work.size()), longest, most_queries};
         const auto columns = (longest + block_size - 1) / block_size;
-        params.attention.device = {ints(q),      ints(kv),      ints(slots), tables.narrow(1, 0, columns).contiguous().to(device()),
-                                   ints(indptr), ints(indices), ints(last)};
+        params.attention.device = {
+            ints(q),      ints(kv),
+            ints(slots),  tables.narrow(1, 0, columns).contiguous().to(device()),
+            ints(indptr), ints(indices),
+            ints(last)};
         if (random() % 2 == 0) {
             params.attention.host = {q, kv};
         }
@@ -318,7 +344,10 @@ protected:
         num_model_execution_total_eager = 0;
     }
     static ExecutionConfig& config() { return ExecutionConfig::get_instance(); }
-    void make() { executor = std::make_unique<runtime::cuda::VmmGraphExecutorImpl>(&model, args, device(), options); }
+    void make() {
+        executor =
+            std::make_unique<runtime::cuda::VmmGraphExecutorImpl>(&model, args, device(), options);
+    }
 
     void run(const StepInput& input, std::int64_t rows = -1) {
         if (!executor) {
@@ -334,33 +363,42 @@ protected:
         if (rows != 0) {
             EXPECT_TRUE(at::equal(output.hidden_states, truth.hidden_states));
         }
-        EXPECT_EQ(output.aux_hidden_states.defined(), model.has_aux && options.enable_graph_aux_hidden_states());
+        EXPECT_EQ(output.aux_hidden_states.defined(),
+                  model.has_aux && options.enable_graph_aux_hidden_states());
         if (output.aux_hidden_states.defined() && rows != 0) {
             EXPECT_TRUE(at::equal(output.aux_hidden_states, truth.aux_hidden_states));
         }
         for (std::size_t i = 0; rows != 0 && i < caches.size(); ++i) {
-            const auto blocks = [](const torch::Tensor& cache) { return cache.narrow(0, 0, cache.size(0) - 1); };
-            EXPECT_TRUE(at::equal(blocks(caches[i].get_k_cache()), blocks(truth_caches[i].get_k_cache())));
-            EXPECT_TRUE(at::equal(blocks(caches[i].get_v_cache()), blocks(truth_caches[i].get_v_cache())));
+            const auto blocks = [](const torch::Tensor& cache) {
+                return cache.narrow(0, 0, cache.size(0) - 1);
+            };
+            EXPECT_TRUE(
+                at::equal(blocks(caches[i].get_k_cache()), blocks(truth_caches[i].get_k_cache())));
+            EXPECT_TRUE(
+                at::equal(blocks(caches[i].get_v_cache()), blocks(truth_caches[i].get_v_cache())));
         }
     }
     std::uint64_t full() const { return ran(Mode::full); }
     std::uint64_t piecewise() const { return ran(Mode::piecewise); }
     std::uint64_t ran(Mode mode) const {
-        return executor->graphs().steps(mode, Reason::hit) + executor->graphs().steps(mode, Reason::padded) +
+        return executor->graphs().steps(mode, Reason::hit) +
+               executor->graphs().steps(mode, Reason::padded) +
                executor->graphs().steps(mode, Reason::captured);
     }
 };
 
 TEST_F(XllmShape, EveryKindOfStepIsTheEagerOneBitForBit) {
     std::int64_t decodes = 0, prefills = 0, others = 0;
-    const auto random = [&](std::uint64_t below) { return static_cast<std::int32_t>(scheduler.random() % below); };
+    const auto random = [&](std::uint64_t below) {
+        return static_cast<std::int32_t>(scheduler.random() % below);
+    };
     const int steps = most_steps(150);
     for (int step = 0; step < steps; ++step) {
         SCOPED_TRACE(step);
         auto& running = scheduler.running;
         // Ended sequences' blocks stay unused until the cache is full.
-        running.erase(std::remove_if(running.begin(), running.end(), [](const Sequence& one) { return one.length + 6 > max_len; }),
+        running.erase(std::remove_if(running.begin(), running.end(),
+                                     [](const Sequence& one) { return one.length + 6 > max_len; }),
                       running.end());
         if (scheduler.next_block > 200) {
             running.clear();
@@ -452,7 +490,8 @@ TEST_F(XllmShape, EmbeddingsThatComeAndGoHaveGraphsOfTheirOwn) {
     for (int step = 0; step < 4; ++step) {
         auto input = scheduler.decode(3);
         if (step % 2 == 1) {
-            input.params.embedding.input_embedding = at::randint(0, 9, {3, width}, engine_tests::on_device(at::kDouble));
+            input.params.embedding.input_embedding =
+                at::randint(0, 9, {3, width}, engine_tests::on_device(at::kDouble));
         }
         run(input);
     }
@@ -479,7 +518,8 @@ TEST_F(XllmShape, ARankWithoutRequestsRunsTheGraphOfTheOthers) {
     }
     for (std::size_t i = 0; i < caches.size(); ++i) {
         const auto rows = before[i].get_k_cache().size(0) - 1;
-        EXPECT_TRUE(at::equal(caches[i].get_k_cache().narrow(0, 0, rows), before[i].get_k_cache().narrow(0, 0, rows)));
+        EXPECT_TRUE(at::equal(caches[i].get_k_cache().narrow(0, 0, rows),
+                              before[i].get_k_cache().narrow(0, 0, rows)));
     }
     scheduler.start(3, 3);
     auto input = scheduler.decode(3);
@@ -501,7 +541,8 @@ TEST_F(XllmShape, ADecodeWhoseGraphCannotBeCapturedThrows) {
     scheduler.start(3, 3);
     make();
     const auto input = scheduler.decode(3);
-    EXPECT_THROW(executor->run(input.tokens, input.positions, caches, input.params), std::runtime_error);
+    EXPECT_THROW(executor->run(input.tokens, input.positions, caches, input.params),
+                 std::runtime_error);
     EXPECT_EQ(piecewise(), 0);
     model.refuses_captures = false;
     run(input);
@@ -517,7 +558,8 @@ TEST_F(XllmShape, LengthsThatAreNowhereAreAnErrorThatNamesThem) {
         static_cast<void>(executor->run(input.tokens, input.positions, caches, input.params));
         ADD_FAILURE() << "padding was taken for lengths";
     } catch (const vmmgraph::Error& error) {
-        EXPECT_NE(std::string(error.what()).find("input 'kv_seq_lens'"), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find("input 'kv_seq_lens'"), std::string::npos)
+            << error.what();
     }
 }
 
@@ -531,7 +573,8 @@ TEST_F(XllmShape, SequencesBeyondTheModelsLengthAreEager) {
 TEST_F(XllmShape, ATargetAndItsDraftShareAnArena) {
     FakeCausalLM draft;
     auto draft_caches = make_caches(256);
-    auto executor_of_draft = std::make_unique<runtime::cuda::VmmGraphExecutorImpl>(&draft, args, device(), options);
+    auto executor_of_draft =
+        std::make_unique<runtime::cuda::VmmGraphExecutorImpl>(&draft, args, device(), options);
     scheduler.start(5, 3);
     for (int step = 0; step < 4; ++step) {
         const auto input = scheduler.decode(5);
@@ -539,7 +582,8 @@ TEST_F(XllmShape, ATargetAndItsDraftShareAnArena) {
         auto truth_caches = copy_of(draft_caches);
         const engine_tests::OnStream on;
         const auto truth = draft.forward(input.tokens, input.positions, truth_caches, input.params);
-        const auto output = executor_of_draft->run(input.tokens, input.positions, draft_caches, input.params);
+        const auto output =
+            executor_of_draft->run(input.tokens, input.positions, draft_caches, input.params);
         engine_tests::wait();
         EXPECT_TRUE(at::equal(output.hidden_states, truth.hidden_states));
     }

@@ -23,12 +23,14 @@ void expect(bool holds, const char* what) {
 void expect_the_runtimes_own() {
     void* block = nullptr;
     auto count = fake_mallocs();
-    expect(cudaMalloc(&block, MiB) == 0 && fake_mallocs() == count + 1, "cudaMalloc is the runtime's");
+    expect(cudaMalloc(&block, MiB) == 0 && fake_mallocs() == count + 1,
+           "cudaMalloc is the runtime's");
     count = fake_frees();
     expect(cudaFree(block) == 0 && fake_frees() == count + 1, "cudaFree is the runtime's");
     saver::Functions none;
     none.look_up(RTLD_DEFAULT);
-    expect(none.tms_pause == nullptr && none.set_memory_margin_bytes == nullptr, "nothing more is there for everybody");
+    expect(none.tms_pause == nullptr && none.set_memory_margin_bytes == nullptr,
+           "nothing more is there for everybody");
 }
 
 void hook_mode(const char* path) {
@@ -46,7 +48,8 @@ void hook_mode(const char* path) {
     void* const block = tms.tms_torch_malloc(4 * static_cast<ssize_t>(MiB), 0, nullptr);
     expect(block != nullptr && fake_mallocs() == mallocs, "memory of a region");
     void* foreign = nullptr;
-    expect(cudaMalloc(&foreign, MiB) == 0 && fake_mallocs() == mallocs + 1, "in a region cudaMalloc is the runtime's all the same");
+    expect(cudaMalloc(&foreign, MiB) == 0 && fake_mallocs() == mallocs + 1,
+           "in a region cudaMalloc is the runtime's all the same");
     if (block != nullptr) {
         saver::fill(block, 4 * MiB, 6);
         expect(tms.tms_pause("weights") == 0, "a pause");

@@ -21,7 +21,8 @@ int main(int argc, char** argv) {
         return 3;
     }
     void* const runtime = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
-    const auto count = runtime == nullptr ? nullptr : reinterpret_cast<Count>(dlsym(runtime, "fake_mallocs"));
+    const auto count =
+        runtime == nullptr ? nullptr : reinterpret_cast<Count>(dlsym(runtime, "fake_mallocs"));
     if (count == nullptr) {
         std::fprintf(stderr, "%s\n", dlerror());
         return 4;

@@ -54,7 +54,9 @@ protected:
         return block;
     }
 
-    std::uint64_t physical(int device = 0) { return devices[static_cast<std::size_t>(device)].stats().physical_bytes; }
+    std::uint64_t physical(int device = 0) {
+        return devices[static_cast<std::size_t>(device)].stats().physical_bytes;
+    }
 
     static int current() {
         int device = -1;
@@ -256,7 +258,8 @@ TEST_F(Preload, AResumeWithoutMemoryIsAValueAndCanBeRepeated) {
     EXPECT_EQ(tms.tms_resume(tag.c_str()), 2);
     EXPECT_EQ(tms.tms_last_error(nullptr), 2);
     EXPECT_EQ(tms.tms_resume(tag.c_str()), 2);
-    EXPECT_NE(tms.tms_get_cpu_backup_pointer(static_cast<std::uint8_t*>(block), MiB), nullptr) << "still paused";
+    EXPECT_NE(tms.tms_get_cpu_backup_pointer(static_cast<std::uint8_t*>(block), MiB), nullptr)
+        << "still paused";
     EXPECT_EQ(cudaFree(others), 0);
     EXPECT_EQ(tms.tms_resume(tag.c_str()), 0);
     EXPECT_TRUE(holds(block, 8 * MiB, 3));
@@ -295,7 +298,8 @@ TEST_F(Preload, ACaptureThatBeganHereIsKnownUntilItEnds) {
     static_cast<void>(cudaGetLastError());
     EXPECT_EQ(cudaStreamBeginCapture(&one, 0), 0);
     EXPECT_EQ(cudaStreamBeginCapture(&two, 2), 0);
-    EXPECT_EQ(cudaStreamBeginCapture(&two, 2), 901) << "which does not end the capture that there is";
+    EXPECT_EQ(cudaStreamBeginCapture(&two, 2), 901)
+        << "which does not end the capture that there is";
     static_cast<void>(cudaGetLastError());
     EXPECT_EQ(cudaStreamEndCapture(&one, &graph), 0);
     const auto waits = fake_waits(0);
@@ -410,7 +414,8 @@ TEST_F(Preload, BackupsCanBeReadWhileMemoryIsPaused) {
     EXPECT_EQ(tms.tms_last_error(nullptr), 0);
 
     int foreign = 0;
-    EXPECT_EQ(tms.tms_get_cpu_backup_pointer(reinterpret_cast<std::uint8_t*>(&foreign), 4), nullptr);
+    EXPECT_EQ(tms.tms_get_cpu_backup_pointer(reinterpret_cast<std::uint8_t*>(&foreign), 4),
+              nullptr);
     EXPECT_EQ(tms.tms_last_error(nullptr), 1);
     EXPECT_EQ(tms.tms_get_cpu_backup_pointer(block + MiB, 6 * MiB), nullptr) << "beyond its end";
     EXPECT_EQ(tms.tms_last_error(nullptr), 1);

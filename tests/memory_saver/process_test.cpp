@@ -46,7 +46,8 @@ int child(Body body) {
         std::exit(wrong);
     }
     int status = 0;
-    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 99;
+    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status)
+                                                                           : 99;
 }
 
 // Frees a block after all other statics.
@@ -78,7 +79,8 @@ void threads() {
 }
 
 void forks() {
-    expect(child([] { static_cast<void>(cudaFree(allocate())); }) == 0, "a child of a process without regions has its own");
+    expect(child([] { static_cast<void>(cudaFree(allocate())); }) == 0,
+           "a child of a process without regions has its own");
     void* const block = allocate();
     saver::fill(block, MiB, 7);
     std::atomic<bool> stop{false};
@@ -94,11 +96,16 @@ void forks() {
             tms.tms_set_current_tag("a child's");
             tms.tms_set_interesting_region(true);
             expect(cudaMalloc(&none, MiB) == 3, "no region in the child");
-            expect(tms.tms_torch_malloc(MiB, 0, nullptr) == nullptr && tms.tms_last_error(nullptr) == 3, "nor for torch");
-            expect(tms.tms_pause(nullptr) == 3 && tms.tms_resume(nullptr) == 3, "no pause and no resume in the child");
-            expect(tms.tms_get_cpu_backup_pointer(static_cast<std::uint8_t*>(block), 1) == nullptr, "no backup in the child");
+            expect(tms.tms_torch_malloc(MiB, 0, nullptr) == nullptr &&
+                       tms.tms_last_error(nullptr) == 3,
+                   "nor for torch");
+            expect(tms.tms_pause(nullptr) == 3 && tms.tms_resume(nullptr) == 3,
+                   "no pause and no resume in the child");
+            expect(tms.tms_get_cpu_backup_pointer(static_cast<std::uint8_t*>(block), 1) == nullptr,
+                   "no backup in the child");
             expect(tms.tms_last_error(nullptr) == 3, "which is said");
-            expect(cudaFree(block) == 1 && fake_frees() == frees + 1, "the parent's block is not touched");
+            expect(cudaFree(block) == 1 && fake_frees() == frees + 1,
+                   "the parent's block is not touched");
         });
         expect(end == 0, "a child that is told so and ends");
     }
@@ -109,19 +116,26 @@ void forks() {
 }
 
 void environment() {
-    expect(tms.tms_get_interesting_region() && tms.tms_get_enable_cpu_backup(), "the environment's settings");
+    expect(tms.tms_get_interesting_region() && tms.tms_get_enable_cpu_backup(),
+           "the environment's settings");
     expect(std::string(tms.tms_get_cpu_backup_backend()) == "mmap", "its backend");
     expect(tms.tms_get_retain_cpu_backup(), "that backups are retained");
-    std::thread([] { expect(tms.tms_get_interesting_region() && tms.tms_get_enable_cpu_backup(), "for every thread"); }).join();
+    std::thread([] {
+        expect(tms.tms_get_interesting_region() && tms.tms_get_enable_cpu_backup(),
+               "for every thread");
+    }).join();
     const auto mallocs = fake_mallocs();
     void* block = nullptr;
-    expect(cudaMalloc(&block, MiB) == 0 && fake_mallocs() == mallocs, "the first allocation is in a region");
+    expect(cudaMalloc(&block, MiB) == 0 && fake_mallocs() == mallocs,
+           "the first allocation is in a region");
     expect(cudaFree(block) == 0, "and freed");
 }
 
 void wrong_environment() {
-    expect(!tms.tms_get_interesting_region() && !tms.tms_get_enable_cpu_backup(), "what cannot be read is false");
-    expect(std::string(tms.tms_get_cpu_backup_backend()) == "pinned", "the backend is the default one");
+    expect(!tms.tms_get_interesting_region() && !tms.tms_get_enable_cpu_backup(),
+           "what cannot be read is false");
+    expect(std::string(tms.tms_get_cpu_backup_backend()) == "pinned",
+           "the backend is the default one");
     expect(tms.tms_last_error(nullptr) != 0, "which is said");
 }
 

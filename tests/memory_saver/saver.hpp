@@ -13,13 +13,16 @@ namespace saver {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-#define SAVER_NAMES(of)                                                                                                                \
-    of(tms_set_interesting_region) of(tms_get_interesting_region) of(tms_set_current_tag) of(tms_get_current_tag)                      \
-        of(tms_set_enable_cpu_backup) of(tms_get_enable_cpu_backup) of(tms_set_cpu_backup_backend) of(tms_get_cpu_backup_backend)      \
-            of(tms_set_enable_disk_backup) of(tms_get_enable_disk_backup) of(tms_set_disk_backup_dir) of(tms_pause) of(tms_resume)     \
-                of(tms_get_cpu_backup_pointer) of(tms_set_retain_cpu_backup) of(tms_get_retain_cpu_backup) of(set_memory_margin_bytes) \
-                    of(tms_torch_malloc) of(tms_torch_free) of(tms_watch_streams) of(tms_is_capturing) of(tms_include_arenas)          \
-                        of(tms_last_error)
+#define SAVER_NAMES(of)                                                                       \
+    of(tms_set_interesting_region) of(tms_get_interesting_region) of(tms_set_current_tag)     \
+        of(tms_get_current_tag) of(tms_set_enable_cpu_backup) of(tms_get_enable_cpu_backup)   \
+            of(tms_set_cpu_backup_backend) of(tms_get_cpu_backup_backend)                     \
+                of(tms_set_enable_disk_backup) of(tms_get_enable_disk_backup)                 \
+                    of(tms_set_disk_backup_dir) of(tms_pause) of(tms_resume)                  \
+                        of(tms_get_cpu_backup_pointer) of(tms_set_retain_cpu_backup)          \
+                            of(tms_get_retain_cpu_backup) of(set_memory_margin_bytes)         \
+                                of(tms_torch_malloc) of(tms_torch_free) of(tms_watch_streams) \
+                                    of(tms_is_capturing) of(tms_include_arenas) of(tms_last_error)
 
 struct Functions {
 #define SAVER_MEMBER(name) decltype(&::name) name = nullptr;

@@ -14,7 +14,9 @@ using saver::MiB;
 
 class Threads : public testing::Test {
 protected:
-    void SetUp() override { ASSERT_TRUE(tms.look_up(RTLD_DEFAULT)) << "the library is not preloaded"; }
+    void SetUp() override {
+        ASSERT_TRUE(tms.look_up(RTLD_DEFAULT)) << "the library is not preloaded";
+    }
 
     saver::Functions tms;
 };

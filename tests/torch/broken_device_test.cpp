@@ -15,11 +15,13 @@ protected:
     }
 
     // Captures a graph whose next replay asserts if `index` is out of range.
-    Shape indexed(SharedVmmAllocator& arena, const Model& model, const at::Tensor& index, const CaptureOptions& options) const {
+    Shape indexed(SharedVmmAllocator& arena, const Model& model, const at::Tensor& index,
+                  const CaptureOptions& options) const {
         const auto input = at::randn({64, 512}, half());
         cudaDeviceSynchronize();
         at::Tensor output;
-        auto graph = capture(arena, raw(), [&] { output = at::index(model(input), {index}) * 2; }, options);
+        auto graph =
+            capture(arena, raw(), [&] { output = at::index(model(input), {index}) * 2; }, options);
         return {input, {}, output, std::move(graph)};
     }
 
@@ -65,7 +67,8 @@ protected:
                 }
                 return false;
             };
-            if (!refused([&] { shapes[1].graph.replay(raw()); }) || !refused([&] { arena.trim(); })) {
+            if (!refused([&] { shapes[1].graph.replay(raw()); }) ||
+                !refused([&] { arena.trim(); })) {
                 std::_Exit(3);
             }
             shapes.pop_back();

@@ -9,7 +9,8 @@ TEST_F(Torch, BlocksRouteReplaysAsEagerWithoutWarmUp) {
     const Model model;
     auto all = shapes(arena, model, {1, 7, 64, 256, 1024, 33, 512});
     EXPECT_EQ(wrong(all), 0);
-    EXPECT_EQ(wrong(all, 1, true), 0) << "with eager products on the capture stream between replays";
+    EXPECT_EQ(wrong(all, 1, true), 0)
+        << "with eager products on the capture stream between replays";
 }
 
 TEST_F(Torch, BlocksRouteHoldsNearTheHungriestShape) {
@@ -19,16 +20,21 @@ TEST_F(Torch, BlocksRouteHoldsNearTheHungriestShape) {
         vmmgraph::Options options;
         options.large_page_bytes = large;
         SharedVmmAllocator arena(0, options);
-        auto all = shapes(arena, model, {2048, 1024, 512, 256, 128}, {Route::blocks, Retain::inherit}, true);
+        auto all = shapes(arena, model, {2048, 1024, 512, 256, 128},
+                          {Route::blocks, Retain::inherit}, true);
         std::size_t peak = 0, sum = 0;
         for (const auto& shape : all) {
             peak = std::max<std::size_t>(peak, shape.graph.report().peak_live_bytes);
             sum += shape.graph.report().peak_live_bytes;
         }
         const auto stats = arena.stats();
-        std::printf("RESULT blocks, pages of %zu MiB: physical %zu MiB (retained %zu), peak live %zu MiB, sum %zu MiB\n", large / MiB,
-                    stats.physical_bytes / MiB, stats.retained_bytes / MiB, peak / MiB, sum / MiB);
-        EXPECT_LE(stats.physical_bytes - stats.retained_bytes, peak + 4 * MiB + (large > 2 * MiB ? 3 * large : 0));
+        std::printf(
+            "RESULT blocks, pages of %zu MiB: physical %zu MiB (retained %zu), peak live %zu MiB, "
+            "sum %zu MiB\n",
+            large / MiB, stats.physical_bytes / MiB, stats.retained_bytes / MiB, peak / MiB,
+            sum / MiB);
+        EXPECT_LE(stats.physical_bytes - stats.retained_bytes,
+                  peak + 4 * MiB + (large > 2 * MiB ? 3 * large : 0));
         EXPECT_EQ(wrong(all), 0);
     }
 }
@@ -72,8 +78,10 @@ TEST_F(Torch, MemPoolRouteReplaysAsEagerAndSharesSegments) {
         sum += shape.graph.report().peak_live_bytes;
         hungriest = std::max<std::size_t>(hungriest, shape.graph.report().peak_live_bytes);
     }
-    std::printf("RESULT mempool: physical %zu MiB, hungriest capture's segments %zu MiB, sum of segments %zu MiB\n", physical / MiB,
-                hungriest / MiB, sum / MiB);
+    std::printf(
+        "RESULT mempool: physical %zu MiB, hungriest capture's segments %zu MiB, sum of segments "
+        "%zu MiB\n",
+        physical / MiB, hungriest / MiB, sum / MiB);
     EXPECT_LE(physical, hungriest + hungriest / 16 + 2 * MiB);
     EXPECT_EQ(wrong(all), 0);
     EXPECT_EQ(wrong(all, 1, true), 0);
@@ -86,7 +94,8 @@ TEST_F(Torch, MemPoolRouteReplaysAsEagerAndSharesSegments) {
 TEST_F(Torch, RandomNumbersAreThoseOfEager) {
     SharedVmmAllocator arena;
     const auto input = at::ones({64, 1024}, half());
-    const auto weights = at::arange(1, 513, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA)).expand({64, 512});
+    const auto weights = at::arange(1, 513, at::TensorOptions().dtype(at::kFloat).device(at::kCUDA))
+                             .expand({64, 512});
     const auto body = [&] {
         const auto noise = at::dropout(input, 0.5, true) + at::rand({64, 1024}, half());
         return at::cat({noise, at::multinomial(weights, 32, true).to(at::kBFloat16)}, 1);
@@ -215,7 +224,8 @@ TEST_F(Torch, KeptOutputsOfManyGraphsShareTheirPages) {
         EXPECT_EQ(graphs.back().report().retained_bytes, 0u);
     }
     const auto stats = arena.stats();
-    std::printf("RESULT kept: %d outputs of 2 KiB on %zu KiB of kept pages, %zu MiB in all\n", count, std::size_t{stats.kept_bytes} >> 10,
+    std::printf("RESULT kept: %d outputs of 2 KiB on %zu KiB of kept pages, %zu MiB in all\n",
+                count, std::size_t{stats.kept_bytes} >> 10,
                 std::size_t{stats.physical_bytes} / MiB);
     EXPECT_GT(stats.kept_bytes, 0u);
     EXPECT_LE(stats.kept_bytes, 2 * MiB);
@@ -286,7 +296,8 @@ TEST_F(Torch, GraphsMayGoWhileAnotherIsCaptured) {
         }
         at::cuda::clearCublasWorkspaces();
         // Frees torch's pools whose release was postponed.
-        static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, options));
+        static_cast<void>(
+            capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, options));
         c10::cuda::CUDACachingAllocator::emptyCache();
         arena.trim();
         EXPECT_EQ(arena.mapped_size(), 0u);
@@ -300,20 +311,27 @@ TEST_F(Torch, AGraphThatReliesOnStaleMemoryIsFoundAndRightOnesAreNot) {
         const CaptureOptions options{route, Retain::inherit};
         auto all = shapes(arena, model, {256, 64}, options);
         for (auto& shape : all) {
-            const std::vector<vmmgraph::Output> outputs{{shape.output.data_ptr(), shape.output.nbytes()}};
+            const std::vector<vmmgraph::Output> outputs{
+                {shape.output.data_ptr(), shape.output.nbytes()}};
             EXPECT_EQ(shape.graph.verify(raw(), outputs).found, 0u);
         }
         // Later work does not name the stream, which may be destroyed.
         cudaStream_t theirs = nullptr;
         ASSERT_EQ(cudaStreamCreateWithFlags(&theirs, cudaStreamNonBlocking), cudaSuccess);
-        EXPECT_EQ(all[0].graph.verify(theirs, {{all[0].output.data_ptr(), all[0].output.nbytes()}}).found, 0u);
+        EXPECT_EQ(
+            all[0].graph.verify(theirs, {{all[0].output.data_ptr(), all[0].output.nbytes()}}).found,
+            0u);
         ASSERT_EQ(cudaStreamDestroy(theirs), cudaSuccess);
         EXPECT_EQ(wrong(all), 0);
         const auto output = at::zeros({1024}, half());
         cudaDeviceSynchronize();
         // The output is copied from uninitialized memory.
-        auto graph =
-            capture(arena, raw(), [&] { static_cast<void>(output.copy_(at::empty({1 << 20}, half()).slice(0, 0, 1024) * 1)); }, options);
+        auto graph = capture(
+            arena, raw(),
+            [&] {
+                static_cast<void>(output.copy_(at::empty({1 << 20}, half()).slice(0, 0, 1024) * 1));
+            },
+            options);
         const auto difference = graph.verify(raw(), {{output.data_ptr(), output.nbytes()}});
         EXPECT_EQ(difference.found, 1u);
         EXPECT_EQ(difference.space, graph.space().stats().id);

@@ -66,8 +66,12 @@ struct Part {
         pair = at::empty({2 * elements}, input.options());
     }
     void communicate(const Nccl& nccl, Comm comm) const {
-        ASSERT_EQ(nccl.all_reduce(buffer.data_ptr(), buffer.data_ptr(), elements, nccl_float, nccl_sum, comm, stream.stream()), 0);
-        ASSERT_EQ(nccl.all_gather(own.data_ptr(), gathered.data_ptr(), elements, nccl_float, comm, stream.stream()), 0);
+        ASSERT_EQ(nccl.all_reduce(buffer.data_ptr(), buffer.data_ptr(), elements, nccl_float,
+                                  nccl_sum, comm, stream.stream()),
+                  0);
+        ASSERT_EQ(nccl.all_gather(own.data_ptr(), gathered.data_ptr(), elements, nccl_float, comm,
+                                  stream.stream()),
+                  0);
     }
     void finish(bool keep_buffers) {
         at::add_out(output, buffer, before);
@@ -77,7 +81,8 @@ struct Part {
         }
     }
     int wrong(int rank, float mine, float theirs, bool keep_buffers) const {
-        const float first = (rank == 0 ? mine : theirs) + 5, second = (rank == 0 ? theirs : mine) + 5;
+        const float first = (rank == 0 ? mine : theirs) + 5,
+                    second = (rank == 0 ? theirs : mine) + 5;
         const auto both = at::cat({at::full_like(input, first), at::full_like(input, second)});
         int wrong = !at::equal(pair, both) + (keep_buffers && !at::equal(gathered, both));
         wrong += !at::equal(output, at::full_like(output, 2 * (mine + theirs) + mine + 1));
@@ -122,7 +127,8 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
         for (const int rank : {1, 0}) {
             one.graphs.insert(one.graphs.begin(), scopes[rank]->end());
             scopes[rank].reset();
-            EXPECT_EQ(one.graphs.front().report().remote_blocks, marks == Marks::remote && one.keep ? 3U : 0U);
+            EXPECT_EQ(one.graphs.front().report().remote_blocks,
+                      marks == Marks::remote && one.keep ? 3U : 0U);
         }
     };
     std::vector<Captured> all;
@@ -138,7 +144,9 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
                 } catch (const vmmgraph::Error& error) {
                     // Only unmarked captures may be refused.
                     EXPECT_EQ(marks, Marks::none) << error.what();
-                    EXPECT_NE(std::string(error.what()).find("NCCL_GRAPH_REGISTER"), std::string::npos) << error.what();
+                    EXPECT_NE(std::string(error.what()).find("NCCL_GRAPH_REGISTER"),
+                              std::string::npos)
+                        << error.what();
                     ++refused;
                 }
             }
@@ -147,7 +155,8 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
     int wrong = 0, replays = 0;
     for (int round = 0; round < 6; ++round) {
         for (auto& one : all) {
-            const float value[] = {static_cast<float>(round + 1), static_cast<float>(10 * round + 7)};
+            const float value[] = {static_cast<float>(round + 1),
+                                   static_cast<float>(10 * round + 7)};
             for (const int rank : devices) {
                 const c10::cuda::CUDAStreamGuard guard(one.parts[rank].stream);
                 one.parts[rank].input.fill_(value[rank]);
@@ -164,7 +173,8 @@ TEST_F(Collectives, InOneProcessWithTwoDevices) {
         }
     }
     EXPECT_EQ(wrong, 0);
-    std::printf("RESULT collectives, one process: %d replays, %d wrong, %d captures refused\n", replays, wrong, refused);
+    std::printf("RESULT collectives, one process: %d replays, %d wrong, %d captures refused\n",
+                replays, wrong, refused);
     all.clear();
     for (const int rank : devices) {
         ASSERT_EQ(nccl.destroy(comms[rank]), 0);
@@ -194,7 +204,8 @@ TEST(CollectivesRank, Run) {
         int differ = 0;
         for (int round = 0; round < rounds; ++round) {
             for (auto& [part, graph, keep] : all) {
-                const float value[] = {static_cast<float>(round + 1), static_cast<float>(10 * round + 7)};
+                const float value[] = {static_cast<float>(round + 1),
+                                       static_cast<float>(10 * round + 7)};
                 const c10::cuda::CUDAStreamGuard guard(part.stream);
                 part.input.fill_(value[rank]);
                 graph.replay(part.stream.stream());
@@ -205,7 +216,8 @@ TEST(CollectivesRank, Run) {
         }
         return differ;
     };
-    const auto capture_one = [&](SharedVmmAllocator& arena, std::int64_t count, bool keep, Marks marks) {
+    const auto capture_one = [&](SharedVmmAllocator& arena, std::int64_t count, bool keep,
+                                 Marks marks) {
         Part part(rank, count);
         cudaDeviceSynchronize();
         auto graph = capture(
@@ -229,7 +241,8 @@ TEST(CollectivesRank, Run) {
                     } catch (const vmmgraph::Error& error) {
                         // Equal layouts: both ranks refuse.
                         EXPECT_TRUE(shared && marks == Marks::none) << error.what();
-                        EXPECT_NE(std::string(error.what()).find("RemoteScope"), std::string::npos) << error.what();
+                        EXPECT_NE(std::string(error.what()).find("RemoteScope"), std::string::npos)
+                            << error.what();
                         ++refused;
                     }
                 }
@@ -248,8 +261,10 @@ TEST(CollectivesRank, Run) {
         forgotten = replay(all, 2);
         EXPECT_GT(forgotten, 0) << "the control shows nothing";
     }
-    std::printf("RESULT collectives, rank %d of two processes%s: %d replays, %d wrong, %d captures refused, %d wrong in the control\n",
-                rank, shared ? " with pages for each other" : "", replays, wrong, refused, forgotten);
+    std::printf(
+        "RESULT collectives, rank %d of two processes%s: %d replays, %d wrong, %d captures "
+        "refused, %d wrong in the control\n",
+        rank, shared ? " with pages for each other" : "", replays, wrong, refused, forgotten);
 }
 
 TEST_F(Collectives, InTwoProcesses) { run_ranks("CollectivesRank.Run"); }

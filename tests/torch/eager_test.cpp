@@ -118,16 +118,19 @@ TEST_F(Eager, PrefillsBetweenReplaysAreThoseOfPlainEagerWorkInTheGraphsMemory) {
     const auto hungrier = std::max(graphs, eager + outputs);
     EXPECT_LE(static_cast<double>(most), 1.03 * static_cast<double>(hungrier) + 3.0 * 2 * MiB);
     std::printf(
-        "RESULT eager: %ld prefills, %d wrong replays, %d lost results, %.1f MiB at most: graphs %.1f (outputs %.1f), eager %.1f, ratio "
+        "RESULT eager: %ld prefills, %d wrong replays, %d lost results, %.1f MiB at most: graphs "
+        "%.1f (outputs %.1f), eager %.1f, ratio "
         "%.3f\n",
-        rounds, wrong, lost, static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB, static_cast<double>(outputs) / MiB,
-        static_cast<double>(eager) / MiB, static_cast<double>(most) / static_cast<double>(hungrier));
+        rounds, wrong, lost, static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB,
+        static_cast<double>(outputs) / MiB, static_cast<double>(eager) / MiB,
+        static_cast<double>(most) / static_cast<double>(hungrier));
 }
 
 // Results are copied outside, as in engines. Baseline: torch's own memory, warmed up.
 TEST_F(Eager, ActivationsOfBothTakeTheMostOfTheTwo) {
     const Model model;
-    const std::vector<std::int64_t> lengths{8192, 333, 4096, 77, 6001, 1024}, batches{4096, 256, 64, 8, 1};
+    const std::vector<std::int64_t> lengths{8192, 333, 4096, 77, 6001, 1024},
+        batches{4096, 256, 64, 8, 1};
     const auto width = model.layers[0][0].size(0);
     const c10::cuda::CUDAStreamGuard guard(*stream_);
     std::vector<at::Tensor> prompts, inputs, outputs, expected;
@@ -199,9 +202,10 @@ TEST_F(Eager, ActivationsOfBothTakeTheMostOfTheTwo) {
         cudaDeviceSynchronize();
         const auto torchs = caching::getDeviceStats(0).reserved_bytes[0].current - before;
         std::printf(
-            "RESULT eager: activations alone %.1f MiB at most: graphs %.1f, eager %.1f, ratio %.3f; torch's own %.1f MiB; %d wrong\n",
-            static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB, static_cast<double>(eager) / MiB, ratio,
-            static_cast<double>(torchs) / MiB, wrong);
+            "RESULT eager: activations alone %.1f MiB at most: graphs %.1f, eager %.1f, ratio "
+            "%.3f; torch's own %.1f MiB; %d wrong\n",
+            static_cast<double>(most) / MiB, static_cast<double>(graphs) / MiB,
+            static_cast<double>(eager) / MiB, ratio, static_cast<double>(torchs) / MiB, wrong);
     }
     caching::emptyCache();
 }
@@ -227,8 +231,9 @@ TEST_F(Eager, ASteadyStateMovesNoMemory) {
     }
     EXPECT_EQ(calls(), settled);
     cudaDeviceSynchronize();
-    std::printf("RESULT eager: %llu calls that move memory in 32 rounds of a prefill and two replays\n",
-                static_cast<unsigned long long>(calls() - settled));
+    std::printf(
+        "RESULT eager: %llu calls that move memory in 32 rounds of a prefill and two replays\n",
+        static_cast<unsigned long long>(calls() - settled));
 }
 
 TEST_F(Eager, WhatIsAliveOutlastsReplaysScopesPausesAndTheArena) {
@@ -365,14 +370,17 @@ TEST_F(Eager, AnotherThreadEndsAScope) {
     // The end may fall between the check for a scope and the allocation.
     for (int round = 0; round < 200; ++round) {
         ASSERT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_OK);
-        std::thread ender([&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });
+        std::thread ender(
+            [&] { EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_OK); });
         std::vector<at::Tensor> made;
         for (int i = 0; i < 50; ++i) {
             made.push_back(at::full({1 << 14}, static_cast<double>(i), half()));
         }
         ender.join();
         for (int i = 0; i < 50; ++i) {
-            ASSERT_TRUE(at::all(made[static_cast<std::size_t>(i)] == static_cast<double>(i)).item<bool>()) << round << ' ' << i;
+            ASSERT_TRUE(
+                at::all(made[static_cast<std::size_t>(i)] == static_cast<double>(i)).item<bool>())
+                << round << ' ' << i;
         }
     }
     EXPECT_EQ(wrong(shapes, 2), 0);
@@ -385,10 +393,12 @@ TEST_F(Eager, WhatItExcludesIsRefusedAndTheScopeGoesOn) {
     auto others = this->shapes(other, model, {16});
     {
         const EagerScope scope(arena, raw());
-        EXPECT_EQ(status_of([&] { const EagerScope inner(arena, raw()); }), VMMGRAPH_ERROR_WRONG_STATE);
+        EXPECT_EQ(status_of([&] { const EagerScope inner(arena, raw()); }),
+                  VMMGRAPH_ERROR_WRONG_STATE);
         EXPECT_EQ(status_of([&] { shapes[0].graph.replay(raw()); }), VMMGRAPH_ERROR_WRONG_STATE);
         const auto side = c10::cuda::getStreamFromPool();
-        EXPECT_EQ(status_of([&] { static_cast<void>(capture(arena, side.stream(), [] {})); }), VMMGRAPH_ERROR_WRONG_STATE);
+        EXPECT_EQ(status_of([&] { static_cast<void>(capture(arena, side.stream(), [] {})); }),
+                  VMMGRAPH_ERROR_WRONG_STATE);
         EXPECT_TRUE(EagerScope::active());
         EXPECT_EQ(wrong(others, 1), 0);
         const auto before = torchs_bytes();

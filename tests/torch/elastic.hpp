@@ -27,13 +27,18 @@ using vmmgraph::torch::KvTensors;
 inline constexpr std::int64_t tokens = 16;
 inline constexpr double GiB = 1024.0 * MiB;
 
-inline at::TensorOptions numbers() { return at::TensorOptions().dtype(at::kLong).device(at::kCUDA); }
+inline at::TensorOptions numbers() {
+    return at::TensorOptions().dtype(at::kLong).device(at::kCUDA);
+}
 
-inline const char* name_of(KvLayout layout) { return layout == KvLayout::by_plane ? "by plane" : "by block"; }
+inline const char* name_of(KvLayout layout) {
+    return layout == KvLayout::by_plane ? "by plane" : "by block";
+}
 
-inline KvTensorOptions kv_options(std::size_t layers, std::int64_t heads, std::int64_t dimension, std::uint64_t blocks, KvLayout layout,
-                                  std::uint64_t page_bytes) {
-    KvTensorOptions options{{2 * layers, KvPlane{{tokens, heads, dimension}, at::kBFloat16}}, blocks, layout, {}};
+inline KvTensorOptions kv_options(std::size_t layers, std::int64_t heads, std::int64_t dimension,
+                                  std::uint64_t blocks, KvLayout layout, std::uint64_t page_bytes) {
+    KvTensorOptions options{
+        {2 * layers, KvPlane{{tokens, heads, dimension}, at::kBFloat16}}, blocks, layout, {}};
     options.memory.name = "kv";
     options.memory.page_bytes = page_bytes;
     return options;
@@ -63,8 +68,11 @@ inline at::Tensor attend(const std::vector<at::Tensor>& planes, const StepInputs
         auto keys = planes[plane], values = planes[plane + 1];
         keys.index_put_({in.block, in.offset}, in.value + number);
         values.index_put_({in.block, in.offset}, in.value - number);
-        const auto gather = [&](const at::Tensor& from) { return from.index({in.table}).flatten(1, 2).transpose(1, 2); };
-        const auto weights = at::softmax((x * gather(keys)).sum(-1, false, at::kFloat), -1).to(at::kBFloat16);
+        const auto gather = [&](const at::Tensor& from) {
+            return from.index({in.table}).flatten(1, 2).transpose(1, 2);
+        };
+        const auto weights =
+            at::softmax((x * gather(keys)).sum(-1, false, at::kFloat), -1).to(at::kBFloat16);
         x = x + (weights.unsqueeze(-1) * gather(values)).sum(-2, true);
         x = x / x.to(at::kFloat).pow(2).mean(-1, true).add(1e-3).sqrt().to(at::kBFloat16);
     }

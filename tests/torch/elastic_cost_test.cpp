@@ -23,11 +23,14 @@ using vmmgraph::PreCommit;
 constexpr std::size_t layers = 36;
 constexpr std::int64_t heads = 8, dimension = 128;
 
-double micros_since(Clock::time_point start) { return std::chrono::duration<double, std::micro>(Clock::now() - start).count(); }
+double micros_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
 
 double percentile(std::vector<double> values, double percent) {
     std::sort(values.begin(), values.end());
-    const auto index = static_cast<std::size_t>(static_cast<double>(values.size() - 1) * percent / 100);
+    const auto index =
+        static_cast<std::size_t>(static_cast<double>(values.size() - 1) * percent / 100);
     return values.at(index);
 }
 
@@ -40,7 +43,9 @@ TEST_F(ElasticCosts, CommitsOfOneRangeOfBlocks) {
             KvTensors kv(*device_, kv_options(layers, heads, dimension, 16'384, layout, page));
             auto& cache = kv.cache();
             const auto a_page = cache.stats().blocks_a_page;
-            const auto blocks = (static_cast<std::uint64_t>(4 * GiB) / cache.stats().block_bytes + a_page - 1) / a_page * a_page;
+            const auto blocks =
+                (static_cast<std::uint64_t>(4 * GiB) / cache.stats().block_bytes + a_page - 1) /
+                a_page * a_page;
             std::vector<double> created, recycled, released;
             std::uint64_t pages = 0, bytes = 0;
             for (int round = 0; round < 5; ++round) {
@@ -55,15 +60,18 @@ TEST_F(ElasticCosts, CommitsOfOneRangeOfBlocks) {
                     start = Clock::now();
                     cache.shrink_to(0);
                     cache.settle();
-                    released.push_back(micros_since(start) / (static_cast<double>(done.bytes) / GiB));
+                    released.push_back(micros_since(start) /
+                                       (static_cast<double>(done.bytes) / GiB));
                 }
             }
             std::printf(
-                "RESULT elastic: %zu layers %s, pages of %llu MiB, %llu pages for %.2f GiB: us a GiB with new pages %.0f, with free ones "
+                "RESULT elastic: %zu layers %s, pages of %llu MiB, %llu pages for %.2f GiB: us a "
+                "GiB with new pages %.0f, with free ones "
                 "%.0f, "
                 "given back %.0f\n",
-                layers, name_of(layout), static_cast<unsigned long long>(page / MiB), static_cast<unsigned long long>(pages),
-                static_cast<double>(bytes) / GiB, median(created), median(recycled), median(released));
+                layers, name_of(layout), static_cast<unsigned long long>(page / MiB),
+                static_cast<unsigned long long>(pages), static_cast<double>(bytes) / GiB,
+                median(created), median(recycled), median(released));
         }
     }
 }
@@ -115,16 +123,19 @@ TEST_F(ElasticCosts, AttentionOverBothLayouts) {
         const std::vector<at::Tensor> planes = [] {
             std::vector<at::Tensor> made;
             for (std::size_t i = 0; i < 2 * layers; ++i) {
-                made.push_back(at::empty({static_cast<std::int64_t>(blocks), tokens, heads, dimension}, half()));
+                made.push_back(at::empty(
+                    {static_cast<std::int64_t>(blocks), tokens, heads, dimension}, half()));
             }
             return made;
         }();
         plain = time(planes);
     }
     std::printf(
-        "RESULT elastic: gather and attend, %zu layers, batch %lld, %lld tokens each: by plane %.3f ms, by block %.3f, torch's tensors "
+        "RESULT elastic: gather and attend, %zu layers, batch %lld, %lld tokens each: by plane "
+        "%.3f ms, by block %.3f, torch's tensors "
         "%.3f\n",
-        layers, static_cast<long long>(batch), static_cast<long long>(table * tokens), elastic[0], elastic[1], plain);
+        layers, static_cast<long long>(batch), static_cast<long long>(table * tokens), elastic[0],
+        elastic[1], plain);
     EXPECT_LE(elastic[0], plain * 1.05);
 }
 
@@ -149,7 +160,9 @@ protected:
         auto& cache = kv.cache();
         BlockPool pool(cache);
         const auto block_bytes = cache.stats().block_bytes;
-        const auto target = static_cast<std::uint64_t>(static_cast<double>(setting("VMMGRAPH_ELASTIC_GIB", 4)) * GiB) / block_bytes;
+        const auto target = static_cast<std::uint64_t>(
+                                static_cast<double>(setting("VMMGRAPH_ELASTIC_GIB", 4)) * GiB) /
+                            block_bytes;
         const auto back = [&](BlockRange range) {
             kv.before(raw());
             pool.back(range);
@@ -172,7 +185,8 @@ protected:
         for (auto plane : kv.planes()) {
             plane.index_put_({upload({first.begin(), first.end()})}, 0.25);
         }
-        const auto pinned = at::empty({2, batch}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
+        const auto pinned =
+            at::empty({2, batch}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
         auto* const next = pinned.data_ptr<std::int64_t>();
         const auto where = at::zeros({2, batch}, numbers());
         in.block = where[0];
@@ -186,7 +200,8 @@ protected:
         SharedVmmAllocator arena(0);
         cudaDeviceSynchronize();
         at::Tensor output;
-        auto graph = capture(arena, raw(), [&] { output = model(hidden) + attend(kv.planes(), in).sum(); });
+        auto graph =
+            capture(arena, raw(), [&] { output = model(hidden) + attend(kv.planes(), in).sum(); });
 
         PreCommit policy({low, high}, 4, 1'000'000);
         std::deque<std::pair<Pending, BlockRange>> coming;
@@ -219,7 +234,8 @@ protected:
                 ++granted;
                 ++decoded.grown;
             }
-            C10_CUDA_CHECK(cudaMemcpyAsync(where.data_ptr(), next, pinned.nbytes(), cudaMemcpyHostToDevice, stream_->stream()));
+            C10_CUDA_CHECK(cudaMemcpyAsync(where.data_ptr(), next, pinned.nbytes(),
+                                           cudaMemcpyHostToDevice, stream_->stream()));
             graph.replay(raw());
             // Commits blocks ahead while the device decodes.
             if (growth == Growth::ahead) {
@@ -232,7 +248,8 @@ protected:
                 for (const auto& [pending, range] : coming) {
                     under_way += range.end - range.first;
                 }
-                const auto [action, count] = policy.step(step, pool.stats().available, under_way, std::exchange(granted, 0));
+                const auto [action, count] =
+                    policy.step(step, pool.stats().available, under_way, std::exchange(granted, 0));
                 if (action == Ahead::commit && coming.empty()) {
                     const auto missing = pool.shortfall(pool.stats().available + count).value();
                     for (const auto range : missing) {
@@ -252,17 +269,22 @@ protected:
         return decoded;
     }
 
-    static void print(KvLayout layout, const char* how, const Decoded& decoded, const Decoded& before) {
+    static void print(KvLayout layout, const char* how, const Decoded& decoded,
+                      const Decoded& before) {
         double sum = 0;
         for (const double exposed : decoded.exposed) {
             sum += exposed;
         }
         std::printf(
-            "RESULT elastic: decoding at batch 64 while it grows by %llu blocks of %zu layers %s, memory %s: step p50 %.1f us, p99 %.1f "
-            "(%.3f and %.3f of all there before), %llu waits for mapping of %.1f us a step on average, p99 %.1f\n",
-            static_cast<unsigned long long>(decoded.grown), layers, name_of(layout), how, median(decoded.steps),
-            percentile(decoded.steps, 99), median(decoded.steps) / median(before.steps),
-            percentile(decoded.steps, 99) / percentile(before.steps, 99), static_cast<unsigned long long>(decoded.late),
+            "RESULT elastic: decoding at batch 64 while it grows by %llu blocks of %zu layers %s, "
+            "memory %s: step p50 %.1f us, p99 %.1f "
+            "(%.3f and %.3f of all there before), %llu waits for mapping of %.1f us a step on "
+            "average, p99 %.1f\n",
+            static_cast<unsigned long long>(decoded.grown), layers, name_of(layout), how,
+            median(decoded.steps), percentile(decoded.steps, 99),
+            median(decoded.steps) / median(before.steps),
+            percentile(decoded.steps, 99) / percentile(before.steps, 99),
+            static_cast<unsigned long long>(decoded.late),
             sum / static_cast<double>(decoded.exposed.size()), percentile(decoded.exposed, 99));
     }
 };

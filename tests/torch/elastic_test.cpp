@@ -17,13 +17,15 @@ namespace {
 
 class Layouts : public Elastic, public testing::WithParamInterface<KvLayout> {};
 
-void write_blocks(const std::vector<at::Tensor>& planes, const at::Tensor& blocks, const at::Tensor& contents) {
+void write_blocks(const std::vector<at::Tensor>& planes, const at::Tensor& blocks,
+                  const at::Tensor& contents) {
     for (auto plane : planes) {
         plane.index_put_({blocks}, contents);
     }
 }
 
-bool equal_blocks(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right, const at::Tensor& blocks) {
+bool equal_blocks(const std::vector<at::Tensor>& left, const std::vector<at::Tensor>& right,
+                  const at::Tensor& blocks) {
     for (std::size_t plane = 0; plane < left.size(); ++plane) {
         if (!at::equal(left[plane].index({blocks}), right[plane].index({blocks}))) {
             return false;
@@ -56,7 +58,8 @@ TEST_P(Layouts, ATensorIsAPlaneOverAddressesThatStay) {
     kv.grow_to(1'000);
     plane.narrow(0, 200, 800).fill_(4);
     EXPECT_EQ(plane.data_ptr(), at);
-    EXPECT_EQ(plane.narrow(0, 0, 1'000).sum(at::kDouble).item<double>(), (200 * 3 + 800 * 4) * tokens * 8 * 64.0);
+    EXPECT_EQ(plane.narrow(0, 0, 1'000).sum(at::kDouble).item<double>(),
+              (200 * 3 + 800 * 4) * tokens * 8 * 64.0);
     EXPECT_EQ(kv.cache().stats().backed_blocks, 1'000U);
     // The tensor is not an allocation of torch's allocator.
     EXPECT_NO_THROW(plane.record_stream(c10::cuda::getStreamFromPool()));
@@ -110,8 +113,9 @@ TEST_P(Layouts, GrowingBetweenReplaysInvalidatesNoGraph) {
         }
     }
     EXPECT_EQ(wrong, 0);
-    std::printf("RESULT elastic, %s: one graph, %d replays while 64 blocks grew to %llu, %d wrong\n", name_of(GetParam()), replays,
-                static_cast<unsigned long long>(blocks), wrong);
+    std::printf(
+        "RESULT elastic, %s: one graph, %d replays while 64 blocks grew to %llu, %d wrong\n",
+        name_of(GetParam()), replays, static_cast<unsigned long long>(blocks), wrong);
     cudaDeviceSynchronize();
 }
 
@@ -245,7 +249,8 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
             arrive();
         }
         if (!coming && random() % 10 == 0) {
-            if (const auto missing = pool.shortfall(pool.stats().available + 64); missing && !missing->empty()) {
+            if (const auto missing = pool.shortfall(pool.stats().available + 64);
+                missing && !missing->empty()) {
                 coming.emplace(kv.cache().commit_async(missing->front()), missing->front());
             }
         }
@@ -265,7 +270,8 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
             }
             auto busy = pool.used({limit, most});
             for (auto& range : busy) {
-                range = {range.first / a_page * a_page, std::min(most, (range.end + a_page - 1) / a_page * a_page)};
+                range = {range.first / a_page * a_page,
+                         std::min(most, (range.end + a_page - 1) / a_page * a_page)};
             }
             kv.cache().shrink_to(limit, busy, fence());
             ++shrinks;
@@ -277,7 +283,8 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
         for (std::int64_t slot = 0; slot < batch; ++slot) {
             auto& sequence = sequences[static_cast<std::size_t>(slot)];
             const auto own = static_cast<std::int64_t>((*idle)[static_cast<std::size_t>(slot)]);
-            if (sequence && sequence->length == static_cast<std::int64_t>(sequence->blocks.size()) * tokens) {
+            if (sequence &&
+                sequence->length == static_cast<std::int64_t>(sequence->blocks.size()) * tokens) {
                 if (const auto more = take(1)) {
                     sequence->blocks.push_back(more->front());
                 } else {
@@ -286,11 +293,14 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
                 }
             }
             for (std::int64_t i = 0; i < table; ++i) {
-                const auto known = sequence && i < static_cast<std::int64_t>(sequence->blocks.size());
+                const auto known =
+                    sequence && i < static_cast<std::int64_t>(sequence->blocks.size());
                 tables[static_cast<std::size_t>(slot * table + i)] =
-                    known ? static_cast<std::int64_t>(sequence->blocks[static_cast<std::size_t>(i)]) : own;
+                    known ? static_cast<std::int64_t>(sequence->blocks[static_cast<std::size_t>(i)])
+                          : own;
             }
-            block[static_cast<std::size_t>(slot)] = sequence ? static_cast<std::int64_t>(sequence->blocks.back()) : own;
+            block[static_cast<std::size_t>(slot)] =
+                sequence ? static_cast<std::int64_t>(sequence->blocks.back()) : own;
             offset[static_cast<std::size_t>(slot)] = sequence ? sequence->length++ % tokens : 0;
         }
         in.block.copy_(upload(block));
@@ -308,7 +318,8 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
     }
     for (const auto& sequence : sequences) {
         if (sequence) {
-            wrong += !equal_blocks(kv.planes(), twin, upload({sequence->blocks.begin(), sequence->blocks.end()}));
+            wrong += !equal_blocks(kv.planes(), twin,
+                                   upload({sequence->blocks.begin(), sequence->blocks.end()}));
         }
     }
     if (coming) {
@@ -316,11 +327,14 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
     }
     const auto memory = kv.cache().memory();
     std::printf(
-        "RESULT elastic, %s: %ld random steps, %d captures, %d wrong; %d commits, %d ahead, %d releases, %d shrinks, %d misses; %llu pages "
+        "RESULT elastic, %s: %ld random steps, %d captures, %d wrong; %d commits, %d ahead, %d "
+        "releases, %d shrinks, %d misses; %llu pages "
         "mapped, %llu of them created, %llu revived, %llu unmapped\n",
         name_of(GetParam()), steps, captures, wrong, commits, ahead, releases, shrinks, misses,
-        static_cast<unsigned long long>(memory.pages_mapped), static_cast<unsigned long long>(memory.pages_created),
-        static_cast<unsigned long long>(memory.pages_revived), static_cast<unsigned long long>(memory.pages_unmapped));
+        static_cast<unsigned long long>(memory.pages_mapped),
+        static_cast<unsigned long long>(memory.pages_created),
+        static_cast<unsigned long long>(memory.pages_revived),
+        static_cast<unsigned long long>(memory.pages_unmapped));
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(captures, 1);
     if (steps >= 1'000) {
@@ -331,7 +345,9 @@ TEST_P(Layouts, AThousandRandomStepsAreAPlainTwins) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Elastic, Layouts, testing::Values(KvLayout::by_plane, KvLayout::by_block),
-                         [](const auto& info) { return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock"; });
+                         [](const auto& info) {
+                             return info.param == KvLayout::by_plane ? "ByPlane" : "ByBlock";
+                         });
 
 TEST_F(Elastic, ATensorKeepsTheCacheAndItsMemoryGoesBehindTheWorkThatReadsIt) {
     const auto before = device_->stats().physical_bytes;
@@ -368,8 +384,10 @@ TEST_F(Elastic, GrowsIntoWhatTorchOnlyKeepsForLater) {
     const auto most = static_cast<std::int64_t>(free / 10 * 6);
     const auto bytes = at::TensorOptions().dtype(at::kByte).device(at::kCUDA);
     static_cast<void>(at::empty({most}, bytes));
-    const KvTensorOptions options{
-        {KvPlane{{1 << 20}, at::kByte}}, static_cast<std::uint64_t>(most >> 20), KvLayout::by_plane, {"kv", 256 * MiB, 0, 0}};
+    const KvTensorOptions options{{KvPlane{{1 << 20}, at::kByte}},
+                                  static_cast<std::uint64_t>(most >> 20),
+                                  KvLayout::by_plane,
+                                  {"kv", 256 * MiB, 0, 0}};
     {
         KvTensors kv(*device_, options);
         EXPECT_NO_THROW(kv.grow_to(static_cast<std::uint64_t>(most >> 20)));

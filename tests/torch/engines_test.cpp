@@ -11,8 +11,8 @@ struct OwnCapture {
     std::unique_ptr<at::cuda::MemPool> pool;
     std::unique_ptr<at::cuda::CUDAGraph> graph;
 
-    OwnCapture(const std::shared_ptr<vmmgraph::torch::TorchAllocator>& allocator, c10::cuda::CUDAStream stream, const Model& model,
-               int batch)
+    OwnCapture(const std::shared_ptr<vmmgraph::torch::TorchAllocator>& allocator,
+               c10::cuda::CUDAStream stream, const Model& model, int batch)
         : input(at::randn({batch, model.layers[0][0].size(0)}, half())), expected(model(input)) {
         cudaDeviceSynchronize();
         at::cuda::clearCublasWorkspaces();
@@ -44,7 +44,8 @@ TEST_F(Torch, OneAllocatorServesAllCapturesOfASerialEngine) {
         EXPECT_GT(arena->current_offset(), 0u);
         sum += arena->current_offset();
     }
-    std::printf("RESULT serial: physical %zu MiB, sum of segments %zu MiB\n", arena->mapped_size() / MiB, sum / MiB);
+    std::printf("RESULT serial: physical %zu MiB, sum of segments %zu MiB\n",
+                arena->mapped_size() / MiB, sum / MiB);
     EXPECT_LT(arena->mapped_size(), sum / 2);
     std::mt19937 random(5);
     for (int turn = 0; turn < 20; ++turn) {
@@ -61,7 +62,9 @@ TEST_F(Torch, OneAllocatorServesAllCapturesOfASerialEngine) {
     all.clear();
     c10::cuda::CUDACachingAllocator::emptyCache();
     EXPECT_TRUE(watched.expired());
-    EXPECT_THROW(static_cast<void>(vmmgraph::torch::make_allocator(std::shared_ptr<SharedVmmAllocator>())), vmmgraph::Error);
+    EXPECT_THROW(
+        static_cast<void>(vmmgraph::torch::make_allocator(std::shared_ptr<SharedVmmAllocator>())),
+        vmmgraph::Error);
 }
 
 TEST_F(Torch, AnAllocatorForASpaceServesAnEnginesOwnPool) {
@@ -87,7 +90,9 @@ TEST_F(Torch, AnAllocatorForASpaceServesAnEnginesOwnPool) {
     {
         const auto last = arena.open_bump_space();
         device.set_budget(device.stats().physical_bytes);
-        EXPECT_THROW(OwnCapture(vmmgraph::torch::make_allocator(last), *stream_, Model(1, 4096), 2048), c10::OutOfMemoryError);
+        EXPECT_THROW(
+            OwnCapture(vmmgraph::torch::make_allocator(last), *stream_, Model(1, 4096), 2048),
+            c10::OutOfMemoryError);
         device.set_budget(0);
     }
     all.clear();

@@ -15,12 +15,16 @@ constexpr int rounds = 40;
 
 enum class As { nothing, buffer, window };
 
-constexpr const char* name(As as) { return as == As::nothing ? "unregistered" : as == As::buffer ? "registered" : "a window"; }
+constexpr const char* name(As as) {
+    return as == As::nothing ? "unregistered" : as == As::buffer ? "registered" : "a window";
+}
 
 // Returns the rounds that differ from torch's own memory, or -1 if NCCL lacks the function.
-int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDAStream& stream, As as) {
+int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDAStream& stream,
+              As as) {
     const auto& nccl = here.nccl;
-    if (as == As::buffer ? nccl.register_buffer == nullptr : as == As::window && nccl.register_window == nullptr) {
+    if (as == As::buffer ? nccl.register_buffer == nullptr
+                         : as == As::window && nccl.register_window == nullptr) {
         return -1;
     }
     constexpr std::size_t bytes = 2 * elements * sizeof(float);
@@ -43,11 +47,14 @@ int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDA
         cudaDeviceSynchronize();
         auto graph = capture(arena, stream.stream(), [&] {
             given.copy_(input * 3 - 1);
-            EXPECT_EQ(nccl.all_reduce(given.data_ptr(), sum.data_ptr(), elements, nccl_float, nccl_sum, here.comm, stream.stream()), 0);
+            EXPECT_EQ(nccl.all_reduce(given.data_ptr(), sum.data_ptr(), elements, nccl_float,
+                                      nccl_sum, here.comm, stream.stream()),
+                      0);
         });
         EXPECT_EQ(graph.report().retained_bytes, 0U);
         // Uses the pages of the graph's own blocks between its replays.
-        auto neighbour = capture(arena, stream.stream(), [&] { static_cast<void>(input * -5 + 7); });
+        auto neighbour =
+            capture(arena, stream.stream(), [&] { static_cast<void>(input * -5 + 7); });
         at::manual_seed(17 + here.rank);
         const c10::cuda::CUDAStreamGuard guard(stream);
         for (int round = 0; round < rounds; ++round) {
@@ -55,7 +62,8 @@ int differing(const Rank& here, SharedVmmAllocator& arena, const c10::cuda::CUDA
             graph.replay(stream.stream());
             neighbour.replay(stream.stream());
             const auto expected = input * 3 - 1;
-            EXPECT_EQ(nccl.all_reduce(expected.data_ptr(), expected.data_ptr(), elements, nccl_float, nccl_sum, here.comm, stream.stream()),
+            EXPECT_EQ(nccl.all_reduce(expected.data_ptr(), expected.data_ptr(), elements,
+                                      nccl_float, nccl_sum, here.comm, stream.stream()),
                       0);
             differ += !at::equal(sum, expected);
         }
@@ -84,7 +92,8 @@ TEST(ExclusiveRank, Run) {
     // A window over pages without shareable handles would hang all ranks.
     ASSERT_EQ(device.info().sharing, VMMGRAPH_SHARING_FD);
     SharedVmmAllocator arena(device);
-    const auto stream = c10::cuda::getStreamFromPool(true, static_cast<c10::DeviceIndex>(here.rank));
+    const auto stream =
+        c10::cuda::getStreamFromPool(true, static_cast<c10::DeviceIndex>(here.rank));
     for (const As as : {As::nothing, As::buffer, As::window}) {
         const int differ = differing(here, arena, stream, as);
         if (differ < 0) {
@@ -92,7 +101,8 @@ TEST(ExclusiveRank, Run) {
             continue;
         }
         EXPECT_EQ(differ, 0) << name(as);
-        std::printf("RESULT exclusive, rank %d: %s, %d rounds, %d differ\n", here.rank, name(as), rounds, differ);
+        std::printf("RESULT exclusive, rank %d: %s, %d rounds, %d differ\n", here.rank, name(as),
+                    rounds, differ);
         EXPECT_EQ(arena.stats().exclusive_bytes, 0U);
     }
 }

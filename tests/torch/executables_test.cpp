@@ -40,7 +40,8 @@ struct Decoding {
     std::vector<CapturedGraph> graphs;
 
     // Each graph has `pieces` with about equal numbers of layers.
-    Decoding(SharedVmmAllocator& arena, Stream stream, int shapes, int pieces, const CaptureOptions& options) {
+    Decoding(SharedVmmAllocator& arena, Stream stream, int shapes, int pieces,
+             const CaptureOptions& options) {
         for (int i = shapes; i > 0; --i) {
             inputs.push_back(at::randn({4 * i, 512}, half()));
             expected.push_back(model(inputs.back()) * 2);
@@ -52,7 +53,9 @@ struct Decoding {
             int piece = 1;
             for (std::size_t layer = 0; layer < model.layers.size(); ++layer) {
                 x = one_layer(x, layer);
-                if (static_cast<int>(layer + 1) * pieces / static_cast<int>(model.layers.size()) >= piece && piece < pieces) {
+                if (static_cast<int>(layer + 1) * pieces / static_cast<int>(model.layers.size()) >=
+                        piece &&
+                    piece < pieces) {
                     scope.next_piece();
                     ++piece;
                 }
@@ -92,7 +95,8 @@ protected:
         options.executables = std::make_shared<ExecutablePool>(arena, ExecutableLimits{limit, 0});
         double capture = 0;
         std::optional<Decoding> made;
-        capture = microseconds([&] { made.emplace(arena, *stream_, shapes, pieces, options); }) / 1e3;
+        capture =
+            microseconds([&] { made.emplace(arena, *stream_, shapes, pieces, options); }) / 1e3;
         auto& decoding = *made;
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         const auto before = free_mib();
@@ -120,14 +124,18 @@ protected:
         const auto all = before - free_mib();
         const auto without = options.executables->stats();
         std::printf(
-            "RESULT executables: %d shapes of %d pieces, %llu nodes: %.1f MiB for %llu executables with a limit of %zu graphs, %.1f MiB "
+            "RESULT executables: %d shapes of %d pieces, %llu nodes: %.1f MiB for %llu executables "
+            "with a limit of %zu graphs, %.1f MiB "
             "for %llu without; pool says %.1f and %.1f MiB\n",
             shapes, pieces, static_cast<unsigned long long>(stats.template_nodes), limited,
-            static_cast<unsigned long long>(stats.executables), limit, all, static_cast<unsigned long long>(without.executables),
+            static_cast<unsigned long long>(stats.executables), limit, all,
+            static_cast<unsigned long long>(without.executables),
             static_cast<double>(stats.bytes) / MiB, static_cast<double>(without.bytes) / MiB);
-        std::printf("RESULT executables: %llu instantiations, %llu evictions; capture %.1f ms without instantiating, the rest %.1f ms\n",
-                    static_cast<unsigned long long>(stats.instantiations), static_cast<unsigned long long>(stats.evictions), capture,
-                    instantiating);
+        std::printf(
+            "RESULT executables: %llu instantiations, %llu evictions; capture %.1f ms without "
+            "instantiating, the rest %.1f ms\n",
+            static_cast<unsigned long long>(stats.instantiations),
+            static_cast<unsigned long long>(stats.evictions), capture, instantiating);
         EXPECT_EQ(decoding.wrong(), 0);
         EXPECT_LE(limited, all / 4);
         host_time_of_misses(decoding, options, limit);
@@ -143,14 +151,17 @@ protected:
             const auto i = random() % shapes;
             const bool hit = decoding.graphs[i].is_instantiated();
             C10_CUDA_CHECK(cudaDeviceSynchronize());
-            times[hit ? "hit" : "miss"].push_back(microseconds([&] { decoding.replay(i, *stream_); }));
+            times[hit ? "hit" : "miss"].push_back(
+                microseconds([&] { decoding.replay(i, *stream_); }));
             C10_CUDA_CHECK(cudaDeviceSynchronize());
             times["replay again"].push_back(microseconds([&] { decoding.replay(i, *stream_); }));
         }
-        const auto nodes = static_cast<double>(options.executables->stats().template_nodes) / static_cast<double>(shapes);
+        const auto nodes = static_cast<double>(options.executables->stats().template_nodes) /
+                           static_cast<double>(shapes);
         for (const auto& [name, of_one] : times) {
             std::printf(
-                "RESULT executables: %zu pieces, %.0f nodes: host time of a %s: %.1f us median, %.1f at the 95th percentile, of %zu\n",
+                "RESULT executables: %zu pieces, %.0f nodes: host time of a %s: %.1f us median, "
+                "%.1f at the 95th percentile, of %zu\n",
                 decoding.graphs[0].pieces(), nodes, name.c_str(), median(of_one),
                 [sorted = of_one]() mutable {
                     std::sort(sorted.begin(), sorted.end());
@@ -184,7 +195,8 @@ TEST_F(Executables, AReplayBehindAnEvictionIsAsFastOnTheGpuAsTorchsOwn) {
         }
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         for (const auto& input : inputs) {
-            graphs.push_back(capture(arena, raw(), [&] { outputs.push_back(model(input)); }, options));
+            graphs.push_back(
+                capture(arena, raw(), [&] { outputs.push_back(model(input)); }, options));
             const c10::cuda::CUDAStreamGuard guard(*stream_);
             torchs.push_back(std::make_unique<at::cuda::CUDAGraph>());
             torchs.back()->capture_begin();
@@ -226,10 +238,11 @@ TEST_F(Executables, AReplayBehindAnEvictionIsAsFastOnTheGpuAsTorchsOwn) {
         }
         const auto stats = options.executables->stats();
         std::printf(
-            "RESULT executables: %d layers, %llu nodes a graph: GPU time of 6 shapes %.1f us, torch's own %.1f, worst ratio %.4f; %llu "
+            "RESULT executables: %d layers, %llu nodes a graph: GPU time of 6 shapes %.1f us, "
+            "torch's own %.1f, worst ratio %.4f; %llu "
             "evictions\n",
-            layers, static_cast<unsigned long long>(stats.template_nodes / stats.graphs), ours_sum, torch_sum, worst,
-            static_cast<unsigned long long>(stats.evictions));
+            layers, static_cast<unsigned long long>(stats.template_nodes / stats.graphs), ours_sum,
+            torch_sum, worst, static_cast<unsigned long long>(stats.evictions));
         EXPECT_GE(stats.evictions, 80u);
         EXPECT_LE(worst, 1.01);
         EXPECT_LE(ours_sum / torch_sum, 1.005);
@@ -270,12 +283,18 @@ TEST_F(Executables, RandomShapesFromFourThreadsAreRight) {
         }
         const auto stats = pool->stats();
         std::printf(
-            "RESULT trust executables: %ld random replays of 75 graphs, 4 threads, 2 arenas: %lld wrong elements, %d outputs lost; %llu "
-            "instantiations, %llu ahead, %llu evictions, %llu hits, %llu misses, %llu executables now\n",
-            steps, static_cast<long long>(fleet.wrong_elements() + other.wrong_elements()), fleet.spoilt_outputs() + other.spoilt_outputs(),
-            static_cast<unsigned long long>(stats.instantiations), static_cast<unsigned long long>(stats.ahead),
-            static_cast<unsigned long long>(stats.evictions), static_cast<unsigned long long>(stats.hits),
-            static_cast<unsigned long long>(stats.misses), static_cast<unsigned long long>(stats.executables));
+            "RESULT trust executables: %ld random replays of 75 graphs, 4 threads, 2 arenas: %lld "
+            "wrong elements, %d outputs lost; %llu "
+            "instantiations, %llu ahead, %llu evictions, %llu hits, %llu misses, %llu executables "
+            "now\n",
+            steps, static_cast<long long>(fleet.wrong_elements() + other.wrong_elements()),
+            fleet.spoilt_outputs() + other.spoilt_outputs(),
+            static_cast<unsigned long long>(stats.instantiations),
+            static_cast<unsigned long long>(stats.ahead),
+            static_cast<unsigned long long>(stats.evictions),
+            static_cast<unsigned long long>(stats.hits),
+            static_cast<unsigned long long>(stats.misses),
+            static_cast<unsigned long long>(stats.executables));
         EXPECT_EQ(fleet.wrong_elements() + other.wrong_elements(), 0);
         EXPECT_EQ(fleet.spoilt_outputs() + other.spoilt_outputs(), 0);
         EXPECT_GT(stats.evictions, static_cast<std::uint64_t>(steps / 4));
@@ -349,7 +368,8 @@ TEST_F(Executables, ThousandsOfCapturesStayAtTheBudget) {
     const auto others = [&] {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         const auto reserved = c10::cuda::CUDACachingAllocator::getDeviceStats(0)
-                                  .reserved_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+                                  .reserved_bytes[static_cast<std::size_t>(
+                                      c10::CachingAllocator::StatType::AGGREGATE)]
                                   .current;
         const auto ours = static_cast<double>(vmmgraph::Device::open().stats().physical_bytes);
         return free_mib() + (static_cast<double>(reserved) + ours) / MiB;
@@ -384,7 +404,8 @@ TEST_F(Executables, ThousandsOfCapturesStayAtTheBudget) {
     }
     const auto stats = options.executables->stats();
     std::printf(
-        "RESULT executables: %ld captures and evictions, at most 8 executables: %d wrong, %.1f MiB more at most after the first quarter, "
+        "RESULT executables: %ld captures and evictions, at most 8 executables: %d wrong, %.1f MiB "
+        "more at most after the first quarter, "
         "%llu instantiations, %llu evictions\n",
         cycles, wrong, before - lowest, static_cast<unsigned long long>(stats.instantiations),
         static_cast<unsigned long long>(stats.evictions));

@@ -6,7 +6,8 @@ namespace {
 
 class Failures : public Torch {
 protected:
-    void expect_usable(SharedVmmAllocator& arena, const Model& model, const CaptureOptions& options) {
+    void expect_usable(SharedVmmAllocator& arena, const Model& model,
+                       const CaptureOptions& options) {
         static_cast<void>(at::rand({4}, half()));
         auto all = shapes(arena, model, {64, 32}, options);
         EXPECT_EQ(wrong(all), 0);
@@ -47,7 +48,8 @@ TEST_F(Torch, OutOfMemoryInACaptureIsTorchsOwnErrorAndTheNextCaptureWorks) {
         const CaptureOptions options{route, Retain::inherit};
         for (int turn = 0; turn < 2; ++turn) {
             EXPECT_THROW(static_cast<void>(capture(
-                             arena, raw(), [&] { static_cast<void>(at::empty({256 << 20}, half())); }, options)),
+                             arena, raw(),
+                             [&] { static_cast<void>(at::empty({256 << 20}, half())); }, options)),
                          c10::OutOfMemoryError);
         }
         const Model model(1, 512);
@@ -62,12 +64,15 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
     const auto driver = [](const char* name) {
         void* function = nullptr;
         auto found = cudaDriverEntryPointSymbolNotFound;
-        EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found), cudaSuccess);
+        EXPECT_EQ(
+            cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found),
+            cudaSuccess);
         EXPECT_EQ(found, cudaDriverEntryPointSuccess);
         return function;
     };
     const auto reserve =
-        reinterpret_cast<int (*)(void**, std::size_t, std::size_t, void*, unsigned long long)>(driver("cuMemAddressReserve"));
+        reinterpret_cast<int (*)(void**, std::size_t, std::size_t, void*, unsigned long long)>(
+            driver("cuMemAddressReserve"));
     const auto release = reinterpret_cast<int (*)(void*, std::size_t)>(driver("cuMemAddressFree"));
     void* nothing = nullptr;
     ASSERT_EQ(reserve(&nothing, 2 * MiB, 0, nullptr, 0), 0);
@@ -84,7 +89,8 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
                 if (second_piece) {
                     scope.next_piece();
                 }
-                ASSERT_EQ(cudaMemsetAsync(nothing, 0, 4096, static_cast<cudaStream_t>(raw())), cudaSuccess);
+                ASSERT_EQ(cudaMemsetAsync(nothing, 0, 4096, static_cast<cudaStream_t>(raw())),
+                          cudaSuccess);
                 auto graph = scope.end();
                 // Up to torch 2.7 the end of the capture instantiates and fails. Later releases
                 // fail at each instantiation.
@@ -93,7 +99,8 @@ TEST_F(Failures, AGraphThatCannotBeInstantiatedLeavesEverythingUsable) {
                 EXPECT_FALSE(graph.is_instantiated());
                 graph.replay(raw());
             };
-            EXPECT_ANY_THROW(body()) << "route " << static_cast<int>(route) << ", second piece " << second_piece;
+            EXPECT_ANY_THROW(body())
+                << "route " << static_cast<int>(route) << ", second piece " << second_piece;
         }
         expect_usable(arena, model, options);
     }
@@ -111,7 +118,8 @@ TEST_F(Torch, InstallingIsForwardingOutsideCaptures) {
     EXPECT_NE(c10::cuda::CUDACachingAllocator::get(), ours);
     tensor = at::Tensor();
     c10::cuda::CUDACachingAllocator::raw_delete(raw_memory);
-    EXPECT_THROW(vmmgraph::torch::CaptureScope(*std::make_unique<SharedVmmAllocator>(), raw()), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::torch::CaptureScope(*std::make_unique<SharedVmmAllocator>(), raw()),
+                 vmmgraph::Error);
     vmmgraph::torch::install();
     EXPECT_EQ(c10::cuda::CUDACachingAllocator::get(), ours);
     auto pool_stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
@@ -160,7 +168,8 @@ TEST_F(Failures, ABrokenCaptureLeavesEverythingUsable) {
 
 TEST_F(Torch, SomebodyElsesCaptureIsRefusedAndGoesOn) {
     SharedVmmAllocator arena;
-    ASSERT_EQ(cudaStreamBeginCapture(stream_->stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream_->stream(), cudaStreamCaptureModeThreadLocal),
+              cudaSuccess);
     for (const auto route : {Route::blocks, Route::mempool}) {
         try {
             vmmgraph::torch::CaptureScope scope(arena, raw(), {route, Retain::inherit});
@@ -181,7 +190,8 @@ TEST_F(Torch, WithoutCachingBothRoutesAreRefused) {
     auto* const allocator = c10::cuda::CUDACachingAllocator::get();
     SharedVmmAllocator arena;
     allocator->enable(false);
-    EXPECT_THROW(vmmgraph::torch::CaptureScope(arena, raw(), {Route::mempool, Retain::inherit}), vmmgraph::Error);
+    EXPECT_THROW(vmmgraph::torch::CaptureScope(arena, raw(), {Route::mempool, Retain::inherit}),
+                 vmmgraph::Error);
     vmmgraph::torch::uninstall();
     EXPECT_THROW(vmmgraph::torch::install(), vmmgraph::Error);
     allocator->enable(true);
@@ -214,14 +224,16 @@ TEST_F(Torch, QuestionsAboutACapturesPoolAreAnswered) {
         EXPECT_TRUE(allocator->checkPoolLiveAllocations(0, pool, {output.data_ptr()}));
         EXPECT_FALSE(allocator->checkPoolLiveAllocations(0, pool, {}));
         EXPECT_THROW(allocator->getCheckpointState(0, pool), c10::Error);
-        EXPECT_THROW(allocator->beginAllocateToPool(0, pool, [](cudaStream_t) { return false; }), c10::Error);
+        EXPECT_THROW(allocator->beginAllocateToPool(0, pool, [](cudaStream_t) { return false; }),
+                     c10::Error);
         EXPECT_THROW(allocator->setUseOnOOM(0, pool, true), c10::Error);
         try {
             static_cast<void>(allocator->shareIpcHandle(output.data_ptr()));
             ADD_FAILURE() << "memory of a capture was shared";
         } catch (const c10::Error& error) {
             const std::string why = error.what_without_backtrace();
-            EXPECT_NE(why.find("send a copy that is made outside captures"), std::string::npos) << why;
+            EXPECT_NE(why.find("send a copy that is made outside captures"), std::string::npos)
+                << why;
         }
         std::size_t bytes = 0;
         EXPECT_EQ(allocator->getBaseAllocation(output.data_ptr(), &bytes), output.data_ptr());
@@ -233,7 +245,8 @@ TEST_F(Torch, QuestionsAboutACapturesPoolAreAnswered) {
     EXPECT_EQ(allocator->getPoolUseCount(0, pool), 0);
     output = at::Tensor();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    EXPECT_THROW(static_cast<void>(allocator->checkPoolLiveAllocations(0, pool, {})), c10::Error) << "the pool is gone";
+    EXPECT_THROW(static_cast<void>(allocator->checkPoolLiveAllocations(0, pool, {})), c10::Error)
+        << "the pool is gone";
 }
 
 }  // namespace

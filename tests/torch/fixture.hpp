@@ -42,7 +42,9 @@ using vmmgraph::torch::Route;
 
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 
-inline at::TensorOptions half() { return at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA); }
+inline at::TensorOptions half() {
+    return at::TensorOptions().dtype(at::kBFloat16).device(at::kCUDA);
+}
 
 inline long setting(const char* name, long otherwise) {
     const char* const text = std::getenv(name);
@@ -55,8 +57,11 @@ struct Model {
 
     explicit Model(int depth = 4, std::int64_t width = 2048) {
         for (int i = 0; i < depth; ++i) {
-            const auto make = [&](std::int64_t rows, std::int64_t columns) { return at::randn({rows, columns}, half()) * (1.0 / 64); };
-            layers.push_back({make(width, 3 * width), make(width, 3 * width), make(3 * width, width)});
+            const auto make = [&](std::int64_t rows, std::int64_t columns) {
+                return at::randn({rows, columns}, half()) * (1.0 / 64);
+            };
+            layers.push_back(
+                {make(width, 3 * width), make(width, 3 * width), make(3 * width, width)});
         }
     }
 
@@ -92,8 +97,9 @@ protected:
     }
 
     // Captures y = model(x) for each batch; outputs are the capture's own tensors.
-    std::vector<Shape> shapes(SharedVmmAllocator& arena, const Model& model, const std::vector<int>& batches,
-                              const CaptureOptions& options = {}, bool warm = false) {
+    std::vector<Shape> shapes(SharedVmmAllocator& arena, const Model& model,
+                              const std::vector<int>& batches, const CaptureOptions& options = {},
+                              bool warm = false) {
         std::vector<Shape> shapes;
         for (const int batch : batches) {
             auto input = at::randn({batch, model.layers[0][0].size(0)}, half());
@@ -101,7 +107,8 @@ protected:
             // Another stream writes the input.
             cudaDeviceSynchronize();
             {
-                const c10::cuda::CUDAStreamGuard guard(warm ? *stream_ : c10::cuda::getStreamFromPool());
+                const c10::cuda::CUDAStreamGuard guard(warm ? *stream_
+                                                            : c10::cuda::getStreamFromPool());
                 expected = model(input);
                 cudaDeviceSynchronize();
             }

@@ -185,7 +185,9 @@ TEST(Allocator, ASegmentThatOutlivesItsSpaceKeepsItsOwnPagesOnly) {
         EXPECT_EQ(arena.mapped_size(), MiB);
         EXPECT_EQ(device.stats().physical_bytes, MiB);
         EXPECT_TRUE(holds(segment, MiB, 0x5c));
-        EXPECT_EQ(status_of([&] { static_cast<void>(allocator->raw_alloc_with_stream(MiB, no_stream)); }), VMMGRAPH_ERROR_WRONG_STATE)
+        EXPECT_EQ(
+            status_of([&] { static_cast<void>(allocator->raw_alloc_with_stream(MiB, no_stream)); }),
+            VMMGRAPH_ERROR_WRONG_STATE)
             << "the capture is long over";
         allocator->raw_delete(segment);
         EXPECT_EQ(arena.mapped_size(), 0u);
@@ -237,7 +239,8 @@ TEST(Allocator, FromSeveralThreads) {
     for (int id = 0; id < 8; ++id) {
         threads.emplace_back([&, id] {
             // One stream each, so threads share no page.
-            const auto stream = reinterpret_cast<cudaStream_t>(static_cast<std::uintptr_t>(64 + id));
+            const auto stream =
+                reinterpret_cast<cudaStream_t>(static_cast<std::uintptr_t>(64 + id));
             for (int round = 0; round < 200; ++round) {
                 const std::size_t bytes = (1 + (id + round) % 5) * (MiB / 4);
                 void* const segment = allocator->raw_alloc_with_stream(bytes, stream);
@@ -263,7 +266,9 @@ TEST(Allocator, RefusesWhatIsNoSpace) {
     auto space = arena.open_space();
     const auto taken = std::move(space);
     EXPECT_NE(status_of([&] { static_cast<void>(make_allocator(space)); }), VMMGRAPH_OK);
-    EXPECT_EQ(status_of([] { static_cast<void>(make_allocator(std::shared_ptr<SharedVmmAllocator>())); }), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(
+        status_of([] { static_cast<void>(make_allocator(std::shared_ptr<SharedVmmAllocator>())); }),
+        VMMGRAPH_ERROR_NULL_ARGUMENT);
 }
 
 TEST(Install, ForwardsAndGoesAgainWithoutADevice) {
@@ -302,9 +307,12 @@ TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
     SharedVmmAllocator arena(next_device(), shared());
     vmmgraph::torch::install();
     int stream = 0;
-    EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(arena, nullptr); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(status_of([&] { const vmmgraph::torch::ExecutablePool pool(arena); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::torch::ExecutablePool::of(arena)); }), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(arena, nullptr); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { const vmmgraph::torch::ExecutablePool pool(arena); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(status_of([&] { static_cast<void>(vmmgraph::torch::ExecutablePool::of(arena)); }),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     try {
         vmmgraph::torch::CaptureScope scope(arena, &stream);
         ADD_FAILURE() << "was not refused";
@@ -314,7 +322,8 @@ TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
     }
     auto other = SharedVmmAllocator(next_device(), shared());
     const auto taken = std::move(other);
-    EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(other, &stream); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { vmmgraph::torch::CaptureScope scope(other, &stream); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
     vmmgraph::torch::uninstall();
     EXPECT_NE(make_allocator(arena.open_space())->raw_alloc_with_stream(MiB, no_stream), nullptr);
 }
@@ -322,8 +331,9 @@ TEST(Capture, OverTheHostDriverIsRefusedAndLeavesTheArenaUsable) {
 TEST(Capture, AGeneratorOfAnotherKindIsRefused) {
     SharedVmmAllocator arena(next_device(), shared());
     int stream = 0;
-    for (const auto& generator : {std::shared_ptr<at::Generator>(), std::make_shared<at::Generator>(),
-                                  std::make_shared<at::Generator>(at::detail::createCPUGenerator())}) {
+    for (const auto& generator :
+         {std::shared_ptr<at::Generator>(), std::make_shared<at::Generator>(),
+          std::make_shared<at::Generator>(at::detail::createCPUGenerator())}) {
         vmmgraph::torch::CaptureOptions options;
         options.generators.push_back(generator);
         try {
@@ -331,7 +341,9 @@ TEST(Capture, AGeneratorOfAnotherKindIsRefused) {
             ADD_FAILURE() << "was not refused";
         } catch (const vmmgraph::Error& error) {
             EXPECT_EQ(error.status(), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-            EXPECT_NE(std::string(error.what()).find("generators on CUDA devices"), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find("generators on CUDA devices"),
+                      std::string::npos)
+                << error.what();
         }
     }
 }
@@ -386,7 +398,8 @@ TEST(RemoteScope, LeavesSegmentsAlone) {
     const auto space = arena.open_bump_space();
     const auto allocator = make_allocator(space);
     const vmmgraph::torch::RemoteScope remote;
-    ASSERT_NE(allocator->raw_alloc_with_stream(2 * MiB, no_stream), nullptr) << "a bump space has no remote blocks";
+    ASSERT_NE(allocator->raw_alloc_with_stream(2 * MiB, no_stream), nullptr)
+        << "a bump space has no remote blocks";
 }
 
 TEST(Collectives, AreSealedInPlaceUnlessTheirBuffersAreMarkedAndTheProgramSaysThatAllAre) {
@@ -411,7 +424,8 @@ TEST(KeptScope, LeavesSegmentsAlone) {
     ASSERT_NE(segment, nullptr);
     EXPECT_EQ(arena.stats().kept_bytes, 0u);
     allocator->raw_delete(segment);
-    EXPECT_EQ(allocator->raw_alloc_with_stream(2 * MiB, no_stream), segment) << "its bytes serve again";
+    EXPECT_EQ(allocator->raw_alloc_with_stream(2 * MiB, no_stream), segment)
+        << "its bytes serve again";
 }
 
 TEST(RegionScope, IsRefusedWhereTorchCannotUseTheRegion) {
@@ -451,11 +465,14 @@ TEST(EagerScope, IsRefusedWhereTorchCannotUseTheArena) {
     }
     EXPECT_FALSE(EagerScope::active());
     const auto taken = std::move(arena);
-    EXPECT_EQ(status_of([&] { const EagerScope scope(arena, nullptr); }), VMMGRAPH_ERROR_INVALID_HANDLE);
+    EXPECT_EQ(status_of([&] { const EagerScope scope(arena, nullptr); }),
+              VMMGRAPH_ERROR_INVALID_HANDLE);
     vmmgraph::torch::uninstall();
 }
 
-TEST(BuiltFor, NamesTheTorchOfTheHeaders) { EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION); }
+TEST(BuiltFor, NamesTheTorchOfTheHeaders) {
+    EXPECT_STREQ(vmmgraph::torch::built_for(), TORCH_VERSION);
+}
 
 TEST(BuiltFor, ServesPatchReleasesWithEqualHeadersOnly) {
     using vmmgraph::torch::serves;
@@ -476,10 +493,12 @@ TEST(KvTensors, ArePlanesThatGrowWhereTheyAreAndOwnTheirCache) {
         const auto before = device.stats().physical_bytes;
         at::Tensor view;
         {
-            vmmgraph::torch::KvTensorOptions options{{KvPlane{{4, 2, 8}, at::kFloat}, KvPlane{{4, 3}, at::kLong}, KvPlane{{}, at::kDouble}},
-                                                     10'000,
-                                                     layout,
-                                                     {"kv", 64 << 10, 0, 0}};
+            vmmgraph::torch::KvTensorOptions options{
+                {KvPlane{{4, 2, 8}, at::kFloat}, KvPlane{{4, 3}, at::kLong},
+                 KvPlane{{}, at::kDouble}},
+                10'000,
+                layout,
+                {"kv", 64 << 10, 0, 0}};
             vmmgraph::torch::KvTensors kv(device, options);
             ASSERT_EQ(kv.planes().size(), 3U);
             EXPECT_EQ(kv.planes()[0].sizes(), (at::IntArrayRef{10'000, 4, 2, 8}));
@@ -498,7 +517,8 @@ TEST(KvTensors, ArePlanesThatGrowWhereTheyAreAndOwnTheirCache) {
             kv.record_stream(nullptr);
             for (const auto& plane : kv.planes()) {
                 plane.narrow(0, 100, 1'900).fill_(4);
-                EXPECT_EQ(plane.narrow(0, 0, 2'000).sum().to(at::kLong).item<std::int64_t>(), (100 * 3 + 1'900 * 4) * plane[0].numel());
+                EXPECT_EQ(plane.narrow(0, 0, 2'000).sum().to(at::kLong).item<std::int64_t>(),
+                          (100 * 3 + 1'900 * 4) * plane[0].numel());
             }
             EXPECT_EQ(kv.planes()[0].data_ptr(), at);
             EXPECT_EQ(kv.cache().shrink_to(50, {{1'000, 1'001}}), 1U);
@@ -522,15 +542,19 @@ TEST(KvTensors, RefuseWhatIsNoPlane) {
     using vmmgraph::torch::KvPlane;
     using vmmgraph::torch::KvTensors;
     const auto device = vmmgraph::Device::open(host::device_options(next_device()));
-    const auto make = [&](std::vector<KvPlane> planes, std::uint64_t blocks, vmmgraph::KvLayout layout = vmmgraph::KvLayout::by_plane) {
-        return status_of([&] { const KvTensors kv(device, {std::move(planes), blocks, layout, {}}); });
+    const auto make = [&](std::vector<KvPlane> planes, std::uint64_t blocks,
+                          vmmgraph::KvLayout layout = vmmgraph::KvLayout::by_plane) {
+        return status_of(
+            [&] { const KvTensors kv(device, {std::move(planes), blocks, layout, {}}); });
     };
     EXPECT_EQ(make({}, 10), VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(make({KvPlane{{4}, at::kByte}}, 0), VMMGRAPH_ERROR_INVALID_SIZE);
     EXPECT_EQ(make({KvPlane{{4, 0}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(make({KvPlane{{-4}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(make({KvPlane{{std::int64_t{1} << 60, std::int64_t{1} << 60}, at::kByte}}, 10), VMMGRAPH_ERROR_INVALID_ARGUMENT);
-    EXPECT_EQ(make({KvPlane{{1 << 30, 1 << 10}, at::kByte}}, ~std::uint64_t{0}), VMMGRAPH_ERROR_INVALID_SIZE);
+    EXPECT_EQ(make({KvPlane{{std::int64_t{1} << 60, std::int64_t{1} << 60}, at::kByte}}, 10),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(make({KvPlane{{1 << 30, 1 << 10}, at::kByte}}, ~std::uint64_t{0}),
+              VMMGRAPH_ERROR_INVALID_SIZE);
     // Bytes misalign the floats of the same block.
     const std::vector<KvPlane> unaligned{{{3}, at::kByte}, {{4}, at::kFloat}};
     EXPECT_EQ(make(unaligned, 10, vmmgraph::KvLayout::by_block), VMMGRAPH_ERROR_INVALID_ARGUMENT);

@@ -29,7 +29,9 @@ using vmmgraph::torch::EagerScope;
 using xllm_example::MemoryOptions;
 using xllm_example::ServingMemory;
 
-double millis_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double millis_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
 
 ArenaOptions pages_of(std::uint64_t bytes) {
     ArenaOptions options;
@@ -58,7 +60,9 @@ TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
         space.seal();
         KvTensors kv(*device_, kv_options(32, 8, 128, blocks, KvLayout::by_block, page));
         ASSERT_EQ(kv.cache().stats().block_bytes, 2 * MiB);
-        Borrower engine([&](const Vacate& asked) -> std::optional<Vacated> { return Vacated{asked.blocks, fence()}; });
+        Borrower engine([&](const Vacate& asked) -> std::optional<Vacated> {
+            return Vacated{asked.blocks, fence()};
+        });
         std::vector<double> lent, recalled;
         for (int round = 0; round < 9; ++round) {
             cudaDeviceSynchronize();
@@ -69,7 +73,8 @@ TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
             kv.before(raw());
             auto last = kv.planes().back().narrow(0, blocks - 64, 64);
             last.fill_(round);
-            EXPECT_EQ(last.sum(at::kDouble).item<double>(), static_cast<double>(round * last.numel()));
+            EXPECT_EQ(last.sum(at::kDouble).item<double>(),
+                      static_cast<double>(round * last.numel()));
             bool launched = false;
             EXPECT_THROW(space.replay(raw(), [&] { launched = true; }), vmmgraph::Error);
             EXPECT_FALSE(launched);
@@ -83,9 +88,11 @@ TEST_F(Lending, EightGibibytesAreLentAndRecalled) {
         }
         const auto pages = 8 * GiB / static_cast<double>(page);
         took[page] = {median(lent), median(recalled)};
-        std::printf("RESULT lending: 8 GiB in pages of %llu MiB: lent in %.2f ms (%.1f us a page), recalled in %.2f ms (%.1f us a page)\n",
-                    static_cast<unsigned long long>(page / MiB), took[page].first, took[page].first / pages * 1e3, took[page].second,
-                    took[page].second / pages * 1e3);
+        std::printf(
+            "RESULT lending: 8 GiB in pages of %llu MiB: lent in %.2f ms (%.1f us a page), "
+            "recalled in %.2f ms (%.1f us a page)\n",
+            static_cast<unsigned long long>(page / MiB), took[page].first,
+            took[page].first / pages * 1e3, took[page].second, took[page].second / pages * 1e3);
     }
     const auto [lend, recall] = took.at(32 * MiB);
     EXPECT_LE(lend, 10);
@@ -98,7 +105,8 @@ TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
     constexpr std::uint64_t page = 16 * MiB;
     SharedVmmAllocator arena(*device_, pages_of(page));
     const auto work = [](std::uint64_t bytes, double value) {
-        const auto tensor = at::full({static_cast<std::int64_t>(bytes / sizeof(float))}, value, at::kCUDA);
+        const auto tensor =
+            at::full({static_cast<std::int64_t>(bytes / sizeof(float))}, value, at::kCUDA);
         // In place: no temporary of equal size.
         return tensor.eq_(value).min().item<float>() == 1;
     };
@@ -107,7 +115,9 @@ TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
         EXPECT_TRUE(work(8 * page, 1));
     }
     KvTensors kv(*device_, kv_options(32, 8, 128, 4096, KvLayout::by_block, page));
-    Borrower engine([&](const Vacate& asked) -> std::optional<Vacated> { return Vacated{asked.blocks, fence()}; });
+    Borrower engine([&](const Vacate& asked) -> std::optional<Vacated> {
+        return Vacated{asked.blocks, fence()};
+    });
     const auto pages = kv.cache().stats().blocks_a_page;
     Lease lease = vmmgraph::lend(arena, kv.cache(), {0, 5 * pages}, engine);
     const auto lent = lease.bytes();
@@ -121,7 +131,8 @@ TEST_F(Lending, EagerWorkThatNeedsLittleLeavesLeasesAlone) {
     for (int round = 0; round < 20; ++round) {
         const EagerScope scope(arena, raw(), 3 * page);
         EXPECT_TRUE(work(3 * page - MiB, round + 2));
-        EXPECT_ANY_THROW(at::empty({static_cast<std::int64_t>(5 * page)}, at::TensorOptions(at::kCUDA).dtype(at::kByte)));
+        EXPECT_ANY_THROW(at::empty({static_cast<std::int64_t>(5 * page)},
+                                   at::TensorOptions(at::kCUDA).dtype(at::kByte)));
         if (round == 10) {
             result = at::full({1024}, 3.0, at::kCUDA);
         }
@@ -145,11 +156,13 @@ class Traffic {
 public:
     static constexpr std::int64_t batch = 16, table = 8, heads = 8, dimension = 64;
 
-    Traffic(ServingMemory& memory, const std::vector<at::Tensor>& twin) : memory_(memory), twin_(twin) {
+    Traffic(ServingMemory& memory, const std::vector<at::Tensor>& twin)
+        : memory_(memory), twin_(twin) {
         memory_.on_recall([this](const std::vector<std::uint64_t>& blocks) {
             const std::unordered_set<std::uint64_t> wanted(blocks.begin(), blocks.end());
             leave([&](const std::vector<std::uint64_t>& sequence) {
-                return std::any_of(sequence.begin(), sequence.end(), [&](std::uint64_t block) { return wanted.count(block) > 0; });
+                return std::any_of(sequence.begin(), sequence.end(),
+                                   [&](std::uint64_t block) { return wanted.count(block) > 0; });
             });
         });
     }
@@ -158,7 +171,8 @@ public:
     void churn(std::mt19937& random, std::size_t most) {
         leave([&](const auto&) { return random() % 16 == 0; });
         std::vector<std::int64_t> fresh;
-        memory_.prepare(std::min(most - std::min(most, sequences_.size()), std::size_t{64}) * table);
+        memory_.prepare(std::min(most - std::min(most, sequences_.size()), std::size_t{64}) *
+                        table);
         for (int joined = 0; joined < 64 && sequences_.size() < most; ++joined) {
             auto blocks = memory_.allocate(table);
             if (!blocks) {
@@ -218,7 +232,8 @@ private:
 TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
     const c10::cuda::CUDAStreamGuard guard(*stream_);
     const Model model;
-    KvTensors kv(*device_, kv_options(2, Traffic::heads, Traffic::dimension, 4096, KvLayout::by_block, 2 * MiB));
+    KvTensors kv(*device_, kv_options(2, Traffic::heads, Traffic::dimension, 4096,
+                                      KvLayout::by_block, 2 * MiB));
     std::vector<at::Tensor> twin;
     for (const auto& plane : kv.planes()) {
         twin.push_back(at::zeros(plane.sizes(), plane.options()));
@@ -264,7 +279,9 @@ TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
         prompt.output.zero_();
         ++prefills;
         if (!check) {
-            ASSERT_EQ(cudaGraphLaunch(static_cast<cudaGraphExec_t>(prompt.graph.exec()), stream_->stream()), cudaSuccess);
+            ASSERT_EQ(cudaGraphLaunch(static_cast<cudaGraphExec_t>(prompt.graph.exec()),
+                                      stream_->stream()),
+                      cudaSuccess);
             return;
         }
         if (!vmmgraph::leases(prompt.graph.space()).empty()) {
@@ -293,14 +310,17 @@ TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
     }
     cudaDeviceSynchronize();
     const auto took = millis_since(start);
-    const auto wrong_with = wrong_steps.item<std::int64_t>(), prompts_with = wrong_prompts.item<std::int64_t>();
+    const auto wrong_with = wrong_steps.item<std::int64_t>(),
+               prompts_with = wrong_prompts.item<std::int64_t>();
     const auto stats = memory.stats();
     std::printf(
-        "RESULT lending: %ld random steps and %llu prompts in %.1f s, %lld wrong steps, %lld wrong prompts; %llu leases of %.1f MiB in "
+        "RESULT lending: %ld random steps and %llu prompts in %.1f s, %lld wrong steps, %lld wrong "
+        "prompts; %llu leases of %.1f MiB in "
         "all, "
         "%.1f MiB at most; %llu replays refused, %llu recalled by a replay, %llu by the engine\n",
-        most, static_cast<unsigned long long>(prefills), took / 1e3, static_cast<long long>(wrong_with),
-        static_cast<long long>(prompts_with), static_cast<unsigned long long>(stats.leases), static_cast<double>(stats.lent_bytes) / MiB,
+        most, static_cast<unsigned long long>(prefills), took / 1e3,
+        static_cast<long long>(wrong_with), static_cast<long long>(prompts_with),
+        static_cast<unsigned long long>(stats.leases), static_cast<double>(stats.lent_bytes) / MiB,
         static_cast<double>(stats.most_lent_bytes) / MiB, static_cast<unsigned long long>(refused),
         static_cast<unsigned long long>(by_replay), static_cast<unsigned long long>(stats.recalls));
     EXPECT_EQ(wrong_with, 0);
@@ -317,8 +337,10 @@ TEST_F(Lending, RandomTrafficIsThatOfPlainTensorsAndWithTheCheckOffItIsNot) {
         ASSERT_FALSE(HasFatalFailure());
     }
     cudaDeviceSynchronize();
-    std::printf("RESULT lending: 400 random steps and %llu prompts with the check off: %lld wrong steps\n",
-                static_cast<unsigned long long>(prefills), static_cast<long long>(wrong_steps.item<std::int64_t>()));
+    std::printf(
+        "RESULT lending: 400 random steps and %llu prompts with the check off: %lld wrong steps\n",
+        static_cast<unsigned long long>(prefills),
+        static_cast<long long>(wrong_steps.item<std::int64_t>()));
     EXPECT_GT(wrong_steps.item<std::int64_t>(), 0);
 }
 

@@ -12,28 +12,35 @@ namespace {
 using Region = std::pair<std::int64_t, std::int64_t>;
 
 // Sets each [offset, length), then copies all bytes to `seen`.
-void memsets(const at::Tensor& bytes, const std::vector<Region>& regions, const at::Tensor& seen, cudaStream_t stream) {
+void memsets(const at::Tensor& bytes, const std::vector<Region>& regions, const at::Tensor& seen,
+             cudaStream_t stream) {
     bytes.fill_(0x77);
     int value = 0x81;
     for (const auto& [offset, length] : regions) {
-        ASSERT_EQ(cudaMemsetAsync(static_cast<char*>(bytes.mutable_data_ptr()) + offset, value++, static_cast<std::size_t>(length), stream),
+        ASSERT_EQ(cudaMemsetAsync(static_cast<char*>(bytes.mutable_data_ptr()) + offset, value++,
+                                  static_cast<std::size_t>(length), stream),
                   cudaSuccess);
     }
     seen.copy_(bytes);
 }
 
-at::Tensor bytes_of(std::int64_t size) { return at::zeros({size}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA)); }
+at::Tensor bytes_of(std::int64_t size) {
+    return at::zeros({size}, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+}
 
 cudaStream_t current() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
 // Uses a memset, unlike torch's zero_().
-void clear(const at::Tensor& bytes) { ASSERT_EQ(cudaMemsetAsync(bytes.mutable_data_ptr(), 0, bytes.nbytes(), current()), cudaSuccess); }
+void clear(const at::Tensor& bytes) {
+    ASSERT_EQ(cudaMemsetAsync(bytes.mutable_data_ptr(), 0, bytes.nbytes(), current()), cudaSuccess);
+}
 
 TEST_F(Torch, MemsetsBecomeKernelsThatWriteTheSame) {
     SharedVmmAllocator arena;
     // One byte, whole words, a partial word, an unaligned start, an overlap, and more than a page.
-    const std::vector<Region> regions{{0, 1},      {4, 4},      {64, 62},   {130, 9},
-                                      {259, 1000}, {512, 4096}, {1024, 64}, {8192, std::int64_t{5} << 20}};
+    const std::vector<Region> regions{
+        {0, 1},      {4, 4},      {64, 62},   {130, 9},
+        {259, 1000}, {512, 4096}, {1024, 64}, {8192, std::int64_t{5} << 20}};
     const auto bytes = bytes_of(std::int64_t{8} << 20);
     const auto seen = bytes_of(bytes.size(0));
     const auto expected = bytes_of(bytes.size(0));
@@ -43,14 +50,16 @@ TEST_F(Torch, MemsetsBecomeKernelsThatWriteTheSame) {
         for (const bool kernels : {true, false}) {
             CaptureOptions options{route};
             options.memset_kernels = kernels;
-            auto graph = capture(arena, raw(), [&] { memsets(bytes, regions, seen, current()); }, options);
+            auto graph =
+                capture(arena, raw(), [&] { memsets(bytes, regions, seen, current()); }, options);
             EXPECT_EQ(graph.memset_kernels(), kernels ? regions.size() : 0u);
             seen.zero_();
             bytes.zero_();
             cudaDeviceSynchronize();
             graph.replay(raw());
             cudaDeviceSynchronize();
-            EXPECT_TRUE(at::equal(seen, expected)) << "route " << static_cast<int>(route) << ", kernels " << kernels;
+            EXPECT_TRUE(at::equal(seen, expected))
+                << "route " << static_cast<int>(route) << ", kernels " << kernels;
         }
     }
 }
@@ -109,8 +118,10 @@ TEST_F(Torch, WhatIsNoRowOfBytesStaysAMemset) {
     const auto bytes = bytes_of(64 * 256);
     const auto body = [&] {
         bytes.fill_(1);
-        ASSERT_EQ(cudaMemset2DAsync(bytes.mutable_data_ptr(), 256, 7, 100, 64, current()), cudaSuccess);
-        ASSERT_EQ(cudaMemset2DAsync(bytes.mutable_data_ptr(), 256, 3, 256, 2, current()), cudaSuccess);
+        ASSERT_EQ(cudaMemset2DAsync(bytes.mutable_data_ptr(), 256, 7, 100, 64, current()),
+                  cudaSuccess);
+        ASSERT_EQ(cudaMemset2DAsync(bytes.mutable_data_ptr(), 256, 3, 256, 2, current()),
+                  cudaSuccess);
     };
     body();
     cudaDeviceSynchronize();
@@ -137,7 +148,8 @@ TEST_F(Torch, KernelsForMemsetsHaveThePriorityOfTheirStream) {
         bytes.add_(1);
         cudaDeviceSynchronize();
         cudaGraph_t graph = nullptr;
-        ASSERT_EQ(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        ASSERT_EQ(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeThreadLocal),
+                  cudaSuccess);
         bytes.add_(1);
         clear(bytes);
         bytes.add_(1);
@@ -149,7 +161,9 @@ TEST_F(Torch, KernelsForMemsetsHaveThePriorityOfTheirStream) {
         EXPECT_EQ(count, 3u);
         for (const auto node : nodes) {
             cudaKernelNodeAttrValue value{};
-            ASSERT_EQ(cudaGraphKernelNodeGetAttribute(node, cudaKernelNodeAttributePriority, &value), cudaSuccess);
+            ASSERT_EQ(
+                cudaGraphKernelNodeGetAttribute(node, cudaKernelNodeAttributePriority, &value),
+                cudaSuccess);
             EXPECT_EQ(value.priority, stream.priority());
         }
         ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
@@ -179,7 +193,9 @@ TEST_F(Torch, ALaunchCostsTheHostNoMoreForItsMemsets) {
             cudaDeviceSynchronize();
             const auto start = std::chrono::steady_clock::now();
             graph.replay(raw());
-            const auto time = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+            const auto time =
+                std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+                    .count();
             if (round >= 50) {
                 times.push_back(time);
             }
@@ -188,8 +204,10 @@ TEST_F(Torch, ALaunchCostsTheHostNoMoreForItsMemsets) {
         std::sort(times.begin(), times.end());
         medians[kernels ? 1 : 0] = times[times.size() / 2];
     }
-    std::printf("RESULT memsets: a launch of 360 kernels and 36 memsets costs the host %.2f us, with kernels for memsets %.2f us\n",
-                medians[0], medians[1]);
+    std::printf(
+        "RESULT memsets: a launch of 360 kernels and 36 memsets costs the host %.2f us, with "
+        "kernels for memsets %.2f us\n",
+        medians[0], medians[1]);
     EXPECT_LT(medians[1], medians[0]);
 }
 

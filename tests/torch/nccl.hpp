@@ -44,24 +44,28 @@ struct Nccl {
     }
     int (*init_all)(Comm*, int, const int*) = get<int(Comm*, int, const int*)>("ncclCommInitAll");
     int (*unique_id)(UniqueId*) = get<int(UniqueId*)>("ncclGetUniqueId");
-    int (*init_rank)(Comm*, int, UniqueId, int) = get<int(Comm*, int, UniqueId, int)>("ncclCommInitRank");
-    int (*all_reduce)(const void*, void*, std::size_t, int, int, Comm,
-                      cudaStream_t) = get<int(const void*, void*, std::size_t, int, int, Comm, cudaStream_t)>("ncclAllReduce");
-    int (*all_gather)(const void*, void*, std::size_t, int, Comm,
-                      cudaStream_t) = get<int(const void*, void*, std::size_t, int, Comm, cudaStream_t)>("ncclAllGather");
+    int (*init_rank)(Comm*, int, UniqueId,
+                     int) = get<int(Comm*, int, UniqueId, int)>("ncclCommInitRank");
+    int (*all_reduce)(const void*, void*, std::size_t, int, int, Comm, cudaStream_t) =
+        get<int(const void*, void*, std::size_t, int, int, Comm, cudaStream_t)>("ncclAllReduce");
+    int (*all_gather)(const void*, void*, std::size_t, int, Comm, cudaStream_t) =
+        get<int(const void*, void*, std::size_t, int, Comm, cudaStream_t)>("ncclAllGather");
     int (*group_start)() = get<int()>("ncclGroupStart");
     int (*group_end)() = get<int()>("ncclGroupEnd");
     int (*destroy)(Comm) = get<int(Comm)>("ncclCommDestroy");
     // NCCL 2.19 and later.
-    int (*register_buffer)(Comm, void*, std::size_t, void**) = find<int(Comm, void*, std::size_t, void**)>("ncclCommRegister");
+    int (*register_buffer)(Comm, void*, std::size_t, void**) =
+        find<int(Comm, void*, std::size_t, void**)>("ncclCommRegister");
     int (*deregister)(Comm, void*) = find<int(Comm, void*)>("ncclCommDeregister");
     // NCCL 2.27 and later.
-    int (*register_window)(Comm, void*, std::size_t, void**,
-                           int) = find<int(Comm, void*, std::size_t, void**, int)>("ncclCommWindowRegister");
+    int (*register_window)(Comm, void*, std::size_t, void**, int) =
+        find<int(Comm, void*, std::size_t, void**, int)>("ncclCommWindowRegister");
     int (*deregister_window)(Comm, void*) = find<int(Comm, void*)>("ncclCommWindowDeregister");
 };
 
-inline at::TensorOptions floats(int device) { return at::TensorOptions().dtype(at::kFloat).device(c10::Device(c10::kCUDA, device)); }
+inline at::TensorOptions floats(int device) {
+    return at::TensorOptions().dtype(at::kFloat).device(c10::Device(c10::kCUDA, device));
+}
 
 // This process's rank; -1 outside run_ranks.
 inline int rank_here() {

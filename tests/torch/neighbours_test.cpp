@@ -20,7 +20,8 @@ protected:
         std::vector<at::Tensor> all;
         for (int turn = 0; turn < 8; ++turn) {
             for (const std::size_t bytes : {4096ul, MiB, 8 * MiB, 33 * MiB, 64 * MiB}) {
-                all.push_back(at::full({static_cast<std::int64_t>(bytes / 2)}, std::numeric_limits<float>::quiet_NaN(), half()));
+                all.push_back(at::full({static_cast<std::int64_t>(bytes / 2)},
+                                       std::numeric_limits<float>::quiet_NaN(), half()));
             }
         }
         cudaDeviceSynchronize();
@@ -38,14 +39,16 @@ protected:
 // Up to 2.12, torch tolerates other threads' frees during a capture. Later releases fail, also in
 // torch's own captures.
 template <class Allocator>
-constexpr bool minds_other_threads = !requires(Allocator& allocator) { allocator.markCaptureEnd(0); };
+constexpr bool minds_other_threads =
+    !requires(Allocator& allocator) { allocator.markCaptureEnd(0); };
 
 // Unless torch knows about the capture, it records an event on the capturing stream and queries it
 // later.
 TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
     for (const auto route : {Route::blocks, Route::mempool}) {
         SharedVmmAllocator arena;
-        for (const bool by_another_thread : {false, minds_other_threads<c10::cuda::CUDACachingAllocator::CUDAAllocator>}) {
+        for (const bool by_another_thread :
+             {false, minds_other_threads<c10::cuda::CUDACachingAllocator::CUDAAllocator>}) {
             const auto input = at::ones({1 << 20}, half());
             const auto output = at::zeros_like(input);
             auto tensor = at::ones({static_cast<std::int64_t>(4 * MiB)}, half());
@@ -58,7 +61,8 @@ TEST_F(Neighbours, ATensorThatTheCaptureStreamUsedMayBeFreedDuringACapture) {
                                          tensor = at::Tensor();
                                          // Torch processes freed blocks at the next allocation.
                                          for (int turn = 0; turn < 4; ++turn) {
-                                             static_cast<void>(at::empty({static_cast<std::int64_t>(30 * MiB)}, half()));
+                                             static_cast<void>(at::empty(
+                                                 {static_cast<std::int64_t>(30 * MiB)}, half()));
                                          }
                                      };
                                      if (by_another_thread) {
@@ -103,7 +107,8 @@ TEST_F(Neighbours, AStorageOlderThanTheInstallationMayBeResizedInABody) {
 
 TEST_F(Neighbours, ForwardedTensorsAreTorchsOwn) {
     const auto tensor = at::ones({1024}, half());
-    EXPECT_EQ(tensor.storage().data_ptr().get_deleter(), c10::cuda::CUDACachingAllocator::get()->raw_deleter());
+    EXPECT_EQ(tensor.storage().data_ptr().get_deleter(),
+              c10::cuda::CUDACachingAllocator::get()->raw_deleter());
     SharedVmmAllocator arena;
     at::Tensor block;
     auto graph = capture(arena, raw(), [&] {
@@ -111,7 +116,8 @@ TEST_F(Neighbours, ForwardedTensorsAreTorchsOwn) {
         void* const raw_memory = c10::cuda::CUDACachingAllocator::get()->raw_allocate(4096);
         c10::cuda::CUDACachingAllocator::get()->raw_deallocate(raw_memory);
     });
-    EXPECT_NE(block.storage().data_ptr().get_deleter(), c10::cuda::CUDACachingAllocator::get()->raw_deleter());
+    EXPECT_NE(block.storage().data_ptr().get_deleter(),
+              c10::cuda::CUDACachingAllocator::get()->raw_deleter());
     block.record_stream(c10::cuda::getStreamFromPool().unwrap());
 }
 
@@ -128,26 +134,28 @@ TEST_F(Neighbours, WhatCublasKeepsDoesNotHoldTheArena) {
             // On another thread and stream.
             at::Tensor product;
             const auto side = c10::cuda::getStreamFromPool();
-            auto graph = capture(arena, raw(),
-                                 [&] {
-                                     c10::Event fork(c10::kCUDA), join(c10::kCUDA);
-                                     fork.record(stream_->unwrap());
-                                     const auto x = at::ones({256, 1024}, half());
-                                     std::thread([&] {
-                                         const c10::cuda::CUDAStreamGuard guard(side);
-                                         fork.block(side.unwrap());
-                                         product = at::mm(at::ones({256, 1024}, half()), model.layers[0][0]);
-                                         join.record(side.unwrap());
-                                     }).join();
-                                     join.block(stream_->unwrap());
-                                     product = product + at::mm(x, model.layers[0][0]);
-                                 },
-                                 {route});
+            auto graph =
+                capture(arena, raw(),
+                        [&] {
+                            c10::Event fork(c10::kCUDA), join(c10::kCUDA);
+                            fork.record(stream_->unwrap());
+                            const auto x = at::ones({256, 1024}, half());
+                            std::thread([&] {
+                                const c10::cuda::CUDAStreamGuard guard(side);
+                                fork.block(side.unwrap());
+                                product = at::mm(at::ones({256, 1024}, half()), model.layers[0][0]);
+                                join.record(side.unwrap());
+                            }).join();
+                            join.block(stream_->unwrap());
+                            product = product + at::mm(x, model.layers[0][0]);
+                        },
+                        {route});
             graph.replay(raw());
             cudaDeviceSynchronize();
             product = at::Tensor();
         }
-        static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, {route}));
+        static_cast<void>(
+            capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, {route}));
         c10::cuda::CUDACachingAllocator::emptyCache();
         arena.trim();
         EXPECT_EQ(arena.mapped_size(), 0u) << static_cast<int>(route);
@@ -252,7 +260,8 @@ TEST_F(Neighbours, TwoThreadsCaptureIntoOneArena) {
                         expected = model(input);
                         stream.synchronize();
                     }
-                    auto graph = capture(arena, stream.stream(), [&] { output = model(input); }, {route});
+                    auto graph =
+                        capture(arena, stream.stream(), [&] { output = model(input); }, {route});
                     mine.push_back({input, expected, output, std::move(graph)});
                 }
             });
@@ -273,14 +282,16 @@ TEST_F(Neighbours, EagerWorkGetsWhatIdleArenasHold) {
     c10::cuda::CUDACachingAllocator::emptyCache();
     ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
     const auto half_of_it = static_cast<std::int64_t>(free / 2);
-    static_cast<void>(capture(arena, raw(), [&] { at::empty({half_of_it}, half().dtype(at::kChar)).fill_(1); }));
+    static_cast<void>(
+        capture(arena, raw(), [&] { at::empty({half_of_it}, half().dtype(at::kChar)).fill_(1); }));
     EXPECT_GT(device.stats().free_bytes, static_cast<std::uint64_t>(half_of_it) - 64 * MiB);
     at::Tensor most;
     EXPECT_NO_THROW(most = at::empty({half_of_it / 4 * 7}, half().dtype(at::kChar)));
     EXPECT_EQ(device.stats().free_bytes, 0u);
     most = at::Tensor();
     c10::cuda::CUDACachingAllocator::emptyCache();
-    EXPECT_THROW(static_cast<void>(at::empty({static_cast<std::int64_t>(total)}, half())), c10::OutOfMemoryError);
+    EXPECT_THROW(static_cast<void>(at::empty({static_cast<std::int64_t>(total)}, half())),
+                 c10::OutOfMemoryError);
     expect_a_usable_allocator();
 }
 
@@ -298,11 +309,12 @@ TEST_F(Neighbours, EagerWorkGetsWhatAnEnginesCacheGivesUp) {
     const std::uint64_t most = free / block - 2;
     vmmgraph::KvCache cache(device, {{block}, most, vmmgraph::KvLayout::by_plane, pages});
     cache.grow_to(most);
-    const auto kept =
-        at::from_blob(reinterpret_cast<void*>(cache.plane(0).address), {static_cast<std::int64_t>(block)}, half().dtype(at::kChar));
+    const auto kept = at::from_blob(reinterpret_cast<void*>(cache.plane(0).address),
+                                    {static_cast<std::int64_t>(block)}, half().dtype(at::kChar));
     kept.fill_(7);
     const auto tensor = [](std::uint64_t blocks) {
-        return at::empty({static_cast<std::int64_t>(blocks * block)}, half().dtype(at::kChar)).fill_(1);
+        return at::empty({static_cast<std::int64_t>(blocks * block)}, half().dtype(at::kChar))
+            .fill_(1);
     };
     const auto gone = [] {
         cudaDeviceSynchronize();
@@ -360,7 +372,8 @@ TEST_F(Neighbours, AnOutputMayBeDroppedRightAfterWorkThatReadsIt) {
                 at::Tensor read;
                 {
                     at::Tensor output;
-                    std::optional<CapturedGraph> graph = capture(arena, raw(), [&] { output = input * 2; });
+                    std::optional<CapturedGraph> graph =
+                        capture(arena, raw(), [&] { output = input * 2; });
                     graph->replay(raw());
                     cudaDeviceSynchronize();
                     c10::cuda::OptionalCUDAStreamGuard guard;
@@ -417,7 +430,8 @@ TEST_F(Neighbours, MoreThanThereCanBeIsOutOfMemory) {
     for (const auto route : {Route::blocks, Route::mempool}) {
         SharedVmmAllocator arena;
         const auto body = [] { static_cast<void>(at::empty({std::int64_t{1} << 50}, half())); };
-        EXPECT_THROW(static_cast<void>(capture(arena, raw(), body, {route})), c10::OutOfMemoryError);
+        EXPECT_THROW(static_cast<void>(capture(arena, raw(), body, {route})),
+                     c10::OutOfMemoryError);
     }
 }
 
@@ -426,14 +440,17 @@ TEST_F(Neighbours, AGraphMayGoWhileTheProgramAllocatesToAPool) {
     SharedVmmAllocator arena;
     for (const auto route : {Route::blocks, Route::mempool}) {
         const auto pool = at::cuda::graph_pool_handle();
-        std::optional<CapturedGraph> graph = capture(arena, raw(), [&] { static_cast<void>(at::ones({1 << 20}, half())); }, {route});
-        c10::cuda::CUDACachingAllocator::beginAllocateToPool(0, pool, [](cudaStream_t) { return false; });
+        std::optional<CapturedGraph> graph =
+            capture(arena, raw(), [&] { static_cast<void>(at::ones({1 << 20}, half())); }, {route});
+        c10::cuda::CUDACachingAllocator::beginAllocateToPool(0, pool,
+                                                             [](cudaStream_t) { return false; });
         graph.reset();
         c10::cuda::CUDACachingAllocator::endAllocateToPool(0, pool);
         c10::cuda::CUDACachingAllocator::releasePool(0, pool);
     }
     // The postponed pool is freed with the next one.
-    static_cast<void>(capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, {Route::mempool}));
+    static_cast<void>(
+        capture(arena, raw(), [&] { static_cast<void>(at::ones({1}, half())); }, {Route::mempool}));
     arena.trim();
     EXPECT_EQ(arena.mapped_size(), 0u);
 }

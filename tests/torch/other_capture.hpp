@@ -14,7 +14,9 @@ namespace other {
 // (cudaThreadExchangeStreamCaptureMode).
 class Capture {
 public:
-    explicit Capture(cudaStream_t stream) : thread_([this, stream] { run(stream); }) { begun_.get_future().wait(); }
+    explicit Capture(cudaStream_t stream) : thread_([this, stream] { run(stream); }) {
+        begun_.get_future().wait();
+    }
     Capture(const Capture&) = delete;
     Capture& operator=(const Capture&) = delete;
     ~Capture() {
@@ -32,7 +34,9 @@ public:
 
 private:
     void run(cudaStream_t stream) {
-        const auto node = [stream] { static_cast<void>(cudaLaunchHostFunc(stream, [](void*) {}, nullptr)); };
+        const auto node = [stream] {
+            static_cast<void>(cudaLaunchHostFunc(stream, [](void*) {}, nullptr));
+        };
         ended_ = cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
         node();
         begun_.set_value();
@@ -59,7 +63,9 @@ private:
 
 class Stream {
 public:
-    explicit Stream(unsigned flags = cudaStreamNonBlocking) { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, flags), cudaSuccess); }
+    explicit Stream(unsigned flags = cudaStreamNonBlocking) {
+        EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, flags), cudaSuccess);
+    }
     Stream(const Stream&) = delete;
     Stream& operator=(const Stream&) = delete;
     ~Stream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
@@ -78,7 +84,8 @@ void expect_untouched(const char* what, Ready&& ready, F&& call) {
         const Stream stream(flags);
         Capture capture(stream.get());
         call();
-        EXPECT_TRUE(capture.end()) << what << (flags == cudaStreamDefault ? ", beside a stream of the default kind" : "");
+        EXPECT_TRUE(capture.end())
+            << what << (flags == cudaStreamDefault ? ", beside a stream of the default kind" : "");
     }
 }
 template <class F>

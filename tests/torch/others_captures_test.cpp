@@ -58,24 +58,28 @@ TEST_F(OthersCaptures, GoOnBesideOurs) {
         cudaDeviceSynchronize();
         other::expect_untouched("a capture", take);
         other::expect_untouched("a first replay", [&] { replay(raw()); });
-        other::expect_untouched("replays that lend each other what launches them", [&] { replay(raw()); });
+        other::expect_untouched("replays that lend each other what launches them",
+                                [&] { replay(raw()); });
         other::expect_untouched("replays on another stream", [&] { replay(another.stream()); });
         other::expect_untouched("an executable ahead of its replay", [&] {
             for (auto& [output, graph] : graphs) {
                 static_cast<void>(graph.instantiate());
             }
         });
-        other::expect_untouched("what launches it, for good", take, [&] { EXPECT_NE(graphs.back().second.exec(), nullptr); });
+        other::expect_untouched("what launches it, for good", take,
+                                [&] { EXPECT_NE(graphs.back().second.exec(), nullptr); });
         other::expect_untouched("a capture that is given up", [&] {
             vmmgraph::torch::CaptureScope scope(*arena, raw(), options);
             static_cast<void>(input * 2);
         });
         other::expect_untouched("replays that are compared", [&] {
             const auto& output = graphs.front().first;
-            const auto difference = graphs.front().second.verify(raw(), {{output.mutable_data_ptr(), output.nbytes()}});
+            const auto difference =
+                graphs.front().second.verify(raw(), {{output.mutable_data_ptr(), output.nbytes()}});
             EXPECT_FALSE(difference.found);
         });
-        other::expect_untouched("a look at the arena", [&] { EXPECT_GT(arena->stats().spaces, 0U); });
+        other::expect_untouched("a look at the arena",
+                                [&] { EXPECT_GT(arena->stats().spaces, 0U); });
         for (auto& [output, graph] : graphs) {
             graph.replay(raw());
             cudaDeviceSynchronize();
@@ -124,7 +128,8 @@ TEST_F(OthersCaptures, GoOnBesideEagerWorkOfTheArena) {
 TEST_F(OthersCaptures, GoOnBesideRegions) {
     auto device = vmmgraph::Device::open();
     for (const auto policy : {vmmgraph::Policy::backup, vmmgraph::Policy::discard}) {
-        auto region = std::make_unique<vmmgraph::Region>(device, "weights", vmmgraph::RegionOptions{policy});
+        auto region =
+            std::make_unique<vmmgraph::Region>(device, "weights", vmmgraph::RegionOptions{policy});
         at::Tensor weights;
         const auto fill = [&] {
             const c10::cuda::CUDAStreamGuard guard(*stream_);
@@ -140,9 +145,11 @@ TEST_F(OthersCaptures, GoOnBesideRegions) {
         });
         cudaDeviceSynchronize();
         EXPECT_TRUE(policy == vmmgraph::Policy::discard || weights.eq(3).all().item<bool>());
-        other::expect_untouched("the end of a tensor in a region", fill, [&] { weights = at::Tensor(); });
+        other::expect_untouched("the end of a tensor in a region", fill,
+                                [&] { weights = at::Tensor(); });
         const auto another = [&] {
-            region = std::make_unique<vmmgraph::Region>(device, "weights", vmmgraph::RegionOptions{policy});
+            region = std::make_unique<vmmgraph::Region>(device, "weights",
+                                                        vmmgraph::RegionOptions{policy});
             fill();
             weights = at::Tensor();
         };
@@ -153,7 +160,10 @@ TEST_F(OthersCaptures, GoOnBesideRegions) {
 TEST_F(OthersCaptures, GoOnBesideAKvCache) {
     auto device = vmmgraph::Device::open();
     vmmgraph::torch::KvTensorOptions options{
-        {2, vmmgraph::torch::KvPlane{{16, 8, 64}, at::kBFloat16}}, 10'000, vmmgraph::KvLayout::by_plane, {}};
+        {2, vmmgraph::torch::KvPlane{{16, 8, 64}, at::kBFloat16}},
+        10'000,
+        vmmgraph::KvLayout::by_plane,
+        {}};
     options.memory.page_bytes = 2 * MiB;
     std::unique_ptr<vmmgraph::torch::KvTensors> kv;
     const auto make = [&] { kv = std::make_unique<vmmgraph::torch::KvTensors>(device, options); };

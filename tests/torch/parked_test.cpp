@@ -14,7 +14,9 @@ using vmmgraph::torch::Nodes;
 using vmmgraph::torch::ParkedBlocks;
 
 cudaStream_t stream(std::uintptr_t number) { return reinterpret_cast<cudaStream_t>(number << 8); }
-cudaGraphNode_t node(std::uintptr_t number) { return reinterpret_cast<cudaGraphNode_t>(number << 12); }
+cudaGraphNode_t node(std::uintptr_t number) {
+    return reinterpret_cast<cudaGraphNode_t>(number << 12);
+}
 void* block(std::uintptr_t number) { return reinterpret_cast<void*>(number << 20); }
 
 struct Graph {

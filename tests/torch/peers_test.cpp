@@ -17,7 +17,8 @@ namespace {
 // Asks the driver.
 bool has_access(int device, const void* at) {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    auto* const ask = reinterpret_cast<decltype(&cuMemGetAccess)>(library == nullptr ? nullptr : dlsym(library, "cuMemGetAccess"));
+    auto* const ask = reinterpret_cast<decltype(&cuMemGetAccess)>(
+        library == nullptr ? nullptr : dlsym(library, "cuMemGetAccess"));
     CUmemLocation location{};
     location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     location.id = device;
@@ -38,7 +39,8 @@ at::Tensor seen_from_the_second(const at::Tensor& tensor) {
 
 bool two_that_reach_each_other() {
     int can = 0;
-    return c10::cuda::device_count() >= 2 && cudaDeviceCanAccessPeer(&can, 1, 0) == cudaSuccess && can != 0;
+    return c10::cuda::device_count() >= 2 && cudaDeviceCanAccessPeer(&can, 1, 0) == cudaSuccess &&
+           can != 0;
 }
 
 void expect_shared_by_both(const at::Tensor& output) {
@@ -118,13 +120,17 @@ TEST_F(Torch, WhoIsNoPeerReadsNothing) {
             const auto read = seen_from_the_second(output) + 1;
             error = cudaDeviceSynchronize();
         } catch (const std::exception& thrown) {
-            error = std::string_view(thrown.what()).find("illegal memory access") == std::string_view::npos ? cudaErrorUnknown
-                                                                                                            : cudaErrorIllegalAddress;
+            error = std::string_view(thrown.what()).find("illegal memory access") ==
+                            std::string_view::npos
+                        ? cudaErrorUnknown
+                        : cudaErrorIllegalAddress;
         }
         std::_Exit(error == cudaErrorIllegalAddress ? 0 : 1);
     }
     setenv("VMMGRAPH_TEST_NO_PEER", "1", 1);
-    char* const arguments[] = {const_cast<char*>("torch_test"), const_cast<char*>("--gtest_filter=Torch.WhoIsNoPeerReadsNothing"), nullptr};
+    char* const arguments[] = {const_cast<char*>("torch_test"),
+                               const_cast<char*>("--gtest_filter=Torch.WhoIsNoPeerReadsNothing"),
+                               nullptr};
     pid_t child = 0;
     ASSERT_EQ(posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, arguments, environ), 0);
     unsetenv("VMMGRAPH_TEST_NO_PEER");

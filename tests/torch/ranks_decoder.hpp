@@ -28,7 +28,8 @@ using AllReduce = std::function<at::Tensor(const std::function<at::Tensor()>& ma
 // order.
 class RankDecoder {
 public:
-    static constexpr std::int64_t layers = 8, hidden = 1024, heads = 8, dimension = 64, middle = 2048, context = 64;
+    static constexpr std::int64_t layers = 8, hidden = 1024, heads = 8, dimension = 64,
+                                  middle = 2048, context = 64;
 
     RankDecoder(int rank, std::int64_t most) {
         const auto options = floats(rank);
@@ -37,8 +38,9 @@ public:
             return at::randn({rows, columns}, options) / std::sqrt(static_cast<double>(rows));
         };
         for (int i = 0; i < layers; ++i) {
-            layers_.push_back({make(hidden, 3 * heads * dimension), make(heads * dimension, hidden), make(hidden, middle),
-                               make(hidden, middle), make(middle, hidden), at::randn({most, heads, context, dimension}, options),
+            layers_.push_back({make(hidden, 3 * heads * dimension), make(heads * dimension, hidden),
+                               make(hidden, middle), make(hidden, middle), make(middle, hidden),
+                               at::randn({most, heads, context, dimension}, options),
                                at::randn({most, heads, context, dimension}, options)});
         }
     }
@@ -46,14 +48,19 @@ public:
     // Decodes one token for each of the first sequences.
     at::Tensor operator()(at::Tensor x, const AllReduce& all_reduce) const {
         const auto batch = x.size(0);
-        const auto normed = [](const at::Tensor& of) { return of * (of.pow(2).mean(-1, true) + 1e-6).rsqrt(); };
+        const auto normed = [](const at::Tensor& of) {
+            return of * (of.pow(2).mean(-1, true) + 1e-6).rsqrt();
+        };
         for (const auto& layer : layers_) {
             const auto qkv = at::mm(normed(x), layer.qkv).view({batch, 3, heads, dimension});
-            const auto keys = layer.keys.narrow(0, 0, batch), values = layer.values.narrow(0, 0, batch);
+            const auto keys = layer.keys.narrow(0, 0, batch),
+                       values = layer.values.narrow(0, 0, batch);
             keys.select(2, context - 1).copy_(qkv.select(1, 1));
             values.select(2, context - 1).copy_(qkv.select(1, 2));
-            const auto scores = at::matmul(qkv.select(1, 0).unsqueeze(2), keys.transpose(-1, -2)) / std::sqrt(double{dimension});
-            const auto seen = at::matmul(at::softmax(scores, -1), values).reshape({batch, heads * dimension});
+            const auto scores = at::matmul(qkv.select(1, 0).unsqueeze(2), keys.transpose(-1, -2)) /
+                                std::sqrt(double{dimension});
+            const auto seen =
+                at::matmul(at::softmax(scores, -1), values).reshape({batch, heads * dimension});
             x = x + all_reduce([&] { return at::mm(seen, layer.out); });
             const auto h = normed(x);
             const auto inner = at::silu(at::mm(h, layer.gate)) * at::mm(h, layer.up);

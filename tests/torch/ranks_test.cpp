@@ -60,16 +60,20 @@ public:
         } message{}, theirs{};
         CUdeviceptr base = 0;
         std::size_t bytes = 0;
-        all_reduce_example::call(driver_, "cuMemGetAddressRange_v2", &base, &bytes, reinterpret_cast<CUdeviceptr>(mine));
+        all_reduce_example::call(driver_, "cuMemGetAddressRange_v2", &base, &bytes,
+                                 reinterpret_cast<CUdeviceptr>(mine));
         EXPECT_EQ(cudaIpcGetMemHandle(&message.handle, reinterpret_cast<void*>(base)), cudaSuccess);
         message.offset = reinterpret_cast<CUdeviceptr>(mine) - base;
         vmmgraph::send_descriptors(socket_, {}, &message, sizeof message);
-        EXPECT_EQ(vmmgraph::receive_descriptors(socket_, &theirs, sizeof theirs).bytes, sizeof theirs);
-        std::vector<char> key(theirs.handle.reserved, theirs.handle.reserved + sizeof theirs.handle.reserved);
+        EXPECT_EQ(vmmgraph::receive_descriptors(socket_, &theirs, sizeof theirs).bytes,
+                  sizeof theirs);
+        std::vector<char> key(theirs.handle.reserved,
+                              theirs.handle.reserved + sizeof theirs.handle.reserved);
         auto found = bases_.find(key);
         if (found == bases_.end()) {
             void* opened = nullptr;
-            EXPECT_EQ(cudaIpcOpenMemHandle(&opened, theirs.handle, cudaIpcMemLazyEnablePeerAccess), cudaSuccess);
+            EXPECT_EQ(cudaIpcOpenMemHandle(&opened, theirs.handle, cudaIpcMemLazyEnablePeerAccess),
+                      cudaSuccess);
             found = bases_.emplace(std::move(key), opened).first;
         }
         return static_cast<char*>(found->second) + theirs.offset;
@@ -97,7 +101,8 @@ public:
         for (std::size_t i = 0; i < std::size(batches); ++i) {
             at::manual_seed(i);
             // Equal inputs on both ranks.
-            given_.push_back((at::randn({inputs, batches[i], RankDecoder::hidden}, at::kFloat)).to(floats(here.rank).device()));
+            given_.push_back((at::randn({inputs, batches[i], RankDecoder::hidden}, at::kFloat))
+                                 .to(floats(here.rank).device()));
         }
         neighbour_.offer(vmmgraph::export_range(arena_, pad_, all_reduce_example::pad_bytes));
         eager();
@@ -109,11 +114,14 @@ public:
             for (const bool shared : {true, false}) {
                 auto& all = captured_[way(nccl, shared)];
                 auto& table = tables_[way(nccl, shared)];
-                table = at::zeros({static_cast<std::int64_t>(std::size(batches) * calls_of_a_graph * sizeof(Call))},
+                table = at::zeros({static_cast<std::int64_t>(std::size(batches) * calls_of_a_graph *
+                                                             sizeof(Call))},
                                   floats(here_.rank).dtype(at::kByte));
                 cudaDeviceSynchronize();
                 for (std::size_t i = 0; i < std::size(batches); ++i) {
-                    all.push_back(capture_one(i, nccl, shared, reinterpret_cast<Call*>(table.data_ptr()) + i * calls_of_a_graph));
+                    all.push_back(capture_one(
+                        i, nccl, shared,
+                        reinterpret_cast<Call*>(table.data_ptr()) + i * calls_of_a_graph));
                 }
             }
         }
@@ -121,7 +129,8 @@ public:
         // Cost of marks: the same captures unmarked, never replayed.
         std::vector<Captured> plain;
         for (std::size_t i = 0; i < std::size(batches); ++i) {
-            Captured one{at::zeros({batches[i], RankDecoder::hidden}, floats(here_.rank)), {}, {}, {}, {}};
+            Captured one{
+                at::zeros({batches[i], RankDecoder::hidden}, floats(here_.rank)), {}, {}, {}, {}};
             cudaDeviceSynchronize();
             one.graph.emplace(capture(unmarked_, streams_[0].stream(), [&] {
                 one.output = decoder_(one.x, [&](const auto& make) {
@@ -206,21 +215,26 @@ public:
         return sum(times[0]) / sum(times[1]);
     }
 
-    void print(const char* name, int replays, std::int64_t wrong, const std::array<std::vector<double>, 2>& times) const {
+    void print(const char* name, int replays, std::int64_t wrong,
+               const std::array<std::vector<double>, 2>& times) const {
         std::vector<double> ratios;
         for (std::size_t i = 0; i < times[0].size(); ++i) {
             ratios.push_back(times[0][i] / times[1][i]);
         }
         const auto sum = [](const auto& of) { return std::accumulate(of.begin(), of.end(), 0.0); };
         std::printf(
-            "RESULT ranks, %s, rank %d: %d replays, %lld elements wrong; a replay is %.3f of private pools' (%.3f to %.3f by batch; "
+            "RESULT ranks, %s, rank %d: %d replays, %lld elements wrong; a replay is %.3f of "
+            "private pools' (%.3f to %.3f by batch; "
             "%.0f us for %.0f, of all 11)\n",
-            name, here_.rank, replays, static_cast<long long>(wrong), ratio(times), *std::min_element(ratios.begin(), ratios.end()),
+            name, here_.rank, replays, static_cast<long long>(wrong), ratio(times),
+            *std::min_element(ratios.begin(), ratios.end()),
             *std::max_element(ratios.begin(), ratios.end()), sum(times[0]), sum(times[1]));
     }
 
     void print_memory() const {
-        std::printf("RESULT ranks, memory of 22 graphs with marks %.1f MiB, of 11 without %.1f MiB\n", marked_mib_, unmarked_mib_);
+        std::printf(
+            "RESULT ranks, memory of 22 graphs with marks %.1f MiB, of 11 without %.1f MiB\n",
+            marked_mib_, unmarked_mib_);
     }
 
     void end() {
@@ -245,7 +259,9 @@ private:
         const RemoteScope remote;
         const auto input = make();
         const auto sum = at::empty_like(input);
-        EXPECT_EQ(here_.nccl.all_reduce(input.data_ptr(), sum.data_ptr(), input.numel(), nccl_float, nccl_sum, here_.comm, stream), 0);
+        EXPECT_EQ(here_.nccl.all_reduce(input.data_ptr(), sum.data_ptr(), input.numel(), nccl_float,
+                                        nccl_sum, here_.comm, stream),
+                  0);
         return sum;
     }
 
@@ -254,7 +270,9 @@ private:
         for (std::size_t i = 0; i < std::size(batches); ++i) {
             std::vector<at::Tensor> each;
             for (int k = 0; k < inputs; ++k) {
-                each.push_back(decoder_(given_[i][k], [&](const auto& make) { return by_nccl(make, streams_[0].stream()); }));
+                each.push_back(decoder_(given_[i][k], [&](const auto& make) {
+                    return by_nccl(make, streams_[0].stream());
+                }));
             }
             expected_.push_back(at::stack(each));
         }
@@ -262,7 +280,8 @@ private:
     }
 
     Captured capture_one(std::size_t number, bool nccl, bool shared, const Call* calls) {
-        Captured one{at::zeros({batches[number], RankDecoder::hidden}, floats(here_.rank)), {}, {}, {}, {}};
+        Captured one{
+            at::zeros({batches[number], RankDecoder::hidden}, floats(here_.rank)), {}, {}, {}, {}};
         cudaDeviceSynchronize();
         const auto stream = streams_[0].stream();
         const auto body = [&] {
@@ -275,7 +294,8 @@ private:
                 const auto part = at::empty({share_of(input.numel(), 2)}, input.options());
                 remote.reset();
                 const auto sum = at::empty_like(input);
-                two_shot_.launch(calls + one.sums.size(), sum.data_ptr<float>(), input.numel(), stream);
+                two_shot_.launch(calls + one.sums.size(), sum.data_ptr<float>(), input.numel(),
+                                 stream);
                 one.sums.push_back({input.data_ptr(), part.data_ptr(), input.numel()});
                 return sum;
             });
@@ -301,7 +321,8 @@ private:
         const auto offer = [&](const Captured& of, void* at, std::int64_t elements) {
             // Exports shared buffers once.
             if (ranges.try_emplace({at, elements}, ranges.size() + 1).second) {
-                neighbour_.offer(vmmgraph::export_range(of.graph->space(), at, static_cast<std::size_t>(elements) * sizeof(float)));
+                neighbour_.offer(vmmgraph::export_range(
+                    of.graph->space(), at, static_cast<std::size_t>(elements) * sizeof(float)));
             }
         };
         for (const auto& of : captured_[way(false, true)]) {
@@ -318,7 +339,8 @@ private:
                 EXPECT_EQ(of.sums.size(), calls_of_a_graph);
                 for (const auto& sum : of.sums) {
                     const auto peers = [&](void* at, std::int64_t elements) {
-                        return shared ? theirs.at(ranges.at({at, elements})) : native.try_emplace(at, nullptr).first->second;
+                        return shared ? theirs.at(ranges.at({at, elements}))
+                                      : native.try_emplace(at, nullptr).first->second;
                     };
                     if (!shared) {
                         for (void* const at : {sum.input, sum.part}) {
@@ -333,11 +355,13 @@ private:
                     call.input[here_.rank] = static_cast<float*>(sum.input);
                     call.input[other] = static_cast<float*>(peers(sum.input, sum.elements));
                     call.part[here_.rank] = static_cast<float*>(sum.part);
-                    call.part[other] = static_cast<float*>(peers(sum.part, share_of(sum.elements, 2)));
+                    call.part[other] =
+                        static_cast<float*>(peers(sum.part, share_of(sum.elements, 2)));
                     calls.push_back(call);
                 }
             }
-            EXPECT_EQ(cudaMemcpy(tables_[way(false, shared)].data_ptr(), calls.data(), calls.size() * sizeof(Call), cudaMemcpyHostToDevice),
+            EXPECT_EQ(cudaMemcpy(tables_[way(false, shared)].data_ptr(), calls.data(),
+                                 calls.size() * sizeof(Call), cudaMemcpyHostToDevice),
                       cudaSuccess);
         }
         neighbour_.meet();
@@ -359,7 +383,10 @@ private:
     double marked_mib_ = 0, unmarked_mib_ = 0;
 };
 
-int socket_of(int rank) { return static_cast<int>(setting(rank == 0 ? "VMMGRAPH_TEST_SOCKET_0" : "VMMGRAPH_TEST_SOCKET_1", -1)); }
+int socket_of(int rank) {
+    return static_cast<int>(
+        setting(rank == 0 ? "VMMGRAPH_TEST_SOCKET_0" : "VMMGRAPH_TEST_SOCKET_1", -1));
+}
 
 // Rank 1 reads late. Without the last barrier no rank waits for this read.
 std::string late(bool meets) {
@@ -370,9 +397,11 @@ std::string late(bool meets) {
         code.replace(at, what.size(), by);
     };
     swap("    // A block takes what",
-         "    for (const long long from = clock64(); rank == 1 && clock64() - from < 600000;) {}\n    // A block takes what");
+         "    for (const long long from = clock64(); rank == 1 && clock64() - from < 600000;) {}\n "
+         "   // A block takes what");
     if (!meets) {
-        swap("    meet(call, rank, ranks);  // no part is read any more", "    // no part is read any more");
+        swap("    meet(call, rank, ranks);  // no part is read any more",
+             "    // no part is read any more");
     }
     return code;
 }
@@ -389,8 +418,11 @@ TEST(RanksDecoderRank, Run) {
         Part part(here, socket_of(here.rank), late(meets));
         part.capture_all();
         const auto wrong = part.wrong_of(500, false);
-        std::printf("RESULT ranks, a peer that reads late, %s, rank %d: %lld elements wrong in 500 replays\n",
-                    meets ? "and is waited for" : "and nobody waits for it", here.rank, static_cast<long long>(wrong));
+        std::printf(
+            "RESULT ranks, a peer that reads late, %s, rank %d: %lld elements wrong in 500 "
+            "replays\n",
+            meets ? "and is waited for" : "and nobody waits for it", here.rank,
+            static_cast<long long>(wrong));
         part.end();
         // Rank 1 reads too late and gets wrong data.
         EXPECT_EQ(wrong != 0, !meets && here.rank == 1) << "the control, or the rule";
@@ -436,7 +468,9 @@ private:
     int sockets_[2] = {-1, -1};
 };
 
-TEST_F(RanksDecoder, IsEagersBitForBitAndNoSlowerThanPrivatePools) { run_ranks("RanksDecoderRank.Run"); }
+TEST_F(RanksDecoder, IsEagersBitForBitAndNoSlowerThanPrivatePools) {
+    run_ranks("RanksDecoderRank.Run");
+}
 
 // NCCL registers captured buffers for this protocol only, and prefers another one for short sums.
 TEST_F(RanksDecoder, IsEagersBitForBitWhereNcclHasRegisteredItsBuffers) {

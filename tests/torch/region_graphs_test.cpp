@@ -28,7 +28,8 @@ struct Held {
         malloc_trim(0);
         long pages = 0, resident = 0;
         std::ifstream("/proc/self/statm") >> pages >> resident;
-        return {static_cast<double>(total - free) / MiB, static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB};
+        return {static_cast<double>(total - free) / MiB,
+                static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB};
     }
 };
 
@@ -76,7 +77,9 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
     Region kv(*device_, "kv");
     std::optional<Model> model;
     at::Tensor cache;
-    const auto make_cache = [&] { cache.copy_(at::arange(cache.numel(), cache.options()).remainder_(17).view_as(cache)); };
+    const auto make_cache = [&] {
+        cache.copy_(at::arange(cache.numel(), cache.options()).remainder_(17).view_as(cache));
+    };
     {
         const RegionScope scope(weights);
         model.emplace();
@@ -95,7 +98,8 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
         auto input = at::randn({batch, 2048}, half());
         at::Tensor output;
         cudaDeviceSynchronize();
-        auto graph = capture(arena, raw(), [&] { output = (*model)(input + cache.narrow(0, 0, batch)); });
+        auto graph =
+            capture(arena, raw(), [&] { output = (*model)(input + cache.narrow(0, 0, batch)); });
         graph.replay(raw());
         cudaDeviceSynchronize();
         shapes.push_back({input, output.clone(), output, std::move(graph)});
@@ -159,8 +163,9 @@ TEST_F(Regions, GraphsOverThemSurviveHundredsOfCyclesBitForBit) {
     device_->trim();
     const auto after = Held::now();
     EXPECT_EQ(wrong, 0);
-    std::printf("RESULT regions: %ld cycles, %d wrong, %.1f MiB of the device and %.1f MiB resident more\n", cycles, wrong,
-                after.device - before.device, after.host - before.host);
+    std::printf(
+        "RESULT regions: %ld cycles, %d wrong, %.1f MiB of the device and %.1f MiB resident more\n",
+        cycles, wrong, after.device - before.device, after.host - before.host);
     if (cycles >= 200) {
         EXPECT_EQ(vmmgraph::host_stats(*device_).held_bytes, host_before);
         EXPECT_LE(after.device - before.device, 4);
@@ -212,8 +217,10 @@ TEST_F(Regions, WhatStaysOfEverythingThatIsPausedIsExecutables) {
     const double resident = used();
     vmmgraph::pause(*device_, {}, fence());
     const double paused = used();
-    std::printf("RESULT everything paused: %.1f MiB of the device more than before, of %.1f; executables take %.1f\n", paused - before,
-                resident - before, executables);
+    std::printf(
+        "RESULT everything paused: %.1f MiB of the device more than before, of %.1f; executables "
+        "take %.1f\n",
+        paused - before, resident - before, executables);
     constexpr double workspace = 32;
     EXPECT_LE(paused - before, executables + workspace + 2);
     vmmgraph::resume(*device_, {}, 1s);
@@ -253,7 +260,8 @@ TEST_F(Regions, APauseWaitsForReplaysOnThreeStreams) {
         const auto gone = vmmgraph::pause(*device_, {"weights"}, three);
         EXPECT_GT(gone.copied_bytes, 0U);
         for (void* const stream : three.streams) {
-            EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(stream)), cudaSuccess) << "it was unmapped under a replay";
+            EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(stream)), cudaSuccess)
+                << "it was unmapped under a replay";
         }
         vmmgraph::resume(*device_, {"weights"}, 1s);
         for (const auto& shape : shapes) {

@@ -27,8 +27,10 @@ TEST_F(Regions, StoragesOfEverySizeAreBlocks) {
     {
         const RegionScope scope(region);
         EXPECT_TRUE(RegionScope::active());
-        for (const std::int64_t size : {1, 511, 512, 513, 100'000, 1 << 20, (2 << 20) + 1, 20 << 20, 300 << 20}) {
-            tensors.push_back(at::empty({size}, bytes()).fill_(static_cast<std::int64_t>(tensors.size()) + 1));
+        for (const std::int64_t size :
+             {1, 511, 512, 513, 100'000, 1 << 20, (2 << 20) + 1, 20 << 20, 300 << 20}) {
+            tensors.push_back(
+                at::empty({size}, bytes()).fill_(static_cast<std::int64_t>(tensors.size()) + 1));
         }
         EXPECT_EQ(at::empty({0}, bytes()).numel(), 0);
         EXPECT_EQ(region.stats().blocks, tensors.size());

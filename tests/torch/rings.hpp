@@ -50,7 +50,8 @@ protected:
     }
 
     static void fill(HostBuffer& buffer, std::uint64_t bytes, double scale) {
-        const auto numbers = (at::randn({static_cast<std::int64_t>(bytes / 2)}, half()) * scale).cpu();
+        const auto numbers =
+            (at::randn({static_cast<std::int64_t>(bytes / 2)}, half()) * scale).cpu();
         buffer.write(0, numbers.data_ptr(), bytes);
     }
 

@@ -67,8 +67,8 @@ TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
         std::uint64_t by_kernel = 0;
     };
     const auto measure = [&](Bring bring) {
-        GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})}, {Key::of(input_tokens)},
-                           InputsOptions{{c10::kCUDA, 0}, 512, bring});
+        GraphInputs inputs({Input::host(names::tokens, at::kLong, {Extent::along(Axis::tokens)})},
+                           {Key::of(input_tokens)}, InputsOptions{{c10::kCUDA, 0}, 512, bring});
         Times times;
         const auto once = [&](std::vector<double>& into, const std::function<void()>& before) {
             const auto values = at::randint(0, 1 << 20, {input_tokens}, at::kLong);
@@ -114,13 +114,16 @@ TEST_F(Rings, InputsDoNotWaitForWhatStreams) {
         times.by_kernel = inputs.copies_by_kernel();
         return times;
     };
-    const auto copy = measure(Bring::copy), kernel = measure(Bring::kernel), automatic = measure(Bring::automatic);
-    for (const auto& [name, times] : {std::pair{"copy", &copy}, std::pair{"kernel", &kernel}, std::pair{"automatic", &automatic}}) {
+    const auto copy = measure(Bring::copy), kernel = measure(Bring::kernel),
+               automatic = measure(Bring::automatic);
+    for (const auto& [name, times] : {std::pair{"copy", &copy}, std::pair{"kernel", &kernel},
+                                      std::pair{"automatic", &automatic}}) {
         std::printf(
-            "RESULT inputs of 64 KiB by %s, ms until the first kernel that reads them: alone %.3f, beside a replay that streams %.0f MiB "
+            "RESULT inputs of 64 KiB by %s, ms until the first kernel that reads them: alone %.3f, "
+            "beside a replay that streams %.0f MiB "
             "in %.2f ms %.3f, behind an eager step's copies %.3f; %d wrong\n",
-            name, median(times->alone), static_cast<double>(units * unit_bytes) / MiB, times->replay, median(times->beside_replay),
-            median(times->behind_eager), times->wrong);
+            name, median(times->alone), static_cast<double>(units * unit_bytes) / MiB,
+            times->replay, median(times->beside_replay), median(times->behind_eager), times->wrong);
         EXPECT_EQ(times->wrong, 0);
     }
     EXPECT_EQ(copy.by_kernel, 0U);

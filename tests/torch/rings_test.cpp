@@ -38,7 +38,8 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
     for (std::size_t layer = 0; layer < count; ++layer) {
         host.push_back(host_numbers(2 * matrix, 1.0 / 64));
     }
-    Ring streamed(*device_, ring_units(count, 2 * matrix, false)), resident(*device_, ring_units(count, 2 * matrix, true));
+    Ring streamed(*device_, ring_units(count, 2 * matrix, false)),
+        resident(*device_, ring_units(count, 2 * matrix, true));
     std::vector<std::size_t> order(count);
     for (std::size_t layer = 0; layer < count; ++layer) {
         order[layer] = layer;
@@ -49,7 +50,8 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
     std::vector<at::Tensor> inputs, outputs;
     std::vector<CapturedGraph> graphs;
     // With and without copies ahead for the next step.
-    for (const auto& [batch, tail] : std::vector<std::pair<int, std::size_t>>{{16, 0}, {4, 1}, {1, 3}}) {
+    for (const auto& [batch, tail] :
+         std::vector<std::pair<int, std::size_t>>{{16, 0}, {4, 1}, {1, 3}}) {
         CaptureOptions options;
         options.ring = &streamed;
         options.ring_capture.tail = tail;
@@ -61,7 +63,9 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
             const c10::cuda::CUDAStreamGuard guard(*stream_);
             static_cast<void>(layers(streamed, count, inputs.back(), raw()));
         }
-        graphs.push_back(capture(arena, raw(), [&] { output = layers(streamed, count, inputs.back(), raw()); }, options));
+        graphs.push_back(capture(
+            arena, raw(), [&] { output = layers(streamed, count, inputs.back(), raw()); },
+            options));
         outputs.push_back(std::move(output));
     }
     std::mt19937 random(3);
@@ -102,11 +106,13 @@ TEST_F(Rings, StreamedWeightsReadAsResidentOnes) {
     }
     const auto after = streamed.stats();
     std::printf(
-        "RESULT rings, weights: %d replays of 3 graphs over 3 slots of 12, %d eager steps, %d sources written, %d swapped: %d wrong\n",
+        "RESULT rings, weights: %d replays of 3 graphs over 3 slots of 12, %d eager steps, %d "
+        "sources written, %d swapped: %d wrong\n",
         replays, eager, written, swapped, wrong);
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(after.launches - before.launches, static_cast<std::uint64_t>(replays));
-    EXPECT_EQ(streamed.stats().device_bytes, 3 * ((2 * matrix + after.page_bytes - 1) / after.page_bytes * after.page_bytes));
+    EXPECT_EQ(streamed.stats().device_bytes,
+              3 * ((2 * matrix + after.page_bytes - 1) / after.page_bytes * after.page_bytes));
     const auto other = c10::cuda::getStreamFromPool(false);
     graphs[0].replay(other.stream());
     cudaDeviceSynchronize();
@@ -118,14 +124,19 @@ constexpr std::int64_t places = 4, granules = 8, tokens = 128, heads = 8, dimens
 constexpr std::uint64_t granule = 2 * tokens * heads * dimension * 2;
 constexpr std::uint64_t cache_bytes = places * granules * granule;
 
-at::Tensor attend(Ring& ring, std::size_t count, at::Tensor x, const at::Tensor& masked, void* stream) {
+at::Tensor attend(Ring& ring, std::size_t count, at::Tensor x, const at::Tensor& masked,
+                  void* stream) {
     for (std::size_t layer = 0; layer < count; ++layer) {
         const UnitScope unit(ring, layer, stream);
-        const auto all = numbers_at(unit.address(), 0, {places, granules, 2, tokens, heads, dimension});
+        const auto all =
+            numbers_at(unit.address(), 0, {places, granules, 2, tokens, heads, dimension});
         const auto side = [&](std::int64_t which) {
-            return all.select(2, which).reshape({places, granules * tokens, heads, dimension}).transpose(1, 2);
+            return all.select(2, which)
+                .reshape({places, granules * tokens, heads, dimension})
+                .transpose(1, 2);
         };
-        const auto scores = at::matmul(x, side(0).transpose(-1, -2)).to(at::kFloat).masked_fill(masked, -1e30);
+        const auto scores =
+            at::matmul(x, side(0).transpose(-1, -2)).to(at::kFloat).masked_fill(masked, -1e30);
         x = x + at::matmul(at::softmax(scores, -1).to(at::kBFloat16), side(1));
         x = x / x.to(at::kFloat).pow(2).mean(-1, true).add(1e-3).sqrt().to(at::kBFloat16);
     }
@@ -140,7 +151,8 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
             layer.push_back(host_numbers(granules * granule, 1.0));
         }
     }
-    Ring streamed(*device_, ring_units(count, cache_bytes, false), slots(2)), resident(*device_, ring_units(count, cache_bytes, true));
+    Ring streamed(*device_, ring_units(count, cache_bytes, false), slots(2)),
+        resident(*device_, ring_units(count, cache_bytes, true));
     std::vector<std::int64_t> lengths{3, 0, 1, 8};
     std::uint64_t planned = 0;
     const auto set_sources = [&] {
@@ -149,7 +161,8 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
             std::vector<HostRun> runs;
             for (std::int64_t place = 0; place < places; ++place) {
                 const auto bytes = static_cast<std::uint64_t>(lengths[place]) * granule;
-                runs.push_back({host[layer][place], 0, static_cast<std::uint64_t>(place) * granules * granule, bytes});
+                runs.push_back({host[layer][place], 0,
+                                static_cast<std::uint64_t>(place) * granules * granule, bytes});
                 planned += bytes;
             }
             streamed.set_source(layer, runs);
@@ -163,7 +176,9 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
         auto on_host = at::ones({places, 1, 1, granules * tokens}, at::kBool);
         for (std::int64_t place = 0; place < places; ++place) {
             // An empty sequence attends to one token.
-            on_host[place].narrow(-1, 0, std::max<std::int64_t>(1, lengths[place] * tokens)).fill_(false);
+            on_host[place]
+                .narrow(-1, 0, std::max<std::int64_t>(1, lengths[place] * tokens))
+                .fill_(false);
         }
         masked.copy_(on_host);
     };
@@ -178,7 +193,8 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
         mask();
         static_cast<void>(attend(streamed, count, query, masked, raw()));
     }
-    auto graph = capture(arena, raw(), [&] { output = attend(streamed, count, query, masked, raw()); }, options);
+    auto graph = capture(
+        arena, raw(), [&] { output = attend(streamed, count, query, masked, raw()); }, options);
     std::mt19937 random(5);
     int wrong = 0, changes = 0;
     std::uint64_t moved = 0, expected_moved = 0;
@@ -190,7 +206,9 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
         if (changed) {
             auto& length = lengths[random() % places];
             // A sequence leaves, joins, or grows by a granule.
-            length = length == 0 ? 1 + static_cast<std::int64_t>(random() % 3) : length == granules || random() % 8 == 0 ? 0 : length + 1;
+            length = length == 0 ? 1 + static_cast<std::int64_t>(random() % 3)
+                     : length == granules || random() % 8 == 0 ? 0
+                                                               : length + 1;
             mask();
             set_sources();
             ++changes;
@@ -206,8 +224,11 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
             wrong += lengths[place] > 0 && !at::equal(output[place], right[place]);
         }
     }
-    std::printf("RESULT rings, keys and values: %d steps, %d changes, %.1f GiB moved of %.1f planned: %d wrong\n", steps, changes,
-                static_cast<double>(moved) / (1 << 30), static_cast<double>(expected_moved) / (1 << 30), wrong);
+    std::printf(
+        "RESULT rings, keys and values: %d steps, %d changes, %.1f GiB moved of %.1f planned: %d "
+        "wrong\n",
+        steps, changes, static_cast<double>(moved) / (1 << 30),
+        static_cast<double>(expected_moved) / (1 << 30), wrong);
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(moved, expected_moved);
 }
@@ -215,7 +236,8 @@ TEST_F(Rings, KeysAndValuesOfSequencesThatJoinGrowAndLeave) {
 TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
     constexpr std::size_t count = 6;
     std::deque<HostBuffer> host;
-    Ring ring(*device_, ring_units(count, 2 * matrix, false)), resident(*device_, ring_units(count, 2 * matrix, true));
+    Ring ring(*device_, ring_units(count, 2 * matrix, false)),
+        resident(*device_, ring_units(count, 2 * matrix, true));
     for (std::size_t layer = 0; layer < count; ++layer) {
         host.push_back(host_numbers(2 * matrix, 1.0 / 64));
         ring.set_source(layer, host[layer]);
@@ -241,8 +263,14 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
                      },
                      options)),
                  std::runtime_error);
-    EXPECT_EQ(status_of([&] { static_cast<void>(capture(arena, raw(), [&] { body(count - 1); }, options)); }), VMMGRAPH_ERROR_WRONG_STATE);
-    EXPECT_EQ(status_of([&] { static_cast<void>(capture(arena, raw(), [&] { const UnitScope unit(ring, 1, raw()); }, options)); }),
+    EXPECT_EQ(status_of([&] {
+                  static_cast<void>(capture(arena, raw(), [&] { body(count - 1); }, options));
+              }),
+              VMMGRAPH_ERROR_WRONG_STATE);
+    EXPECT_EQ(status_of([&] {
+                  static_cast<void>(capture(
+                      arena, raw(), [&] { const UnitScope unit(ring, 1, raw()); }, options));
+              }),
               VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(status_of([&] {
                   vmmgraph::torch::CaptureScope scope(arena, raw(), options);
@@ -257,7 +285,9 @@ TEST_F(Rings, WhatGoesWrongIsSaidAndTheNextStepIsRight) {
             std::thread([&] {
                 SharedVmmAllocator other;
                 const auto stream = c10::cuda::getStreamFromPool(true);
-                EXPECT_EQ(status_of([&] { static_cast<void>(capture(other, stream.stream(), [] {}, options)); }),
+                EXPECT_EQ(status_of([&] {
+                              static_cast<void>(capture(other, stream.stream(), [] {}, options));
+                          }),
                           VMMGRAPH_ERROR_WRONG_STATE);
             }).join();
             body(count);
@@ -353,7 +383,8 @@ TEST_F(Rings, WhatIsMadeOnTheDeviceIsASourceFromTheNextStepOn) {
     for (int step = 0; step < 10; ++step) {
         make(1);
         cudaDeviceSynchronize();
-        cudaMemcpyAsync(host[1].data(), made.const_data_ptr(), bytes, cudaMemcpyDeviceToHost, other.stream());
+        cudaMemcpyAsync(host[1].data(), made.const_data_ptr(), bytes, cudaMemcpyDeviceToHost,
+                        other.stream());
         host[1].changed();
         graph.replay(raw());
         cudaDeviceSynchronize();
@@ -361,8 +392,10 @@ TEST_F(Rings, WhatIsMadeOnTheDeviceIsASourceFromTheNextStepOn) {
         host[1].changed();
         graph.replay(raw());
     }
-    std::printf("RESULT rings, write-back: 80 replays, %d stores of 32 MiB between them: %d units wrong; %d of 10 without the library\n",
-                stores, wrong, control);
+    std::printf(
+        "RESULT rings, write-back: 80 replays, %d stores of 32 MiB between them: %d units wrong; "
+        "%d of 10 without the library\n",
+        stores, wrong, control);
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(wrong_now(), 0);
 }

@@ -58,16 +58,19 @@ int peer(int socket, int device) {
         const vmmgraph::PeerMap map(opened, extents);
         std::vector<float> found(count);
         float expected = 0;
-        while (vmmgraph::receive_descriptors(socket, &expected, sizeof expected).bytes == sizeof expected) {
+        while (vmmgraph::receive_descriptors(socket, &expected, sizeof expected).bytes ==
+               sizeof expected) {
             std::int64_t wrong = 0;
-            if (cudaMemcpy(found.data(), map.address(), count * sizeof(float), cudaMemcpyDeviceToHost) != cudaSuccess) {
+            if (cudaMemcpy(found.data(), map.address(), count * sizeof(float),
+                           cudaMemcpyDeviceToHost) != cudaSuccess) {
                 return 3;
             }
             for (float& value : found) {
                 wrong += value != expected;
                 value = -expected;
             }
-            if (cudaMemcpy(map.address(), found.data(), count * sizeof(float), cudaMemcpyHostToDevice) != cudaSuccess ||
+            if (cudaMemcpy(map.address(), found.data(), count * sizeof(float),
+                           cudaMemcpyHostToDevice) != cudaSuccess ||
                 cudaDeviceSynchronize() != cudaSuccess) {
                 return 4;
             }
@@ -124,7 +127,8 @@ protected:
             // A child must not use its parent's devices.
             static_cast<void>(close(sockets[0]));
             static_cast<void>(setenv(CHILD, std::to_string(sockets[1]).c_str(), 1));
-            execl("/proc/self/exe", "share_test", (std::string("--gtest_filter=") + test).c_str(), nullptr);
+            execl("/proc/self/exe", "share_test", (std::string("--gtest_filter=") + test).c_str(),
+                  nullptr);
             _exit(9);
         }
         static_cast<void>(close(sockets[1]));
@@ -150,7 +154,8 @@ protected:
         auto input = at::zeros({count}, single), other = at::zeros({2 * count}, single);
         cudaDeviceSynchronize();
         at::Tensor output, unseen;
-        std::optional<CapturedGraph> graph(capture(arena, raw, [&] { output = (input * 3 - input) + 1; }, how));
+        std::optional<CapturedGraph> graph(
+            capture(arena, raw, [&] { output = (input * 3 - input) + 1; }, how));
         auto neighbour = capture(arena, raw, [&] { unseen = (other * 5 - other) - 1; }, how);
 
         std::optional<Other> there(std::in_place, device, socket);
@@ -171,7 +176,8 @@ protected:
             wrong_here += at::ne(output, -(2 * round + 1)).sum().item<std::int64_t>();
             wrong_here += at::ne(unseen, -4 * round - 1).sum().item<std::int64_t>();
         }
-        EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error) << "a page that another process has does not step aside";
+        EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error)
+            << "a page that another process has does not step aside";
         // The other process keeps the destroyed graph's pages from new owners.
         graph.reset();
         output.reset();
@@ -180,8 +186,9 @@ protected:
         next.replay(raw);
         cudaDeviceSynchronize();
         wrong += there->wrong(-(2.0F * 60 + 1));
-        std::printf("RESULT share: 61 rounds over %zu pages, %lld elements wrong there, %lld here\n", there->pages(),
-                    static_cast<long long>(wrong), static_cast<long long>(wrong_here));
+        std::printf(
+            "RESULT share: 61 rounds over %zu pages, %lld elements wrong there, %lld here\n",
+            there->pages(), static_cast<long long>(wrong), static_cast<long long>(wrong_here));
         EXPECT_EQ(wrong, 0);
         EXPECT_EQ(wrong_here, 0);
         there.reset();
@@ -214,7 +221,8 @@ protected:
             how));
         EXPECT_EQ(graph->report().remote_blocks, 0U);
         // Not replayed: its pages may be lent.
-        std::optional<CapturedGraph> idle(capture(arena, raw, [&] { static_cast<void>((longer * 5 - longer) - 1); }, how));
+        std::optional<CapturedGraph> idle(
+            capture(arena, raw, [&] { static_cast<void>((longer * 5 - longer) - 1); }, how));
 
         std::optional<Other> there(std::in_place, device, socket);
         const auto range = vmmgraph::export_range(graph->space(), buffer, count * sizeof(float));
@@ -228,13 +236,16 @@ protected:
             value = -value;
         };
         unchanged("a replay");
-        EXPECT_TRUE(at::equal(at::from_blob(buffer, {count}, single), at::full({count}, -21, single))) << "it is not the same memory";
+        EXPECT_TRUE(
+            at::equal(at::from_blob(buffer, {count}, single), at::full({count}, -21, single)))
+            << "it is not the same memory";
 
         EXPECT_THROW(vmmgraph::pause(arena), vmmgraph::Error);
         unchanged("a pause that was refused");
 
         const vmmgraph::ElasticBuffer elastic(device, 16 * page, {"borrowed", page, 0, 0});
-        vmmgraph::Borrower borrower([](const vmmgraph::Vacate&) { return std::optional(vmmgraph::Vacated{}); });
+        vmmgraph::Borrower borrower(
+            [](const vmmgraph::Vacate&) { return std::optional(vmmgraph::Vacated{}); });
         std::optional<vmmgraph::Lease> lease;
         // The lendable bytes include small pages, which do not fit.
         std::uint64_t lent = vmmgraph::lendable(arena).first / page * page;
@@ -278,11 +289,14 @@ protected:
         there.reset();
         EXPECT_EQ(device.stats().exported_bytes, 0U);
         device.trim();
-        EXPECT_EQ(device.stats().physical_bytes, before - page) << "the page counts until the other process has it no more";
+        EXPECT_EQ(device.stats().physical_bytes, before - page)
+            << "the page counts until the other process has it no more";
         std::printf(
-            "RESULT share: a page of %llu MiB was the other process's through a pause, a lease of %llu MiB, eager work, a trim and an "
+            "RESULT share: a page of %llu MiB was the other process's through a pause, a lease of "
+            "%llu MiB, eager work, a trim and an "
             "end\n",
-            static_cast<unsigned long long>(held >> 20), static_cast<unsigned long long>(lent >> 20));
+            static_cast<unsigned long long>(held >> 20),
+            static_cast<unsigned long long>(lent >> 20));
     }
 
     static bool two_devices() {
@@ -306,7 +320,9 @@ TEST_F(Share, AndByOneOnAnotherDevice) {
     run(1, "Share.AndByOneOnAnotherDevice", rounds);
 }
 
-TEST_F(Share, WhatAnotherProcessHasIsNobodyElses) { run(0, "Share.WhatAnotherProcessHasIsNobodyElses", held); }
+TEST_F(Share, WhatAnotherProcessHasIsNobodyElses) {
+    run(0, "Share.WhatAnotherProcessHasIsNobodyElses", held);
+}
 
 TEST_F(Share, NorWhatOneOnAnotherDeviceHas) {
     if (!two_devices()) {

@@ -54,7 +54,8 @@ TEST_F(Torch, ForkedStreamsShareNothing) {
     const long captures = setting("VMMGRAPH_FORKED_CAPTURES", 200);
     for (long n = 0; n < captures; ++n) {
         const auto x =
-            at::randn({1 + static_cast<int>(random() % 4096), 1 + static_cast<int>(random() % 512)}, at::TensorOptions().device(at::kCUDA));
+            at::randn({1 + static_cast<int>(random() % 4096), 1 + static_cast<int>(random() % 512)},
+                      at::TensorOptions().device(at::kCUDA));
         cudaDeviceSynchronize();
         at::Tensor expected, output;
         {
@@ -81,7 +82,8 @@ TEST_F(Torch, RecordedTensorsAreUsedAgainOnceTheirStreamsAreJoined) {
     SharedVmmAllocator arena;
     constexpr int steps = 24;
     const auto side = c10::cuda::getStreamFromPool();
-    const auto x = at::arange(4 << 20, at::TensorOptions().device(at::kCUDA).dtype(at::kFloat)) % 17;
+    const auto x =
+        at::arange(4 << 20, at::TensorOptions().device(at::kCUDA).dtype(at::kFloat)) % 17;
     auto total = at::zeros_like(x);
     cudaDeviceSynchronize();
     const auto wait = [](cudaStream_t waits, cudaStream_t other) {
@@ -154,7 +156,8 @@ TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {
                     return body();
                 };
                 at::Tensor output, next;
-                std::optional<CapturedGraph> graph = capture(arena, raw(), [&] { output = make([&] { return input * 2; }); });
+                std::optional<CapturedGraph> graph =
+                    capture(arena, raw(), [&] { output = make([&] { return input * 2; }); });
                 graph->replay(raw());
                 read.zero_();
                 cudaDeviceSynchronize();
@@ -166,7 +169,9 @@ TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {
                 output = at::Tensor();
                 graph.reset();
                 // Equally large.
-                graph.emplace(capture(arena, raw(), [&] { next = make([&] { return at::full({elements}, 9, half()); }); }));
+                graph.emplace(capture(arena, raw(), [&] {
+                    next = make([&] { return at::full({elements}, 9, half()); });
+                }));
                 graph->replay(raw());
                 stream_->synchronize();
                 overlapped += !side.query();
@@ -177,9 +182,13 @@ TEST_F(Torch, ATensorReadOnAnotherStreamIsWaitedForWhenItAndItsGraphGo) {
         }
     }
     EXPECT_EQ(wrong, 0);
-    std::printf("RESULT reader: 20 captures beside one, %d of them replayed before it was done, %d results wrong\n", overlapped, wrong);
+    std::printf(
+        "RESULT reader: 20 captures beside one, %d of them replayed before it was done, %d results "
+        "wrong\n",
+        overlapped, wrong);
     if (products >= 80) {
-        EXPECT_GT(overlapped, 0) << "the reader was done before the next replay: the test shows nothing";
+        EXPECT_GT(overlapped, 0)
+            << "the reader was done before the next replay: the test shows nothing";
     }
 }
 
@@ -204,7 +213,9 @@ TEST_F(Torch, PiecesStayOnTheirStreamWhateverRunsBetweenThem) {
         input.fill_(n);
         cudaDeviceSynchronize();
         // Delays the first piece: work on another stream would overtake it.
-        const auto late = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+        const auto late = [](void*) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        };
         ASSERT_EQ(cudaLaunchHostFunc(stream_->stream(), late, nullptr), cudaSuccess);
         graph.replay(raw(), [&](std::size_t) {
             EXPECT_EQ(c10::cuda::getCurrentCUDAStream().stream(), raw());
@@ -223,15 +234,17 @@ TEST_F(Torch, TheDefaultStreamHasTwoHandles) {
         const Model model(2, 512);
         const CaptureOptions options{route, Retain::inherit};
         auto all = shapes(arena, model, {64, 16}, options);
-        for (void* const on :
-             {static_cast<void*>(cudaStreamLegacy), static_cast<void*>(nullptr), static_cast<void*>(cudaStreamPerThread)}) {
+        for (void* const on : {static_cast<void*>(cudaStreamLegacy), static_cast<void*>(nullptr),
+                               static_cast<void*>(cudaStreamPerThread)}) {
             for (auto& shape : all) {
                 shape.output.zero_();
                 cudaDeviceSynchronize();
                 shape.graph.replay(on);
                 cudaDeviceSynchronize();
                 EXPECT_TRUE(at::equal(shape.output, shape.expected));
-                EXPECT_EQ(shape.graph.verify(on, {{shape.output.data_ptr(), shape.output.nbytes()}}).found, 0U);
+                EXPECT_EQ(shape.graph.verify(on, {{shape.output.data_ptr(), shape.output.nbytes()}})
+                              .found,
+                          0U);
             }
             EXPECT_EQ(c10::cuda::getCurrentCUDAStream(), c10::cuda::getDefaultCUDAStream());
         }

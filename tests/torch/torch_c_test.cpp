@@ -34,8 +34,8 @@ TEST(TorchC, NamesItsRelease) { EXPECT_STREQ(vmmgraph_torch_built_for(), TORCH_V
 TEST(TorchC, NoHandleIsTrusted) {
     // Null, a small value, an unknown handle, and a pointer.
     int something = 0;
-    for (const auto raw :
-         {std::uintptr_t{0}, std::uintptr_t{1}, std::uintptr_t{0x76000010}, reinterpret_cast<std::uintptr_t>(&something)}) {
+    for (const auto raw : {std::uintptr_t{0}, std::uintptr_t{1}, std::uintptr_t{0x76000010},
+                           reinterpret_cast<std::uintptr_t>(&something)}) {
         const auto group = reinterpret_cast<vmmgraph_torch_group_t>(raw);
         vmmgraph_space_t space = nullptr;
         const auto graph = sized<vmmgraph_torch_graph_t>();
@@ -84,7 +84,8 @@ TEST(TorchC, AnArenaOfTheHostDriverHasNoGraphGroups) {
     EXPECT_EQ(group, nullptr);
     EXPECT_EQ(vmmgraph_torch_group_open(arena.handle(), nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
     auto stats = sized<vmmgraph_torch_executables_t>();
-    EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), nullptr), VMMGRAPH_ERROR_NULL_ARGUMENT);
+    EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), nullptr),
+              VMMGRAPH_ERROR_NULL_ARGUMENT);
     stats.struct_size = 8;
     EXPECT_EQ(vmmgraph_torch_executable_stats(arena.handle(), &stats), VMMGRAPH_ERROR_STRUCT_SIZE);
     EXPECT_TRUE(arena.is_initialized());
@@ -116,7 +117,8 @@ TEST(TorchC, EagerScopesOfTheHostDriverAndThoseOfNobodyAreRefused) {
     EXPECT_NE(last_message(), "");
     EXPECT_EQ(vmmgraph_torch_eager_enter(arena.handle()), VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_NE(last_message().find("host driver"), std::string::npos) << last_message();
-    EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena.handle(), 1 << 20), VMMGRAPH_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena.handle(), 1 << 20),
+              VMMGRAPH_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(vmmgraph_torch_eager_leave(), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_EQ(vmmgraph_torch_eager_end(arena.handle()), VMMGRAPH_ERROR_WRONG_STATE);
     EXPECT_NE(last_message().find("the arena has none"), std::string::npos) << last_message();

@@ -14,10 +14,13 @@ using Trust = Torch;
 using Clock = std::chrono::steady_clock;
 using Stream = c10::cuda::CUDAStream;
 
-inline double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+inline double since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 inline at::Tensor random_numbers(std::int64_t count) {
-    return at::randint(-1000000, 1000000, {count}, at::TensorOptions().dtype(at::kInt).device(at::kCUDA));
+    return at::randint(-1000000, 1000000, {count},
+                       at::TensorOptions().dtype(at::kInt).device(at::kCUDA));
 }
 
 // `steps` kernels, each over the results of the previous two. Integers, so results are exact.
@@ -62,9 +65,12 @@ struct Fleet {
         for (int i = 0; i < count; ++i) {
             const bool is_long = i % 13 == 0;
             // Long graphs: 256 KiB to 1 MiB; others up to 4 MiB.
-            const auto elements = static_cast<std::int64_t>((is_long ? 1 + random() % 4 : 1 + random() % 16) * 65536);
+            const auto elements =
+                static_cast<std::int64_t>((is_long ? 1 + random() % 4 : 1 + random() % 16) * 65536);
             const int steps = is_long ? 96 : 4 + static_cast<int>(random() % 5);
-            jobs.push_back({random_numbers(elements), at::empty({elements}, wrong.options().dtype(at::kInt)), wrong[i], steps, i});
+            jobs.push_back({random_numbers(elements),
+                            at::empty({elements}, wrong.options().dtype(at::kInt)), wrong[i], steps,
+                            i});
             jobs.back().expect();
             graphs.push_back(capture(arena, stream.stream(), [&] {
                 auto result = jobs.back().check();

@@ -29,7 +29,8 @@ struct Held {
         long pages = 0, resident = 0;
         std::ifstream("/proc/self/statm") >> pages >> resident;
         const std::filesystem::directory_iterator files("/proc/self/fd");
-        return {static_cast<double>(total - free) / MiB, static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB,
+        return {static_cast<double>(total - free) / MiB,
+                static_cast<double>(resident) * static_cast<double>(sysconf(_SC_PAGESIZE)) / MiB,
                 std::distance(begin(files), end(files))};
     }
 };
@@ -54,7 +55,8 @@ struct Orphan {
 };
 
 // MiB that torch and CUDA retain after as many captures in private pools, without VmmGraph.
-double kept_without_us(const c10::cuda::CUDAStream& stream, const Slot& slot, const at::Tensor& wrong, long cycles) {
+double kept_without_us(const c10::cuda::CUDAStream& stream, const Slot& slot,
+                       const at::Tensor& wrong, long cycles) {
     std::mt19937 random(2001);
     std::deque<at::cuda::CUDAGraph> living;
     double before = 0;
@@ -64,9 +66,10 @@ double kept_without_us(const c10::cuda::CUDAStream& stream, const Slot& slot, co
             living.clear();
             before = Held::now().host_mib;
         }
-        const auto elements = static_cast<std::int64_t>(std::exp2(static_cast<double>(random() % 2200) / 100));
-        const Job job{slot.input.narrow(0, 0, elements), slot.expected.narrow(0, 0, elements), wrong[0], 1 + static_cast<int>(random() % 8),
-                      static_cast<int>(cycle % 1000)};
+        const auto elements =
+            static_cast<std::int64_t>(std::exp2(static_cast<double>(random() % 2200) / 100));
+        const Job job{slot.input.narrow(0, 0, elements), slot.expected.narrow(0, 0, elements),
+                      wrong[0], 1 + static_cast<int>(random() % 8), static_cast<int>(cycle % 1000)};
         auto& graph = living.emplace_back();
         graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
         static_cast<void>(job.check());
@@ -94,7 +97,8 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
     std::vector<Slot> slots;
     std::vector<std::size_t> free_slots;
     for (std::size_t i = 0; i < most_living + most_orphans + 1; ++i) {
-        slots.push_back({random_numbers(most_elements), at::empty({most_elements}, wrong.options().dtype(at::kInt))});
+        slots.push_back({random_numbers(most_elements),
+                         at::empty({most_elements}, wrong.options().dtype(at::kInt))});
         free_slots.push_back(i);
     }
     auto device = vmmgraph::Device::open();
@@ -128,11 +132,14 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
         const auto slot = free_slots.back();
         free_slots.pop_back();
         // Log-uniform from one element up.
-        const auto elements = static_cast<std::int64_t>(std::exp2(static_cast<double>(random() % 2200) / 100));
-        Job job{slots[slot].input.narrow(0, 0, elements), slots[slot].expected.narrow(0, 0, elements), wrong[0],
+        const auto elements =
+            static_cast<std::int64_t>(std::exp2(static_cast<double>(random() % 2200) / 100));
+        Job job{slots[slot].input.narrow(0, 0, elements),
+                slots[slot].expected.narrow(0, 0, elements), wrong[0],
                 1 + static_cast<int>(random() % 8), static_cast<int>(cycle % 1000)};
         job.expect();
-        const bool keep = random() % 3 == 0, evict_inside = living.size() >= 10 && random() % 4 == 0;
+        const bool keep = random() % 3 == 0,
+                   evict_inside = living.size() >= 10 && random() % 4 == 0;
         at::Tensor output;
         auto graph = capture(arena, raw(), [&] {
             if (evict_inside) {
@@ -187,9 +194,11 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
             EXPECT_EQ(stats.pending, 0u) << cycle;
             held.push_back(Held::now());
             std::printf(
-                "RESULT trust cycles: after %ld captures and evictions (%d inside captures, %d outputs outlived their graphs): "
+                "RESULT trust cycles: after %ld captures and evictions (%d inside captures, %d "
+                "outputs outlived their graphs): "
                 "%.1f MiB of the device, %.1f MiB resident, %ld files\n",
-                cycle, evicted_in_captures, orphans_seen, held.back().device_mib, held.back().host_mib, held.back().files);
+                cycle, evicted_in_captures, orphans_seen, held.back().device_mib,
+                held.back().host_mib, held.back().files);
         }
     }
     EXPECT_EQ(wrong.item<std::int64_t>(), 0);
@@ -205,7 +214,9 @@ TEST_F(Trust, ThousandsOfCapturesAndEvictionsLeaveNothingBehind) {
     const long half = cycles / 2;
     const double kept = kept_without_us(*stream_, slots[0], wrong, half * 10 / 9);
     const double ours = held[2].host_mib - held[1].host_mib;
-    std::printf("RESULT trust cycles: %ld captures keep %.1f MiB resident, without VmmGraph %.1f MiB\n", half, ours, kept);
+    std::printf(
+        "RESULT trust cycles: %ld captures keep %.1f MiB resident, without VmmGraph %.1f MiB\n",
+        half, ours, kept);
     EXPECT_LE(ours, kept * 1.2 + 4);
     EXPECT_EQ(held[1].files, held[0].files);
     EXPECT_EQ(held[2].files, held[0].files);

@@ -35,7 +35,9 @@ void from_threads(long launches, Launch launch) {
 }
 
 auto guarded(Fleet& fleet) {
-    return [&fleet](int, std::size_t random, cudaStream_t stream) { fleet.graphs[random % fleet.graphs.size()].replay(stream); };
+    return [&fleet](int, std::size_t random, cudaStream_t stream) {
+        fleet.graphs[random % fleet.graphs.size()].replay(stream);
+    };
 }
 
 TEST_F(Trust, ReplaysOfFourThreadsAreRight) {
@@ -47,8 +49,10 @@ TEST_F(Trust, ReplaysOfFourThreadsAreRight) {
     from_threads(replays, guarded(fleet));
     const double seconds = since(start);
     const auto wrong = fleet.wrong_elements();
-    std::printf("RESULT trust: %ld replays of 65 graphs by 4 threads on 4 streams, %.0f a second, %lld wrong elements\n", replays,
-                static_cast<double>(replays) / seconds, static_cast<long long>(wrong));
+    std::printf(
+        "RESULT trust: %ld replays of 65 graphs by 4 threads on 4 streams, %.0f a second, %lld "
+        "wrong elements\n",
+        replays, static_cast<double>(replays) / seconds, static_cast<long long>(wrong));
     EXPECT_EQ(wrong, 0);
     EXPECT_EQ(fleet.wrong_graphs(), 0);
     EXPECT_EQ(fleet.spoilt_outputs(), 0);
@@ -68,8 +72,10 @@ TEST_F(Trust, LaunchesAroundTheGuardAreWrongAndGuardedReplaysRightAgain) {
         C10_CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.exec()), stream));
     });
     const auto spoilt = fleet.wrong_graphs();
-    std::printf("RESULT trust, unguarded: %ld launches around the guard, %lld of 65 graphs counted wrong elements\n", launches,
-                static_cast<long long>(spoilt));
+    std::printf(
+        "RESULT trust, unguarded: %ld launches around the guard, %lld of 65 graphs counted wrong "
+        "elements\n",
+        launches, static_cast<long long>(spoilt));
     EXPECT_GT(spoilt, 0) << "the graphs share nothing or never overlap: the test shows nothing";
 
     fleet.wrong.zero_();
@@ -106,7 +112,8 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
                 const std::lock_guard lock(mutex);
                 guest = guests.empty() ? nullptr : guests[random() % guests.size()];
             }
-            (guest ? guest->graph : fleet.graphs[random() % fleet.graphs.size()]).replay(stream.stream());
+            (guest ? guest->graph : fleet.graphs[random() % fleet.graphs.size()])
+                .replay(stream.stream());
             ++replays;
             // An eviction waits for earlier launches. A device wait would break captures of other
             // threads.
@@ -148,7 +155,8 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
         const double seconds = static_cast<double>(setting("VMMGRAPH_TRUST_SECONDS", 5));
         while (since(start) < seconds) {
             const auto elements = static_cast<std::int64_t>(1 + random() % (1 << 20));
-            Job job{random_numbers(elements), at::empty({elements}, wrong.options().dtype(at::kInt)), wrong[0],
+            Job job{random_numbers(elements),
+                    at::empty({elements}, wrong.options().dtype(at::kInt)), wrong[0],
                     1 + static_cast<int>(random() % 12), static_cast<int>(captures % 1000)};
             job.expect();
             auto graph = capture(arena, raw(), [&] {
@@ -177,8 +185,11 @@ TEST_F(Trust, CapturesAndEvictionsMayRaceReplays) {
     }
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     const auto guests_wrong = wrong.item<std::int64_t>();
-    std::printf("RESULT trust race: %ld captures and %ld evictions beside %ld replays, %lld wrong elements\n", captures, evictions,
-                replays.load(), static_cast<long long>(fleet.wrong_elements() + guests_wrong));
+    std::printf(
+        "RESULT trust race: %ld captures and %ld evictions beside %ld replays, %lld wrong "
+        "elements\n",
+        captures, evictions, replays.load(),
+        static_cast<long long>(fleet.wrong_elements() + guests_wrong));
     EXPECT_EQ(fleet.wrong_elements(), 0);
     EXPECT_EQ(guests_wrong, 0);
     EXPECT_EQ(fleet.spoilt_outputs(), 0);

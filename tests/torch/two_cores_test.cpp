@@ -12,7 +12,8 @@ int main() {
     } catch (const vmmgraph::Error& error) {
         const std::string text = error.what();
         std::puts(text.c_str());
-        const bool both = text.find("libvmmgraph_torch.so") != std::string::npos && text.find("libvmmgraph.so") != std::string::npos;
+        const bool both = text.find("libvmmgraph_torch.so") != std::string::npos &&
+                          text.find("libvmmgraph.so") != std::string::npos;
         return error.status() == VMMGRAPH_ERROR_WRONG_STATE && both ? 0 : 1;
     }
     std::puts("install() did not notice the second core");

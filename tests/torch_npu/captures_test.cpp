@@ -23,7 +23,8 @@ constexpr std::size_t mib = 1 << 20;
 const c10::Device device(c10::DeviceType::PrivateUse1, 0);
 
 at::Tensor bytes(std::size_t count) {
-    return at::empty({static_cast<std::int64_t>(count)}, at::TensorOptions().device(device).dtype(at::kByte));
+    return at::empty({static_cast<std::int64_t>(count)},
+                     at::TensorOptions().device(device).dtype(at::kByte));
 }
 
 std::uint8_t first(const at::Tensor& tensor) {
@@ -33,7 +34,8 @@ std::uint8_t first(const at::Tensor& tensor) {
 }
 
 void fill(const at::Tensor& tensor, int byte, aclrtStream stream) {
-    ASSERT_EQ(aclrtMemsetAsync(tensor.data_ptr(), tensor.nbytes(), byte, tensor.nbytes(), stream), 0);
+    ASSERT_EQ(aclrtMemsetAsync(tensor.data_ptr(), tensor.nbytes(), byte, tensor.nbytes(), stream),
+              0);
 }
 
 class TorchNpu : public ::testing::Test {
@@ -102,7 +104,8 @@ TEST_F(TorchNpu, GraphsShareThePagesOfTheirTensorsAndReplayRight) {
         pages = now;
     }
     std::sort(addresses.begin(), addresses.end());
-    EXPECT_EQ(std::unique(addresses.begin(), addresses.end()), addresses.end()) << "each graph has addresses of its own";
+    EXPECT_EQ(std::unique(addresses.begin(), addresses.end()), addresses.end())
+        << "each graph has addresses of its own";
     for (const int graph : {0, 2, 1, 0}) {
         graphs[static_cast<std::size_t>(graph)].replay();
         EXPECT_EQ(first(result), 40 + graph);

@@ -7,7 +7,7 @@
 
 int main() {
     const int devices = c10::cuda::device_count();
-    std::printf("torch %s, VmmGraph %s for torch %s, %d devices\n", TORCH_VERSION, vmmgraph_version(), vmmgraph::torch::built_for(),
-                devices);
+    std::printf("torch %s, VmmGraph %s for torch %s, %d devices\n", TORCH_VERSION,
+                vmmgraph_version(), vmmgraph::torch::built_for(), devices);
     return std::strcmp(TORCH_VERSION, vmmgraph::torch::built_for()) == 0 ? 0 : 1;
 }

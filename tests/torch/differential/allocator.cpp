@@ -17,7 +17,8 @@ class InPool {
 public:
     explicit InPool(at::cuda::MemPool& pool) : pool_(pool) {
         const auto mine = std::this_thread::get_id();
-        caching::beginAllocateToPool(0, pool_.id(), [mine](cudaStream_t) { return std::this_thread::get_id() == mine; });
+        caching::beginAllocateToPool(
+            0, pool_.id(), [mine](cudaStream_t) { return std::this_thread::get_id() == mine; });
     }
     InPool(const InPool&) = delete;
     InPool& operator=(const InPool&) = delete;
@@ -83,9 +84,11 @@ void statistics(Run& run) {
     run.note("out", out);
     const auto end = caching::getDeviceStats(0);
     run.note("statistics: allocated in the capture", inside);
-    run.note("statistics: allocated by the output", end.allocated_bytes[0].current - start.allocated_bytes[0].current);
+    run.note("statistics: allocated by the output",
+             end.allocated_bytes[0].current - start.allocated_bytes[0].current);
     run.note("statistics: peak", end.allocated_bytes[0].peak - start.allocated_bytes[0].current);
-    run.note("statistics: reserved", end.reserved_bytes[0].current - start.reserved_bytes[0].current);
+    run.note("statistics: reserved",
+             end.reserved_bytes[0].current - start.reserved_bytes[0].current);
     const auto eager = at::empty({32 * MiB}, run.options(at::kByte));
     run.note("allocated by an eager tensor", before().allocated - end.allocated_bytes[0].current);
 }
@@ -95,7 +98,8 @@ void snapshots(Run& run) {
     const auto in_private_pools = [] {
         std::int64_t bytes = 0;
         for (const auto& segment : caching::snapshot().segments) {
-            const bool general = segment.owner_private_pool_id.first == 0 && segment.owner_private_pool_id.second == 0;
+            const bool general = segment.owner_private_pool_id.first == 0 &&
+                                 segment.owner_private_pool_id.second == 0;
             bytes += general ? 0 : static_cast<std::int64_t>(segment.total_size);
         }
         return bytes;
@@ -104,7 +108,8 @@ void snapshots(Run& run) {
     {
         const auto graph = run.capture([&] {
             out = x * 2;
-            run.attempt("a snapshot in the capture", [&] { static_cast<void>(caching::snapshot()); });
+            run.attempt("a snapshot in the capture",
+                        [&] { static_cast<void>(caching::snapshot()); });
         });
         run.replay(graph);
         run.note("snapshot: bytes of private pools", in_private_pools());
@@ -116,7 +121,8 @@ void snapshots(Run& run) {
 }
 
 void a_recorded_history(Run& run) {
-    caching::recordHistory(true, nullptr, 1000, c10::CachingDeviceAllocator::RecordContext::NEVER, false, {});
+    caching::recordHistory(true, nullptr, 1000, c10::CachingDeviceAllocator::RecordContext::NEVER,
+                           false, {});
     const auto x = run.ints({1 << 20});
     at::Tensor out;
     const auto graph = run.capture([&] { out = x * 2; });
@@ -131,7 +137,8 @@ void a_recorded_history(Run& run) {
     }
     run.note("history: an output's address is in it", seen);
     run.check("an eager tensor's is", eager_seen);
-    caching::recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true, {});
+    caching::recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER,
+                           true, {});
 }
 
 void a_trace_tracker(Run& run) {
@@ -156,11 +163,16 @@ void a_trace_tracker(Run& run) {
 
 void an_observer_of_out_of_memory(Run& run) {
     static std::atomic<int> seen{0};
-    caching::attachOutOfMemoryObserver([](std::int64_t, std::size_t, std::size_t, std::size_t) { ++seen; });
-    run.attempt("an eager allocation", [&] { static_cast<void>(at::empty({std::int64_t{1} << 50}, run.options(at::kByte))); });
+    caching::attachOutOfMemoryObserver(
+        [](std::int64_t, std::size_t, std::size_t, std::size_t) { ++seen; });
+    run.attempt("an eager allocation", [&] {
+        static_cast<void>(at::empty({std::int64_t{1} << 50}, run.options(at::kByte)));
+    });
     run.note("seen by then", seen.exchange(0));
     run.attempt("a capture", [&] {
-        static_cast<void>(run.capture([&] { static_cast<void>(at::empty({std::int64_t{1} << 50}, run.options(at::kByte))); }));
+        static_cast<void>(run.capture([&] {
+            static_cast<void>(at::empty({std::int64_t{1} << 50}, run.options(at::kByte)));
+        }));
     });
     run.note("observer: seen in the capture", seen.exchange(0));
     run.note("statistics: out of memory", caching::getDeviceStats(0).num_ooms);
@@ -171,10 +183,13 @@ void a_memory_fraction(Run& run) {
     std::size_t free = 0, total = 0;
     C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
     // Limits this process to 1 GiB.
-    caching::setMemoryFraction(static_cast<double>(std::size_t{1} << 30) / static_cast<double>(total), 0);
-    run.attempt("an eager allocation", [&] { static_cast<void>(at::empty({2048 * MiB}, run.options(at::kByte))); });
+    caching::setMemoryFraction(
+        static_cast<double>(std::size_t{1} << 30) / static_cast<double>(total), 0);
+    run.attempt("an eager allocation",
+                [&] { static_cast<void>(at::empty({2048 * MiB}, run.options(at::kByte))); });
     run.attempt("fraction: a capture", [&] {
-        static_cast<void>(run.capture([&] { static_cast<void>(at::empty({2048 * MiB}, run.options(at::kByte)).fill_(1)); }));
+        static_cast<void>(run.capture(
+            [&] { static_cast<void>(at::empty({2048 * MiB}, run.options(at::kByte)).fill_(1)); }));
     });
     at::Tensor out;
     const auto graph = run.capture([&] { out = x * 2; });
@@ -252,7 +267,8 @@ void memory_without_tensors(Run& run) {
         run.replay(graph);
         run.note("out", out);
         std::size_t bytes = 0;
-        run.check("its base", caching::getBaseAllocation(inside, &bytes) != nullptr && bytes >= static_cast<std::size_t>(4 * MiB));
+        run.check("its base", caching::getBaseAllocation(inside, &bytes) != nullptr &&
+                                  bytes >= static_cast<std::size_t>(4 * MiB));
         C10_CUDA_CHECK(cudaMemset(on_side, 0, MiB));
     }
     run.check("its bytes are there", at::equal(at::from_blob(inside, {1 << 20}, run.options()), x));
@@ -268,7 +284,8 @@ void deleters_and_pointers(Run& run) {
     run.replay(graph);
     const auto deleter = caching::get()->raw_deleter();
     const auto eager = early + 1;
-    run.check("an eager tensor has the allocator's deleter", eager.storage().data_ptr().get_deleter() == deleter);
+    run.check("an eager tensor has the allocator's deleter",
+              eager.storage().data_ptr().get_deleter() == deleter);
     run.check("one made before too", early.storage().data_ptr().get_deleter() == deleter);
     run.note("an output has it", out.storage().data_ptr().get_deleter() == deleter);
     run.check("simple pointers", caching::get()->is_simple_data_ptr(eager.storage().data_ptr()));
@@ -306,7 +323,8 @@ void expandable_segments(Run& run) {
 std::vector<Entry> allocator_scenarios() {
     return {
         {"empty_cache_before_in_and_after_a_capture", empty_cache_before_in_and_after_a_capture},
-        {"empty_cache_by_another_thread_while_a_capture_runs", empty_cache_by_another_thread_while_a_capture_runs},
+        {"empty_cache_by_another_thread_while_a_capture_runs",
+         empty_cache_by_another_thread_while_a_capture_runs},
         {"statistics", statistics},
         {"snapshots", snapshots},
         {"a_recorded_history", a_recorded_history},
@@ -315,7 +333,8 @@ std::vector<Entry> allocator_scenarios() {
         {"a_memory_fraction", a_memory_fraction},
         {"a_pool_of_the_programs_in_the_body", a_pool_of_the_programs_in_the_body},
         {"a_pool_of_the_programs_around_the_capture", a_pool_of_the_programs_around_the_capture},
-        {"a_graph_is_dropped_while_a_pool_of_the_programs_is_used", a_graph_is_dropped_while_a_pool_of_the_programs_is_used},
+        {"a_graph_is_dropped_while_a_pool_of_the_programs_is_used",
+         a_graph_is_dropped_while_a_pool_of_the_programs_is_used},
         {"memory_without_tensors", memory_without_tensors},
         {"deleters_and_pointers", deleters_and_pointers, true},
         {"expandable_segments", expandable_segments},

@@ -16,7 +16,8 @@ at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().clone().requi
 
 struct Layers {
     at::Tensor first, second;
-    explicit Layers(const Run& run) : first(leaf(run.ints({64, 96}))), second(leaf(run.ints({96, 16}, at::kFloat, 2))) {}
+    explicit Layers(const Run& run)
+        : first(leaf(run.ints({64, 96}))), second(leaf(run.ints({96, 16}, at::kFloat, 2))) {}
     at::Tensor loss(const at::Tensor& x, const at::Tensor& target) const {
         return (at::mm(at::relu(at::mm(x, first)), second) - target).sum();
     }
@@ -110,13 +111,16 @@ void a_function_of_the_programs(Run& run) {
     run.operation("squares", {x}, [&] {
         const auto w = leaf(x);
         const auto y = Squares::apply(w, 3.0);
-        return std::vector{y.detach(), torch::autograd::grad({Squares::apply(y, 0.5).sum()}, {w})[0]};
+        return std::vector{y.detach(),
+                           torch::autograd::grad({Squares::apply(y, 0.5).sum()}, {w})[0]};
     });
 }
 
 // Recomputes intermediates for the gradients.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-    static Variable between(const Variable& x, const Variable& w) { return at::relu(at::mm(at::relu(at::mm(x, w)), w)); }
+    static Variable between(const Variable& x, const Variable& w) {
+        return at::relu(at::mm(at::relu(at::mm(x, w)), w));
+    }
     static Variable forward(AutogradContext* context, const Variable& x, const Variable& w) {
         context->save_for_backward({x, w});
         const at::NoGradGuard without;
@@ -191,7 +195,8 @@ void a_training_step(Run& run) {
 
 void forward_and_backward_in_two_graphs(Run& run) {
     const auto w = leaf(run.ints({128, 128}));
-    const auto x = run.ints({128, 128}, at::kFloat, 2), incoming = run.ints({128, 128}, at::kFloat, 3);
+    const auto x = run.ints({128, 128}, at::kFloat, 2),
+               incoming = run.ints({128, 128}, at::kFloat, 3);
     at::Tensor y, grad;
     const auto forward = run.capture([&] { y = at::relu(at::mm(x, w)) * w; });
     // Not guaranteed on the MemPool route, where the graphs share memory.
@@ -234,7 +239,8 @@ std::vector<Entry> autograd_scenarios() {
         {"gradients_of_gradients", gradients_of_gradients, false, true},
         {"a_training_step", a_training_step, false, true},
         {"forward_and_backward_in_two_graphs", forward_and_backward_in_two_graphs},
-        {"a_tape_that_is_dropped_after_the_graph", a_tape_that_is_dropped_after_the_graph, false, true},
+        {"a_tape_that_is_dropped_after_the_graph", a_tape_that_is_dropped_after_the_graph, false,
+         true},
     };
 }
 

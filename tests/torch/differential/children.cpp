@@ -75,8 +75,8 @@ Child start(const Task& task, const std::string& stem) {
         const int file = open(output.c_str(), O_CREAT | O_WRONLY | O_APPEND, 0600);
         dup2(file, STDOUT_FILENO);
         dup2(file, STDERR_FILENO);
-        execl(program.c_str(), program.c_str(), "--scenario", task.scenario->name.c_str(), "--way", task.way.c_str(), "--notes",
-              notes.c_str(), static_cast<char*>(nullptr));
+        execl(program.c_str(), program.c_str(), "--scenario", task.scenario->name.c_str(), "--way",
+              task.way.c_str(), "--notes", notes.c_str(), static_cast<char*>(nullptr));
         _exit(127);
     }
     setpgid(process, process);
@@ -105,7 +105,8 @@ Outcomes run_children(const Program& program, const Limits& limits, const std::s
     std::deque<Task> together, alone;
     for (const auto& scenario : program.scenarios) {
         const auto compared = [&](const Known& known) { return known.as_in == scenario.name; };
-        if (scenario.name.find(only) != std::string::npos || std::any_of(program.known.begin(), program.known.end(), compared)) {
+        if (scenario.name.find(only) != std::string::npos ||
+            std::any_of(program.known.begin(), program.known.end(), compared)) {
             for (const auto& way : program.ways) {
                 (scenario.alone ? alone : together).push_back({&scenario, way});
             }
@@ -133,11 +134,14 @@ Outcomes run_children(const Program& program, const Limits& limits, const std::s
             if (waitpid(child->process, &status, WNOHANG) == child->process) {
                 // Kills the child's own children.
                 kill(-child->process, SIGKILL);
-                outcomes[child->task.scenario->name][child->task.way] = finish(*child, status, limits.seconds);
+                outcomes[child->task.scenario->name][child->task.way] =
+                    finish(*child, status, limits.seconds);
                 child = running.erase(child);
                 continue;
             }
-            if (!child->killed && std::chrono::duration<double>(Clock::now() - child->start).count() > limits.seconds) {
+            if (!child->killed &&
+                std::chrono::duration<double>(Clock::now() - child->start).count() >
+                    limits.seconds) {
                 child->killed = true;
                 kill(-child->process, SIGKILL);
             }
@@ -152,7 +156,10 @@ bool is_child(const Program& program, int argc, char** argv) {
     std::string scenario, way, notes;
     for (int i = 1; i + 1 < argc; ++i) {
         const std::string_view name = argv[i];
-        std::string* const value = name == "--scenario" ? &scenario : name == "--way" ? &way : name == "--notes" ? &notes : nullptr;
+        std::string* const value = name == "--scenario" ? &scenario
+                                   : name == "--way"    ? &way
+                                   : name == "--notes"  ? &notes
+                                                        : nullptr;
         if (value != nullptr) {
             *value = argv[++i];
         }
@@ -161,7 +168,9 @@ bool is_child(const Program& program, int argc, char** argv) {
         return false;
     }
     // Without --notes (manual use), prints the notes.
-    const int file = notes.empty() ? STDOUT_FILENO : open(notes.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
+    const int file = notes.empty()
+                         ? STDOUT_FILENO
+                         : open(notes.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600);
     if (file < 0) {
         throw std::runtime_error("cannot write " + notes);
     }

@@ -13,7 +13,8 @@ namespace {
 constexpr auto missing = "(nothing)";
 
 const std::string* find(const Outcome& outcome, const std::string& key) {
-    const auto note = std::find_if(outcome.notes.begin(), outcome.notes.end(), [&](const Note& one) { return one.key == key; });
+    const auto note = std::find_if(outcome.notes.begin(), outcome.notes.end(),
+                                   [&](const Note& one) { return one.key == key; });
     return note == outcome.notes.end() ? nullptr : &note->value;
 }
 
@@ -26,9 +27,12 @@ const Outcome* find(const Outcomes& outcomes, const std::string& scenario, const
     return outcome == ways->second.end() ? nullptr : &outcome->second;
 }
 
-bool names(const std::string& pattern, const std::string& name) { return pattern == "*" || pattern == name; }
+bool names(const std::string& pattern, const std::string& name) {
+    return pattern == "*" || pattern == name;
+}
 
-std::vector<Difference> differences(const std::string& way, const Outcome& measure, const Outcome& other) {
+std::vector<Difference> differences(const std::string& way, const Outcome& measure,
+                                    const Outcome& other) {
     std::vector<Difference> found;
     for (const auto& [key, value] : measure.notes) {
         const auto* const theirs = find(other, key);
@@ -63,7 +67,9 @@ std::string complaint(const Scenario& scenario, const Outcome& measure) {
     return measure.end == "ok" ? std::string() : measure.end;
 }
 
-std::string shortened(const std::string& text, std::size_t most) { return text.size() <= most ? text : text.substr(0, most - 3) + "..."; }
+std::string shortened(const std::string& text, std::size_t most) {
+    return text.size() <= most ? text : text.substr(0, most - 3) + "...";
+}
 
 // A star marks more than 5 % and a constant above the measure: an arena's cuBLAS workspace of 32
 // MiB and two pages.
@@ -75,7 +81,8 @@ std::string memory(const Program& program, const std::map<std::string, Outcome>&
     for (const auto& way : program.ways) {
         const auto held = static_cast<double>(ways.at(way).memory) / MiB;
         said |= held != 0;
-        text += (text.empty() ? "" : "/") + std::to_string(std::lround(held)) + (held > measure * 1.05 + constant ? "*" : "");
+        text += (text.empty() ? "" : "/") + std::to_string(std::lround(held)) +
+                (held > measure * 1.05 + constant ? "*" : "");
     }
     return said ? text : "";
 }
@@ -104,12 +111,14 @@ std::vector<Verdict> compare(const Program& program, const Outcomes& outcomes) {
             for (auto& difference : found) {
                 for (std::size_t k = 0; k < program.known.size() && difference.known < 0; ++k) {
                     const auto& known = program.known[k];
-                    if (!names(known.scenario, scenario.name) || !names(known.way, way) || difference.key.rfind(known.key, 0) != 0) {
+                    if (!names(known.scenario, scenario.name) || !names(known.way, way) ||
+                        difference.key.rfind(known.key, 0) != 0) {
                         continue;
                     }
                     if (!known.as_in.empty()) {
                         const auto* const sound = find(outcomes, known.as_in, program.ways.front());
-                        const auto* const value = sound == nullptr ? nullptr : find(*sound, difference.key);
+                        const auto* const value =
+                            sound == nullptr ? nullptr : find(*sound, difference.key);
                         if (value == nullptr || *value != difference.other) {
                             continue;
                         }
@@ -123,16 +132,19 @@ std::vector<Verdict> compare(const Program& program, const Outcomes& outcomes) {
     }
     for (auto& verdict : verdicts) {
         const auto excused = [&](const Known& known) {
-            return !known.as_in.empty() && names(known.scenario, verdict.scenario) && verdict.measure.rfind(known.key, 0) == 0;
+            return !known.as_in.empty() && names(known.scenario, verdict.scenario) &&
+                   verdict.measure.rfind(known.key, 0) == 0;
         };
-        if (!verdict.measure.empty() && std::any_of(program.known.begin(), program.known.end(), excused)) {
+        if (!verdict.measure.empty() &&
+            std::any_of(program.known.begin(), program.known.end(), excused)) {
             verdict.measure.clear();
         }
     }
     return verdicts;
 }
 
-std::vector<Known> stale(const Program& program, const Outcomes& outcomes, const std::vector<Verdict>& verdicts) {
+std::vector<Known> stale(const Program& program, const Outcomes& outcomes,
+                         const std::vector<Verdict>& verdicts) {
     std::set<int> used;
     for (const auto& verdict : verdicts) {
         for (const auto& way : verdict.differences) {
@@ -171,14 +183,19 @@ int print(const Program& program, const Outcomes& outcomes, const std::vector<Ve
         std::string first = passed_over ? verdict.skipped : verdict.measure;
         bool first_is_known = true;
         for (const auto& way : verdict.differences) {
-            const auto unknown = std::find_if(way.begin(), way.end(), [](const Difference& one) { return one.known < 0; });
+            const auto unknown = std::find_if(way.begin(), way.end(),
+                                              [](const Difference& one) { return one.known < 0; });
             const bool differs = unknown != way.end();
             wrong += differs;
             known += !differs && !way.empty();
-            std::printf(" %-8s", differs ? "DIFFERS" : !way.empty() ? "known" : passed_over ? "skipped" : "agree");
+            std::printf(" %-8s", differs        ? "DIFFERS"
+                                 : !way.empty() ? "known"
+                                 : passed_over  ? "skipped"
+                                                : "agree");
             if (!way.empty() && (first.empty() || (differs && first_is_known))) {
                 const auto& one = differs ? *unknown : way.front();
-                first = one.way + ", " + one.key + ": " + shortened(one.measure, 60) + " | " + shortened(one.other, 60);
+                first = one.way + ", " + one.key + ": " + shortened(one.measure, 60) + " | " +
+                        shortened(one.other, 60);
                 first_is_known = !differs;
             }
         }
@@ -188,26 +205,33 @@ int print(const Program& program, const Outcomes& outcomes, const std::vector<Ve
     }
     for (const auto& verdict : verdicts) {
         for (const auto& way : verdict.differences) {
-            const bool differs = std::any_of(way.begin(), way.end(), [](const Difference& one) { return one.known < 0; });
+            const bool differs = std::any_of(way.begin(), way.end(),
+                                             [](const Difference& one) { return one.known < 0; });
             for (const auto& one : way) {
-                std::printf("\n%s, %s, %s%s\n  %s: %s\n  %s: %s\n", verdict.scenario.c_str(), one.way.c_str(), one.key.c_str(),
-                            one.known < 0 ? "" : " (known)", program.ways.front().c_str(), one.measure.c_str(), one.way.c_str(),
+                std::printf("\n%s, %s, %s%s\n  %s: %s\n  %s: %s\n", verdict.scenario.c_str(),
+                            one.way.c_str(), one.key.c_str(), one.known < 0 ? "" : " (known)",
+                            program.ways.front().c_str(), one.measure.c_str(), one.way.c_str(),
                             one.other.c_str());
                 if (one.known >= 0) {
                     std::printf("  %s\n", program.known[one.known].why.c_str());
                 }
             }
             if (differs) {
-                std::printf("  it printed last:\n%s\n", tail(outcomes.at(verdict.scenario).at(way.front().way).output, 8).c_str());
+                std::printf(
+                    "  it printed last:\n%s\n",
+                    tail(outcomes.at(verdict.scenario).at(way.front().way).output, 8).c_str());
             }
         }
         if (!verdict.measure.empty()) {
-            std::printf("\n%s fails in the measure: %s\n%s\n", verdict.scenario.c_str(), verdict.measure.c_str(),
-                        tail(outcomes.at(verdict.scenario).at(program.ways.front()).output, 8).c_str());
+            std::printf(
+                "\n%s fails in the measure: %s\n%s\n", verdict.scenario.c_str(),
+                verdict.measure.c_str(),
+                tail(outcomes.at(verdict.scenario).at(program.ways.front()).output, 8).c_str());
         }
     }
     for (const auto& one : stale(program, outcomes, verdicts)) {
-        std::printf("\nknown, but it agrees: %s, %s, %s: %s\n", one.scenario.c_str(), one.way.c_str(), one.key.c_str(), one.why.c_str());
+        std::printf("\nknown, but it agrees: %s, %s, %s: %s\n", one.scenario.c_str(),
+                    one.way.c_str(), one.key.c_str(), one.why.c_str());
         ++wrong;
     }
     std::string slow;
@@ -220,8 +244,10 @@ int print(const Program& program, const Outcomes& outcomes, const std::vector<Ve
         }
     }
     std::printf("\nslowest: %s, %.1f s\n", slow.c_str(), slowest);
-    std::printf("RESULT differential: %zu scenarios, %d differences, %d known, %d skipped, %d with more memory\n", verdicts.size(), wrong,
-                known, skipped, more);
+    std::printf(
+        "RESULT differential: %zu scenarios, %d differences, %d known, %d skipped, %d with more "
+        "memory\n",
+        verdicts.size(), wrong, known, skipped, more);
     std::fflush(stdout);
     return wrong;
 }
@@ -247,7 +273,9 @@ int program_main(const Program& program, int argc, char** argv) {
             return 0;
         }
         if (name != "--only" || i + 1 == argc) {
-            std::fprintf(stderr, "usage: %s [--list] [--only PART_OF_A_NAME] [--scenario NAME --way WAY]\n", argv[0]);
+            std::fprintf(stderr,
+                         "usage: %s [--list] [--only PART_OF_A_NAME] [--scenario NAME --way WAY]\n",
+                         argv[0]);
             return 2;
         }
         only = argv[++i];

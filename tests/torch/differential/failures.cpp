@@ -33,13 +33,20 @@ void a_body_that_throws_a_number(Run& run) {
 }
 
 void a_body_whose_shapes_do_not_fit(Run& run) {
-    failing(run, [&] { static_cast<void>(at::mm(at::empty({3, 4}, run.options()), at::empty({5, 6}, run.options()))); });
+    failing(run, [&] {
+        static_cast<void>(
+            at::mm(at::empty({3, 4}, run.options()), at::empty({5, 6}, run.options())));
+    });
 }
 
 void a_body_that_catches_what_it_throws(Run& run) {
     failing(run, [&] {
-        run.attempt("inside", [&] { static_cast<void>(at::mm(at::empty({3, 4}, run.options()), at::empty({5, 6}, run.options()))); });
-        run.attempt("inside", [&] { static_cast<void>(at::zeros({8}, run.options()).view({3, 3})); });
+        run.attempt("inside", [&] {
+            static_cast<void>(
+                at::mm(at::empty({3, 4}, run.options()), at::empty({5, 6}, run.options())));
+        });
+        run.attempt("inside",
+                    [&] { static_cast<void>(at::zeros({8}, run.options()).view({3, 3})); });
     });
 }
 
@@ -134,13 +141,17 @@ void a_broken_capture_that_the_body_hides(Run& run) {
 
 void a_capture_on_the_default_stream(Run& run) {
     run.attempt("default: the capture", [&] {
-        static_cast<void>(run.capture(c10::cuda::getDefaultCUDAStream(), [&] { static_cast<void>(at::ones({100}, run.options())); }));
+        static_cast<void>(run.capture(c10::cuda::getDefaultCUDAStream(),
+                                      [&] { static_cast<void>(at::ones({100}, run.options())); }));
     });
 }
 
 void a_capture_of_a_stream_that_is_captured(Run& run) {
     failing(run, [&] {
-        run.attempt("twice: inside", [&] { static_cast<void>(run.capture([&] { static_cast<void>(at::ones({100}, run.options())); })); });
+        run.attempt("twice: inside", [&] {
+            static_cast<void>(
+                run.capture([&] { static_cast<void>(at::ones({100}, run.options())); }));
+        });
     });
 }
 
@@ -202,7 +213,9 @@ void a_body_that_only_allocates(Run& run) {
 
 void out_of_memory_in_the_body(Run& run) {
     for (int turn = 0; turn < 2; ++turn) {
-        failing(run, [&] { static_cast<void>(at::empty({std::int64_t{1} << 50}, run.options(at::kByte))); });
+        failing(run, [&] {
+            static_cast<void>(at::empty({std::int64_t{1} << 50}, run.options(at::kByte)));
+        });
     }
 }
 
@@ -210,7 +223,8 @@ void out_of_memory_that_the_body_gets_over(Run& run) {
     failing(run, [&] {
         for (auto bytes = std::int64_t{1} << 52;; bytes >>= 24) {
             at::Tensor got;
-            if (!run.attempt("an allocation", [&] { got = at::empty({bytes}, run.options(at::kByte)).fill_(1); })) {
+            if (!run.attempt("an allocation",
+                             [&] { got = at::empty({bytes}, run.options(at::kByte)).fill_(1); })) {
                 break;
             }
         }
@@ -223,7 +237,8 @@ void more_memory_than_there_is(Run& run) {
     failing(run, [&] {
         std::vector<at::Tensor> all;
         for (int i = 0; i < 4; ++i) {
-            all.push_back(at::empty({static_cast<std::int64_t>(total / 3)}, run.options(at::kByte)));
+            all.push_back(
+                at::empty({static_cast<std::int64_t>(total / 3)}, run.options(at::kByte)));
         }
     });
     run.tried("an eager allocation", [&] {
@@ -280,8 +295,9 @@ std::vector<Entry> failure_scenarios() {
     hungry.alone = true;
     all.push_back(std::move(hungry));
     // Fatal under torch's own captures.
-    for (auto fatal : {Entry{"a_capture_of_a_stream_that_is_captured", a_capture_of_a_stream_that_is_captured},
-                       Entry{"an_assertion_on_the_device", an_assertion_on_the_device}}) {
+    for (auto fatal :
+         {Entry{"a_capture_of_a_stream_that_is_captured", a_capture_of_a_stream_that_is_captured},
+          Entry{"an_assertion_on_the_device", an_assertion_on_the_device}}) {
         fatal.ends_badly = true;
         all.push_back(std::move(fatal));
     }

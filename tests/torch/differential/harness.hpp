@@ -120,7 +120,8 @@ Outcome read_notes(const std::string& text);
 Outcomes run_children(const Program& program, const Limits& limits, const std::string& only = {});
 std::vector<Verdict> compare(const Program& program, const Outcomes& outcomes);
 // Known differences absent from scenarios that ran.
-std::vector<Known> stale(const Program& program, const Outcomes& outcomes, const std::vector<Verdict>& verdicts);
+std::vector<Known> stale(const Program& program, const Outcomes& outcomes,
+                         const std::vector<Verdict>& verdicts);
 // Returns the number of failures.
 int print(const Program& program, const Outcomes& outcomes, const std::vector<Verdict>& verdicts);
 

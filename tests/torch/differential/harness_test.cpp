@@ -91,8 +91,9 @@ void run(const std::string& scenario, const std::string& way, Report& report) {
 Program program() {
     Program program{{"first", "second", "third"}, {}, {}, run};
     for (const auto* const name :
-         {"agrees", "differs", "lacks", "adds", "repeats", "holds_more", "crashes", "aborts", "hangs", "exits", "exits_quietly", "throws",
-          "is_wrong", "measure_dies", "partly_known", "known_if_sound", "known_if_sound_but_is_not", "sound", "skips"}) {
+         {"agrees", "differs", "lacks", "adds", "repeats", "holds_more", "crashes", "aborts",
+          "hangs", "exits", "exits_quietly", "throws", "is_wrong", "measure_dies", "partly_known",
+          "known_if_sound", "known_if_sound_but_is_not", "sound", "skips"}) {
         program.scenarios.push_back({name});
     }
     program.scenarios.push_back({"ends_badly", true, true});
@@ -100,7 +101,8 @@ Program program() {
         {"differs", "third", "value", "", "Its numbers are others."},
         {"partly_known", "third", "known:", "", "Only this one."},
         {"known_if_sound", "*", "after:", "sound", "The measure is left in a bad state."},
-        {"known_if_sound_but_is_not", "*", "after:", "sound", "The measure is left in a bad state."},
+        {"known_if_sound_but_is_not", "*", "after:", "sound",
+         "The measure is left in a bad state."},
         {"agrees", "third", "value", "", "It does not show."},
         {"skips", "third", "value", "", "It cannot show."},
         {"throws", "third", "after:", "sound", "It need not show."},
@@ -118,7 +120,8 @@ protected:
     }
 
     static const Verdict& verdict(const std::string& name) {
-        return *std::find_if(verdicts_.begin(), verdicts_.end(), [&](const Verdict& one) { return one.scenario == name; });
+        return *std::find_if(verdicts_.begin(), verdicts_.end(),
+                             [&](const Verdict& one) { return one.scenario == name; });
     }
     // "key: measure | other", with a star if known.
     static std::string third(const std::string& name) {
@@ -126,7 +129,8 @@ protected:
         if (found.empty()) {
             return "";
         }
-        return found[0].key + ": " + found[0].measure + " | " + found[0].other + (found[0].known >= 0 ? " *" : "");
+        return found[0].key + ": " + found[0].measure + " | " + found[0].other +
+               (found[0].known >= 0 ? " *" : "");
     }
 
     static inline Outcomes outcomes_;
@@ -139,9 +143,11 @@ TEST_F(Harness, WhatIsTheSameAgrees) {
     EXPECT_EQ(third("agrees"), "");
     EXPECT_EQ(verdict("agrees").measure, "");
     ASSERT_EQ(outcomes_["agrees"]["third"].notes.size(), 1u);
-    EXPECT_EQ(outcomes_["agrees"]["third"].notes[0].value, "line one\nline two\twith a tab and a \\n");
+    EXPECT_EQ(outcomes_["agrees"]["third"].notes[0].value,
+              "line one\nline two\twith a tab and a \\n");
     for (const auto& one : verdicts_) {
-        const bool measure_differs = one.scenario == "is_wrong" || one.scenario == "measure_dies" || one.scenario.rfind("known_if", 0) == 0;
+        const bool measure_differs = one.scenario == "is_wrong" || one.scenario == "measure_dies" ||
+                                     one.scenario.rfind("known_if", 0) == 0;
         EXPECT_EQ(one.differences.at(0).empty(), !measure_differs) << one.scenario;
     }
 }
@@ -167,8 +173,11 @@ TEST_F(Harness, AnEndIsAResultAndNotTheEndOfTheRun) {
 }
 
 TEST_F(Harness, ExceptionsAreComparedByKindAndText) {
-    EXPECT_EQ(third("throws"), "thrown: std::runtime_error: went wrong at # with # GiB | std::out_of_range: went wrong at # with # GiB");
-    EXPECT_EQ(outcomes_["throws"]["first"].notes.at(2).value, "differential::(anonymous namespace)::Strange");
+    EXPECT_EQ(third("throws"),
+              "thrown: std::runtime_error: went wrong at # with # GiB | std::out_of_range: went "
+              "wrong at # with # GiB");
+    EXPECT_EQ(outcomes_["throws"]["first"].notes.at(2).value,
+              "differential::(anonymous namespace)::Strange");
     EXPECT_EQ(normalised("CUDA out of memory. Tried to allocate 3 GiB"), "CUDA out of memory");
     EXPECT_EQ(normalised("at 1.5 and 0xFFab12, x2\nsecond line"), "at # and #, x#");
 }
@@ -200,7 +209,9 @@ TEST_F(Harness, TheLastLineCounts) {
     const auto text = testing::internal::GetCapturedStdout();
     // Two wrong measures and their differences in both ways, ten of the third way, one stale entry.
     EXPECT_EQ(wrong, 2 + 4 + 11 + 1);
-    EXPECT_NE(text.find("RESULT differential: 20 scenarios, 18 differences, 4 known, 1 skipped, 1 with more memory\n"), std::string::npos)
+    EXPECT_NE(text.find("RESULT differential: 20 scenarios, 18 differences, 4 known, 1 skipped, 1 "
+                        "with more memory\n"),
+              std::string::npos)
         << text;
     EXPECT_NE(text.find(" 40/40/79* "), std::string::npos) << text;
     EXPECT_NE(text.find(" 40/40/77 "), std::string::npos) << text;
@@ -222,7 +233,8 @@ TEST(Known, IsDocumented) {
         EXPECT_NE(known.why, "");
         // A "*" entry names a scenario in `as_in`.
         const auto& scenario = known.scenario == "*" ? known.as_in : known.scenario;
-        EXPECT_NE(text.find('`' + scenario + '`'), std::string::npos) << scenario << " is not in docs/guarantees.md";
+        EXPECT_NE(text.find('`' + scenario + '`'), std::string::npos)
+            << scenario << " is not in docs/guarantees.md";
     }
 }
 

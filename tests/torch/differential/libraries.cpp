@@ -10,8 +10,10 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 void products(Run& run, at::ScalarType type) {
-    const auto a = run.ints({6, 96, 128}, type), b = run.ints({6, 128, 64}, type, 2), bias = run.ints({64}, type, 3);
-    const auto wide = run.ints({512, 1024}, type, 4), tall = run.ints({1024, 256}, type, 5), vector = run.ints({1024}, type, 6);
+    const auto a = run.ints({6, 96, 128}, type), b = run.ints({6, 128, 64}, type, 2),
+               bias = run.ints({64}, type, 3);
+    const auto wide = run.ints({512, 1024}, type, 4), tall = run.ints({1024, 256}, type, 5),
+               vector = run.ints({1024}, type, 6);
     const auto at_right = run.ints({6, 96, 64}, type, 7);
     run.operation("products", {a, b, bias, wide}, [&] {
         return Tensors{at::bmm(a, b),
@@ -25,7 +27,8 @@ void products(Run& run, at::ScalarType type) {
     });
     // Shapes split along the inner dimension.
     const auto flat = run.ints({16, 8192}, type, 8), deep = run.ints({8192, 32}, type, 9);
-    run.operation("split", {flat, deep}, [&] { return Tensors{at::mm(flat, deep), at::mm(flat, flat.t())}; });
+    run.operation("split", {flat, deep},
+                  [&] { return Tensors{at::mm(flat, deep), at::mm(flat, flat.t())}; });
 }
 
 void products_of_float(Run& run) { products(run, at::kFloat); }
@@ -38,7 +41,8 @@ void many_shapes_of_products(Run& run) {
     std::vector<at::Tensor> inputs, outputs(12);
     for (std::size_t i = 0; i < outputs.size(); ++i) {
         inputs.push_back(run.ints({std::int64_t{1} << i, 1024}, at::kBFloat16, i));
-        graphs.push_back(run.capture([&, i] { outputs[i] = at::relu(at::mm(inputs[i], weights)); }));
+        graphs.push_back(
+            run.capture([&, i] { outputs[i] = at::relu(at::mm(inputs[i], weights)); }));
     }
     int wrong = 0;
     for (int n = 0; n < 48; ++n) {
@@ -54,17 +58,20 @@ void many_shapes_of_products(Run& run) {
 
 void convolutions(Run& run) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
-        const auto x = run.ints({4, 16, 32, 32}, type), w = run.ints({32, 16, 3, 3}, type, 2), bias = run.ints({32}, type, 3);
+        const auto x = run.ints({4, 16, 32, 32}, type), w = run.ints({32, 16, 3, 3}, type, 2),
+                   bias = run.ints({32}, type, 3);
         const auto deep = run.ints({16, 1, 3, 3}, type, 4), up = run.ints({16, 8, 2, 2}, type, 5);
         const std::string name = at::toString(type);
         run.operation(name, {x, w}, [&] {
-            return Tensors{at::conv2d(x, w, bias, 1, 1), at::conv2d(x, w, {}, 2), at::conv2d(x, deep, {}, 1, 1, 1, 16),
-                           at::conv_transpose2d(x, up, {}, 2), at::conv1d(x.select(2, 0), w.select(3, 0).contiguous(), bias)};
+            return Tensors{at::conv2d(x, w, bias, 1, 1), at::conv2d(x, w, {}, 2),
+                           at::conv2d(x, deep, {}, 1, 1, 1, 16), at::conv_transpose2d(x, up, {}, 2),
+                           at::conv1d(x.select(2, 0), w.select(3, 0).contiguous(), bias)};
         });
     }
     const auto x = run.ints({4, 16, 32, 32});
     run.operation("pools and norms", {x}, [&] {
-        return Tensors{at::max_pool2d(x, 2), at::avg_pool2d(x, 2), at::adaptive_avg_pool2d(x, {1, 1}),
+        return Tensors{at::max_pool2d(x, 2), at::avg_pool2d(x, 2),
+                       at::adaptive_avg_pool2d(x, {1, 1}),
                        at::upsample_nearest2d(x, {64, 64}, std::nullopt, std::nullopt)};
     });
     // Needs cuDNN's heuristics.
@@ -72,7 +79,9 @@ void convolutions(Run& run) {
         "batch norm", {x},
         [&] {
             const auto one = at::ones({16}, run.options()), zero = at::zeros({16}, run.options());
-            return Tensors{at::batch_norm(x, one, zero, zero.clone(), one.clone(), true, 0.1, 1e-5, true), at::group_norm(x, 4)};
+            return Tensors{
+                at::batch_norm(x, one, zero, zero.clone(), one.clone(), true, 0.1, 1e-5, true),
+                at::group_norm(x, 4)};
         },
         false);
 }
@@ -83,7 +92,8 @@ void transforms(Run& run) {
         "fft", {x, plane},
         [&] {
             const auto spectrum = at::fft_rfft(x);
-            return Tensors{at::view_as_real(spectrum), at::fft_irfft(spectrum, 1024), at::view_as_real(at::fft_fft2(plane)),
+            return Tensors{at::view_as_real(spectrum), at::fft_irfft(spectrum, 1024),
+                           at::view_as_real(at::fft_fft2(plane)),
                            at::view_as_real(at::fft_fft(at::complex(x, x * 2), 1000))};
         },
         false);
@@ -92,7 +102,9 @@ void transforms(Run& run) {
 // Restricts torch's attention kernels.
 class Attention {
 public:
-    explicit Attention(const std::string& only) { set(only == "flash", only == "efficient", only == "math", only == "cudnn"); }
+    explicit Attention(const std::string& only) {
+        set(only == "flash", only == "efficient", only == "math", only == "cudnn");
+    }
     Attention(const Attention&) = delete;
     Attention& operator=(const Attention&) = delete;
     ~Attention() { set(true, true, true, true); }
@@ -110,7 +122,8 @@ private:
 void attention(Run& run, const std::string& kernel) {
     const Attention only(kernel);
     const auto type = kernel == "math" ? at::kFloat : at::kBFloat16;
-    const auto q = run.reals({2, 4, 128, 64}, type), k = run.reals({2, 4, 256, 64}, type, 2), v = run.reals({2, 4, 256, 64}, type, 3);
+    const auto q = run.reals({2, 4, 128, 64}, type), k = run.reals({2, 4, 256, 64}, type, 2),
+               v = run.reals({2, 4, 256, 64}, type, 3);
     run.operation(kernel, {q, k, v}, [&] {
         return Tensors{at::scaled_dot_product_attention(q, k, v),
                        at::scaled_dot_product_attention(q, q, v.slice(2, 0, 128), {}, 0.0, true)};
@@ -128,20 +141,24 @@ void attention_by_cudnn(Run& run) {
 // Uncapturable solvers must fail alike in all ways.
 void solver(Run& run, const std::string& name) {
     const auto random = run.reals({4, 32, 32}, at::kDouble);
-    const auto positive = at::bmm(random, random.transpose(1, 2)) + at::eye(32, run.options(at::kDouble)) * 32;
+    const auto positive =
+        at::bmm(random, random.transpose(1, 2)) + at::eye(32, run.options(at::kDouble)) * 32;
     const auto right = run.reals({4, 32, 3}, at::kDouble, 2);
     const auto body = [&]() -> Tensors {
         if (name == "cholesky") {
-            return {std::get<0>(at::linalg_cholesky_ex(positive)), std::get<0>(at::linalg_cholesky_ex(positive[0])),
+            return {std::get<0>(at::linalg_cholesky_ex(positive)),
+                    std::get<0>(at::linalg_cholesky_ex(positive[0])),
                     at::cholesky_solve(right, at::tril(positive))};
         }
         if (name == "triangular") {
             return {at::linalg_solve_triangular(at::tril(positive), right, false)};
         }
         if (name == "lu") {
-            return {std::get<0>(at::linalg_lu_factor_ex(positive)), std::get<0>(at::linalg_solve_ex(positive, right))};
+            return {std::get<0>(at::linalg_lu_factor_ex(positive)),
+                    std::get<0>(at::linalg_solve_ex(positive, right))};
         }
-        return {std::get<0>(at::linalg_inv_ex(positive)), std::get<1>(at::linalg_qr(positive[1], "r")).abs()};
+        return {std::get<0>(at::linalg_inv_ex(positive)),
+                std::get<1>(at::linalg_qr(positive[1], "r")).abs()};
     };
     run.attempt("the capture", [&] { run.operation(name, {right}, body, false); });
 }

@@ -30,7 +30,8 @@ void outputs_dropped_while_their_graph_goes_on(Run& run) {
         eager_filling(run);
         const auto kept = run.ints({512 * 1024}, at::kFloat, 7);
         run.replay(graph);
-        run.check("an eager tensor is whole", at::equal(kept, run.ints({512 * 1024}, at::kFloat, 7)));
+        run.check("an eager tensor is whole",
+                  at::equal(kept, run.ints({512 * 1024}, at::kFloat, 7)));
         run.note("sum", sum);
     }
 }
@@ -56,7 +57,8 @@ void tensors_outlive_their_graph(Run& run) {
     }
     run.note("kept: big", big);
     run.note("kept: small", small);
-    run.check("kept: they are right", at::equal(big, at::mm(x, x) * 2) && at::equal(small, at::mm(x, x).slice(0, 0, 1)));
+    run.check("kept: they are right",
+              at::equal(big, at::mm(x, x) * 2) && at::equal(small, at::mm(x, x).slice(0, 0, 1)));
     big.add_(1);
     run.note("kept: written afterwards", big);
 }
@@ -67,7 +69,9 @@ void graphs_are_dropped_in_odd_orders(Run& run) {
     std::vector<at::Tensor> outputs(count), inputs(count);
     for (std::size_t i = 0; i < count; ++i) {
         inputs[i] = run.ints({(static_cast<std::int64_t>(i) % 3 + 1) * 100000}, at::kFloat, i + 1);
-        graphs[i] = run.capture([&, i] { outputs[i] = (inputs[i] + 1) * static_cast<std::int64_t>(i + 2) - inputs[i].sum(); });
+        graphs[i] = run.capture([&, i] {
+            outputs[i] = (inputs[i] + 1) * static_cast<std::int64_t>(i + 2) - inputs[i].sum();
+        });
     }
     for (const std::size_t gone : {3u, 0u, 7u, 6u, 1u, 5u, 2u}) {
         graphs[gone].reset();
@@ -78,7 +82,8 @@ void graphs_are_dropped_in_odd_orders(Run& run) {
             if (graphs[i]) {
                 run.replay(graphs[i]);
                 run.check(number(i) + " after " + number(gone) + " went",
-                          at::equal(outputs[i], (inputs[i] + 1) * static_cast<std::int64_t>(i + 2) - inputs[i].sum()));
+                          at::equal(outputs[i], (inputs[i] + 1) * static_cast<std::int64_t>(i + 2) -
+                                                    inputs[i].sum()));
             }
         }
     }
@@ -248,7 +253,8 @@ void used_by_the_capture_stream(Run& run, const std::function<void(const Body&)>
         });
     });
     for (int i = 0; i < 20; ++i) {
-        run.tried("an eager allocation", [&] { return at::full({(1 << 20) + i}, i, run.options()).sum(); });
+        run.tried("an eager allocation",
+                  [&] { return at::full({(1 << 20) + i}, i, run.options()).sum(); });
     }
     run.replay(graph);
     run.note("out", out);
@@ -261,7 +267,9 @@ void used_by_the_capture_stream(Run& run, const std::function<void(const Body&)>
 void used_by_the_capture_stream_and_freed_in_the_capture(Run& run) {
     used_by_the_capture_stream(run, [](const Body& body) { body(); });
 }
-void used_by_the_capture_stream_and_freed_by_another_thread(Run& run) { used_by_the_capture_stream(run, elsewhere); }
+void used_by_the_capture_stream_and_freed_by_another_thread(Run& run) {
+    used_by_the_capture_stream(run, elsewhere);
+}
 
 void outputs_are_read_on_side_streams_and_dropped(Run& run) {
     const auto x = run.ints({4 << 20});
@@ -326,7 +334,8 @@ void what_cublas_keeps_does_not_hold_a_graphs_memory(Run& run) {
     }
     C10_CUDA_CHECK(cudaDeviceSynchronize());
     c10::cuda::CUDACachingAllocator::emptyCache();
-    run.check("at most 100 MiB of the arena stay", run.way.held() < static_cast<std::size_t>(100 * MiB));
+    run.check("at most 100 MiB of the arena stay",
+              run.way.held() < static_cast<std::size_t>(100 * MiB));
     run.check("at most 100 MiB of torch's stay", before().reserved < 100 * MiB);
 }
 
@@ -339,16 +348,22 @@ std::vector<Entry> lifetime_scenarios() {
         {"graphs_are_dropped_in_odd_orders", graphs_are_dropped_in_odd_orders, false, true},
         {"a_graph_is_dropped_while_its_replay_runs", a_graph_is_dropped_while_its_replay_runs},
         {"many_small_graphs", many_small_graphs, false, true},
-        {"tensors_of_the_body_are_freed_by_another_thread", tensors_of_the_body_are_freed_by_another_thread, false, true},
-        {"eager_tensors_are_freed_in_the_capture_by_another_thread", eager_tensors_are_freed_in_the_capture_by_another_thread},
+        {"tensors_of_the_body_are_freed_by_another_thread",
+         tensors_of_the_body_are_freed_by_another_thread, false, true},
+        {"eager_tensors_are_freed_in_the_capture_by_another_thread",
+         eager_tensors_are_freed_in_the_capture_by_another_thread},
         {"recorded_before_and_freed_in_the_capture", recorded_before_and_freed_in_the_capture},
         {"recorded_and_freed_in_the_capture", recorded_and_freed_in_the_capture},
         {"recorded_and_freed_after_the_capture", recorded_and_freed_after_the_capture},
-        {"used_by_the_capture_stream_and_freed_in_the_capture", used_by_the_capture_stream_and_freed_in_the_capture},
-        {"used_by_the_capture_stream_and_freed_by_another_thread", used_by_the_capture_stream_and_freed_by_another_thread},
-        {"outputs_are_read_on_side_streams_and_dropped", outputs_are_read_on_side_streams_and_dropped},
+        {"used_by_the_capture_stream_and_freed_in_the_capture",
+         used_by_the_capture_stream_and_freed_in_the_capture},
+        {"used_by_the_capture_stream_and_freed_by_another_thread",
+         used_by_the_capture_stream_and_freed_by_another_thread},
+        {"outputs_are_read_on_side_streams_and_dropped",
+         outputs_are_read_on_side_streams_and_dropped},
         {"one_graph_reads_what_another_one_made", one_graph_reads_what_another_one_made},
-        {"what_cublas_keeps_does_not_hold_a_graphs_memory", what_cublas_keeps_does_not_hold_a_graphs_memory},
+        {"what_cublas_keeps_does_not_hold_a_graphs_memory",
+         what_cublas_keeps_does_not_hold_a_graphs_memory},
     };
 }
 

@@ -19,8 +19,10 @@ using namespace differential;
 
 std::vector<Entry> everything() {
     std::vector<Entry> all;
-    for (const auto& some : {storage_scenarios(), lifetime_scenarios(), allocator_scenarios(), stream_scenarios(), thread_scenarios(),
-                             operator_scenarios(), library_scenarios(), autograd_scenarios(), random_scenarios(), failure_scenarios()}) {
+    for (const auto& some :
+         {storage_scenarios(), lifetime_scenarios(), allocator_scenarios(), stream_scenarios(),
+          thread_scenarios(), operator_scenarios(), library_scenarios(), autograd_scenarios(),
+          random_scenarios(), failure_scenarios()}) {
         all.insert(all.end(), some.begin(), some.end());
     }
     return all;
@@ -40,7 +42,8 @@ void run_one(const Entry& entry, const std::string& name, Report& report) {
             // One-time creation of handles and random number tables.
             const auto warm = run.ints({64, 64});
             static_cast<void>(at::mm(warm, warm).sum().item<float>());
-            static_cast<void>(at::mm(warm.to(at::kBFloat16), warm.to(at::kBFloat16)).sum().item<float>());
+            static_cast<void>(
+                at::mm(warm.to(at::kBFloat16), warm.to(at::kBFloat16)).sum().item<float>());
         }
         // Cleared, because the baseline must not hide equally large memory held by the scenario.
         at::cuda::clearCublasWorkspaces();
@@ -71,7 +74,8 @@ int main(int argc, char** argv) {
     argv += cpu;
     const auto all = everything();
     Program program;
-    program.ways = cpu ? std::vector<std::string>{"eager", "again"} : std::vector<std::string>{"stock", "blocks", "mempool"};
+    program.ways = cpu ? std::vector<std::string>{"eager", "again"}
+                       : std::vector<std::string>{"stock", "blocks", "mempool"};
     for (const auto& entry : all) {
         if (!cpu || entry.anywhere) {
             program.scenarios.push_back({entry.name, entry.alone, entry.ends_badly});

@@ -16,15 +16,18 @@ void sorting(Run& run) {
     });
     run.operation("top-k", {x}, [&] {
         // Values only: ties allow any index.
-        return Tensors{std::get<0>(at::topk(x, 17, 1)), std::get<0>(at::topk(x, 5, 0, false)), std::get<0>(at::kthvalue(x, 100, 1))};
+        return Tensors{std::get<0>(at::topk(x, 17, 1)), std::get<0>(at::topk(x, 5, 0, false)),
+                       std::get<0>(at::kthvalue(x, 100, 1))};
     });
-    run.operation("median and mode", {x},
-                  [&] { return Tensors{std::get<0>(at::median(x, 1)), std::get<0>(at::max(x, 1)), at::amin(x, {0})}; });
+    run.operation("median and mode", {x}, [&] {
+        return Tensors{std::get<0>(at::median(x, 1)), std::get<0>(at::max(x, 1)), at::amin(x, {0})};
+    });
 }
 
 void indexing(Run& run) {
     const auto x = run.ints({512, 256}), values = run.ints({300, 256}, at::kFloat, 2);
-    const auto rows = run.ints({300}, at::kLong, 3).abs() * 60, columns = run.ints({300}, at::kLong, 4).abs() * 30;
+    const auto rows = run.ints({300}, at::kLong, 3).abs() * 60,
+               columns = run.ints({300}, at::kLong, 4).abs() * 30;
     const auto mask = run.ints({512, 256}, at::kFloat, 5) > 0;
     run.operation("index_put", {x, values}, [&] {
         auto accumulated = x.clone(), put = x.clone();
@@ -33,39 +36,51 @@ void indexing(Run& run) {
         return Tensors{accumulated, put, at::index(x, {rows, columns}), x.index_select(0, rows)};
     });
     run.operation("masks", {x}, [&] {
-        return Tensors{x.masked_fill(mask, 9), at::where(mask, x, -x), at::masked_scatter(x, mask, x * 2), at::tril(x),
+        return Tensors{x.masked_fill(mask, 9), at::where(mask, x, -x),
+                       at::masked_scatter(x, mask, x * 2), at::tril(x),
                        at::diag(x.slice(0, 0, 256))};
     });
     run.operation("gather and take", {x}, [&] {
         const auto index = rows.unsqueeze(1).expand({300, 256});
-        return Tensors{at::gather(x, 0, index), at::take(x, columns), at::index_add(x, 0, rows, values), at::flip(x, {0, 1}),
-                       at::roll(x, 3, 1)};
+        return Tensors{at::gather(x, 0, index), at::take(x, columns),
+                       at::index_add(x, 0, rows, values), at::flip(x, {0, 1}), at::roll(x, 3, 1)};
     });
 }
 
 void scattering(Run& run) {
     const auto x = run.ints({256, 512}), source = run.ints({256, 512}, at::kFloat, 2);
     // Distinct within each row.
-    const auto places = at::arange(512, run.options(at::kLong)).mul(7).remainder(512).unsqueeze(0).expand({256, 512}).contiguous();
+    const auto places = at::arange(512, run.options(at::kLong))
+                            .mul(7)
+                            .remainder(512)
+                            .unsqueeze(0)
+                            .expand({256, 512})
+                            .contiguous();
     const auto crowded = run.ints({256, 512}, at::kLong, 3).abs();
     run.operation("scatter", {x, source}, [&] {
         return Tensors{at::scatter(x, 1, places, source), at::scatter_add(x, 1, crowded, source),
                        at::scatter_reduce(x, 1, crowded, source, "amax")};
     });
-    run.operation("histogram", {x}, [&] { return Tensors{at::bucketize(x, at::arange(-3, 4, run.options())), at::histc(x, 9, -4, 4)}; });
+    run.operation("histogram", {x}, [&] {
+        return Tensors{at::bucketize(x, at::arange(-3, 4, run.options())), at::histc(x, 9, -4, 4)};
+    });
 }
 
 void scans_and_sums(Run& run) {
     const auto x = run.ints({100, 3000}), flat = run.ints({500000}, at::kFloat, 2);
     run.operation("scans", {x, flat}, [&] {
-        return Tensors{at::cumsum(x, 1), at::cumsum(flat, 0), at::cumsum(x, 0, at::kLong), std::get<0>(at::cummax(x, 1)), at::diff(x)};
+        return Tensors{at::cumsum(x, 1), at::cumsum(flat, 0), at::cumsum(x, 0, at::kLong),
+                       std::get<0>(at::cummax(x, 1)), at::diff(x)};
     });
     run.operation("sums", {x, flat}, [&] {
-        return Tensors{flat.sum(), x.sum(0),       x.sum(1, true, at::kDouble), at::count_nonzero(x),
-                       x.any(),    at::amax(flat), at::argmax(x.sum(0))};
+        return Tensors{flat.sum(),           x.sum(0), x.sum(1, true, at::kDouble),
+                       at::count_nonzero(x), x.any(),  at::amax(flat),
+                       at::argmax(x.sum(0))};
     });
-    run.operation("more sums", {x},
-                  [&] { return Tensors{std::get<0>(at::var_mean(x, 1)), at::norm(x), at::softmax(x, 1), at::logsumexp(x, {1})}; });
+    run.operation("more sums", {x}, [&] {
+        return Tensors{std::get<0>(at::var_mean(x, 1)), at::norm(x), at::softmax(x, 1),
+                       at::logsumexp(x, {1})};
+    });
 }
 
 void embedding(Run& run) {
@@ -74,36 +89,43 @@ void embedding(Run& run) {
     const auto offsets = at::arange(0, 512, 16, run.options(at::kLong));
     run.operation("embedding", {table}, [&] {
         const auto bag = at::embedding_bag(table, indices.view(-1), offsets, false, 0);
-        return Tensors{at::embedding(table, indices), std::get<0>(bag), at::one_hot(indices.view(-1).remainder(7), 7)};
+        return Tensors{at::embedding(table, indices), std::get<0>(bag),
+                       at::one_hot(indices.view(-1).remainder(7), 7)};
     });
     const auto grad = run.ints({32, 16, 64}, at::kFloat, 3);
-    run.operation("its gradient", {grad}, [&] { return Tensors{at::embedding_dense_backward(grad, indices, 1000, -1, false)}; });
+    run.operation("its gradient", {grad}, [&] {
+        return Tensors{at::embedding_dense_backward(grad, indices, 1000, -1, false)};
+    });
 }
 
 void pointwise_of_all_types(Run& run) {
-    for (const auto type : {at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kChar}) {
+    for (const auto type :
+         {at::kHalf, at::kBFloat16, at::kDouble, at::kInt, at::kLong, at::kChar}) {
         const auto x = run.ints({777, 33}, type), y = run.ints({777, 33}, type, 2);
         run.operation(at::toString(type), {x, y}, [&] {
-            return Tensors{x + y * 2, at::maximum(x, y), at::bitwise_or(x > 0, y > 0), x.to(at::kFloat) / 3,
-                           at::cat({x, y}, 1).t().contiguous()};
+            return Tensors{x + y * 2, at::maximum(x, y), at::bitwise_or(x > 0, y > 0),
+                           x.to(at::kFloat) / 3, at::cat({x, y}, 1).t().contiguous()};
         });
     }
     const auto z = at::complex(run.ints({1000}), run.ints({1000}, at::kFloat, 2));
-    run.operation("complex", {z}, [&] { return Tensors{at::view_as_real(z * z), at::abs(z), at::real(z.conj())}; });
+    run.operation("complex", {z},
+                  [&] { return Tensors{at::view_as_real(z * z), at::abs(z), at::real(z.conj())}; });
 }
 
 void shapes_and_copies(Run& run) {
     const auto x = run.ints({8, 16, 32, 4});
     run.operation("shapes", {x}, [&] {
-        return Tensors{x.permute({3, 1, 0, 2}).contiguous(),
-                       at::stack({x, x * 2}, 2),
-                       at::repeat_interleave(x, 3, 1),
-                       at::constant_pad_nd(x, {1, 2, 0, 3}, 5),
-                       x.contiguous(at::MemoryFormat::ChannelsLast) + 1,
-                       at::meshgrid({at::arange(5, run.options()), at::arange(7, run.options())}, "ij")[1].contiguous(),
-                       at::linspace(0, 64, 65, run.options()),
-                       x.unfold(2, 8, 4).clone(),
-                       at::kron(x.select(0, 0).select(0, 0), x.select(0, 1).select(0, 2))};
+        return Tensors{
+            x.permute({3, 1, 0, 2}).contiguous(),
+            at::stack({x, x * 2}, 2),
+            at::repeat_interleave(x, 3, 1),
+            at::constant_pad_nd(x, {1, 2, 0, 3}, 5),
+            x.contiguous(at::MemoryFormat::ChannelsLast) + 1,
+            at::meshgrid({at::arange(5, run.options()), at::arange(7, run.options())}, "ij")[1]
+                .contiguous(),
+            at::linspace(0, 64, 65, run.options()),
+            x.unfold(2, 8, 4).clone(),
+            at::kron(x.select(0, 0).select(0, 0), x.select(0, 1).select(0, 2))};
     });
 }
 
@@ -129,8 +151,10 @@ void a_step_of_decoding(Run& run) {
     at::Tensor scores, next;
     const auto graph = run.capture([&] {
         cache.index_put_({rows, position}, token);
-        const auto seen = at::arange(128, run.options(at::kLong)).unsqueeze(0) <= position.unsqueeze(1);
-        scores = at::bmm(cache, token.unsqueeze(2)).squeeze(2).masked_fill(seen.logical_not(), -1000);
+        const auto seen =
+            at::arange(128, run.options(at::kLong)).unsqueeze(0) <= position.unsqueeze(1);
+        scores =
+            at::bmm(cache, token.unsqueeze(2)).squeeze(2).masked_fill(seen.logical_not(), -1000);
         next = at::argmax(scores * 1000 - at::arange(128, run.options()), 1);
         token.copy_(at::roll(token, 1, 1) + next.unsqueeze(1).remainder(3) - 1);
         position.add_(1);

@@ -18,7 +18,9 @@ void note_left(Run& run, const std::string& key, const Before& start) {
         at::cuda::clearCublasWorkspaces();
         caching::emptyCache();
         // Autograd threads release a graph slightly later.
-        const auto more = [&] { return before().allocated > start.allocated || before().reserved > start.reserved; };
+        const auto more = [&] {
+            return before().allocated > start.allocated || before().reserved > start.reserved;
+        };
         for (int turn = 0; turn < 50 && more(); ++turn) {
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
             caching::emptyCache();
@@ -29,7 +31,9 @@ void note_left(Run& run, const std::string& key, const Before& start) {
         run.note(key + "bytes of torch's allocated", now.allocated - start.allocated);
         run.note(key + "bytes of torch's reserved", now.reserved - start.reserved);
     });
-    run.attempt(key + "trim", [&] { run.note(key + "bytes of the arena", static_cast<std::int64_t>(run.way.held())); });
+    run.attempt(key + "trim", [&] {
+        run.note(key + "bytes of the arena", static_cast<std::int64_t>(run.way.held()));
+    });
 }
 
 void capture_and_replay(Run& run, const std::string& key, Way& way) {
@@ -61,12 +65,14 @@ void note_memory(Run& run) {
 void probe(Run& run, const Before& start) {
     run.note("after: CUDA", cudaGetErrorName(cudaDeviceSynchronize()));
     run.note("after: the last error", cudaGetErrorName(cudaGetLastError()));
-    run.note("after: the current stream is the default one", c10::cuda::getCurrentCUDAStream() == c10::cuda::getDefaultCUDAStream());
+    run.note("after: the current stream is the default one",
+             c10::cuda::getCurrentCUDAStream() == c10::cuda::getDefaultCUDAStream());
     note_left(run, "left: ", start);
     run.tried("after: eager allocations", [] {
         std::vector<at::Tensor> many;
         for (int i = 0; i < 20; ++i) {
-            many.push_back(at::full({(1 << 18) * (i + 1)}, i, at::TensorOptions().device(at::kCUDA)));
+            many.push_back(
+                at::full({(1 << 18) * (i + 1)}, i, at::TensorOptions().device(at::kCUDA)));
         }
         auto sum = at::zeros({}, many[0].options().dtype(at::kDouble));
         for (const auto& one : many) {
@@ -74,7 +80,8 @@ void probe(Run& run, const Before& start) {
         }
         return sum;
     });
-    run.tried("after: an eager product", [&] { return at::mm(run.ints({256, 256}), run.ints({256, 256}, at::kFloat, 2)); });
+    run.tried("after: an eager product",
+              [&] { return at::mm(run.ints({256, 256}), run.ints({256, 256}, at::kFloat, 2)); });
     run.tried("after: random numbers", [] {
         at::manual_seed(11);
         return at::rand({1000}, at::TensorOptions().device(at::kCUDA));
@@ -93,7 +100,8 @@ void probe(Run& run, const Before& start) {
     });
     note_left(run, "left at last: ", start);
     run.attempt("after: uninstalled", [&] { run.way.uninstall(); });
-    run.tried("after: an eager product without it", [&] { return at::mm(run.ints({256, 256}), run.ints({256, 256}, at::kFloat, 2)); });
+    run.tried("after: an eager product without it",
+              [&] { return at::mm(run.ints({256, 256}), run.ints({256, 256}, at::kFloat, 2)); });
     run.note("after: the last error of all", cudaGetErrorName(cudaGetLastError()));
 }
 

@@ -42,7 +42,8 @@ void numbers_of_all_kinds(Run& run) {
         run.check("they are new", first.empty() || !at::equal(numbers[0], first[0]));
         first = {numbers[0].clone()};
     }
-    run.note("offset", static_cast<std::int64_t>(at::cuda::detail::getDefaultCUDAGenerator(0).get_offset()));
+    run.note("offset",
+             static_cast<std::int64_t>(at::cuda::detail::getDefaultCUDAGenerator(0).get_offset()));
     for (const auto& one : draw(run)) {
         run.note("eager numbers afterwards", one);
     }
@@ -51,7 +52,8 @@ void numbers_of_all_kinds(Run& run) {
 void eager_numbers_between_replays(Run& run) {
     at::manual_seed(4);
     at::Tensor numbers;
-    const auto graph = run.capture([&] { numbers = at::rand({1000}, run.options()) + at::rand({1000}, run.options()); });
+    const auto graph = run.capture(
+        [&] { numbers = at::rand({1000}, run.options()) + at::rand({1000}, run.options()); });
     for (int turn = 0; turn < 3; ++turn) {
         run.replay(graph);
         run.note("of the graph", numbers);
@@ -68,7 +70,8 @@ void two_graphs_that_draw(Run& run) {
     at::manual_seed(5);
     at::Tensor a, b;
     auto first = run.capture([&] { a = at::rand({1000}, run.options()); });
-    const auto second = run.capture([&] { b = at::randn({3000}, run.options()) * at::rand({3000}, run.options()); });
+    const auto second = run.capture(
+        [&] { b = at::randn({3000}, run.options()) * at::rand({3000}, run.options()); });
     for (int turn = 0; turn < 3; ++turn) {
         run.replay(second);
         run.note("b", b);
@@ -109,13 +112,16 @@ void seeds_and_states_between_replays(Run& run) {
 void a_second_generator_that_is_not_named(Run& run) {
     auto generator = at::cuda::detail::createCUDAGenerator(0);
     generator.set_current_seed(8);
-    run.attempt("the capture",
-                [&] { static_cast<void>(run.capture([&] { static_cast<void>(at::rand({1000}, generator, run.options())); })); });
+    run.attempt("the capture", [&] {
+        static_cast<void>(
+            run.capture([&] { static_cast<void>(at::rand({1000}, generator, run.options())); }));
+    });
     run.note("eager numbers of it", at::rand({1000}, generator, run.options()));
 }
 
 void a_second_generator_that_is_named(Run& run) {
-    auto generator = at::cuda::detail::createCUDAGenerator(0), other = at::cuda::detail::createCUDAGenerator(0);
+    auto generator = at::cuda::detail::createCUDAGenerator(0),
+         other = at::cuda::detail::createCUDAGenerator(0);
     generator.set_current_seed(8);
     other.set_current_seed(9);
     at::manual_seed(10);
@@ -173,7 +179,8 @@ void attention_with_dropout(Run& run) {
     run.eagerly([&] { static_cast<void>(at::scaled_dot_product_attention(q, q, q, {}, 0.5)); });
     at::manual_seed(13);
     at::Tensor out;
-    const auto graph = run.capture([&] { out = at::scaled_dot_product_attention(q, q, q, {}, 0.5); });
+    const auto graph =
+        run.capture([&] { out = at::scaled_dot_product_attention(q, q, q, {}, 0.5); });
     at::Tensor first;
     for (int turn = 0; turn < 2; ++turn) {
         run.replay(graph);
@@ -206,7 +213,8 @@ void graphs_that_draw_nothing_leave_the_generator_alone(Run& run) {
     const auto graph = run.capture([&] { out = x * 2; });
     run.replay(graph);
     run.replay(graph);
-    run.note("offset", static_cast<std::int64_t>(at::cuda::detail::getDefaultCUDAGenerator(0).get_offset()));
+    run.note("offset",
+             static_cast<std::int64_t>(at::cuda::detail::getDefaultCUDAGenerator(0).get_offset()));
     const auto numbers = at::rand({1000}, run.options());
     at::manual_seed(17);
     run.check("the first numbers", at::equal(numbers, at::rand({1000}, run.options())));
@@ -226,7 +234,8 @@ std::vector<Entry> random_scenarios() {
         {"numbers_on_side_streams_and_in_backward", numbers_on_side_streams_and_in_backward},
         {"attention_with_dropout", attention_with_dropout},
         {"a_seed_in_the_body", a_seed_in_the_body},
-        {"graphs_that_draw_nothing_leave_the_generator_alone", graphs_that_draw_nothing_leave_the_generator_alone},
+        {"graphs_that_draw_nothing_leave_the_generator_alone",
+         graphs_that_draw_nothing_leave_the_generator_alone},
     };
 }
 

@@ -46,7 +46,9 @@ Run::Run(Way& way, Report& report) : report(report), way(way) {
 
 Stream Run::side(int n) {
     // Created once, because pool streams repeat.
-    static const std::vector<Stream> sides{c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool(), c10::cuda::getStreamFromPool()};
+    static const std::vector<Stream> sides{c10::cuda::getStreamFromPool(),
+                                           c10::cuda::getStreamFromPool(),
+                                           c10::cuda::getStreamFromPool()};
     return sides.at(static_cast<std::size_t>(n));
 }
 
@@ -81,11 +83,15 @@ void Run::replay(const GraphPtr& graph) {
 }
 
 at::Tensor Run::ints(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t seed) const {
-    return at::randint(-4, 5, sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kLong)).to(type).to(device());
+    return at::randint(-4, 5, sizes, at::detail::createCPUGenerator(seed),
+                       at::TensorOptions().dtype(at::kLong))
+        .to(type)
+        .to(device());
 }
 
 at::Tensor Run::reals(at::IntArrayRef sizes, at::ScalarType type, std::uint64_t seed) const {
-    const auto numbers = at::rand(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions().dtype(at::kDouble));
+    const auto numbers = at::rand(sizes, at::detail::createCPUGenerator(seed),
+                                  at::TensorOptions().dtype(at::kDouble));
     return (numbers * 2 - 1).to(type).to(device());
 }
 
@@ -99,7 +105,8 @@ void Run::note(const std::string& key, const at::Tensor& tensor) {
     const auto host = tensor.detach().cpu().contiguous();
     std::ostringstream text;
     text << host.scalar_type() << host.sizes() << ' ' << hashed(host) << " from";
-    for (std::int64_t i = 0; i < std::min<std::int64_t>(host.numel(), 3) && !host.is_complex(); ++i) {
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(host.numel(), 3) && !host.is_complex();
+         ++i) {
         text << ' ' << host.view(-1)[i].toType(at::kDouble).item<double>();
     }
     note(key, text.str());
@@ -121,8 +128,8 @@ void Run::tried(const std::string& key, const std::function<at::Tensor()>& make)
     }
 }
 
-void Run::operation(const std::string& key, const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& body,
-                    bool exact) {
+void Run::operation(const std::string& key, const std::vector<at::Tensor>& inputs,
+                    const std::function<std::vector<at::Tensor>()>& body, bool exact) {
     std::vector<at::Tensor> expected, outputs;
     eagerly([&] { expected = body(); });
     const auto graph = capture([&] { outputs = body(); });
@@ -131,15 +138,18 @@ void Run::operation(const std::string& key, const std::vector<at::Tensor>& input
             eagerly([&] {
                 for (const auto& input : inputs) {
                     // Keeps indices in range.
-                    input.copy_(input.is_floating_point() || input.is_complex() ? input.neg() : input.flip(-1));
+                    input.copy_(input.is_floating_point() || input.is_complex() ? input.neg()
+                                                                                : input.flip(-1));
                 }
                 expected = body();
             });
         }
         replay(graph);
         for (std::size_t i = 0; i < outputs.size(); ++i) {
-            const auto name = key + ", replay " + std::to_string(turn) + ", output " + std::to_string(i);
-            check(name + " is eager's", exact ? at::equal(outputs[i], expected[i]) : at::allclose(outputs[i], expected[i], 1e-2, 1e-2));
+            const auto name =
+                key + ", replay " + std::to_string(turn) + ", output " + std::to_string(i);
+            check(name + " is eager's", exact ? at::equal(outputs[i], expected[i])
+                                              : at::allclose(outputs[i], expected[i], 1e-2, 1e-2));
             if (exact) {
                 note(name, outputs[i]);
             }
@@ -178,7 +188,8 @@ void busy(double milliseconds) {
         const std::unique_ptr<double> owned(static_cast<double*>(time));
         std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(*owned));
     };
-    C10_CUDA_CHECK(cudaLaunchHostFunc(c10::cuda::getCurrentCUDAStream().stream(), wait, new double(milliseconds)));
+    C10_CUDA_CHECK(cudaLaunchHostFunc(c10::cuda::getCurrentCUDAStream().stream(), wait,
+                                      new double(milliseconds)));
 }
 
 }  // namespace differential

@@ -50,8 +50,10 @@ public:
     virtual void install() {}
     virtual void uninstall() {}
     // `generators`: in addition to torch's default.
-    virtual std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) = 0;
-    GraphPtr capture(const Stream& stream, const Body& body, const std::vector<at::Generator>& generators = {});
+    virtual std::unique_ptr<Capture> begin(const Stream& stream,
+                                           const std::vector<at::Generator>& generators) = 0;
+    GraphPtr capture(const Stream& stream, const Body& body,
+                     const std::vector<at::Generator>& generators = {});
     virtual std::size_t mapped() { return 0; }
     virtual std::size_t held() { return 0; }
 };
@@ -82,12 +84,18 @@ public:
     void replay(const GraphPtr& graph);
 
     // From -4 to 4: sums are exact in any order.
-    at::Tensor ints(at::IntArrayRef sizes, at::ScalarType type = at::kFloat, std::uint64_t seed = 1) const;
-    at::Tensor reals(at::IntArrayRef sizes, at::ScalarType type = at::kFloat, std::uint64_t seed = 1) const;
-    at::TensorOptions options(at::ScalarType type = at::kFloat) const { return at::TensorOptions().dtype(type).device(device()); }
+    at::Tensor ints(at::IntArrayRef sizes, at::ScalarType type = at::kFloat,
+                    std::uint64_t seed = 1) const;
+    at::Tensor reals(at::IntArrayRef sizes, at::ScalarType type = at::kFloat,
+                     std::uint64_t seed = 1) const;
+    at::TensorOptions options(at::ScalarType type = at::kFloat) const {
+        return at::TensorOptions().dtype(type).device(device());
+    }
 
     void note(const std::string& key, const std::string& value) { report.note(key, value); }
-    void note(const std::string& key, std::int64_t value) { report.note(key, std::to_string(value)); }
+    void note(const std::string& key, std::int64_t value) {
+        report.note(key, std::to_string(value));
+    }
     // Type, sizes and a hash of all bytes.
     void note(const std::string& key, const at::Tensor& tensor);
     void check(const std::string& key, bool right) { report.check(key, right); }
@@ -97,8 +105,8 @@ public:
 
     // `body` is deterministic. Replays with `inputs`, then with negated or flipped ones. Results
     // must equal eager results, bit for bit if `exact`.
-    void operation(const std::string& key, const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& body,
-                   bool exact = true);
+    void operation(const std::string& key, const std::vector<at::Tensor>& inputs,
+                   const std::function<std::vector<at::Tensor>()>& body, bool exact = true);
 
 private:
     GraphPtr capture_on(const std::optional<Stream>& stream, const Body& body);
@@ -151,8 +159,12 @@ public:
     Event(const Event&) = delete;
     Event& operator=(const Event&) = delete;
     ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
-    void record(const Stream& stream) const { C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream())); }
-    void hold_back(const Stream& stream) const { C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event_, 0)); }
+    void record(const Stream& stream) const {
+        C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
+    }
+    void hold_back(const Stream& stream) const {
+        C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event_, 0));
+    }
     cudaEvent_t get() const { return event_; }
 
 private:

@@ -6,7 +6,8 @@ namespace {
 
 void a_plain_graph(Run& run) {
     const auto x = run.ints({64, 64}), y = run.ints({64, 64}, at::kFloat, 2);
-    run.operation("product", {x, y}, [&] { return std::vector{at::mm(x, y) + 1, at::relu(x) * y}; });
+    run.operation("product", {x, y},
+                  [&] { return std::vector{at::mm(x, y) + 1, at::relu(x) * y}; });
 }
 
 void resize(Run& run, at::Tensor t) {
@@ -41,7 +42,9 @@ void a_storage_made_before_install_is_resized_in_the_body(Run& run) {
     resize(run, std::move(t));
 }
 
-void a_storage_made_before_the_capture_is_resized_in_the_body(Run& run) { resize(run, run.ints({1024})); }
+void a_storage_made_before_the_capture_is_resized_in_the_body(Run& run) {
+    resize(run, run.ints({1024}));
+}
 
 void an_empty_storage_made_before_install_is_an_out_argument(Run& run) {
     auto sum = at::empty({0}, run.options()), product = at::empty({0}, run.options());
@@ -130,11 +133,13 @@ void views_and_aliases_are_kept_past_the_graph(Run& run) {
     run.note("transposed", transposed);
     run.note("strided", strided);
     run.note("unfolded", unfolded);
-    run.check("they are right", at::equal(alias, base) && at::equal(row, base.select(0, 3)) && at::equal(transposed, base.t()));
+    run.check("they are right", at::equal(alias, base) && at::equal(row, base.select(0, 3)) &&
+                                    at::equal(transposed, base.t()));
     alias.zero_();
     run.check("they are one storage", row.sum().item<float>() == 0);
     const auto filler = run.ints({1024 * 1024});
-    run.check("nobody else has it", strided.count_nonzero().item<std::int64_t>() == 0 && filler.numel() == 1024 * 1024);
+    run.check("nobody else has it",
+              strided.count_nonzero().item<std::int64_t>() == 0 && filler.numel() == 1024 * 1024);
 }
 
 void inputs_are_changed_in_place(Run& run) {
@@ -178,16 +183,24 @@ void tensors_without_bytes_are_made_in_the_body(Run& run) {
 std::vector<Entry> storage_scenarios() {
     return {
         {"a_plain_graph", a_plain_graph, false, true},
-        {"a_storage_made_before_install_is_resized_in_the_body", a_storage_made_before_install_is_resized_in_the_body, true, true},
-        {"a_storage_made_before_the_capture_is_resized_in_the_body", a_storage_made_before_the_capture_is_resized_in_the_body, false, true},
-        {"an_empty_storage_made_before_install_is_an_out_argument", an_empty_storage_made_before_install_is_an_out_argument, true, true},
-        {"a_storage_made_in_the_body_is_resized_there", a_storage_made_in_the_body_is_resized_there, false, true},
+        {"a_storage_made_before_install_is_resized_in_the_body",
+         a_storage_made_before_install_is_resized_in_the_body, true, true},
+        {"a_storage_made_before_the_capture_is_resized_in_the_body",
+         a_storage_made_before_the_capture_is_resized_in_the_body, false, true},
+        {"an_empty_storage_made_before_install_is_an_out_argument",
+         an_empty_storage_made_before_install_is_an_out_argument, true, true},
+        {"a_storage_made_in_the_body_is_resized_there", a_storage_made_in_the_body_is_resized_there,
+         false, true},
         {"a_storage_is_swapped_in_the_body", a_storage_is_swapped_in_the_body},
-        {"a_tensor_is_rebound_to_other_data_in_the_body", a_tensor_is_rebound_to_other_data_in_the_body},
-        {"views_and_aliases_are_kept_past_the_graph", views_and_aliases_are_kept_past_the_graph, false, true},
+        {"a_tensor_is_rebound_to_other_data_in_the_body",
+         a_tensor_is_rebound_to_other_data_in_the_body},
+        {"views_and_aliases_are_kept_past_the_graph", views_and_aliases_are_kept_past_the_graph,
+         false, true},
         {"inputs_are_changed_in_place", inputs_are_changed_in_place},
-        {"memory_that_no_tensor_made_is_read_by_a_graph", memory_that_no_tensor_made_is_read_by_a_graph},
-        {"tensors_without_bytes_are_made_in_the_body", tensors_without_bytes_are_made_in_the_body, false, true},
+        {"memory_that_no_tensor_made_is_read_by_a_graph",
+         memory_that_no_tensor_made_is_read_by_a_graph},
+        {"tensors_without_bytes_are_made_in_the_body", tensors_without_bytes_are_made_in_the_body,
+         false, true},
     };
 }
 

@@ -22,7 +22,8 @@ void nested_stream_guards(Run& run) {
             });
             b = b * 2;
         });
-        run.note("the current stream is the captured one", c10::cuda::getCurrentCUDAStream() == run.stream());
+        run.note("the current stream is the captured one",
+                 c10::cuda::getCurrentCUDAStream() == run.stream());
         out = a + b;
     });
     for (int turn = 0; turn < 2; ++turn) {
@@ -99,7 +100,8 @@ void an_event_of_a_graph_is_waited_for_outside(Run& run) {
     at::Tensor out, late;
     const auto graph = run.capture([&] {
         out = x * 2;
-        C10_CUDA_CHECK(cudaEventRecordWithFlags(inside.get(), run.stream().stream(), cudaEventRecordExternal));
+        C10_CUDA_CHECK(
+            cudaEventRecordWithFlags(inside.get(), run.stream().stream(), cudaEventRecordExternal));
         late = out + 1;
     });
     for (int turn = 0; turn < 3; ++turn) {
@@ -122,7 +124,8 @@ void an_event_of_outside_is_waited_for_by_a_graph(Run& run) {
     at::Tensor out;
     given.record(Run::side(0));
     const auto graph = run.capture([&] {
-        C10_CUDA_CHECK(cudaStreamWaitEvent(run.stream().stream(), given.get(), cudaEventWaitExternal));
+        C10_CUDA_CHECK(
+            cudaStreamWaitEvent(run.stream().stream(), given.get(), cudaEventWaitExternal));
         out = x * 2;
     });
     for (int turn = 0; turn < 3; ++turn) {
@@ -144,7 +147,8 @@ void replays_on_other_streams(Run& run) {
         state.add_(1);
         out = state * 2;
     });
-    const std::vector<Stream> streams{Run::side(0), run.stream(), Run::side(1), c10::cuda::getDefaultCUDAStream(), Run::side(2)};
+    const std::vector<Stream> streams{Run::side(0), run.stream(), Run::side(1),
+                                      c10::cuda::getDefaultCUDAStream(), Run::side(2)};
     for (const auto& stream : streams) {
         C10_CUDA_CHECK(cudaDeviceSynchronize());
         graph->replay(stream);
@@ -173,7 +177,8 @@ void a_stream_whose_handle_came_back(Run& run) {
         C10_CUDA_CHECK(cudaStreamCreateWithFlags(&raw, cudaStreamNonBlocking));
         const auto stream = c10::cuda::getStreamFromExternal(raw, 0);
         const auto factor = static_cast<std::int64_t>(turn + 2);
-        graphs.push_back(run.capture(stream, [&, factor] { outputs[turn] = at::relu(x * factor) + 1; }));
+        graphs.push_back(
+            run.capture(stream, [&, factor] { outputs[turn] = at::relu(x * factor) + 1; }));
         run.replay(graphs.back());
         run.note("out", outputs[turn]);
         C10_CUDA_CHECK(cudaStreamDestroy(raw));
@@ -232,7 +237,8 @@ void host_functions_in_a_graph(Run& run) {
 }
 
 void pinned_memory_in_copies_of_a_graph(Run& run) {
-    auto in = at::zeros({1 << 16}, at::TensorOptions().pinned_memory(true)), back = at::zeros_like(in).pin_memory();
+    auto in = at::zeros({1 << 16}, at::TensorOptions().pinned_memory(true)),
+         back = at::zeros_like(in).pin_memory();
     auto device = at::zeros({1 << 16}, on_device);
     const auto graph = run.capture([&] {
         device.copy_(in, true);
@@ -244,7 +250,8 @@ void pinned_memory_in_copies_of_a_graph(Run& run) {
         run.replay(graph);
         run.note("device", device);
         run.note("back", back);
-        run.check("it went there and back", back[7].item<float>() == static_cast<float>(2 * (turn + 3) + 1));
+        run.check("it went there and back",
+                  back[7].item<float>() == static_cast<float>(2 * (turn + 3) + 1));
     }
 }
 
@@ -272,11 +279,12 @@ void launches_without_torch(Run& run) {
         a = at::empty({1 << 18}, on_device);
         b = at::empty({1 << 18}, on_device);
         auto* const stream = run.stream().stream();
-        C10_CUDA_CHECK(cudaMemcpyAsync(a.data_ptr(), x.data_ptr(), x.nbytes(), cudaMemcpyDeviceToDevice, stream));
+        C10_CUDA_CHECK(cudaMemcpyAsync(a.data_ptr(), x.data_ptr(), x.nbytes(),
+                                       cudaMemcpyDeviceToDevice, stream));
         C10_CUDA_CHECK(cudaMemsetAsync(b.data_ptr(), 0, b.nbytes(), stream));
         C10_CUDA_CHECK(cudaMemset2DAsync(b.data_ptr(), 1024, 0x3f, 512, 16, stream));
-        C10_CUDA_CHECK(
-            cudaMemcpy2DAsync(b.data_ptr<float>() + 65536, 2048, x.data_ptr(), 1024, 1024, 32, cudaMemcpyDeviceToDevice, stream));
+        C10_CUDA_CHECK(cudaMemcpy2DAsync(b.data_ptr<float>() + 65536, 2048, x.data_ptr(), 1024,
+                                         1024, 32, cudaMemcpyDeviceToDevice, stream));
     });
     for (int turn = 0; turn < 2; ++turn) {
         run.replay(graph);
@@ -295,7 +303,8 @@ void asked_while_it_captures(Run& run) {
         C10_CUDA_CHECK(cudaStreamIsCapturing(Run::side(0).stream(), &status));
         run.note("a side stream", status);
         run.note("the device", c10::cuda::current_device());
-        run.note("the current stream is the one given", c10::cuda::getCurrentCUDAStream() == run.stream());
+        run.note("the current stream is the one given",
+                 c10::cuda::getCurrentCUDAStream() == run.stream());
         cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
         C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
         run.note("the thread's mode", mode);
@@ -313,9 +322,11 @@ std::vector<Entry> stream_scenarios() {
         {"nested_stream_guards", nested_stream_guards},
         {"side_streams_are_forked_and_joined", side_streams_are_forked_and_joined},
         {"a_side_stream_that_is_not_joined", a_side_stream_that_is_not_joined},
-        {"an_event_recorded_before_is_waited_for_in_the_body", an_event_recorded_before_is_waited_for_in_the_body},
+        {"an_event_recorded_before_is_waited_for_in_the_body",
+         an_event_recorded_before_is_waited_for_in_the_body},
         {"an_event_of_a_graph_is_waited_for_outside", an_event_of_a_graph_is_waited_for_outside},
-        {"an_event_of_outside_is_waited_for_by_a_graph", an_event_of_outside_is_waited_for_by_a_graph},
+        {"an_event_of_outside_is_waited_for_by_a_graph",
+         an_event_of_outside_is_waited_for_by_a_graph},
         {"replays_on_other_streams", replays_on_other_streams},
         {"a_stream_whose_handle_came_back", a_stream_whose_handle_came_back},
         {"a_stream_that_goes_after_a_replay_on_it", a_stream_that_goes_after_a_replay_on_it},

@@ -57,7 +57,8 @@ void two_captures_at_once_on_two_threads(Run& run) {
 }
 
 // Runs on its own stream until stopped.
-void eager_traffic(int salt, const std::atomic<bool>& stop, std::atomic<std::int64_t>& rounds, std::atomic<std::int64_t>& wrong) {
+void eager_traffic(int salt, const std::atomic<bool>& stop, std::atomic<std::int64_t>& rounds,
+                   std::atomic<std::int64_t>& wrong) {
     const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
     const auto options = at::TensorOptions().dtype(at::kFloat).device(at::kCUDA);
     for (int n = 1; !stop; n = n * 5 % 251 + 1) {
@@ -67,7 +68,8 @@ void eager_traffic(int salt, const std::atomic<bool>& stop, std::atomic<std::int
         const auto product = at::mm(square, square);
         b.record_stream(Run::side(salt % 3));
         wrong += b.sum(at::kDouble).item<double>() != (2.0 * salt + n) * n * 4096;
-        wrong += product[3][5].item<float>() != 64.0F * static_cast<float>(n) * static_cast<float>(n);
+        wrong +=
+            product[3][5].item<float>() != 64.0F * static_cast<float>(n) * static_cast<float>(n);
         ++rounds;
     }
 }
@@ -89,7 +91,8 @@ void captures_beside_eager_traffic(Run& run) {
         });
     }
     const auto x = run.ints({1 << 18});
-    const auto end = Clock::now() + std::chrono::duration<double>(setting("VMMGRAPH_DIFFERENTIAL_SECONDS", 10));
+    const auto end =
+        Clock::now() + std::chrono::duration<double>(setting("VMMGRAPH_DIFFERENTIAL_SECONDS", 10));
     std::vector<GraphPtr> graphs(8);
     std::int64_t captures = 0, wrong_replays = 0;
     const bool failed = run.attempt("captures and replays", [&] {

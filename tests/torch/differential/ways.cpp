@@ -60,7 +60,8 @@ private:
 
 class Stock final : public Way {
 public:
-    std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) override {
+    std::unique_ptr<Capture> begin(const Stream& stream,
+                                   const std::vector<at::Generator>& generators) override {
         return std::make_unique<StockCapture>(stream, generators);
     }
 };
@@ -76,7 +77,8 @@ private:
 
 class OurCapture final : public Capture {
 public:
-    OurCapture(vmmgraph::SharedVmmAllocator& arena, const Stream& stream, const vmmgraph::torch::CaptureOptions& options)
+    OurCapture(vmmgraph::SharedVmmAllocator& arena, const Stream& stream,
+               const vmmgraph::torch::CaptureOptions& options)
         : scope_(arena, stream.stream(), options) {}
     GraphPtr end() override { return std::make_unique<OurGraph>(scope_.end()); }
 
@@ -90,7 +92,8 @@ public:
     explicit Ours(vmmgraph::torch::Route route) {
         options_.route = route;
         if (route == vmmgraph::torch::Route::blocks) {
-            options_.executables = std::make_shared<vmmgraph::torch::ExecutablePool>(arena_, vmmgraph::torch::ExecutableLimits{1, 0});
+            options_.executables = std::make_shared<vmmgraph::torch::ExecutablePool>(
+                arena_, vmmgraph::torch::ExecutableLimits{1, 0});
         }
     }
     void install() override {
@@ -99,7 +102,8 @@ public:
         }
     }
     void uninstall() override { vmmgraph::torch::uninstall(); }
-    std::unique_ptr<Capture> begin(const Stream& stream, const std::vector<at::Generator>& generators) override {
+    std::unique_ptr<Capture> begin(const Stream& stream,
+                                   const std::vector<at::Generator>& generators) override {
         auto options = options_;
         for (const auto& generator : generators) {
             options.generators.push_back(std::make_shared<at::Generator>(generator));
@@ -127,7 +131,8 @@ public:
 
 }  // namespace
 
-GraphPtr Way::capture(const Stream& stream, const Body& body, const std::vector<at::Generator>& generators) {
+GraphPtr Way::capture(const Stream& stream, const Body& body,
+                      const std::vector<at::Generator>& generators) {
     auto capture = begin(stream, generators);
     body();
     return capture->end();
