@@ -1,8 +1,9 @@
 """Guard of vLLM's KV cache, over vLLM's own block pool and a stand-in.
 
 Tests with device memory use the host driver, and are SKIPPED without VMMGRAPH_CORE_LIBRARY. Tests
-with vLLM's pool read ``block_pool.py`` and ``kv_cache_utils.py`` of vLLM 0.24 from the folder
-VLLM_SOURCE names, or from an installed vLLM, and are SKIPPED without both. No test needs torch.
+with vLLM's pool read ``block_pool.py`` and ``kv_cache_utils.py`` of vLLM 0.24 or 0.33 from the
+folder VLLM_SOURCE names, or from an installed vLLM, and are SKIPPED without both. No test needs
+torch.
 """
 
 from __future__ import annotations
@@ -141,6 +142,8 @@ def vllm_pool() -> Any:
     values: dict[str, Any] = {
         "__name__": __name__,
         "dataclass": dataclasses.dataclass,
+        "field": dataclasses.field,
+        "MEDIUM_GPU": "GPU",
         "BlockHashWithGroupId": bytes,
         "logger": logging.getLogger("vllm"),
     }

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from vmmgraph import _c, _door, _ledger
 from vmmgraph._elastic import ElasticBuffer
-from vmmgraph.plugins import kv_plan, vllm_kv
+from vmmgraph.plugins import kv_plan, vllm_kv, vllm_kv_024
 from vmmgraph.plugins.kv_plan import MIB, Layout, Reserve
 
 GIB = 1 << 30
@@ -119,11 +119,11 @@ def test_the_least_of_all_ranks_counts() -> None:
 )
 def test_the_users_own_sizes_win(what: str, set_to: object) -> None:
     config = configuration()
-    assert vllm_kv.declined(config) == ""
+    assert vllm_kv.declined(config, vllm_kv_024) == ""
     for owner in (config, config.cache_config, config.model_config):
         if hasattr(owner, what):
             setattr(owner, what, set_to)
-    assert vllm_kv.declined(config)
+    assert vllm_kv.declined(config, vllm_kv_024)
 
 
 def test_packed_layers_have_one_tensor() -> None:
@@ -131,9 +131,9 @@ def test_packed_layers_have_one_tensor() -> None:
         return SimpleNamespace(size=size, shared_by=shared_by, block_stride=stride)
 
     config = SimpleNamespace(num_blocks=10, kv_cache_tensors=[tensor(50, ["a", "b"]), tensor(70, ["c"])])
-    assert vllm_kv.tensor_sizes(config) == ([5, 7], {"a": 0, "b": 0, "c": 1})
+    assert vllm_kv_024.tensor_sizes(config) == ([5, 7], {"a": 0, "b": 0, "c": 1})
     config = SimpleNamespace(num_blocks=10, kv_cache_tensors=[tensor(120, ["a"], 12), tensor(120, ["b"], 12)])
-    assert vllm_kv.tensor_sizes(config) == ([12], {"a": 0, "b": 0})
+    assert vllm_kv_024.tensor_sizes(config) == ([12], {"a": 0, "b": 0})
 
 
 def test_a_ledger_names_everything() -> None:

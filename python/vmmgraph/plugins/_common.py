@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 from types import ModuleType
@@ -93,17 +94,26 @@ def after_captures(kind: type | None, name: str) -> None:
 
 
 def without_custom_all_reduce(module: ModuleType) -> None:
-    """Disables custom all-reduce, which opens graph memory in other processes through CUDA IPC.
+    """Keeps custom all-reduce from opening graph memory in other processes through CUDA IPC: arena
+    pages have no CUDA IPC handles.
 
-    Arena pages have no CUDA IPC handles.
+    If its constructor has ``register_graph_buffers`` (vLLM 0.33), graphs copy their inputs to its
+    own shared buffer. Otherwise custom all-reduce is off.
     """
     kind = getattr(module, "CustomAllreduce", None)
     if kind is None:
         return
+    original = kind.__init__
 
     def off(self: Any, *args: Any, **kwargs: Any) -> None:
         self._IS_CAPTURING = False
         self.disabled = True
         log.info("vmmgraph: custom all-reduce is off, since graph memory cannot be opened by other processes; NCCL's is used")
 
-    kind.__init__ = off
+    @functools.wraps(original)
+    def copying(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "register_graph_buffers": False})
+        if not self.disabled:
+            log.info("vmmgraph: custom all-reduce copies its inputs in graphs, since other processes cannot open graph memory")
+
+    kind.__init__ = copying if "register_graph_buffers" in inspect.signature(original).parameters else off

@@ -1,4 +1,4 @@
-"""vLLM 0.24's KV cache, sized after the captures (``VMMGRAPH_KV=1``), for both model runners.
+"""vLLM's KV cache, sized after the captures (``VMMGRAPH_KV=1``), for both model runners.
 
 vLLM sizes the cache before the captures, from a profile and an estimate, and leaves 8 % of the
 device unused. This module reserves KV tensor addresses for the largest possible number of blocks,
@@ -15,10 +15,11 @@ Wrapped methods:
         profile run, without vLLM's captures for an estimate of graph memory
     EngineCore.step
         the guard of the cache polls before each step (`kv_guard`)
-    GPUModelRunner._allocate_kv_cache_tensors (second runner: attn_utils._allocate_kv_cache)
+    the allocation of the KV tensors
         tensors over an `ElasticBuffer`
 
-If ``kv_cache_memory_bytes`` or ``num_gpu_blocks_override`` is set, vLLM allocates the cache.
+`vllm_kv_024` and `vllm_kv_033` have the names and KV layouts of their releases (`release`). If
+``kv_cache_memory_bytes`` or ``num_gpu_blocks_override`` is set, vLLM allocates the cache.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from . import kv_guard, kv_plan
 from ._common import is_set, log
 from .kv_plan import MIB
 
-#: Supported vLLM releases.
+#: vLLM releases with the names of 0.24. `release` also knows 0.33.
 RELEASES = ("0.24.",)
 
 
@@ -68,7 +69,19 @@ def known_release(action: str = "size the KV cache behind the captures") -> bool
     return False
 
 
-def declined(config: Any) -> str:
+def release() -> Any:
+    """Returns the module with the names of the installed vLLM release; ``None``, with a warning in
+    the log: the release is unknown."""
+    from vllm.version import __version__
+
+    from . import vllm_kv_024, vllm_kv_033
+
+    if str(__version__).startswith(vllm_kv_033.RELEASES):
+        return vllm_kv_033
+    return vllm_kv_024 if known_release() else None
+
+
+def declined(config: Any, names: Any) -> str:
     """Returns why vLLM keeps the allocation of the KV cache; empty if VmmGraph takes over."""
     cache = config.cache_config
     if cache.kv_cache_memory_bytes is not None:
@@ -79,7 +92,7 @@ def declined(config: Any) -> str:
         return "a KV connector registers the whole cache before it has memory"
     if any(getattr(config.model_config, name, False) for name in ("enable_sleep_mode", "enable_cumem_allocator")):
         return "sleep mode pauses torch's memory"
-    return ""
+    return str(names.declined(config))
 
 
 def utilization_default() -> float:
@@ -94,25 +107,29 @@ def utilization_default() -> float:
 
 def patch_engine(module: ModuleType) -> None:
     """Sizes the cache after vLLM's initialization, before the scheduler is created."""
-    if not known_release():
+    names = release()
+    if names is None:
         return
     original = module.EngineCore._initialize_kv_caches
 
     @functools.wraps(original)
     def initialize(self: Any, vllm_config: Any) -> Any:
-        why = declined(vllm_config)
+        why = declined(vllm_config, names)
         if why:
             log.info("vmmgraph: vLLM allocates the KV cache, since %s", why)
             return original(self, vllm_config)
-        with dropped("vllm.v1.core.kv_cache_utils", "GPU KV cache size", "Maximum concurrency"):
+        with dropped("vllm.v1.core.kv_cache_utils", *names.SIZE_LINES) as lines:
             kv_cache_config = original(self, vllm_config)
-        return size_cache(self, vllm_config, kv_cache_config)
+        if not size_cache(self, vllm_config, kv_cache_config, names):
+            for line in lines:
+                logging.getLogger(line.name).handle(line)
+        return kv_cache_config
 
     module.EngineCore._initialize_kv_caches = initialize
-    guard_steps(module.EngineCore)
+    guard_steps(module.EngineCore, names)
 
 
-def guard_steps(kind: Any) -> None:
+def guard_steps(kind: Any, names: Any) -> None:
     """Installs the guard at an engine's first step.
 
     ``EngineCore.__init__`` itself loads plugins, so a wrapper of ``__init__`` may come too late.
@@ -122,7 +139,7 @@ def guard_steps(kind: Any) -> None:
         @functools.wraps(original)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not hasattr(self, "_vmmgraph_guard"):
-                self._vmmgraph_guard = install_guard(self)
+                self._vmmgraph_guard = install_guard(self, names)
             return original(self, *args, **kwargs)
 
         return step
@@ -131,7 +148,7 @@ def guard_steps(kind: Any) -> None:
         setattr(kind, name, guarded(getattr(kind, name)))
 
 
-def install_guard(engine: Any) -> kv_guard.Guard | None:
+def install_guard(engine: Any, names: Any) -> kv_guard.Guard | None:
     """Makes a guard of the KV cache poll before each step of an engine (`kv_guard`).
 
     The guard needs scheduler and worker in one process. With one rank, vLLM's ``UniProcExecutor``
@@ -149,7 +166,10 @@ def install_guard(engine: Any) -> kv_guard.Guard | None:
         log.info("vmmgraph: the KV cache keeps its size, since VMMGRAPH_KV_GUARD is %s", os.environ["VMMGRAPH_KV_GUARD"])
         return None
     manager = engine.scheduler.kv_cache_manager
-    keep = longest_request(engine.vllm_config, engine.scheduler.kv_cache_config) + manager.watermark_blocks
+    # The longest request's blocks, and the null block.
+    keep = (
+        names.request_blocks(engine.vllm_config, engine.scheduler.kv_cache_config.kv_cache_groups) + 1 + manager.watermark_blocks
+    )
     guard = kv_guard.Guard(manager.block_pool, kv, kv_guard.Need(kv.eager), keep, kv.available, kv.release)
     execute = executor.execute_model
 
@@ -164,20 +184,14 @@ def install_guard(engine: Any) -> kv_guard.Guard | None:
     return guard
 
 
-def longest_request(vllm_config: Any, kv_cache_config: Any) -> int:
-    """Returns the blocks needed by a request of maximum length, plus the null block."""
-    from vllm.v1.core import kv_cache_utils
+def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any, names: Any) -> bool:
+    """Commits the same number of blocks on all ranks: the smallest `fit` result.
 
-    groups = kv_cache_config.kv_cache_groups
-    size = kv_cache_utils._max_memory_usage_bytes_from_groups(vllm_config, groups)
-    return -(-size // kv_cache_utils._pool_bytes_per_block(vllm_config, groups)) + 1
-
-
-def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
-    """Commits the same number of blocks on all ranks: the smallest `fit` result."""
+    Returns whether the workers' caches are elastic.
+    """
     fits = engine.collective_rpc("vmmgraph_kv_fit")
     if any(fit is None for fit in fits):
-        return kv_cache_config
+        return False
     start = time.perf_counter()
     blocks = kv_plan.agreed([int(fit["blocks"]) for fit in fits])
     while True:
@@ -190,7 +204,10 @@ def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
     for rank, fit in enumerate(fits):
         log.info("vmmgraph: rank %d: %s", rank, fit["said"])
     before = vllm_config.model_config.max_model_len
-    resize(vllm_config, kv_cache_config, blocks)
+    for tensor in kv_cache_config.kv_cache_tensors:
+        tensor.size = tensor.size // kv_cache_config.num_blocks * blocks
+    kv_cache_config.num_blocks = vllm_config.cache_config.num_gpu_blocks = blocks
+    names.resize(vllm_config, kv_cache_config)
     if vllm_config.model_config.max_model_len != before:
         engine.collective_rpc("update_max_model_len", args=(vllm_config.model_config.max_model_len,))
     log.info(
@@ -201,51 +218,24 @@ def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any) -> Any:
     )
     for table in engine.collective_rpc("vmmgraph_kv_ledger"):
         log.info("vmmgraph: %s", table)
-    return kv_cache_config
-
-
-def resize(vllm_config: Any, kv_cache_config: Any, blocks: int) -> None:
-    """Sets the number of blocks in vLLM's configuration and logs the size as vLLM does.
-
-    Raises vLLM's error if a request of maximum length does not fit.
-    """
-    from vllm.v1.core import kv_cache_utils
-
-    most = kv_cache_config.num_blocks
-    for tensor in kv_cache_config.kv_cache_tensors:
-        tensor.size = tensor.size // most * blocks
-    kv_cache_config.num_blocks = blocks
-    cache = vllm_config.cache_config
-    cache.num_gpu_blocks = blocks
-    groups = kv_cache_config.kv_cache_groups
-    size = blocks * kv_cache_utils._pool_bytes_per_block(vllm_config, groups)
-    if vllm_config.model_config.original_max_model_len == -1:
-        kv_cache_utils._auto_fit_max_model_len(vllm_config, [groups], [size])
-    kv_cache_utils._check_enough_kv_cache_memory(
-        size,
-        functools.partial(kv_cache_utils._max_memory_usage_bytes_from_groups, vllm_config, groups),
-        vllm_config.model_config.max_model_len,
-        functools.partial(kv_cache_utils._estimate_max_model_len_from_groups, vllm_config, groups),
-    )
-    tokens, concurrency = kv_cache_utils.get_kv_cache_capacity(vllm_config, kv_cache_config)
-    cache.kv_cache_size_tokens, cache.kv_cache_max_concurrency = tokens, concurrency
-    kv_cache_utils.logger.info("GPU KV cache size: %s tokens", f"{tokens:,}")
-    kv_cache_utils.logger.info(
-        "Maximum concurrency for %s tokens per request: %.2fx", f"{vllm_config.model_config.max_model_len:,}", concurrency
-    )
+    return True
 
 
 @contextlib.contextmanager
-def dropped(logger: str, *beginnings: str) -> Iterator[None]:
-    """Drops log lines with preliminary sizes, selected by their first words."""
+def dropped(logger: str, *beginnings: str) -> Iterator[list[logging.LogRecord]]:
+    """Drops log lines with preliminary sizes, selected by their first words. Yields their list."""
+    lines: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(beginnings)
+        drop = str(record.msg).startswith(beginnings)
+        if drop:
+            lines.append(record)
+        return not drop
 
     of = logging.getLogger(logger)
     of.addFilter(keep)
     try:
-        yield
+        yield lines
     finally:
         of.removeFilter(keep)
 
@@ -337,6 +327,20 @@ class WorkerKv:
         self.zero(0, first)
         self.blocks = first
         return self.tensors
+
+    def first_tensors(self, kv_cache_config: Any, block_bytes: list[int]) -> list[Any]:
+        """Makes the tensors of a runner's configuration, with addresses for all its blocks.
+
+        ``kv_cache_config`` is the runner's own object. Until the cache is committed, its
+        ``num_blocks`` is the number of mapped blocks, respected by the second runner's warm-up.
+        """
+        most = kv_cache_config.num_blocks
+        free, _ = _ledger.driver_memory(self.device)
+        wanted = self.warm_blocks(len(kv_cache_config.kv_cache_groups))
+        first = kv_plan.first_blocks(wanted, most, sum(block_bytes), free)
+        tensors = self.make(block_bytes, most, first)
+        kv_cache_config.num_blocks = first
+        return tensors
 
     def map(self, blocks: int) -> None:
         """Maps the blocks below ``blocks`` in every tensor.
@@ -490,7 +494,8 @@ def kv_of(owner: Any) -> WorkerKv | None:
 
 def patch_worker(module: ModuleType) -> None:
     """Measures the phases of a worker's start, and adds the methods called by the engine."""
-    if not known_release():
+    names = release()
+    if names is None:
         return
     worker = module.Worker
     from_config = worker.initialize_from_config
@@ -511,7 +516,7 @@ def patch_worker(module: ModuleType) -> None:
 
     @functools.wraps(init_device)
     def initialize_device(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not declined(self.vllm_config):
+        if not declined(self.vllm_config, names):
             # Must precede `init_device`, which creates a context.
             self._vmmgraph_kv = WorkerKv(self.local_rank, _ledger.used_by_all(self.local_rank))
             starting.append(self._vmmgraph_kv)
@@ -546,6 +551,11 @@ def patch_worker(module: ModuleType) -> None:
     @functools.wraps(determine)
     def determined(self: Any, *args: Any, **kwargs: Any) -> int:
         kv = kv_of(self)
+        why = names.unsupported(self) if kv is not None else ""
+        if why:
+            # All ranks have the same layers and backends.
+            log.info("vmmgraph: vLLM allocates the KV cache, since %s", why)
+            kv = self._vmmgraph_kv = self.model_runner._vmmgraph_kv = None
         return determine(self, *args, **kwargs) if kv is None else most_bytes(self, kv, determine)
 
     #: The worker in `init_device`, before creation of its communicators.
@@ -654,12 +664,15 @@ def rehearse(runner: Any, kv: WorkerKv, second: bool) -> None:
     torch.cuda.synchronize(kv.device)
     torch.cuda.empty_cache()
     kv.peaks()
-    if second:
-        hidden, last = runner._dummy_run(tokens, skip_eplb=True)
-    else:
-        hidden, last = runner._dummy_run(
-            tokens, cudagraph_runtime_mode=CUDAGraphMode.NONE, force_attention=True, skip_eplb=True, profile_seq_lens=longest
-        )
+    # The second runner of 0.33 counts the load of experts in dummy runs, too.
+    experts = getattr(runner, "eplb", None)
+    with getattr(experts, "suppress", contextlib.nullcontext)():
+        if second:
+            hidden, last = runner._dummy_run(tokens, skip_eplb=True)
+        else:
+            hidden, last = runner._dummy_run(
+                tokens, cudagraph_runtime_mode=CUDAGraphMode.NONE, force_attention=True, skip_eplb=True, profile_seq_lens=longest
+            )
     if get_pp_group().is_last_rank:
         if runner.is_pooling_model:
             runner._dummy_pooler_run(hidden)
@@ -699,46 +712,33 @@ _initializing: list[WorkerKv] = []
 
 def patch_runner(module: ModuleType) -> None:
     """Allocates the first runner's KV tensors over elastic memory."""
-    if not known_release():
-        return
-    runner = module.GPUModelRunner
-    allocate = runner._allocate_kv_cache_tensors
-
-    @functools.wraps(allocate)
-    def allocated(self: Any, kv_cache_config: Any) -> dict[str, Any]:
-        kv = kv_of(self)
-        if kv is None:
-            return allocate(self, kv_cache_config)
-        check_layout(self)
-        return elastic_tensors(kv, kv_cache_config, set(self.runner_only_attn_layers))
-
-    runner._allocate_kv_cache_tensors = allocated
-    patch_captures(module)
+    names = release()
+    if names is not None:
+        names.patch_first_allocation(module, initializing)
+        patch_captures(module)
 
 
 def patch_second_allocation(module: ModuleType) -> None:
-    """Allocates the second runner's KV tensors over elastic memory.
+    """Allocates the second runner's KV tensors over elastic memory."""
+    names = release()
+    if names is not None:
+        names.patch_second_allocation(module, initializing)
 
-    The second runner supports only backends with blocks as the outermost dimension.
-    """
-    if not known_release():
-        return
-    allocate = module._allocate_kv_cache
 
-    @functools.wraps(allocate)
-    def allocated(kv_cache_config: Any, shared_layers: Any, device: Any) -> dict[str, Any]:
-        if not _initializing:
-            return allocate(kv_cache_config, shared_layers, device)
-        return elastic_tensors(_initializing[-1], kv_cache_config, set(shared_layers))
-
-    module._allocate_kv_cache = allocated
+def initializing() -> WorkerKv | None:
+    """Returns the KV cache under initialization; ``None`` if vLLM allocates the cache."""
+    return _initializing[-1] if _initializing else None
 
 
 def patch_captures(module: ModuleType) -> None:
     """Names the memory taken by captures outside torch and arenas."""
-    if not known_release():
+    names = release()
+    if names is None:
         return
     runner = module.GPUModelRunner
+    for name in names.SHAPE_METHODS:
+        if hasattr(runner, name):
+            setattr(runner, name, with_all_blocks(getattr(runner, name)))
     capture = runner.capture_model
 
     @functools.wraps(capture)
@@ -754,67 +754,20 @@ def patch_captures(module: ModuleType) -> None:
     runner.capture_model = captured
 
 
-def elastic_tensors(kv: WorkerKv, kv_cache_config: Any, without: set[str]) -> dict[str, Any]:
-    """Returns the raw KV tensors by layer, with addresses for all blocks of the configuration.
+def with_all_blocks(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a runner's method that divides the first dimension of KV tensors by the number of
+    blocks: the tensors have addresses for more blocks than the cache has."""
 
-    Layers in ``without`` have no tensor. ``kv_cache_config`` is the runner's own object. Until the
-    cache is committed, its ``num_blocks`` is the number of mapped blocks, respected by the second
-    runner's warm-up.
-    """
-    most = kv_cache_config.num_blocks
-    sizes, numbers = tensor_sizes(kv_cache_config)
-    expected = {name for group in kv_cache_config.kv_cache_groups for name in group.layer_names} - without
-    if expected != set(numbers) - without:
-        raise RuntimeError(
-            f"cannot lay out the KV cache: {len(expected)} layers need tensors and {len(numbers)} have one; unset VMMGRAPH_KV and report this"
-        )
-    free, _ = _ledger.driver_memory(kv.device)
-    first = kv_plan.first_blocks(kv.warm_blocks(len(kv_cache_config.kv_cache_groups)), most, sum(sizes), free)
-    tensors = kv.make(sizes, most, first)
-    kv_cache_config.num_blocks = first
-    return {name: tensors[number] for name, number in numbers.items()}
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kv = kv_of(self)
+        if kv is None or kv.layout is None:
+            return method(self, *args, **kwargs)
+        config = self.kv_cache_config
+        blocks, config.num_blocks = config.num_blocks, kv.layout.most
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            config.num_blocks = blocks
 
-
-def tensor_sizes(kv_cache_config: Any) -> tuple[list[int], dict[str, int]]:
-    """Returns the block bytes of each tensor, and the tensor number of each layer.
-
-    All packed layers share one tensor.
-    """
-    sizes: list[int] = []
-    numbers: dict[str, int] = {}
-    packed: int | None = None
-    for tensor in kv_cache_config.kv_cache_tensors:
-        stride = getattr(tensor, "block_stride", 0)
-        if stride > 0:
-            if packed is None:
-                packed = len(sizes)
-                sizes.append(stride)
-            number = packed
-        else:
-            number = len(sizes)
-            sizes.append(tensor.size // kv_cache_config.num_blocks)
-        numbers.update(dict.fromkeys(tensor.shared_by, number))
-    return sizes, numbers
-
-
-def check_layout(runner: Any) -> None:
-    """Raises RuntimeError if blocks are not the outermost dimension of a backend's tensors.
-
-    A prefix of the tensor would then be no prefix of the blocks.
-    """
-    for group in runner._attn_group_iterator():
-        spec = group.kv_cache_spec
-        heads, size = getattr(spec, "num_kv_heads", None), getattr(spec, "head_size", None)
-        if heads is None or size is None:
-            continue
-        backend = group.backend
-        outermost = (
-            backend.get_kv_cache_block_dim(spec.block_size, heads, size, cache_dtype_str=runner.cache_config.cache_dtype) == 0
-        )
-        with contextlib.suppress(AttributeError, NotImplementedError):
-            outermost = outermost and backend.get_kv_cache_stride_order()[0] == 0
-        if not outermost:
-            raise RuntimeError(
-                f"cannot grow the KV cache of {backend.get_name()}: blocks are not the outermost dimension of its tensors; "
-                "unset VMMGRAPH_KV"
-            )
+    return wrapped
