@@ -11,13 +11,14 @@ import ctypes
 import dataclasses
 import logging
 import sys
+from ctypes import byref, c_void_p
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import test_vllm_kv
-from test_vllm_kv import BLOCK, LAYERS, HostDevice, Tensor, configuration, module_of, needs_driver, torch_over
-from vmmgraph import _door, _ledger
+from test_vllm_kv import BLOCK, GIB, LAYERS, HostDevice, Tensor, configuration, module_of, needs_driver, torch_over
+from vmmgraph import _c, _door, _ledger
 from vmmgraph._elastic import ElasticBuffer
 from vmmgraph.plugins import _common, kv_plan, vllm, vllm_kv, vllm_kv_033
 from vmmgraph.plugins.kv_plan import MIB
@@ -399,8 +400,8 @@ def test_custom_all_reduce_copies_in_graphs_instead_of_opening_them() -> None:
 
 
 def test_all_segments_of_a_breakable_graph_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM captures the segments of a breakable graph in one forward context, and full graphs of the
-    second runner begin outside of any."""
+    """vLLM captures the segments of a breakable graph in one forward context. Full graphs of the
+    second runner begin without a context."""
     module = module_of("vllm.forward_context", _forward_context=None)
     monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
     seen: list[Any] = []
@@ -432,3 +433,71 @@ def test_all_segments_of_a_breakable_graph_have_one_name(monkeypatch: pytest.Mon
     assert len({id(key) for key, _ in seen[:29]}) == len({id(key) for key, _ in seen[29:58]}) == 1
     assert seen[0][0] is not seen[29][0] and seen[58] is None
     assert {label for _, label in seen[:58]} == {"piecewise 512", "piecewise 256"}
+
+
+#: vLLM's default sizes up to 512 tokens, and a Qwen3-1.7B: layers, and bytes of a hidden state.
+SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+DEPTH, HIDDEN = 28, 4096
+
+
+def captured(device: HostDevice, grouped: bool) -> int:
+    """Returns the MiB of an arena after captures of breakable graphs for all `SIZES`.
+
+    Attention ends a segment, and residual, queries, keys, values and output live on.
+    """
+    library, arena = device.library, _c.Handle(device.library.raw["arena_destroy"])
+    library.arena_create(device.handle, byref(_c.ArenaOptions()), byref(arena))
+    spaces: list[_c.Handle] = []
+
+    def begin() -> None:
+        spaces.append(_c.Handle(library.raw["space_destroy"]))
+        library.space_open(arena, byref(spaces[-1]))
+
+    def end() -> None:
+        library.space_seal(spaces[-1], _c.RETAIN["default"], None)
+
+    def block(size: int) -> tuple[_c.Handle, c_void_p]:
+        at = c_void_p()
+        library.space_allocate(spaces[-1], size, c_void_p(1), byref(at))
+        return spaces[-1], at
+
+    def free(*blocks: tuple[_c.Handle, c_void_p]) -> None:
+        for space, at in blocks:
+            library.space_free(space, at)
+
+    for tokens in reversed(SIZES):
+        one = tokens * HIDDEN
+        begin()
+        residual, heads, output = block(one), block(2 * one), block(one)
+        for layer in range(DEPTH):
+            if not grouped:
+                end()
+                begin()
+            projected, normed, added = block(one), block(one), block(one)
+            free(heads, output, residual, projected)
+            wide = block(6 * one)
+            free(normed)
+            half = block(3 * one)
+            free(wide)
+            down = block(one)
+            free(half)
+            hidden, residual = block(one), block(one)
+            free(down, added)
+            if layer + 1 < DEPTH:
+                heads, output = block(2 * one), block(one)
+            free(hidden)
+        free(residual)
+        end()
+    stats = _c.ArenaStats()
+    library.arena_trim(arena, None)
+    library.arena_stats(arena, byref(stats))
+    return stats.physical_bytes // MIB  # type: ignore[no-any-return]
+
+
+@needs_driver
+def test_segments_in_a_group_cost_one_step_and_without_a_group_all_tensors_between_them(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del device  # Selects the host driver.
+    assert captured(HostDevice(8 * GIB), grouped=True) <= 34
+    assert 7000 <= captured(HostDevice(8 * GIB), grouped=False) <= 7600
