@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""vllm_run.py MODEL [--mode full|piecewise|default] [--requests 300]: measures unmodified vLLM,
+"""vllm_run.py MODEL [--mode full|piecewise|default|breakable] [--requests 300]: measures unmodified vLLM,
 with VmmGraph if VMMGRAPH=1 is set.
 
 MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
@@ -47,6 +47,7 @@ MODES = {
     "full": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     "piecewise": {"mode": 3, "cudagraph_mode": "PIECEWISE"},
     "default": {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"},
+    "breakable": {"mode": 0, "cudagraph_mode": "FULL_AND_PIECEWISE"},
 }
 #: Entry points of vLLM's general plugins, loaded by every vLLM process: the package's, and
 #: measure() of this script.
@@ -89,7 +90,9 @@ def measure() -> None:
                 return capture(self, *args, **kwargs)
             finally:
                 torch.cuda.synchronize()
-                runner.taken.append(before - torch.cuda.mem_get_info()[0])
+                # vLLM 0.33 captures some graphs before, to estimate their memory.
+                if not kwargs.get("profile_only"):
+                    runner.taken.append(before - torch.cuda.mem_get_info()[0])
 
         runner.taken, runner.capture_model, runner.load_model = [], measured, loaded
 
@@ -404,6 +407,8 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     # torch's symmetric memory uses multicast objects, unsupported on some machines.
     os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
+    if arguments.mode == "breakable":
+        os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
     install_entry_points("vllm.general_plugins", PLUGINS)
     from vllm import LLM, SamplingParams
 
