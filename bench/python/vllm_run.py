@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""vllm_run.py MODEL [--mode full|piecewise|default|breakable] [--requests 300]: measures unmodified vLLM,
-with VmmGraph if VMMGRAPH=1 is set.
+"""vllm_run.py MODEL [--mode full|piecewise|default|breakable] [--requests 300]: measures unmodified
+vLLM, with VmmGraph if VMMGRAPH=1 is set.
 
 MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
 attention and the KV cache. Prints RESULT lines. Tokens: their number and a hash, equal with and
