@@ -124,13 +124,12 @@ def _fall_back(why: str) -> Status:
     from . import _mempool
 
     global _installed
-    hint = '"python -m vmmgraph build" makes one, VMMGRAPH_LIBRARY names one'
     try:
         _installed = _mempool.install()
     except (_c.Error, OSError, AttributeError, ImportError) as error:
-        log.warning("vmmgraph: off, torch's graphs stay as they are: %s (%s)", why, error)
+        log.warning("vmmgraph: cannot change torch's graphs: %s; %s; run `vmmgraph doctor`", why, error)
         return Status("none", f"{why}; {error}")
-    log.warning("vmmgraph: MemPool route, %s; %s", why, hint)
+    log.warning("vmmgraph: cannot use the blocks route: %s; captures use torch's MemPools; run `vmmgraph doctor`", why)
     return Status("mempool", why)
 
 

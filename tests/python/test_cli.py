@@ -611,7 +611,9 @@ def test_what_the_library_refuses_is_one_line_too(maps: Path, tmp_path: Path) ->
     assert "it is also the input" in refused_here("map", maps / "capture-trace-65.json", "-o", maps / "capture-trace-65.json")
     assert "No such file" in refused_here("map", maps / "capture-trace-65.json", "-o", tmp_path / "no" / "folder.html")
     assert "pass -o" in refused("map", "-", input=(maps / "capture-trace-65.json").read_text())
-    assert "neither in .json nor in .html" in refused_here("replay", DATA / "capture-trace-vision.txt", "-o", tmp_path / "out.txt")
+    assert "neither in .json nor in .html" in refused_here(
+        "replay", DATA / "capture-trace-vision.txt", "-o", tmp_path / "out.txt"
+    )
 
 
 def test_broken_traces_and_snapshots_are_one_line_each(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ class Library:
         if mode == "preload":
             if len(found) != 1:
                 raise RuntimeError(
-                    f"hook mode 'preload', and {len(found)} entries of LD_PRELOAD are {_FILE}: start the process inside "
+                    f"cannot use hook mode 'preload': {len(found)} entries of LD_PRELOAD are {_FILE}; start the process inside "
                     "vmmgraph.memory_saver.configure_subprocess(), or set torch_memory_saver.hook_mode = 'torch' before its first use "
                     f"(LD_PRELOAD={os.environ.get('LD_PRELOAD', '')!r}, process {os.getpid()})"
                 )

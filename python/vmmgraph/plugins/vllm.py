@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 from ._common import after_captures, enable_for, is_set, log, wanted, without_custom_all_reduce
 
