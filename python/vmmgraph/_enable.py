@@ -79,11 +79,11 @@ def enable(
     """
     global _installed, _status
     if retain not in _c.RETAIN:
-        raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
+        raise ValueError(f"cannot use retain={retain!r}: the value is unknown; pass one of: {', '.join(_c.RETAIN)}")
     sharing = sharing_asked(sharing)
     instantiate = instantiate or os.environ.get("VMMGRAPH_INSTANTIATE") or INSTANTIATE[0]
     if instantiate not in INSTANTIATE:
-        raise ValueError(f"instantiate is {instantiate!r}, none of {', '.join(INSTANTIATE)}")
+        raise ValueError(f"cannot use instantiate={instantiate!r}: the value is unknown; pass one of: {', '.join(INSTANTIATE)}")
     with _lock:
         if _status is not None and _status:
             return _status

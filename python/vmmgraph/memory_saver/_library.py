@@ -175,7 +175,7 @@ class Library:
             # A preloaded library may be a copy of the package's, which would be a second saver.
             self.path = found[0] if found else library_path()
         else:
-            raise ValueError(f"hook_mode {mode!r}: there are 'preload' and 'torch'")
+            raise ValueError(f"cannot use hook mode {mode!r}: no such mode; set 'preload' or 'torch'")
         self.binary_wrapper = BinaryWrapper(self.path)
         self.c = self.binary_wrapper.cdll
         self.mode = mode
