@@ -160,6 +160,9 @@ def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
             lines.append(Line(f"{name} plugin", WARNING, "installed and off", "set VMMGRAPH=1"))
         else:
             lines.append(Line(f"{name} plugin", OK, "installed and on"))
+    if on and not facts["engines"].keys() & GROUPS.keys():
+        remedy = "pip install vmmgraph into the environment of the engine, and run its vmmgraph doctor"
+        lines.append(Line("engine", WARNING, "VMMGRAPH is on, and this environment has neither vLLM nor SGLang", remedy))
     return lines
 
 

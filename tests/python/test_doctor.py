@@ -59,6 +59,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("vllm plugin", "error", "has no vmmgraph", {"plugins": {"vllm": False, "sglang": False}}),
         ("vllm plugin", "error", "VLLM_PLUGINS", {"environment": {"VMMGRAPH": "1", "VLLM_PLUGINS": "other"}}),
         ("vllm plugin", "warning", "off", {"environment": {}}),
+        ("engine", "warning", "neither vLLM nor SGLang", {"engines": {}}),
         ("environment", "error", "VMMGRAPH=yes-please", {"environment": {"VMMGRAPH": "yes-please"}}),
         ("environment", "error", "cannot use VMMGRAPH_SLEP", {"environment": {"VMMGRAPH_SLEP": "1"}}),
         ("environment", "error", "cudaMallocAsync", {"environment": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}}),
