@@ -44,10 +44,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let cache = device.elastic_buffer(1024 * MIB, &options)?;
         cache.commit(0..384 * MIB)?;
         let arena = SharedVmmAllocator::new(&device, &Options::default())?;
-        let hungriest = trace.shapes.iter().map(|shape| shape.peak_live_bytes()).max();
+        let largest = trace.shapes.iter().map(|shape| shape.peak_live_bytes()).max();
         let mut captured = Vec::new();
         for shape in &trace.shapes {
-            arena.trace_events(Some(shape.peak_live_bytes()) == hungriest);
+            arena.trace_events(Some(shape.peak_live_bytes()) == largest);
             let one = capture_with(&arena, shape, STREAM, kept)?;
             one.space.set_label(&shape.label())?;
             captured.push(one);

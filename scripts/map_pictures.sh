@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Draws docs/map-*.png: the page maps of three arenas, from the traces in tests/data on the host
+# Draws docs/map-*.png: the page maps of two arenas, from the traces in tests/data on the host
 # driver. Needs Chromium (scripts/setup.sh test).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +15,6 @@ picture() {
     { cat "$folder/chromium.log" >&2; exit 1; }
   echo "docs/map-$1.png: $(stat -c %s "docs/map-$1.png") bytes"
 }
-picture qwen3-8b capture-trace-65 '#light' 2190
-picture retained capture-trace-65-retained '#dark' 1000
+picture qwen3-8b capture-trace-65 '#light' 1745
 shape=$(grep -o '"id":[0-9]*,"label":"prefill 6400"' "$folder/capture-trace-vision.json" | grep -o '[0-9]*' | head -1)
 picture vision capture-trace-vision "#light&shape=$shape" 1180

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
-arguments=("--config-setting=wheel.tags=py3-none-manylinux_2_28_x86_64" "--config-setting=cmake.define.VMMGRAPH_RELEASES=$*")
+arguments=("--config-setting=wheel.tags=py3-none-manylinux_2_28_x86_64" "--config-setting=cmake.define.VMMGRAPH_RELEASES=${*:-all}")
 for name in ARCHIVE TORCH_ARCHIVE; do
   from=VMMGRAPH_$name
   [ -z "${!from:-}" ] || arguments+=("--config-setting=cmake.define.VMMGRAPH_PREBUILT_$name=${!from}")
@@ -22,5 +22,5 @@ fi
 mkdir -p build/wheels
 rm -f build/wheels/vmmgraph-*.whl
 # CMake searches for python3 and must find .venv's, with its modules.
-PATH=$PWD/.venv/bin:$PATH "$python" -m build --wheel --no-isolation --skip-dependency-check --outdir build/wheels "${arguments[@]}" python
+PATH=$PWD/.venv/bin:$PATH "$python" -m build --wheel --no-isolation --skip-dependency-check --outdir build/wheels "${arguments[@]}" .
 ls -l build/wheels/vmmgraph-*.whl

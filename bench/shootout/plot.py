@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""plot.py [--check]: draws h200-shootout.svg from docs/performance/h200-shootout.json, in the same
-folder, and writes the table of docs/performance.md. --check fails if the existing files differ."""
+"""plot.py [--check]: draws h200-shootout.svg and h200-memory.svg from
+docs/performance/h200-shootout.json, in the same folder, and writes the table of
+docs/performance.md. --check fails if the existing files differ."""
 
 import json
 import math
@@ -112,6 +113,44 @@ def draw(rows):
     )
 
 
+#: Ways of the bar chart in README.md, which are those that engines use today.
+BARS = {
+    "shared": "one shared pool",
+    "shared_expandable": "shared pool, expandable segments",
+    "published": "published design (xLLM's allocator)",
+    "blocks": "VmmGraph",
+}
+
+
+def bars(rows):
+    """Draws the memory of 65 shapes: a bar up to the best order of capture, a pale one up to the
+    worst."""
+    rows = [row for row in rows if row["set"] == "mixed"]
+    left, scale, end = 250, (WIDTH - 250 - 150) / 7000, 34 * (len(BARS) + 1)
+    lines = []
+    values = {label: sorted({row["physical_mib"] for row in rows if row["way"] == way}) for way, label in BARS.items()}
+    values["minimum: the largest graph alone"] = [max(row["floor_mib"] for row in rows if row["way"] == "blocks")]
+    for index, (label, found) in enumerate(values.items()):
+        y, look = 34 * index + 6, "ours" if label == "VmmGraph" else "least" if ":" in label else "bar"
+        text = " to ".join(f"{value:,.0f}" for value in dict.fromkeys((found[0], found[-1])))
+        lines.append(f'<text x="{left - 12}" y="{y + 15}" text-anchor="end">{label}</text>')
+        if len(found) > 1:
+            lines.append(f'<rect class="{look} worst" x="{left}" y="{y}" width="{found[-1] * scale:.1f}" height="22"/>')
+        lines.append(f'<rect class="{look}" x="{left}" y="{y}" width="{found[0] * scale:.1f}" height="22"/>')
+        lines.append(f'<text x="{left + found[-1] * scale + 8:.1f}" y="{y + 15}">{text} MiB</text>')
+    style = "\n  .bar { fill: #87888a }\n  .worst { fill-opacity: .4 }\n  .ours { fill: #2f81d8 }\n  .least { fill: #d1543f }\n"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {end}" width="{WIDTH}" height="{end}" role="img">',
+            f"<title>{rows[0]['gpu']}, torch {rows[0]['torch_built_for']}: memory of 65 captured graphs, each way</title>",
+            f"<style>{STYLE.split('.title')[0].rstrip()}{style}</style>",
+            *lines,
+            "</svg>",
+            "",
+        ]
+    )
+
+
 def table(rows):
     lines = [
         "| set | way | order | MiB | x floor | capture s | driver calls | replay d64 ms | p2048 ms | wrong of |",
@@ -136,7 +175,7 @@ def main():
     page = FOLDER.parent / "performance.md"
     before, rest = page.read_text().split("<!-- shootout -->\n")
     text = f"{before}<!-- shootout -->\n{table(rows)}\n\n<!-- end -->{rest.split('<!-- end -->')[1]}"
-    made = {FOLDER / "h200-shootout.svg": draw(rows), page: text}
+    made = {FOLDER / "h200-shootout.svg": draw(rows), FOLDER / "h200-memory.svg": bars(rows), page: text}
     if sys.argv[1:] not in ([], ["--check"]):
         sys.exit(__doc__)
     for path, content in made.items():

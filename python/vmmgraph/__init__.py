@@ -72,7 +72,7 @@ def _line(arena: Arena) -> str:
     stats = arena.stats()
     text = (
         f"arena {arena.label or arena.pool} on cuda:{arena.device}: {_mib(stats['physical_bytes'])} for {stats['spaces']} shapes, "
-        f"of which {_mib(stats['retained_bytes'])} retained; hungriest shape {_mib(stats['high_water_bytes'])}, "
+        f"of which {_mib(stats['retained_bytes'])} retained; largest shape {_mib(stats['high_water_bytes'])}, "
         f"{stats['replays']} replays"
     )
     executables = arena.executables()

@@ -81,7 +81,7 @@ def bits(devices: Sequence[int]) -> int:
 def sharing_asked(given: str | None) -> str:
     asked = given if given is not None else os.environ.get("VMMGRAPH_SHARING") or "none"
     if asked not in _c.SHARING:
-        raise ValueError(f"sharing is {asked!r}, none of {', '.join(_c.SHARING)}")
+        raise ValueError(f"cannot use sharing={asked!r}: the value is unknown; pass one of: {', '.join(_c.SHARING)}")
     return asked
 
 
@@ -122,7 +122,7 @@ class Arena:
         tag: str = "",
     ) -> None:
         if retain not in _c.RETAIN:
-            raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
+            raise ValueError(f"cannot use retain={retain!r}: the value is unknown; pass one of: {', '.join(_c.RETAIN)}")
         door = _session()
         self._library: Library = door.library
         self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)

@@ -52,14 +52,12 @@ def torch_at_hand() -> Torch:
     try:
         import torch
     except ImportError as error:
-        raise Unfit(f"there is no torch to build for: {error}") from None
+        raise Unfit(f"cannot build a library: {error}; install torch in this environment") from None
     version = torch.__version__
     if not torch.version.cuda:
-        raise Unfit(f"torch {version} is built without CUDA")
+        raise Unfit(f"cannot build for torch {version}: it is built without CUDA; install a CUDA build of torch")
     if not torch._C._GLIBCXX_USE_CXX11_ABI:
-        raise Unfit(
-            f"torch {version} is built with the old C++ ABI, which the library cannot be (PyTorch's own wheels are not from 2.7 on)"
-        )
+        raise Unfit(f"cannot build for torch {version}: it has the old C++ ABI; install torch 2.7 or later")
     return Torch(Path(torch.__file__).resolve().parent, version, torch.version.cuda)
 
 
@@ -124,8 +122,8 @@ def source_folder(given: str) -> Path:
     for folder in candidates:
         if (folder / "CMakeLists.txt").is_file() and (folder / "cpp" / "torch").is_dir():
             return folder
-    what = f"{given} has no CMakeLists.txt and cpp/torch" if given else "this vmmgraph was installed without its sources"
-    raise Unfit(f"{what}; --source names a checkout")
+    why = f"{given} has no CMakeLists.txt and cpp/torch" if given else "this vmmgraph was installed without its sources"
+    raise Unfit(f"cannot build a library: {why}; name a checkout with --source")
 
 
 class Tools(NamedTuple):
@@ -155,7 +153,7 @@ def tools(torch: Torch, needs_cargo: bool) -> Tools:
     if cuda is None:
         lacking.append(why)
     if lacking or cmake is None or cuda is None:
-        raise Unfit(f"to build for torch {torch.version}, this is missing: " + "; ".join(lacking))
+        raise Unfit(f"cannot build for torch {torch.version}, since tools are missing: " + "; ".join(lacking))
     return Tools(cmake, cuda, ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else ["-G", "Unix Makefiles"])
 
 
@@ -209,7 +207,7 @@ def _run(command: Sequence[str], log: Path, say: Say, what: str) -> None:
             process.wait()
     if status != 0:
         _files.say(*tail, file=sys.stderr)
-        raise Unfit(f"{what}: {Path(command[0]).name} ended with status {status}")
+        raise Unfit(f"cannot build the library: {what}: {Path(command[0]).name} ended with status {status}")
 
 
 #: Run in a child process, since a loaded library stays loaded.
@@ -226,7 +224,7 @@ def _try(library: Path, torch: Torch) -> str:
     done = subprocess.run([sys.executable, "-c", _TRY, str(library)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        raise Unfit(f"what was built cannot be loaded beside torch {torch.version}: {said[-1] if said else done.returncode}")
+        raise Unfit(f"cannot load the built library beside torch {torch.version}: {said[-1] if said else done.returncode}")
     return done.stdout.strip()
 
 
@@ -242,7 +240,7 @@ def _workplace(folder: Path, name: str) -> Iterator[tuple[Path, Path]]:
         kept = folder / f"{name}.log"
         if log.exists():
             os.replace(log, kept)
-            raise Unfit(f"{error}; all of it is in {kept}") from None
+            raise Unfit(f"{error}; read {kept}") from None
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -265,7 +263,7 @@ def build(
     folder = source_folder(source)
     given = Path(archive).resolve() if archive else None
     if given is not None and not given.is_file():
-        raise Unfit(f"{archive}: there is no such archive")
+        raise Unfit(f"cannot read the archive {archive}: no such file")
     has_core = given is not None or (folder / "core" / "libvmmgraph.a.xz").is_file()
     found = tools(torch, needs_cargo=not has_core)
     with _workplace(place.parent.parent, place.parent.name) as (work, log):

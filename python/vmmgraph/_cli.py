@@ -1,4 +1,4 @@
-"""The command ``vmmgraph``. Only ``check`` and ``build`` need torch; no command needs a GPU."""
+"""The command ``vmmgraph``. Only ``build`` needs torch; no command needs a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(path: str, data: bytes, *sources: str) -> None:
     target = Path(path)
     for source in sources:
         if source != "-" and target.exists() and target.samefile(source):
-            raise Unfit(f"{path} is what is read")
+            raise Unfit(f"cannot write {path}: it is also the input; choose another -o")
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return
@@ -72,14 +72,16 @@ def _beside(given: str, source: str, ending: str) -> str:
     if given:
         return given
     if source == "-":
-        raise Unfit("-o is needed, as the map comes from standard input")
+        raise Unfit("cannot name the output of a map from standard input; pass -o")
     return str(Path(source).with_suffix(ending))
 
 
 def report(arguments: argparse.Namespace) -> int:
     path = arguments.map or os.environ.get("VMMGRAPH_MAP") or ("-" if not sys.stdin.isatty() else "")
     if not path:
-        raise Unfit("which map? Name a file, or set VMMGRAPH_MAP (vmmgraph.save_map and VMMGRAPH_MAP=map.json at exit write one)")
+        raise Unfit(
+            "no map is named; pass a file or set VMMGRAPH_MAP (a program writes a map with vmmgraph.save_map, or at exit with VMMGRAPH_MAP=map.json)"
+        )
     _, text = _maps.open_map(path)
     say(*drawn(core(), "map_report", text, path).rstrip("\n").split("\n"))
     return OK
@@ -94,7 +96,7 @@ def draw(arguments: argparse.Namespace) -> int:
 
 def diff(arguments: argparse.Namespace) -> int:
     if arguments.before == arguments.after == "-":
-        raise Unfit("standard input is one map, not two")
+        raise Unfit("cannot read two maps from standard input; name a file")
     both = []
     for path in (arguments.before, arguments.after):
         both.append(_maps.open_map(path)[0])
@@ -120,9 +122,9 @@ def export(arguments: argparse.Namespace) -> int:
         whole, lost = _snapshot.snapshot(page_map)
     write(output, _snapshot.dumps(whole), arguments.map)
     if all(space["events"] is None for space in page_map["spaces"]):
-        say("no events in the map: each shape is shown at its peak (docs/map.md says how to note events)", file=sys.stderr)
+        say("the map has no events: each shape is shown at its peak (docs/map.md explains how to trace events)", file=sys.stderr)
     if lost:
-        say(f"{mib(lost)} of blocks lie on no page of the map any more, and are left out", file=sys.stderr)
+        say(f"{mib(lost)} of blocks are left out, since their pages have left the map", file=sys.stderr)
     return OK
 
 
@@ -166,7 +168,7 @@ def replay(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
         del data
-        events = arguments.events or ("hungriest" if arguments.output else "none")
+        events = arguments.events or ("largest" if arguments.output else "none")
         try:
             run = _replay.Run(
                 core(), trace, kept=arguments.kept, expected_bytes=arguments.expected_bytes, events=events, progress=progress
@@ -180,7 +182,7 @@ def replay(arguments: argparse.Namespace) -> int:
         progress.end()
     if arguments.output:
         if not arguments.output.endswith((".json", ".html")):
-            raise Unfit(f"{arguments.output} is neither .json nor .html")
+            raise Unfit(f"cannot write {arguments.output}: the name ends neither in .json nor in .html")
         page = text if arguments.output.endswith(".json") else drawn(run.library, "map_html", text, arguments.trace).encode()
         write(arguments.output, page, arguments.trace)
     if arguments.json:
@@ -195,17 +197,17 @@ def _table(cost: Any, trace: Any) -> list[str]:
         (
             "floor",
             cost.floor_bytes,
-            f"the largest capture at its peak, {cost.hungriest}, and the outputs alive after the other captures",
+            f"the largest capture at its peak, {cost.largest}, and the outputs alive after the other captures",
         ),
         ("peaks", cost.peaks_bytes, "the peaks of all captures together"),
-        ("private", cost.private_bytes, "a pool of its own for each in torch, computed by its allocator's rules"),
+        ("private", cost.private_bytes, "one pool for each capture in torch, computed by the rules of torch's allocator"),
     ]
     if trace.recorded_bytes is not None:
-        rows.append(("recorded", trace.recorded_bytes, "what those pools held when the snapshot was taken"))
+        rows.append(("recorded", trace.recorded_bytes, "held by torch's pools at the snapshot"))
     times = f"{cost.held_bytes / cost.floor_bytes:.3f} x floor" if cost.floor_bytes else "nothing is allocated"
-    rows.append(("shared", cost.held_bytes, f"in an arena: {times}; {mib(cost.retained_bytes)} of it are of single captures"))
+    rows.append(("shared", cost.held_bytes, f"in an arena: {times}; {mib(cost.retained_bytes)} are private to single captures"))
     if cost.most_held_bytes > cost.held_bytes:
-        rows.append(("at most", cost.most_held_bytes, "while the captures were made"))
+        rows.append(("at most", cost.most_held_bytes, "during the captures"))
     lines = [f"{cost.captures} captures, {cost.allocations} allocations ({trace.source}), {cost.maps} map calls"]
     lines += [f"{name:9} {size / (1 << 20):10.1f} MiB  {what}" for name, size, what in rows]
     return [*lines, *trace.notes]
@@ -281,13 +283,15 @@ def parser() -> argparse.ArgumentParser:
 
     top = argparse.ArgumentParser(
         prog="vmmgraph",
-        description="Where the memory of CUDA graphs is, and what it would cost. Only doctor and build use torch.",
+        description="Checks an installation, and shows or estimates the memory of CUDA graphs. Only doctor and build use torch.",
     )
-    top.add_argument("--version", action=_Print, say=version, help="versions of the package and its library")
+    top.add_argument("--version", action=_Print, say=version, help="prints the versions of the package and its library")
     top.add_argument(
-        "--cmake-dir", action=_Print, say=lambda: str(_package.cmake_dir()), help="the folder for find_package(VmmGraph)"
+        "--cmake-dir", action=_Print, say=lambda: str(_package.cmake_dir()), help="prints the folder for find_package(VmmGraph)"
     )
-    top.add_argument("--include-dir", action=_Print, say=lambda: str(_package.include_dir()), help="the folder of the headers")
+    top.add_argument(
+        "--include-dir", action=_Print, say=lambda: str(_package.include_dir()), help="prints the folder of the headers"
+    )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str, more: str = "") -> argparse.ArgumentParser:
@@ -295,26 +299,24 @@ def parser() -> argparse.ArgumentParser:
         one.set_defaults(run=run)
         return one
 
-    a_map = "a page map, JSON or a page that has it inside; - for standard input"
-    one = command("report", report, "a page map as text that fits a log")
-    one.add_argument("map", nargs="?", help=f"{a_map}. Default: what VMMGRAPH_MAP names, or standard input")
-    one = command("map", draw, "a page map as one web page that fetches nothing")
+    a_map = "a page map: JSON, or an HTML page with a map; - for standard input"
+    one = command("report", report, "print a page map as a table for logs")
+    one.add_argument("map", nargs="?", help=f"{a_map}. Default: the file in VMMGRAPH_MAP, or standard input")
+    one = command("map", draw, "draw a page map as one self-contained HTML page")
     one.add_argument("map", help=a_map)
     one.add_argument("-o", "--output", metavar="FILE", default="", help="default: the map's name with .html")
     one = command(
         "diff",
         diff,
-        "what shapes, pages and bytes came and went",
-        "Exit status: 0 if nothing did, 1 if something, 2 for trouble.",
+        "print the difference of two page maps: shapes, pages, bytes",
+        "Exit status: 0 if equal, 1 if different, 2 for an error.",
     )
     one.add_argument("before", help=a_map)
     one.add_argument("after", help=a_map)
-    one = command("export", export, "a page map for other viewers")
+    one = command("export", export, "convert a page map for other viewers")
     formats = one.add_mutually_exclusive_group(required=True)
-    formats.add_argument(
-        "--torch-snapshot", action="store_true", help="for memory_viz: a segment is a page, blocks lie where they are"
-    )
-    formats.add_argument("--perfetto", action="store_true", help="for ui.perfetto.dev: captures as a timeline")
+    formats.add_argument("--torch-snapshot", action="store_true", help="for memory_viz: a segment is a physical page")
+    formats.add_argument("--perfetto", action="store_true", help="for ui.perfetto.dev: a timeline of captures")
     one.add_argument("map", help=a_map)
     one.add_argument("-o", "--output", metavar="FILE", default="", help="default: the map's name with .pickle or .perfetto.json")
     one = command(
@@ -327,8 +329,8 @@ def parser() -> argparse.ArgumentParser:
     one = command(
         "build",
         build,
-        "a library for the torch at hand, from this package's sources or a checkout's",
-        "Needs a C++20 compiler and cmake, and cargo for a checkout. Prints where the library is; vmmgraph finds it there.",
+        "compile the library for the installed torch",
+        "Needs a C++20 compiler and CMake; a checkout needs cargo, too. Prints the path of the library, where vmmgraph finds it.",
     )
     one.add_argument(
         "--source", metavar="FOLDER", default="", help="a checkout; default: the package's sources, or the checkout it is in"
@@ -337,15 +339,20 @@ def parser() -> argparse.ArgumentParser:
         "--archive",
         metavar="FILE",
         default="",
-        help="a core (libvmmgraph.a with the bridge) that is there already, for a checkout without cargo",
+        help="an existing core (libvmmgraph.a with the bridge), for a checkout without cargo",
     )
     one.add_argument(
-        "-j", "--jobs", type=int, default=0, metavar="N", help="files at once; default: what processors and memory allow"
+        "-j",
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of files compiled at once; default: limited by processors and memory",
     )
     one.add_argument(
-        "-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="of CMake, behind those that are set"
+        "-D", "--define", action="append", default=[], metavar="NAME=VALUE", help="a CMake variable, set after the command's own"
     )
-    one.add_argument("--force", action="store_true", help="also if it is there")
+    one.add_argument("--force", action="store_true", help="build even if the library exists")
     one = command(
         "plan",
         plan,
@@ -369,8 +376,8 @@ def parser() -> argparse.ArgumentParser:
     one = command(
         "replay",
         replay,
-        "what captures would cost, without a GPU",
-        "Makes a trace's allocations and frees in an arena on the host driver. A pickle is read without running anything of it.",
+        "estimate the memory of recorded captures, without a GPU",
+        "Repeats the allocations and frees of a trace in an arena on the host driver. Runs no code of a pickle.",
     )
     one.add_argument(
         "trace",
@@ -380,30 +387,28 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("-o", "--output", metavar="FILE", default="", help="writes the page map: .json or .html")
     one.add_argument("--json", action="store_true", help="prints the numbers as one JSON object, in bytes")
     one.add_argument(
-        "--kept", action="store_true", help="what outlives its capture is allocated as kept blocks, packed on common pages"
+        "--kept", action="store_true", help="allocates tensors alive after their capture as kept blocks, packed on common pages"
     )
-    one.add_argument(
-        "--expected-bytes", type=_size, default=0, metavar="SIZE", help="what the arena is told to expect: 1056M, 4G"
-    )
+    one.add_argument("--expected-bytes", type=_size, default=0, metavar="SIZE", help="expected bytes of the arena: 1056M, 4G")
     one.add_argument(
         "--events",
-        choices=("none", "hungriest", "all"),
-        help="captures whose every block the map notes; default: the hungriest one's",
+        choices=("none", "largest", "all"),
+        help="captures with a timeline in the map; default: the largest capture",
     )
     one.add_argument("--title", default="", help="the map's title; default: the trace's name")
     snapshots = one.add_argument_group("of a torch snapshot")
     snapshots.add_argument(
-        "--pools", choices=("graph", "all"), default="graph", help="what of it: graphs' pools (default), or all memory"
+        "--pools", choices=("graph", "all"), default="graph", help="memory of graph pools (default), or all memory"
     )
     snapshots.add_argument("--device", type=int, help="default: the first with captures")
     snapshots.add_argument(
         "--split",
         choices=_traces.SPLITS,
         default="auto",
-        help="what begins another capture: another pool, another label (torch.cuda.memory._set_memory_metadata), an allocation outside "
-        "of graph pools in between; default: labels if there are any, else both others",
+        help="the start of a capture: a new pool, a new label (torch.cuda.memory._set_memory_metadata), or an allocation outside "
+        "graph pools; default: labels if the trace has labels, else pools and outside allocations",
     )
-    snapshots.add_argument("--gap-ms", type=float, metavar="MS", help="so long without an allocation begins another capture too")
+    snapshots.add_argument("--gap-ms", type=float, metavar="MS", help="a pause of MS without an allocation also starts a capture")
     return top
 
 

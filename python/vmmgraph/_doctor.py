@@ -55,7 +55,7 @@ def _torch() -> dict[str, Any]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return {"error": str(error)}
+        return {"error": str(error), "installed": _engines.installed("torch")}
     facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda}
     path, facts["route"] = _library.find()
     if path is None:
@@ -114,7 +114,13 @@ def _gpu(facts: Mapping[str, Any]) -> list[Line]:
 def _torch_lines(facts: Mapping[str, Any]) -> list[Line]:
     torch = facts["torch"]
     if "error" in torch:
-        return [Line("torch", ERROR, f"cannot be imported: {torch['error']}", "pip install torch==2.11.0")]
+        installed = torch.get("installed")
+        remedy = (
+            f"pip install --force-reinstall torch=={installed}, with its dependencies"
+            if installed
+            else "pip install torch==2.11.0"
+        )
+        return [Line("torch", ERROR, f"cannot be imported: {torch['error']}", remedy)]
     if not torch["cuda"]:
         return [Line("torch", ERROR, f"{torch['version']} is built without CUDA", "install a CUDA build of torch")]
     lines = [Line("torch", OK, f"{torch['version']}, CUDA {torch['cuda']}")]
@@ -154,6 +160,9 @@ def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
             lines.append(Line(f"{name} plugin", WARNING, "installed and off", "set VMMGRAPH=1"))
         else:
             lines.append(Line(f"{name} plugin", OK, "installed and on"))
+    if on and not facts["engines"].keys() & GROUPS.keys():
+        remedy = "pip install vmmgraph into the environment of the engine, and run its vmmgraph doctor"
+        lines.append(Line("engine", WARNING, "VMMGRAPH is on, and this environment has neither vLLM nor SGLang", remedy))
     return lines
 
 
@@ -195,5 +204,6 @@ def as_text(lines: list[Line]) -> list[str]:
         text.append(f"{line.state:8} {line.subject:{width}}  {line.text}")
         if line.remedy:
             text.append(f"{'':8} {'':{width}}  -> {line.remedy}")
-    bad = sum(line.state == ERROR for line in lines)
-    return [*text, f"{bad} errors, {sum(line.state == WARNING for line in lines)} warnings (python {sys.version.split()[0]})"]
+    errors, warnings = (sum(line.state == state for line in lines) for state in (ERROR, WARNING))
+    counts = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((errors, "error"), (warnings, "warning")))
+    return [*text, f"{counts} (python {sys.version.split()[0]})"]

@@ -79,11 +79,11 @@ def enable(
     """
     global _installed, _status
     if retain not in _c.RETAIN:
-        raise ValueError(f"retain is {retain!r}, none of {', '.join(_c.RETAIN)}")
+        raise ValueError(f"cannot use retain={retain!r}: the value is unknown; pass one of: {', '.join(_c.RETAIN)}")
     sharing = sharing_asked(sharing)
     instantiate = instantiate or os.environ.get("VMMGRAPH_INSTANTIATE") or INSTANTIATE[0]
     if instantiate not in INSTANTIATE:
-        raise ValueError(f"instantiate is {instantiate!r}, none of {', '.join(INSTANTIATE)}")
+        raise ValueError(f"cannot use instantiate={instantiate!r}: the value is unknown; pass one of: {', '.join(INSTANTIATE)}")
     with _lock:
         if _status is not None and _status:
             return _status
@@ -124,13 +124,12 @@ def _fall_back(why: str) -> Status:
     from . import _mempool
 
     global _installed
-    hint = '"python -m vmmgraph build" makes one, VMMGRAPH_LIBRARY names one'
     try:
         _installed = _mempool.install()
     except (_c.Error, OSError, AttributeError, ImportError) as error:
-        log.warning("vmmgraph: off, torch's graphs stay as they are: %s (%s)", why, error)
+        log.warning("vmmgraph: cannot change torch's graphs: %s; %s; run `vmmgraph doctor`", why, error)
         return Status("none", f"{why}; {error}")
-    log.warning("vmmgraph: MemPool route, %s; %s", why, hint)
+    log.warning("vmmgraph: cannot use the blocks route: %s; captures use torch's MemPools; run `vmmgraph doctor`", why)
     return Status("mempool", why)
 
 

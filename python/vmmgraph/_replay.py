@@ -24,7 +24,7 @@ class Cost:
     allocations: int
     #: Lower bound, and the label of its capture: peak live bytes plus bytes left alive by others.
     floor_bytes: int
-    hungriest: str
+    largest: str
     peaks_bytes: int
     #: Reserved bytes of torch's allocator with one pool per capture.
     private_bytes: int
@@ -170,7 +170,7 @@ class Run:
         for number, capture in enumerate(trace.captures):
             progress(f"capture {number + 1} of {len(trace.captures)}: {capture.label}")
             space = c_void_p()
-            library.arena_trace_events(self._arena, int(events == "all" or (events == "hungriest" and number == most)))
+            library.arena_trace_events(self._arena, int(events == "all" or (events == "largest" and number == most)))
             library.space_open(self._arena, byref(space))
             self._spaces.append(space)
             library.space_set_label(space, _label(capture.label))
@@ -193,7 +193,7 @@ class Run:
             captures=len(trace.captures),
             allocations=sum(size >= 0 for capture in trace.captures for _, size in capture.steps),
             floor_bytes=floor,
-            hungriest=trace.captures[most].label,
+            largest=trace.captures[most].label,
             peaks_bytes=peaks,
             private_bytes=private,
             held_bytes=stats.physical_bytes,

@@ -27,7 +27,7 @@ def sleep(level: int = 2) -> list[Ledger]:
     capture and RuntimeError on the MemPool route, without effect. After another error, call `wake`.
     """
     if level not in LEVELS:
-        raise ValueError(f"level is {level!r}, none of {LEVELS}")
+        raise ValueError(f"cannot sleep at level {level!r}: no such level; pass 1 or 2")
     devices = _used_devices()
     if not devices:
         return []

@@ -114,11 +114,11 @@ impl ArenaMap {
         }
         match drops.len() {
             0 => write!(f, " nothing for any one shape")?,
-            1..=3 => write!(f, " the others nothing")?,
-            more => write!(f, " {} others less", more - 3)?,
+            1..=3 => write!(f, " other shapes nothing")?,
+            more => write!(f, " {} other shapes less", more - 3)?,
         }
         if let Some(point) = self.curve.get(2) {
-            write!(f, "; without the 3 hungriest: {} MiB", Mib(point.without_bytes))?;
+            write!(f, "; without the 3 largest shapes: {} MiB", Mib(point.without_bytes))?;
         }
         writeln!(f)
     }

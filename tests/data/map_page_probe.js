@@ -19,7 +19,13 @@
   const probe = () => {
     const map = JSON.parse($("#map").textContent);
     same(window.bad, undefined, "a label was run");
-    same($("h1").textContent, map.title, "title");
+    const most = map.spaces.reduce((best, space) => (space.drop_gives_bytes > best.drop_gives_bytes ? space : best));
+    const size = (n) => (n < 10240 * 1048576 ? `${Math.round(n / 1048576)} MiB` : `${(n / 1073741824).toFixed(1)} GiB`);
+    const gain = `; dropping ${most.label} gives ${size(most.drop_gives_bytes)} back`;
+    same($("h1").textContent, `${size(map.held_bytes)} instead of ${size(map.apart_bytes)}${gain}`, "headline");
+    same($("#subtitle").textContent.startsWith(`${map.title}  ·  `), true, "title");
+    const terms = all("#terms dt").map((term) => term.textContent).join();
+    same(terms, all("#matrix thead th").slice(2).map((head) => head.textContent).join(), "a meaning for each column");
     for (const [id, n] of [["held", map.held_bytes], ["floor", map.floor_bytes], ["apart", map.apart_bytes]]) same(+$(`#${id}`).dataset.bytes, n, id);
 
     // Every number of every row.
@@ -36,7 +42,7 @@
 
     // Orders.
     const order = () => all("#matrix tbody tr").map((row) => +row.dataset.space).join();
-    same(order(), map.curve.map((point) => point.space).join(), "the hungriest first");
+    same(order(), map.curve.map((point) => point.space).join(), "the largest first");
     $("[data-sort=order]").click();
     same(order(), map.spaces.map((space) => space.id).join(), "in the order of capture");
     $("[data-sort=gives]").click();
@@ -48,19 +54,19 @@
     same(numbers.every((n, index) => !index || numbers[index - 1] <= n), true, "labels by number");
     $("[data-sort=need]").click();
 
-    // Hover: the first cell of the hungriest shape.
-    const hungriest = byId.get(map.curve[0].space);
+    // Hover: the first cell of the largest shape.
+    const largest = byId.get(map.curve[0].space);
     const first = () => $("#matrix tbody tr");
     const canvas = () => $("canvas", first());
     const box = canvas().getBoundingClientRect();
-    at(canvas(), "mousemove", box.left + 2, box.top + 5);
+    at(canvas(), "mousemove", box.left + 0.5, box.top + 5);
     same($("#tip").hidden, false, "a cell says nothing");
     const page = map.pages.findIndex((one) => one.class !== "own");
-    const tile = hungriest.maps.find((one) => one.page === page);
+    const tile = largest.maps.find((one) => one.page === page);
     same($("#tip b").textContent.endsWith(` ${map.pages[page].number}`), true, "the page's number");
     if (tile) {
       same($("#tip").textContent.includes(`0x${tile.address.toString(16)}`), true, "the address");
-      const block = hungriest.blocks.find((one) => one.address < tile.address + map.pages[page].bytes && one.address + one.bytes > tile.address);
+      const block = largest.blocks.find((one) => one.address < tile.address + map.pages[page].bytes && one.address + one.bytes > tile.address);
       same(!block || /allocation \d+/.test($("#tip").textContent), true, "the blocks");
     }
     const lent = map.pages.filter((one) => one.lease !== null);
@@ -98,7 +104,7 @@
     // The curve.
     const curve = $("#curve canvas"), there = curve.getBoundingClientRect();
     at(curve, "mousemove", there.right - 9, there.top + 20);
-    same($("#tip b").textContent.startsWith(`${map.curve.length} hungriest`), true, "the curve's end");
+    same($("#tip b").textContent.startsWith(`${map.curve.length} largest`), true, "the curve's end");
     at(curve, "click", there.right - 9, there.top + 20);
     same(+$("tr.picked").dataset.space, map.curve.at(-1).space, "a click on the curve");
 
@@ -141,6 +147,7 @@
     $("#theme").click();
     same(document.documentElement.dataset.theme, theme, "back again");
     same(document.documentElement.scrollWidth <= innerWidth, true, "no sideways scrolling");
+    same(innerWidth > 640 || $("#matrix").scrollWidth <= $("#matrix").clientWidth, true, "a row fits a narrow screen");
     same(performance.getEntriesByType("resource").length, 0, "requests");
     return rows.length;
   };

@@ -78,3 +78,17 @@ def test_a_plugin_warns_in_one_line(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == lines
     assert all("vLLM 0.33.0 was never run" in line and _engines.REMEDY in line and "\n" not in line for line in warnings)
+
+
+def test_a_plugin_names_each_variable_without_effect_on_its_route(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vmmgraph import _enable
+
+    monkeypatch.setattr(_engines, "installed", lambda engine: "0.24.0")
+    monkeypatch.setattr(_enable, "enable", lambda **_: _enable.Status("mempool", "a test", None))
+    monkeypatch.setenv("VMMGRAPH_KV", "1")
+    monkeypatch.setenv("VMMGRAPH_SLEEP", "0")
+    with caplog.at_level(logging.WARNING, "vmmgraph"):
+        assert _common.enable_for("vLLM") is None
+    assert [line.split(":")[1] for line in caplog.messages] == [" cannot use VMMGRAPH_KV on the mempool route"]

@@ -71,6 +71,20 @@ def test_links_lead_to_files_and_headings() -> None:
     assert not broken, "\n".join(broken)
 
 
+def test_paths_in_code_exist() -> None:
+    """Paths from the root, such as `tests/faults`, except files that a reader writes."""
+    tops = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build", "target"}
+    absent, count = [], 0
+    for page in {*PAGES} - {*QUICKSTARTS, DOCS / "porting.md"}:
+        for name in re.findall(r"`([\w.-]+/[\w./-]*\w)`", page.read_text()):
+            if name.split("/")[0] in tops:
+                count += 1
+                if not (ROOT / name).exists() and not (ROOT / f"{name}.rs").exists():
+                    absent.append(f"{page.relative_to(ROOT)}: {name}")
+    assert count > 100
+    assert not absent, "\n".join(absent)
+
+
 def test_the_site_has_every_page_once() -> None:
     listed = re.findall(r"\]\(([^)]+)\)", (DOCS / "SUMMARY.md").read_text())
     assert len(listed) == len(set(listed))

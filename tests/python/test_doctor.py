@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ HEALTHY = {
 }
 
 
+def test_the_quickstart_of_vllm_shows_a_healthy_machine() -> None:
+    library = ".../vmmgraph/_lib/torch-2.11-cu13/libvmmgraph_torch.so"
+    changes = {"torch": HEALTHY["torch"] | {"library": library}, "environment": {"VMMGRAPH": "1", "VMMGRAPH_KV": "1"}}
+    *lines, last = _doctor.as_text(_doctor.examine(HEALTHY | changes))
+    page = (Path(__file__).resolve().parents[2] / "docs/quickstart-vllm.md").read_text()
+    assert "```text\n" + "\n".join([*lines, last.split(" (")[0]]) in page
+
+
 def states(**changes: Any) -> dict[str, tuple[str, str, str]]:
     return {line.subject: line[1:] for line in _doctor.examine(HEALTHY | changes)}
 
@@ -42,6 +51,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("GPU", "error", "no device", {"driver": {"version": 13000, "devices": []}}),
         ("driver", "error", "CUDA 11.8", {"driver": {"version": 11080, "devices": ["A"]}}),
         ("torch", "error", "cannot be imported", {"torch": {"error": "No module named 'torch'"}}),
+        ("torch", "error", "libcudnn", {"torch": {"error": "libcudnn.so.9: no such file", "installed": "2.11.0"}}),
         ("torch", "error", "without CUDA", {"torch": {"version": "2.11.0", "cuda": None}}),
         ("library", "warning", "no library for torch 2.15", {"torch": HEALTHY["torch"] | {"route": "no library for torch 2.15"}}),
         ("library", "error", "is refused: wrong", {"torch": HEALTHY["torch"] | {"refused": "wrong ABI"}}),
@@ -49,6 +59,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("vllm plugin", "error", "has no vmmgraph", {"plugins": {"vllm": False, "sglang": False}}),
         ("vllm plugin", "error", "VLLM_PLUGINS", {"environment": {"VMMGRAPH": "1", "VLLM_PLUGINS": "other"}}),
         ("vllm plugin", "warning", "off", {"environment": {}}),
+        ("engine", "warning", "neither vLLM nor SGLang", {"engines": {}}),
         ("environment", "error", "VMMGRAPH=yes-please", {"environment": {"VMMGRAPH": "yes-please"}}),
         ("environment", "error", "cannot use VMMGRAPH_SLEP", {"environment": {"VMMGRAPH_SLEP": "1"}}),
         ("environment", "error", "cudaMallocAsync", {"environment": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}}),
@@ -86,7 +97,7 @@ def test_the_status_and_the_json_say_the_same(monkeypatch: pytest.MonkeyPatch, c
         lines = json.loads(capsys.readouterr().out)
         assert any(line["state"] == "error" for line in lines) is bool(status)
         assert _cli.main(["doctor"]) == status
-        assert f"{int(bool(status))} errors" in capsys.readouterr().out
+        assert f"{int(bool(status))} error" in capsys.readouterr().out
 
 
 def test_this_machine_is_examined_without_a_traceback() -> None:

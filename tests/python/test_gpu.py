@@ -2298,7 +2298,7 @@ def test_the_mempool_route() -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout == "fine\n"
-    assert "MemPool route" in run.stderr
+    assert "cannot use the blocks route" in run.stderr
 
 
 ONE_ARENA = """

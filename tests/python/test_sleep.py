@@ -104,7 +104,7 @@ def test_level_1_keeps_executables(asleep) -> None:
     assert "torch_evict_executables" not in names(asleep, *STEPS)
     vmmgraph.wake()
     assert names(asleep, *STEPS) == ["arena_resume"]
-    with pytest.raises(ValueError, match="level is 3"):
+    with pytest.raises(ValueError, match="cannot sleep at level 3"):
         vmmgraph.sleep(3)
     del graph
 

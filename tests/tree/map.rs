@@ -149,7 +149,7 @@ fn dropping_a_shape_gives_back_what_the_map_says() {
 }
 
 #[test]
-fn the_hungriest_shapes_alone_take_what_the_curve_says() {
+fn the_largest_shapes_alone_take_what_the_curve_says() {
     let trace = load("capture-trace-65");
     let (device, label) = (device(), |id, map: &ArenaMap| {
         map.spaces.iter().find(|space| space.id == id).and_then(|space| space.label.clone()).unwrap()
@@ -499,7 +499,7 @@ fn the_report_is_a_table_that_fits_a_log() {
     let expected = "\
 arena 1, golden: 514 MiB held for 4 shapes, 1.004 x the largest shape (512 MiB); apart they need 819 MiB at least
 host device 0: 1024 MiB, executables 3 MiB
-dropping gives back: prefill 8192 256 MiB, decode 64 2 MiB, the others nothing; without the 3 hungriest: 32 MiB
+dropping gives back: prefill 8192 256 MiB, decode 64 2 MiB, other shapes nothing; without the 3 largest shapes: 32 MiB
 MiB           pages 0..31                       small retained peak live   mapped    alone drop gives
 prefill 8192  ################################      0        -       512      512      256        256
 prefill 4096  ###############+................      0        -       250      256        -          -

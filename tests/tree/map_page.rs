@@ -106,16 +106,17 @@ fn a_browser_shows_what_the_data_says_and_hover_click_and_keys_work() {
     };
     let probe = include_str!("../data/map_page_probe.js");
     let pages = [
-        ("capture-trace-65", false, "light"),
-        ("capture-trace-65-retained", false, "light"),
-        ("capture-trace-65-retained", true, "dark"),
-        ("capture-trace-vision", false, "dark"),
+        ("capture-trace-65", false, "light", 1400),
+        ("capture-trace-65", false, "light", 390),
+        ("capture-trace-65-retained", false, "light", 1000),
+        ("capture-trace-65-retained", true, "dark", 1600),
+        ("capture-trace-vision", false, "dark", 1400),
     ];
-    for (name, kept, mode) in pages {
+    for (name, kept, mode, width) in pages {
         let (map, page) = page(name, kept);
         // Inserted before the page's own script, to catch its errors; runs afterwards.
         let with_probe = page.replacen("<main>", &format!("<script>{probe}</script><main>"), 1);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("map_page_{name}_{kept}"));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("map_page_{name}_{kept}_{width}"));
         fs::create_dir_all(&folder).unwrap();
         let file = folder.join("page.html");
         fs::write(&file, with_probe).unwrap();
@@ -127,11 +128,8 @@ fn a_browser_shows_what_the_data_says_and_hover_click_and_keys_work() {
                 "--disable-dev-shm-usage",
                 "--no-first-run",
             ])
-            .args([
-                "--host-resolver-rules=MAP * ~NOTFOUND",
-                "--window-size=1400,1000",
-                "--virtual-time-budget=20000",
-            ])
+            .args(["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=20000"])
+            .arg(format!("--window-size={width},1000"))
             .arg(format!("--user-data-dir={}", folder.join("profile").display()))
             .arg("--dump-dom")
             .arg(format!("file://{}#{mode}", file.display()))
@@ -147,8 +145,8 @@ fn a_browser_shows_what_the_data_says_and_hover_click_and_keys_work() {
                 String::from_utf8_lossy(&output.stderr)
             );
         };
-        println!("{name}, kept {kept}, {mode}: {found}");
-        assert!(found.starts_with("ok "), "{name} {mode}: {found}");
+        println!("{name}, kept {kept}, {mode}, {width}: {found}");
+        assert!(found.starts_with("ok "), "{name} {mode} {width}: {found}");
         let rows: usize = found.split_whitespace().nth(1).unwrap().parse().unwrap();
         assert_eq!(rows, map.spaces.len());
     }

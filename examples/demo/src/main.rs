@@ -224,7 +224,7 @@ fn demo(json: Option<PathBuf>, data: PathBuf, only: Option<String>) -> Result<bo
         rows.extend(of_model);
     }
     bar.finish_and_clear();
-    println!("floor: the peak live bytes of the hungriest shape, and what is kept of all shapes");
+    println!("floor: the peak live bytes of the largest shape, and what is kept of all shapes");
     let checked: u64 = rows.iter().filter_map(|row| row.found).map(|(replayed, _)| replayed.blocks).sum();
     let bad: u64 =
         rows.iter().filter_map(|row| row.found).map(|(replayed, lost)| replayed.wrong + lost).sum();

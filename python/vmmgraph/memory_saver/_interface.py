@@ -38,9 +38,11 @@ class TorchMemorySaver:
     @hook_mode.setter
     def hook_mode(self, mode: HookMode) -> None:
         if mode not in ("preload", "torch"):
-            raise ValueError(f"hook_mode {mode!r}: there are 'preload' and 'torch'")
+            raise ValueError(f"cannot use hook mode {mode!r}: no such mode; set 'preload' or 'torch'")
         if self._saver is not None and mode != self._mode:
-            raise RuntimeError(f"hook_mode is {self._mode!r} since the first use, and cannot become {mode!r}")
+            raise RuntimeError(
+                f"cannot change hook_mode to {mode!r}: it is {self._mode!r} since the first use; set hook_mode before"
+            )
         self._mode = mode
 
     def _ready(self) -> Saver:

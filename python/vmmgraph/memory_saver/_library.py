@@ -166,7 +166,7 @@ class Library:
         if mode == "preload":
             if len(found) != 1:
                 raise RuntimeError(
-                    f"hook mode 'preload', and {len(found)} entries of LD_PRELOAD are {_FILE}: start the process inside "
+                    f"cannot use hook mode 'preload': {len(found)} entries of LD_PRELOAD are {_FILE}; start the process inside "
                     "vmmgraph.memory_saver.configure_subprocess(), or set torch_memory_saver.hook_mode = 'torch' before its first use "
                     f"(LD_PRELOAD={os.environ.get('LD_PRELOAD', '')!r}, process {os.getpid()})"
                 )
@@ -175,7 +175,7 @@ class Library:
             # A preloaded library may be a copy of the package's, which would be a second saver.
             self.path = found[0] if found else library_path()
         else:
-            raise ValueError(f"hook_mode {mode!r}: there are 'preload' and 'torch'")
+            raise ValueError(f"cannot use hook mode {mode!r}: no such mode; set 'preload' or 'torch'")
         self.binary_wrapper = BinaryWrapper(self.path)
         self.c = self.binary_wrapper.cdll
         self.mode = mode

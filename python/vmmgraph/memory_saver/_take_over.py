@@ -18,7 +18,7 @@ def _loaded_shim() -> list[str]:
         return []
     file = getattr(package, "__file__", None)
     if file is None or os.path.realpath(file) != os.path.realpath(os.path.join(shim_path(), ORIGINAL, "__init__.py")):
-        raise RuntimeError(f"{ORIGINAL} is loaded already, from {file}: take over before it is imported")
+        raise RuntimeError(f"cannot take over {ORIGINAL}: it was imported from {file}; call take_over() before the import")
     return [name for name in sys.modules if name == ORIGINAL or name.startswith(f"{ORIGINAL}.")]
 
 

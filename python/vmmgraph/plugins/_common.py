@@ -58,7 +58,14 @@ def enable_for(engine: str) -> Any:
         log.warning("vmmgraph: %s; %s", outside, _engines.REMEDY)
     chosen = _enable.enable(share=False)
     log.info("vmmgraph: under %s, %s route", engine, chosen.route)
-    return _door.opened() if chosen.route == "blocks" else None
+    if chosen.route == "blocks":
+        return _door.opened()
+    for name in ("VMMGRAPH_KV", "VMMGRAPH_SLEEP"):
+        if is_set(name):
+            log.warning(
+                "vmmgraph: cannot use %s on the %s route: only the blocks route has it; run `vmmgraph doctor`", name, chosen.route
+            )
+    return None
 
 
 def captures_ended() -> None:

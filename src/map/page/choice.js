@@ -27,13 +27,13 @@ const blocksOn = (space, page) => {
 };
 const tell = (space, page, x, y) => {
   const facts = map.pages[page];
-  const users = facts.owner === null ? `shown by ${facts.spaces} of ${plural(map.spaces.length, "shape")}` : "this shape's own";
+  const users = facts.owner === null ? `used by ${facts.spaces} of ${plural(map.spaces.length, "shape")}` : "private to this shape";
   const lines = [`${bytes(facts.bytes)}, ${users}`];
-  if (onLease(facts)) lines.push(`on lease ${facts.lease}: who shows it is not replayed until that is over`);
+  if (onLease(facts)) lines.push(`on lease ${facts.lease}: shapes with this page are not replayed until the lease ends`);
   const codes = [];
   if (space) {
     const tile = space.tiles.get(page);
-    if (!tile) lines.push(`${space.name} does not show it`);
+    if (!tile) lines.push(`${space.name} does not use this page`);
     else {
       lines.push(tile.kept ? `${space.name}: ${bytes(tile.covered)} of kept blocks` : `${space.name}: ${bytes(tile.covered)} covered at its peak (${percent(tile.covered, facts.bytes)})`);
       lines.push(`at ${tile.at.slice(0, 3).map(hex).join(", ")}${tile.at.length > 3 ? ` and ${tile.at.length - 3} more addresses` : ""}`);
@@ -71,6 +71,6 @@ const pick = (space) => {
 };
 const verdict = (space) => {
   const alone = [...space.tiles.keys()].filter((page) => map.pages[page].spaces === 1);
-  if (!alone.length) return "Dropping it gives nothing back: every page that it shows, others need too.";
-  return `Dropping it gives back ${bytes(space.drop_gives_bytes)}: ${plural(alone.length, "page")} that nobody else needs.`;
+  if (!alone.length) return "Dropping this shape gives nothing back: other shapes need all of its pages.";
+  return `Dropping this shape gives ${bytes(space.drop_gives_bytes)} back: ${plural(alone.length, "page")} that no other shape needs.`;
 };

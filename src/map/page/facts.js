@@ -16,7 +16,7 @@ const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)} %` : "–");
 const hex = (n) => "0x" + n.toString(16);
 const nameOf = (space) => space.label || `space ${space.id}`;
-const CLASSES = { large: "large page", tape: "tape page", slab: "slab", filler: "filler", spare: "spare page", own: "own page", kept: "kept page", exclusive: "exclusive page" };
+const CLASSES = { large: "large page", tape: "tape page", slab: "slab", filler: "filler", spare: "spare page", own: "private page", kept: "kept page", exclusive: "exclusive page" };
 const onLease = (page) => page.lease !== null && page.lease !== undefined;
 const pageName = (page) => `${CLASSES[page.class]} ${page.number}`;
 const el = (tag, attributes, ...inside) => {
@@ -92,4 +92,7 @@ let columns = [];
 let matrixWidth = 0;
 const MOST_ROWS = 400;
 const ROW = 15;
-const NUMBER = 82; // width of a number column in pixels, as in map.css
+// Widths of a number column in pixels, as in map.css.
+const NUMBER = 82;
+const NARROW_NUMBER = 68;
+const narrow = () => innerWidth <= 640 && !printing;

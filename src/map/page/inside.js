@@ -37,10 +37,10 @@ const drawInside = () => {
   const covered = [...space.tiles.values()].reduce((sum, tile) => sum + (tile.kept ? 0 : tile.covered), 0);
   const fact = (text, n, kind) => el("span", { className: kind || "" }, el("b", { "data-bytes": n }, bytes(n)), ` ${text}`);
   const facts = el("div", { className: "facts" },
-    fact("live at the peak", space.peak_live_bytes), fact(`of pages shown (${lanes.length})`, total), fact(`idle on them at the peak (${percent(total - covered, total)})`, total - covered, "waste"),
-    fact("back if it is dropped", space.drop_gives_bytes, "give"), el("span", {}, el("b", {}, `${space.allocations}`), " allocations"),
+    fact("live at the peak", space.peak_live_bytes), fact(`in ${plural(lanes.length, "page")}`, total), fact(`idle at the peak (${percent(total - covered, total)})`, total - covered, "waste"),
+    fact("back if the shape is dropped", space.drop_gives_bytes, "give"), el("span", {}, el("b", {}, `${space.allocations}`), " allocations"),
     ...(space.site ? [el("span", { className: "site" }, "captured at ", el("code", {}, space.site))] : []));
-  const [plot, pen] = canvas(Math.max(300, $("inside").clientWidth - 42 - 358), height + 24);
+  const [plot, pen] = canvas(Math.max(260, $("inside").clientWidth - 42 - (innerWidth > 980 ? 358 : 0)), height + 24);
   const width = parseFloat(plot.style.width);
   const strip = events ? 96 : width;
   const left = width - strip;
@@ -61,7 +61,7 @@ const drawInside = () => {
     }
   }
   pen.fillStyle = ink.soft;
-  pen.fillText(events ? "at the peak" : "each line a page, from its first byte to its last, at the peak", left, height + 16);
+  pen.fillText(events ? "at the peak" : width < 400 ? "a line is a page, at the peak" : "a line is a page from its first to its last byte, at the peak", left, height + 16);
   let steps = [];
   if (events) {
     const last = events.reduce((most, block) => Math.max(most, block.begin, block.end ?? 0), 0) + 1;
@@ -108,7 +108,7 @@ const drawInside = () => {
     el("tr", {}, el("th", {}, "largest at the peak"), el("th", {}, "allocation"), el("th", {}, "bytes")),
     ...largest.map((block) => el("tr", {}, el("td", {}, el("code", {}, hex(block.address))), el("td", {}, `${block.allocation}`), amount("td", block.bytes))));
   $("inside-body").replaceChildren(facts, el("div", {}, plot), el("div", {}, list));
-  $("inside-note").textContent = (picked ? "" : "The hungriest shape; choose another above. ") + `${verdict(space)} ` +
-    (events ? "Left to right: its allocations and frees. Top to bottom: its pages, true to scale. Dashed: the peak; green: live to the end. " : "Each line is a page with the blocks of the peak. For the whole course of a capture, trace events (docs/map.md). ") +
-    "Red: bytes that are mapped and idle at the peak, which are tails of pages and gaps between blocks.";
+  $("inside-note").textContent = (picked ? "" : "The largest shape; choose another shape above. ") + `${verdict(space)} ` +
+    (events ? "Left to right: its allocations and frees. Top to bottom: its pages, to scale. Dashed: the peak. Green: live after the capture. " : "Each line is a page with the blocks of the peak. Traced events show the whole capture (docs/map.md). ") +
+    "Red: bytes that are mapped and idle at the peak (tails of pages, gaps between blocks).";
 };

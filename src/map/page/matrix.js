@@ -6,25 +6,28 @@ const layOut = () => {
   const [, pen] = canvas(1, 1);
   pen.font = getComputedStyle(document.body).font;
   const longest = Math.min(240, spaces.reduce((most, space) => Math.max(most, pen.measureText(space.name).width), 60) + 30);
-  const room = Math.max(240, $("matrix").clientWidth - 5 * NUMBER - longest);
+  const numbers = narrow() ? 2 * NARROW_NUMBER : 5 * NUMBER;
+  const least = narrow() ? 1 : 2;
+  const room = Math.max(narrow() ? 60 : 240, $("matrix").clientWidth - numbers - longest);
   const gaps = new Set(shared.map((page) => page.class)).size + (mostOwn ? 1 : 0);
   const weight = shared.reduce((sum, page) => sum + BANDS[page.class], 0) + 0.55 * mostOwn;
-  const unit = Math.min(18, Math.max(2.5, (room - 10 * gaps) / Math.max(1, weight)));
+  const unit = Math.min(18, Math.max(least, (room - 10 * gaps) / Math.max(1, weight)));
   let x = 0;
   columns = [];
   let last = null;
   for (const page of shared) {
     if (last !== null && last !== page.class) x += 10;
     last = page.class;
-    const width = Math.max(2, unit * BANDS[page.class]);
+    const width = Math.max(least, unit * BANDS[page.class]);
     columns.push({ page: page.index, x, width, class: page.class });
     x += width;
   }
   if (mostOwn) {
     x += last === null ? 0 : 10;
     for (let n = 0; n < mostOwn; n++) {
-      columns.push({ own: n, x, width: Math.max(2, unit * 0.55), class: "own" });
-      x += Math.max(2, unit * 0.55);
+      const width = Math.max(least, unit * 0.55);
+      columns.push({ own: n, x, width, class: "own" });
+      x += width;
     }
   }
   matrixWidth = Math.max(40, x);
@@ -75,7 +78,7 @@ const drawHead = () => {
       pen.fillStyle = ink.soft;
       const count = index - begin + 1;
       const size = column.own === undefined ? ` of ${bytes(map.pages[column.page].bytes)}` : "";
-      const texts = column.own === undefined ? [`${column.class}: ${count}${size}`, column.class] : ["own pages", "own"];
+      const texts = column.own === undefined ? [`${column.class}: ${count}${size}`, column.class] : ["private pages", "private"];
       // The last band's label may start in the gap before the band.
       const room = width + (next ? 8 : 18);
       const text = texts.find((one) => pen.measureText(one).width <= room);
@@ -90,17 +93,25 @@ const drawHead = () => {
     }
   });
   made.setAttribute("role", "img");
-  made.setAttribute("aria-label", "How many shapes show each page");
+  made.setAttribute("aria-label", "How many shapes use each page");
   listen(made, null);
   return made;
 };
 
 const SORTS = {
-  need: ["hungriest", (a, b) => b.shown_bytes - a.shown_bytes || b.peak_live_bytes - a.peak_live_bytes || a.id - b.id],
-  order: ["captured", (a, b) => a.id - b.id],
+  need: ["largest", (a, b) => b.shown_bytes - a.shown_bytes || b.peak_live_bytes - a.peak_live_bytes || a.id - b.id],
+  order: ["order of capture", (a, b) => a.id - b.id],
   label: ["label", (a, b) => a.name.localeCompare(b.name, "en", { numeric: true }) || a.id - b.id],
   gives: ["gives back", (a, b) => b.drop_gives_bytes - a.drop_gives_bytes || b.shown_bytes - a.shown_bytes || a.id - b.id],
 };
+// Number columns: name, meaning, and "wide" for columns that a narrow screen has no room for.
+const TERMS = [
+  ["peak live", "bytes of tensors at the shape's peak.", ""],
+  ["retained", "bytes of tensors alive after the capture, such as outputs.", "wide"],
+  ["mapped", "bytes of addresses with memory; a page at three addresses counts three times.", "wide"],
+  ["alone", "bytes of shared pages that no other shape uses.", "wide"],
+  ["drop gives", "bytes that return if the shape's graph and all its tensors are dropped.", ""],
+];
 let rows = new Map();
 
 const drawMatrix = () => {
@@ -108,7 +119,6 @@ const drawMatrix = () => {
   rows = new Map();
   const wanted = spaces.filter((space) => `${space.name}\n${space.site || ""}`.toLowerCase().includes(find)).sort(SORTS[sortedBy][1]);
   const there = all || printing ? wanted : wanted.slice(0, MOST_ROWS);
-  const heads = ["peak live", "retained", "mapped", "alone", "drop gives"];
   const body = el("tbody");
   for (const space of there) {
     const [made, pen] = canvas(matrixWidth, ROW);
@@ -119,16 +129,16 @@ const drawMatrix = () => {
       name,
       el("td", { className: "cells" }, made),
       amount("td", space.peak_live_bytes, { "data-of": "peak" }),
-      amount("td", space.retained_bytes, { "data-of": "retained" }),
-      amount("td", space.mapped_bytes, { "data-of": "mapped" }),
-      amount("td", space.alone_bytes, { "data-of": "alone" }),
+      amount("td", space.retained_bytes, { "data-of": "retained", className: "wide" }),
+      amount("td", space.mapped_bytes, { "data-of": "mapped", className: "wide" }),
+      amount("td", space.alone_bytes, { "data-of": "alone", className: "wide" }),
       amount("td", space.drop_gives_bytes, { className: "gives", "data-of": "gives" }));
-    row.setAttribute("aria-label", `${space.name}: peak ${bytes(space.peak_live_bytes)}, shows ${plural(space.tiles.size, "page")}, dropping it gives back ${bytes(space.drop_gives_bytes)}`);
+    row.setAttribute("aria-label", `${space.name}: peak ${bytes(space.peak_live_bytes)}, ${plural(space.tiles.size, "page")}, dropping the shape gives ${bytes(space.drop_gives_bytes)} back`);
     row.addEventListener("click", () => pick(picked === space ? null : space));
     rows.set(space, { row, pen });
     body.append(row);
   }
-  const head = el("tr", {}, el("th", { className: "name", scope: "col" }, plural(wanted.length, "shape")), el("th", { className: "cells", scope: "col" }), ...heads.map((text) => el("th", { scope: "col" }, text)));
+  const head = el("tr", {}, el("th", { className: "name", scope: "col" }, plural(wanted.length, "shape")), el("th", { className: "cells", scope: "col" }), ...TERMS.map(([text, , kind]) => el("th", { scope: "col", className: kind }, text)));
   const table = el("table", {}, el("thead", {}, head), body);
   $("matrix").replaceChildren(table);
   const first = body.querySelector("tr");
@@ -149,7 +159,7 @@ const drawTools = () => {
   $("sort").replaceChildren(...Object.entries(SORTS).map(([key, [text]]) =>
     el("button", { type: "button", role: "radio", "aria-checked": key === sortedBy, "data-sort": key, onclick: () => { sortedBy = key; drawTools(); drawMatrix(); } }, text)));
   const swatch = (colour, text) => { const box = el("i"); box.style.background = colour; return el("span", {}, box, text); };
-  const key = [el("span", {}, "mapped, idle at the peak", el("i", { className: "scale" }), "covered"), swatch(ink.pick, "pages of the chosen shape"), swatch(ink.give, "its own, or given back by dropping it"), swatch(ink.faint, "above: how many shapes show the page")];
+  const key = [el("span", {}, "mapped, idle at the peak", el("i", { className: "scale" }), "covered"), swatch(ink.pick, "pages of the chosen shape"), swatch(ink.give, "private, or given back by dropping the shape"), swatch(ink.faint, "above: number of shapes with the page")];
   const lent = map.pages.filter(onLease);
   if (lent.length) {
     const made = swatch(ink.waste, `on lease: ${plural(lent.length, "page")}, ${bytes(lent.reduce((sum, page) => sum + page.bytes, 0))}`);
@@ -157,4 +167,5 @@ const drawTools = () => {
     key.push(made);
   }
   $("key").replaceChildren(...key);
+  $("terms").replaceChildren(...TERMS.map(([text, meaning, kind]) => el("div", { className: kind }, el("dt", {}, text), el("dd", {}, meaning))));
 };

@@ -24,7 +24,7 @@ class HookUtilBase(ABC):
             from .mode_torch import HookUtilModeTorch
 
             return HookUtilModeTorch()
-        raise ValueError(f"hook_mode {hook_mode!r}: there are 'preload' and 'torch'")
+        raise ValueError(f"cannot use hook mode {hook_mode!r}: no such mode; set 'preload' or 'torch'")
 
     def get_path_binary(self) -> str:
         raise NotImplementedError
