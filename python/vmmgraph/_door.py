@@ -125,10 +125,6 @@ class Door:
         self.sharing = sharing_asked(None)
         self.peers = 0
         self.said: set[str] = set()
-        #: Whether graphs were captured in torch's memory, which may use torch's cuBLAS workspaces.
-        self.torchs_graphs = False
-        #: Whether `sleep` destroyed executables that `wake` makes again.
-        self.evicted = False
         #: Process that created the arenas.
         self.process: int | None = None
 

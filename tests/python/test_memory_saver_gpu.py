@@ -20,7 +20,7 @@ MIB, GIB = 1 << 20, 1 << 30
 HERE = Path(__file__).resolve()
 MODES = ("preload", "torch")
 #: Cases whose measurements are printed.
-SHOWN = ("asleep_and_awake", "disk_backup", "two_hundred_cycles_are_flat")
+SHOWN = ("disk_backup",)
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str], int, object]] = {}
 
 
@@ -239,32 +239,6 @@ def training_engine(saver):
         new(GIB, 1)
         torch.cuda.empty_cache()
     assert at_first - free() < 200 * MIB
-
-
-@case(modes=("preload",), TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
-def allocation_while_everything_is_paused(saver):
-    """Torch's default pool caches parts of paused memory, of each size class."""
-    import gc
-
-    import torch
-
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
-        print("SKIPPED: torch up to 2.9 uses the pool begun first")
-        return
-    sizes = (64 * MIB, 3 * MIB, 4096)
-    kept, gone = [new(size, 1) for size in sizes], [new(size, 2) for size in sizes]
-    for _ in range(3):
-        saver.pause()
-        gone.clear()
-        gc.collect()
-        gone = [new(size, 3) for size in sizes]
-        with saver.disable():
-            assert (new(MIB, 4) == 4).all()
-        with saver.region("other", enable_cpu_backup=True):
-            other = new(MIB, 5)
-        assert all((each == 3).all() for each in gone)
-        saver.resume()
-        assert all((each == 3).all() for each in gone) and all((each == 1).all() for each in kept) and (other == 5).all()
 
 
 @case()
@@ -511,122 +485,6 @@ def beside_arenas(saver):
     graph.reset()
 
 
-def engine(saver):
-    """Returns 24 graphs of one pool over weights and a cache in regions, a function that checks
-    their outputs, and the free bytes before."""
-    import torch
-    import vmmgraph
-
-    if not os.environ.get("VMMGRAPH_LIBRARY") and vmmgraph.library_path() is None:
-        print("SKIPPED: no library for this torch")
-        sys.exit(0)
-    vmmgraph.enable(strict=True)
-    torch.manual_seed(0)
-    sizes = [16 * (number + 1) for number in range(24)]
-
-    def run(x, weights, cache):
-        for weight in weights:
-            x = torch.tanh(x @ weight)
-        return x.sum(1) + cache[0]
-
-    def warm_up():
-        """CUDA loads each kernel at its first launch."""
-        weight = torch.randn(2048, 2048, device="cuda")
-        for size in sizes:
-            y = run(torch.randn(512, 2048, device="cuda")[:size], [weight], new(1, 0))
-            torch.equal(y, y.clone().zero_())
-
-    warm_up()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    start = free()
-    with saver.region("weights", enable_cpu_backup=True):
-        weights = [torch.randn(2048, 2048, device="cuda") / 45 for _ in range(16)]
-    with saver.region("kv"):
-        cache = new(2 * GIB, 0)
-    x, pool, made = torch.randn(512, 2048, device="cuda"), torch.cuda.graph_pool_handle(), []
-    for size in sizes:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            y = run(x[:size], weights, cache)
-        graph.replay()
-        made.append((graph, y, y.clone()))
-    torch.cuda.synchronize()
-
-    def check():
-        cache.zero_()
-        for graph, y, expected in reversed(made):
-            y.zero_()
-            graph.replay()
-            assert torch.equal(y, expected)
-
-    check()
-    return made, check, start
-
-
-@case()
-def asleep_and_awake(saver):
-    """Bytes that stay by name, times of both levels, and replays that are refused."""
-    import time
-
-    import torch
-    import vmmgraph
-
-    made, check, start = engine(saver)
-    held = start - free()
-    for level in (1, 2):
-        began = time.perf_counter()
-        (ledger,) = vmmgraph.sleep(level)
-        slept = time.perf_counter()
-        stays = start - free()
-        try:
-            made[0][0].replay()
-            raise AssertionError("a replay while asleep")
-        except vmmgraph.Error as error:
-            assert "paused" in str(error), error
-        woken = time.perf_counter()
-        vmmgraph.wake()
-        awake = time.perf_counter()
-        made[0][0].replay()
-        torch.cuda.synchronize()
-        first = time.perf_counter()
-        check()
-        print(
-            f"level {level}: {held / MIB:.1f} MiB awake, {stays / MIB:.1f} asleep; sleep {slept - began:.3f} s, wake {awake - woken:.3f} s, "
-            f"first replay {first - awake:.4f} s"
-        )
-        print(ledger.table())
-        assert stays <= 64 * MIB and ledger.named() == ledger.total
-    vmmgraph.sleep()
-    vmmgraph.wake(["weights"])
-    assert start - free() < 0.5 * held
-    vmmgraph.wake()
-    check()
-
-
-@case()
-def two_hundred_cycles_are_flat(saver):
-    """Device, host and file descriptors."""
-    import vmmgraph
-
-    def state():
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return free(), pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
-
-    _, check, _ = engine(saver)
-    for cycle in range(200):
-        vmmgraph.sleep(1 + cycle % 2)
-        vmmgraph.wake()
-        if cycle % 20 == 0:
-            check()
-        if cycle == 20:
-            early = state()
-    late = state()
-    print(f"after 20 and 200 cycles: {early}, {late}")
-    assert abs(late[0] - early[0]) <= 4 * MIB and late[1] - early[1] <= 16 * MIB and late[2] == early[2]
-
-
 def no_gpu(count=1):
     """Returns the reason to skip, or None."""
     try:
@@ -697,8 +555,8 @@ def main(arguments):
                 continue
             status, said = run(name, mode)
             print(f"{'ok    ' if status == 0 else 'WRONG '} {name}, {mode}", flush=True)
-            wrong += status != 0
-            if status or name in SHOWN:
+            if status:
+                wrong += 1
                 print(said, flush=True)
     print("failed" if wrong else "passed")
     return 1 if wrong else 0
