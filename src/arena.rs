@@ -291,8 +291,8 @@ impl SharedVmmAllocator {
     /// Releases the arena's memory to the driver, except [private](Self::allocate_exclusive)
     /// blocks. Addresses and instantiated graphs stay valid. Contents of live-out and persistent
     /// blocks are copied to the host and restored by [`resume`](Self::resume). Contents of shared
-    /// pages are lost, including blocks left on shared pages by [`RetainPolicy::Share`] or by bump
-    /// spaces.
+    /// pages are lost, including blocks left on shared pages by
+    /// [`RetainPolicy::Share`](crate::RetainPolicy::Share) or by bump spaces.
     ///
     /// Waits for `fence`, the arena's replays and the streams [recorded](Space::record_stream) for
     /// blocks. The caller adds other work that uses the arena's blocks to `fence`.

@@ -9,14 +9,14 @@
 //!            -> commit -> after_map; without memory leave all sections, reclaim, begin again
 //! ```
 //!
-//! An object ([`Pausable`]) supplies pages, their contents and their users, and records which pages
+//! An object (`Pausable`) supplies pages, their contents and their users, and records which pages
 //! left and arrived. The pipeline owns the steps, copies, driver calls, undo, hooks and reports.
 //!
 //! A page of a region is released, and a resume maps a new page at its address
-//! ([`PageKey::Place`]). A page of an arena stays in the pool without memory ([`PageKey::Page`]),
+//! (`PageKey::Place`). A page of an arena stays in the pool without memory (`PageKey::Page`),
 //! because spaces refer to the page.
 //!
-//! The mutex of [`PauseState`] is taken after the locks of its object; only locks of the host pool
+//! The mutex of `PauseState` is taken after the locks of its object; only locks of the host pool
 //! and page pool are taken under it. No lock is held while pages move or hooks run: the exclusive
 //! section of the object is entered instead.
 
