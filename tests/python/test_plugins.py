@@ -140,14 +140,24 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
 
     def arena(device: int, spaces: int) -> types.SimpleNamespace:
         stats = {"spaces": spaces, "physical_bytes": 50 << 20, "high_water_bytes": 48 << 20}
-        return types.SimpleNamespace(device=device, stats=lambda: stats, trim=lambda: trimmed.append(device))
+        return types.SimpleNamespace(
+            device=device,
+            stats=lambda: stats,
+            spaces=lambda: [{"peak_live_bytes": 20 << 20}] * spaces,
+            executables=lambda: {"bytes": 12 << 20},
+            trim=lambda: trimmed.append(device),
+        )
 
     kind = type(owner, (), {method: lambda self: 7})
     monkeypatch.setattr("vmmgraph._door.arenas", lambda: [arena(0, 102), arena(1, 0)])
     patch(types.SimpleNamespace(**{owner: kind}))
     with caplog.at_level("INFO", "vmmgraph"):
         assert getattr(kind(), method)() == 7
-    assert caplog.messages == ["vmmgraph: 102 graph groups share 50 MiB on cuda:0; the largest alone needs 48 MiB"]
+    (line,) = caplog.messages
+    assert line == (
+        "vmmgraph: 102 graph groups share 50 MiB on cuda:0; the largest alone needs 48 MiB, a pool for each 2040 MiB; "
+        "executables take 12 MiB"
+    )
     assert trimmed == [0, 1]
     patch(types.SimpleNamespace())
 

@@ -74,14 +74,19 @@ def captures_ended() -> None:
 
     for arena in _door.arenas():
         arena.trim()
-        stats = arena.stats()
-        if stats["spaces"]:
+        stats, groups = arena.stats(), arena.spaces()
+        if groups:
+            # Lower bound: torch's pools round sizes up.
+            alone = sum(group["peak_live_bytes"] for group in groups)
             log.info(
-                "vmmgraph: %d graph groups share %.0f MiB on cuda:%d; the largest alone needs %.0f MiB",
-                stats["spaces"],
+                "vmmgraph: %d graph groups share %.0f MiB on cuda:%d; the largest alone needs %.0f MiB, a pool for each %.0f MiB; "
+                "executables take %.0f MiB",
+                len(groups),
                 stats["physical_bytes"] / MIB,
                 arena.device,
                 stats["high_water_bytes"] / MIB,
+                alone / MIB,
+                arena.executables().get("bytes", 0) / MIB,
             )
 
 
