@@ -183,7 +183,8 @@ std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
     auto& state = *state_;
     if (!state.behind) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot capture between steps: ExecutorOptions::captures is not Captures::behind");
+               "cannot capture between steps: the captures are not behind the traffic; set "
+               "ExecutorOptions::captures to Captures::behind");
     }
     if (state.step) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
@@ -225,7 +226,8 @@ std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
 void GraphExecutor::save_histogram() const {
     if (!state_->behind || state_->options.histogram.empty()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
-               "cannot write the histogram: ExecutorOptions::histogram names no file");
+               "cannot write the histogram: no file is named; set ExecutorOptions::histogram and "
+               "Captures::behind");
     }
     write_histogram(state_->options.histogram, state_->behind->histogram());
 }

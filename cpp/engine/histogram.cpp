@@ -39,7 +39,7 @@ public:
         expect('"');
         const auto end = text_.find_first_of("\"\\", at_);
         if (end == std::string::npos || text_[end] == '\\') {
-            fail("a string without escapes");
+            reject("a string without escapes");
         }
         const auto text = text_.substr(at_, end - at_);
         at_ = end + 1;
@@ -52,21 +52,21 @@ public:
         for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
             const auto digit = static_cast<std::uint64_t>(text_[at_] - '0');
             if (value > (most - digit) / 10) {
-                fail("a number of at most " + std::to_string(most));
+                reject("a number of at most " + std::to_string(most));
             }
             value = 10 * value + digit;
         }
         if (at_ == begin) {
-            fail("a number");
+            reject("a number");
         }
         return value;
     }
     void end() {
         if (peek() != '\0') {
-            fail("the end of the file");
+            reject("the end of the file");
         }
     }
-    [[noreturn]] void fail(const std::string& expected) const {
+    [[noreturn]] void reject(const std::string& expected) const {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "cannot read the histogram " + path_ + ": byte " + std::to_string(at_) +
                    " must begin " + expected + "; delete the file to start without it");
@@ -80,7 +80,7 @@ private:
     }
     void expect(char character) {
         if (peek() != character) {
-            fail(std::string("a ") + character);
+            reject(std::string("a ") + character);
         }
         ++at_;
     }
@@ -113,7 +113,7 @@ ShapeSteps read_shape(Reader& reader) {
         if (name == "mode") {
             const auto mode = reader.string();
             if (mode != "full" && mode != "piecewise") {
-                reader.fail("the mode \"full\" or \"piecewise\"");
+                reader.reject("the mode \"full\" or \"piecewise\"");
             }
             shape.mode = mode == "full" ? Mode::full : Mode::piecewise;
         } else if (name == "variant") {
@@ -122,14 +122,14 @@ ShapeSteps read_shape(Reader& reader) {
             std::size_t axis = 0;
             reader.array([&] {
                 if (axis == shape.key.extents.size()) {
-                    reader.fail("the end of four extents");
+                    reader.reject("the end of four extents");
                 }
                 shape.key.extents[axis++] = static_cast<std::uint32_t>(reader.number(most));
             });
         } else if (name == "steps") {
             shape.steps = reader.number();
         } else {
-            reader.fail("a known member, not \"" + name + "\"");
+            reader.reject("a known member, not \"" + name + "\"");
         }
     });
     return shape;
@@ -159,7 +159,7 @@ std::vector<ShapeSteps> read_histogram(const std::string& path) {
         } else if (name == "shapes" && known) {
             reader.array([&] { shapes.push_back(read_shape(reader)); });
         } else {
-            reader.fail("a histogram of version 1");
+            reader.reject("a histogram of version 1");
         }
     });
     reader.end();

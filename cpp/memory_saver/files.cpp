@@ -191,13 +191,16 @@ int Transfer::copy(void* to, const void* from, std::size_t bytes) const {
     if (runtime != nullptr && runtime->memcpy != nullptr) {
         const int code = runtime->copy(ordinal_, to, from, bytes);
         return code == success ? code
-                               : fail(code, "cannot copy a backup on device %d: cudaError_t %d",
+                               : fail(code,
+                                      "cannot copy a backup on device %d: CUDA failed with "
+                                      "cudaError_t %d; look up this code",
                                       ordinal_, code);
     }
     const char* const driver = std::getenv("VMMGRAPH_DRIVER");
     if (driver == nullptr || std::strcmp(driver, "host") != 0) {
-        return fail(symbol_not_found,
-                    "cannot copy a backup: the program has no shared CUDA runtime");
+        return fail(
+            symbol_not_found,
+            "cannot copy a backup: the program has no shared CUDA runtime; link the shared one");
     }
     std::memcpy(to, from, bytes);
     return success;

@@ -142,20 +142,20 @@ impl PauseState {
             return Ok(());
         }
         HookGuard::refuse(self.what)?;
-        let circle = "a thread that waits for this one is doing so; let that thread finish first";
-        self.section.enter().map_err(|_| self.refusal(circle))
+        let circle = "a thread that waits for this one is doing so";
+        self.section.enter().map_err(|_| self.refusal(circle, "let that thread finish first"))
     }
 
     /// As [`enter`](Self::enter), but returns `false` instead of waiting.
     fn try_enter(&self) -> Result<bool> {
         if self.section.is_of(thread_token()) {
-            return Err(self.refusal("this thread is doing so already; do it when that call has returned"));
+            return Err(self.refusal("this thread is doing so already", "do it when that call has returned"));
         }
         Ok(self.section.try_enter())
     }
 
-    fn refusal(&self, why: &str) -> Error {
-        Error::wrong_state(format!("cannot pause or resume {}: {why}", self.what))
+    fn refusal(&self, reason: &str, remedy: &str) -> Error {
+        Error::wrong_state(format!("cannot pause or resume {}: {reason}; {remedy}", self.what))
     }
 
     /// Begins a pause, unless the object refuses. Returns the phase before.
