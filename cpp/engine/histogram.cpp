@@ -52,7 +52,7 @@ public:
         for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
             const auto digit = static_cast<std::uint64_t>(text_[at_] - '0');
             if (value > (most - digit) / 10) {
-                reject("a number of at most " + std::to_string(most));
+                reject(std::string("a number of at most ").append(std::to_string(most)));
             }
             value = 10 * value + digit;
         }
