@@ -48,6 +48,20 @@ def test_the_most_used_missing_graph_is_next_and_unused_ones_wait_for_idle_time(
     assert (queue.by_graph, queue.eager, queue.steps["full 4"]) == (2, 3, 1), "a dummy run is no traffic"
 
 
+def test_no_step_searches_if_all_used_graphs_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(shapes(8, 4))
+    queue.choose("full 4", True, list)
+    assert queue.next(unused=False) == "full 4"
+    queue.ready.add("full 4")
+    assert queue.next(unused=False) is None
+    searches: list[str] = []
+    monkeypatch.setattr(queue, "missing", lambda: searches.append("a search") or ["full 8"])
+    queue.choose("full 4", True, list)
+    assert queue.next(unused=False) is None and not searches
+    queue.choose("full 8", True, lambda: ["full 4"])
+    assert queue.next(unused=False) == "full 8" and searches
+
+
 def test_a_histogram_orders_the_next_start(tmp_path: Path) -> None:
     first = Queue(shapes(4, 2) + shapes(512, mode="piecewise"))
     for one in ("full 2", "full 2", "piecewise 512"):
