@@ -19,9 +19,14 @@ failures.
 
 --kv measures the size of the KV cache with vLLM's defaults (no memory flag, no length), and adds
 VMMGRAPH_KV=1 to VMMGRAPH=1. Further RESULT lines: tokens of the KV cache, seconds from the start of
-the process to the first token, and free memory at the end. --size 8b gives MODEL's config.json the
-shape of Qwen3-8B. --then fill serves prompts of 1.1 times the KV cache. --then pressure allocates
-the free memory of the device between two steps, serves, frees the memory and serves again.
+the process to the first token, and free memory at the end. --size gives MODEL's config.json another
+shape: 8b is Qwen3-8B, 6b has 28 of its layers, moe has 32 experts. --then pressure allocates the
+free memory of the device between two steps, serves, frees the memory and serves again. --then mixed
+serves bursts of short and long prompts with aborts, and takes and frees memory meanwhile.
+
+--lora, --ngram and --length 32768 run a feature: eight adapters with random weights, drafts from
+the prompts, and vLLM's max_model_len. --after FILE imports vLLM and waits for FILE, so that the next
+engine's imports overlap with the engine before.
 
 --behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds
 from the loaded weights to the first request, and of them in warm-up and captures; time of engine
@@ -32,6 +37,7 @@ must be equal. Tokens before may differ: eager steps and larger graphs round oth
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import statistics
@@ -52,18 +58,32 @@ MODES = {
 #: Entry points of vLLM's general plugins, loaded by every vLLM process: the package's, and
 #: measure() of this script.
 PLUGINS = {"vmmgraph": "vmmgraph.plugins.vllm:enable", "vllm_run_measure": "vllm_run:measure"}
-THEN = ("evict", "recapture", "sleep", "fill", "pressure")
-#: Qwen3-8B.
-SIZES = {
-    "8b": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 12288,
-        "tie_word_embeddings": False,
-    }
+THEN = ("evict", "recapture", "sleep", "mixed", "pressure")
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 12288,
+    "tie_word_embeddings": False,
 }
+SIZES = {
+    "8b": QWEN3_8B,
+    "6b": {**QWEN3_8B, "num_hidden_layers": 28},
+    "moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 16,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
+}
+ADAPTERS = 8
+RANK = 16
 #: Start of this process, used unless VLLM_RUN_STARTED has the start time.
 began = time.time()
 
@@ -85,11 +105,12 @@ def measure() -> None:
         def measured(self, *args, **kwargs):
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
-            before = torch.cuda.mem_get_info()[0]
+            before, start = torch.cuda.mem_get_info()[0], time.perf_counter()
             try:
                 return capture(self, *args, **kwargs)
             finally:
                 torch.cuda.synchronize()
+                worker.seconds["captures"] = time.perf_counter() - start
                 # vLLM 0.33 captures some graphs before, to estimate their memory.
                 if not kwargs.get("profile_only"):
                     runner.taken.append(before - torch.cuda.mem_get_info()[0])
@@ -140,6 +161,26 @@ def missing_graphs(worker) -> tuple[int, int, int]:
     return wanted, queue.by_graph, queue.eager
 
 
+def time_units(worker) -> None:
+    """Records the milliseconds of each unit of captures between steps."""
+    behind = getattr(worker.model_runner, "_vmmgraph_behind", None)
+    if behind is None:
+        return
+    unit, behind.units = behind.unit, []
+
+    def timed(*args, **kwargs):
+        spent = unit(*args, **kwargs)
+        if spent is not None:
+            behind.units.append(spent)
+        return spent
+
+    behind.unit = timed
+
+
+def units(worker) -> list[float]:
+    return list(getattr(getattr(worker.model_runner, "_vmmgraph_behind", None), "units", ()))
+
+
 def time_steps(llm) -> list[float]:
     """Returns a list which receives the milliseconds of each further engine step."""
     core = llm.llm_engine.engine_core.engine_core
@@ -163,8 +204,9 @@ def behind_rows(mode: str, llm, serve, ready: float) -> tuple[list[str], str]:
         f"RESULT {mode} warm_up_and_captures_s {seconds['warm_up']:.2f}",
     ]
     took = time_steps(llm)
+    llm.collective_rpc(time_units)
     start, rounds, late = time.time(), 0, (0, 0)
-    while rounds < 2 or (llm.collective_rpc(missing_graphs)[0][0] and rounds < 40):
+    while rounds < 2 or (llm.collective_rpc(missing_graphs)[0][0] and time.time() - start < 20):
         serve()
         rounds += 1
         _, graphs, eager = llm.collective_rpc(missing_graphs)[0]
@@ -182,6 +224,11 @@ def behind_rows(mode: str, llm, serve, ready: float) -> tuple[list[str], str]:
         lines.append(
             f"RESULT {mode} steps_{name}_ms median {statistics.median(steps):.2f} p99 {steps[int(0.99 * len(steps))]:.2f} "
             f"longest {steps[-1]:.2f} of {len(steps)}"
+        )
+    each = sorted(llm.collective_rpc(units)[0])
+    if each:
+        lines.append(
+            f"RESULT {mode} units_ms sum {sum(each):.0f} median {statistics.median(each):.1f} longest {each[-1]:.1f} of {len(each)}"
         )
     lines.append(f"RESULT {mode} captured_after_s {captured:.1f} rounds {rounds}")
     if graphs + eager:
@@ -216,6 +263,46 @@ def model_of_size(model: str, size: str) -> str:
     return str(folder)
 
 
+def adapters(model: str) -> list:
+    """Returns requests for ADAPTERS adapters with random weights, written once for a model."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+    from vllm.lora.request import LoRARequest
+
+    config = json.loads((Path(model) / "config.json").read_text())
+    hidden, size = config["hidden_size"], config["head_dim"]
+    query, key, inner = config["num_attention_heads"] * size, config["num_key_value_heads"] * size, config["intermediate_size"]
+    linears = {
+        "self_attn.q_proj": (hidden, query),
+        "self_attn.k_proj": (hidden, key),
+        "self_attn.v_proj": (hidden, key),
+        "self_attn.o_proj": (query, hidden),
+        "mlp.gate_proj": (hidden, inner),
+        "mlp.up_proj": (hidden, inner),
+        "mlp.down_proj": (inner, hidden),
+    }
+    requests = []
+    for number in range(1, ADAPTERS + 1):
+        folder = Path(tempfile.gettempdir()) / f"vllm_run_adapters_{hidden}_{config['num_hidden_layers']}" / str(number)
+        if not (folder / "adapter_config.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            generator, tensors = torch.Generator().manual_seed(number), {}
+            for layer in range(config["num_hidden_layers"]):
+                for name, (inputs, outputs) in linears.items():
+                    at = f"base_model.model.model.layers.{layer}.{name}"
+                    a, b = torch.empty(RANK, inputs), torch.empty(outputs, RANK)
+                    tensors[f"{at}.lora_A.weight"] = a.normal_(0.0, inputs**-0.5, generator=generator).bfloat16()
+                    tensors[f"{at}.lora_B.weight"] = b.normal_(0.0, 0.25 * RANK**-0.5, generator=generator).bfloat16()
+            save_file(tensors, folder / "adapter_model.safetensors")
+            modules = [name.split(".")[1] for name in linears]
+            said = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": modules, "bias": "none"}
+            (folder / "adapter_config.json").write_text(json.dumps(said))
+        requests.append(LoRARequest(f"adapter {number}", number, str(folder)))
+    return requests
+
+
 def use_last_block(worker, blocks: int) -> str:
     """Writes and reads the last block of every KV tensor. Returns the error, or an empty string."""
     import torch
@@ -231,28 +318,6 @@ def use_last_block(worker, blocks: int) -> str:
             return f"the last block of KV tensor {number} does not keep what is written"
         block.copy_(before)
     return ""
-
-
-def fill(llm, tokens: int, each: int) -> list[str]:
-    """Serves prompts of `each` tokens, 1.1 times the KV cache in total.
-
-    Returns lines with the seconds, and with free memory and torch's peak at the end.
-    """
-    from vllm import SamplingParams
-
-    pick = random.Random(3)
-    count = int(1.1 * tokens / each) + 1
-    prompts = [{"prompt_token_ids": [pick.randrange(10, 150000) for _ in range(each)]} for _ in range(count)]
-    sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False)
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    done = sum(len(output.outputs[0].token_ids) == 64 for output in outputs)
-    free, held, peak = llm.collective_rpc(torch_memory)[0]
-    return [
-        f"{done} of {count} prompts of {each} tokens in {seconds:.1f} s",
-        f"free {free / MIB:.0f} MiB, torch holds {held / MIB:.0f}, at most {peak / MIB:.0f}",
-    ]
 
 
 #: Memory left free by `pressure`: less than an eager step needs.
@@ -305,6 +370,75 @@ def pressure(llm, serve, hashes) -> tuple[list[str], str]:
     if not wrong and after < before:
         wrong = f"{(before - after) / MIB:.0f} MiB of the KV cache did not come back"
     return said, wrong
+
+
+def mixed(llm, seconds: float) -> tuple[list[str], str]:
+    """Serves bursts of prompts and aborts some. Returns result lines, and the error or an empty string.
+
+    Up to 0.6 of the time, a quarter of the prompts has up to the maximum length, so that requests
+    wait for blocks. Sampling begins at 0.3. At 0.75, if half the cache is free, the free memory of the
+    device is taken until the end. Then all requests must end.
+    """
+    from vllm import SamplingParams
+
+    engine, pick = llm.llm_engine, random.Random(7)
+    manager = engine.engine_core.engine_core.scheduler.kv_cache_manager
+    longest = engine.vllm_config.model_config.max_model_len - 300
+    greedy = {"temperature": 0.0}
+    sampled = ({"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0, "logprobs": 5}, greedy)
+    running: set[str] = set()
+    counts = dict.fromkeys(("sent", "aborted", "ended", "ended early", "prompt tokens"), 0)
+    taken, fullest, took = 0, 0.0, []
+    least = llm.collective_rpc(kv_bytes)[0]
+    start = time.time()
+    while (now := time.time() - start) < seconds or running:
+        if now < seconds and len(running) < 250 and pick.random() < 0.2:
+            for _ in range(pick.choice((1, 4, 16, 64))):
+                low, high = (4, 512) if now > 0.6 * seconds else pick.choice(((4, 512), (4, 512), (512, 4096), (4096, longest)))
+                how = greedy if now < 0.3 * seconds else pick.choice(sampled)
+                if now > 0.6 * seconds and pick.random() < 0.1:
+                    how = {"temperature": 0.0, "prompt_logprobs": 1}
+                prompt = [pick.randrange(10, 150000)] * pick.randrange(low, high)
+                name = f"mixed-{counts['sent']}"
+                params = SamplingParams(max_tokens=pick.randrange(8, 256), ignore_eos=True, detokenize=False, **how)
+                engine.add_request(name, {"prompt_token_ids": prompt}, params)
+                running.add(name)
+                counts["sent"] += 1
+                counts["prompt tokens"] += len(prompt)
+        if running and pick.random() < 0.02:
+            gone = [one for one in sorted(running) if pick.random() < 0.1]
+            engine.abort_request(gone)
+            running.difference_update(gone)
+            counts["aborted"] += len(gone)
+        if not taken and 0.75 * seconds < now < seconds and manager.usage < 0.5:
+            taken = llm.collective_rpc(take_memory)[0]
+        before = time.perf_counter()
+        try:
+            outputs = engine.step()
+        except Exception as error:  # noqa: BLE001 - counted
+            return [f"{counts}, failed after {now:.1f} s"], f"a step failed: {type(error).__name__}: {str(error)[:300]}"
+        took.append(time.perf_counter() - before)
+        for one in outputs:
+            if one.finished and one.request_id in running:
+                running.discard(one.request_id)
+                counts["ended"] += 1
+                counts["ended early"] += one.outputs[0].finish_reason != "length"
+        if len(took) % 50 == 0:
+            least, fullest = min(least, llm.collective_rpc(kv_bytes)[0]), max(fullest, manager.usage)
+        if now > seconds + 30:
+            return [str(counts)], f"{len(running)} requests have not ended"
+    if taken:
+        llm.collective_rpc(return_memory)
+    free, held, peak = llm.collective_rpc(torch_memory)[0]
+    lines = [
+        f"{counts} in {time.time() - start:.1f} s",
+        f"{len(took)} steps, the longest {max(took):.2f} s",
+        f"cache at most {100 * fullest:.0f} % full",
+        f"{taken / MIB:.0f} MiB taken",
+        f"KV cache {llm.collective_rpc(kv_bytes)[0] / MIB:.0f} MiB, at least {least / MIB:.0f}",
+        f"free {free / MIB:.0f} MiB, torch holds {held / MIB:.0f}, at most {peak / MIB:.0f}",
+    ]
+    return lines, f"{counts['ended early']} requests ended early" if counts["ended early"] else ""
 
 
 def torch_memory(worker) -> tuple[int, int, int]:
@@ -413,19 +547,45 @@ def run(arguments: argparse.Namespace) -> None:
     from vllm import LLM, SamplingParams
 
     measure()
+    model = model_of_size(arguments.model, arguments.size) if arguments.size else arguments.model
+    features: dict = {"max_model_len": arguments.length} if arguments.length else {}
+    if arguments.blocks:
+        features["num_gpu_blocks_override"] = arguments.blocks
+    loras: list = [None]
+    if arguments.lora:
+        loras += adapters(model)
+        features |= {"enable_lora": True, "max_loras": ADAPTERS, "max_cpu_loras": ADAPTERS, "max_lora_rank": RANK}
+    if arguments.ngram:
+        features["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 2,
+        }
+    started = float(os.environ.get("VLLM_RUN_STARTED") or began)
+    if arguments.after:
+        while not os.path.exists(arguments.after):
+            time.sleep(0.02)
+        started = time.time()
+        limit = min(arguments.limit, arguments.until - started)
+        if limit < 10:
+            sys.exit("WRONG  no time is left")
+        if limit != float("inf"):
+            faulthandler.dump_traceback_later(limit, exit=True)
+        print(f"RESULT {arguments.mode} waited_s {started - began:.1f}", flush=True)
 
     then = [name for name in arguments.then.split(",") if name]
-    memory = {} if arguments.kv else {"max_model_len": 4096, "kv_cache_memory_bytes": 16 << 30}
+    memory: dict = {} if arguments.kv else {"max_model_len": 4096, "kv_cache_memory_bytes": 16 << 30}
     if arguments.utilization:
         memory["gpu_memory_utilization"] = arguments.utilization
     llm = LLM(
-        model=model_of_size(arguments.model, arguments.size) if arguments.size else arguments.model,
+        model=model,
         load_format="dummy",
         skip_tokenizer_init=True,
         seed=0,
         attention_config={"backend": "TRITON_ATTN"},
         enable_prefix_caching=False,
-        **memory,
+        **{**memory, **features},
         tensor_parallel_size=arguments.ranks,
         disable_custom_all_reduce=arguments.no_custom_all_reduce,
         enable_sleep_mode="sleep" in then,
@@ -437,7 +597,8 @@ def run(arguments: argparse.Namespace) -> None:
     llm.generate(
         {"prompt_token_ids": list(range(10, 42))}, SamplingParams(temperature=0.0, max_tokens=1, detokenize=False), use_tqdm=False
     )
-    first_token = time.time() - float(os.environ.get("VLLM_RUN_STARTED") or began)
+    first_token = time.time() - started
+    print(f"RESULT {mode} captures_s {llm.collective_rpc(start_seconds)[0].get('captures', 0):.3f}")
     if arguments.kv:
         cache = llm.llm_engine.vllm_config.cache_config
         print(f"RESULT {mode} kv_tokens {cache.kv_cache_size_tokens}")
@@ -453,9 +614,12 @@ def run(arguments: argparse.Namespace) -> None:
         SamplingParams(temperature=0.0, max_tokens=pick.randrange(16, 112), ignore_eos=True, detokenize=False) for _ in prompts
     ]
 
+    time.sleep(arguments.idle)
+    adapted = [loras[number % len(loras)] for number in range(len(prompts))]
+
     def serve() -> tuple[float, str, int]:
         start = time.perf_counter()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=adapted if arguments.lora else None)
         seconds = time.perf_counter() - start
         tokens = [list(output.outputs[0].token_ids) for output in outputs]
         return seconds, digest(tokens), sum(map(len, tokens))
@@ -471,7 +635,7 @@ def run(arguments: argparse.Namespace) -> None:
     # A round takes about a second. The first is a warm-up.
     print(f"RESULT {mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
     print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
-    for sequences in (1, 8, 64):
+    for sequences in (1, 8, 64) if arguments.timed else ():
         print(f"RESULT {mode} ms_a_token_{sequences} {time_a_token(llm, sequences, arguments.timed):.4f}")
     print(f"RESULT {mode} free_after_mib {llm.collective_rpc(free_bytes)[0] / MIB:.0f}")
     for rank, one in enumerate(seen):
@@ -487,8 +651,12 @@ def run(arguments: argparse.Namespace) -> None:
     for name in then:
         if name == "sleep":
             said = sleep_and_wake(llm)
-        elif name == "fill":
-            said = fill(llm, llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens, 12000 if arguments.kv else 3000)
+        elif name == "mixed":
+            said, failed = mixed(llm, arguments.seconds)
+            print(f"RESULT {mode} mixed failed {failed or 'nothing'}:", "; ".join(said), flush=True)
+            wrong = wrong or failed
+            if failed:
+                break
         elif name == "pressure":
             said, failed = pressure(llm, serve, hashes)
             wrong = wrong or failed
@@ -518,7 +686,8 @@ def compare(arguments: argparse.Namespace) -> int:
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
             command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", arguments.then]
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
-            command += ["--behind"] * arguments.behind
+            command += ["--behind"] * arguments.behind + ["--lora"] * arguments.lora + ["--ngram"] * arguments.ngram
+            command += ["--length", str(arguments.length)] if arguments.length else []
             command += ["--kv"] * arguments.kv + ["--timed", str(arguments.timed)]
             command += ["--size", arguments.size] if arguments.size else []
             command += ["--utilization", str(arguments.utilization)] if arguments.utilization else []
@@ -599,7 +768,17 @@ def main() -> int:
     parser.add_argument("--behind", action="store_true", help="vmmgraph captures behind the traffic")
     parser.add_argument("--size", choices=SIZES, help="the shape of another model")
     parser.add_argument("--utilization", type=float, help="vLLM's gpu_memory_utilization")
-    parser.add_argument("--timed", type=int, default=7, help="rounds of each time a token")
+    parser.add_argument("--timed", type=int, default=7, help="rounds of each time a token; 0: not measured")
+    parser.add_argument("--lora", action="store_true", help=f"{ADAPTERS} adapters of rank {RANK} with random weights")
+    parser.add_argument("--ngram", action="store_true", help="speculative decoding with drafts from the prompts")
+    parser.add_argument("--length", type=int, help="vLLM's max_model_len")
+    parser.add_argument("--seconds", type=float, default=60, help="of --then mixed")
+    parser.add_argument("--after", default="", help="a file; the engine starts once the file exists")
+    never = float("inf")
+    parser.add_argument("--limit", type=float, default=never, help="with --after, seconds from then until the process is ended")
+    parser.add_argument("--until", type=float, default=never, help="with --after, the time at which the process is ended")
+    parser.add_argument("--idle", type=float, default=0, help="seconds without requests after the first")
+    parser.add_argument("--blocks", type=int, help="vLLM's num_gpu_blocks_override")
     arguments = parser.parse_args()
     # A process with an initialized driver could not fork its workers.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
