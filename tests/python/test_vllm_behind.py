@@ -492,15 +492,24 @@ def captured(log: list[Any]) -> list[tuple[str, int]]:
     return [(one[2], one[3]) for one in log if isinstance(one, tuple) and one[1] == "captures"]
 
 
-def test_the_start_runs_the_largest_shapes_eagerly_and_captures_nothing(start: Start) -> None:
+def test_the_start_runs_few_shapes_eagerly_and_captures_nothing(start: Start) -> None:
     log = start.begin()
     assert captured(log) == []
     eager = [one[3] for one in log if isinstance(one, tuple) and one[1] == "runs"]
-    assert eager == [32, 16, 4], "the largest shape of each mode, then vLLM's own warm-up step"
+    assert eager == [32, 16, 8, 1, 4], "the largest shape of each mode, and kernel variants; then vLLM's own warm-up step"
     assert "the host waits for the device" not in log
     assert ("the workspace is locked" in log) == (not start.second)
     assert start.behind.queue.eager == 0, "a warm-up step is no traffic"
     assert Start.capturing is False
+
+
+def test_every_kernel_variant_of_the_graphs_runs_at_the_start() -> None:
+    sizes = [*range(512, 255, -16), *range(248, 15, -8), 8, 4, 2, 1]
+    names = dict(shapes(*sizes, mode="piecewise") + shapes(*sizes))
+    ran = vllm_behind.first_runs(names)
+    assert ran == ["piecewise 512", "full 512", "full 248", "full 16", "full 8", "full 1"]
+    piecewise = dict(shapes(*sizes, mode="piecewise"))
+    assert vllm_behind.first_runs(piecewise) == ["piecewise 512"], "attention is not in these graphs"
 
 
 def test_steps_run_at_once_and_the_most_used_shapes_are_captured_between_them(start: Start) -> None:

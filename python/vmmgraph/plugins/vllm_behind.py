@@ -1,8 +1,8 @@
 """vLLM 0.24 serves at once and captures between steps (``VMMGRAPH_CAPTURE=behind``), for both model
 runners.
 
-`capture_model` runs the largest shape of each mode eagerly, for kernels compiled at their first
-run, and for buffers with the size of their first use. Graphs are then captured in units of work: a
+`capture_model` runs a few shapes eagerly, for kernels compiled at their first run, and for buffers
+with the size of their first use (`first_runs`). Graphs are then captured in units of work: a
 warm-up run, or a capture. Until a graph exists, a larger graph of at most twice the tokens runs the
 step, or the step runs eagerly with the padding of its graph.
 
@@ -348,16 +348,12 @@ class Behind:
     def begin(self) -> None:
         """Prepares the captures: eager runs, and the reserve of a KV cache sized before them."""
         start = time.perf_counter()
-        largest: dict[str, Any] = {}
-        for one, shape in self.queue.shapes.items():
-            largest.setdefault(shape.mode, one)
-        kv = kv_of(self.runner)
-        later = 0
-        for mode, one in largest.items():
+        for one in first_runs(self.queue.shapes):
             with self.working():
                 self.adapter.warm(one)
-            if kv is None:
-                continue
+        kv = kv_of(self.runner)
+        later = 0
+        for mode, one in largest(self.queue.shapes).items() if kv is not None else ():
             before = graph_bytes()
             with self.working():
                 self.adapter.capture(one)
@@ -480,6 +476,29 @@ class Behind:
                 gc.enable()
         if self.adapter.waits():
             current.synchronize()
+
+
+def largest(shapes: dict[Any, Shape]) -> dict[str, Any]:
+    """Returns the largest shape of each mode. ``shapes`` has the larger shapes of a mode first."""
+    found: dict[str, Any] = {}
+    for one, shape in shapes.items():
+        found.setdefault(shape.mode, one)
+    return found
+
+
+def first_runs(shapes: dict[Any, Shape]) -> list[Any]:
+    """Returns the shapes that run eagerly at the start.
+
+    The largest of each mode, for the size of buffers. Full graphs also contain attention, so also
+    one for each variant of its kernels: Triton compiles other code for one sequence and for
+    multiples of 16, and up to 16 sequences have a kernel of their own.
+    """
+    variants: dict[tuple[bool, bool, bool], Any] = {}
+    for one, shape in shapes.items():
+        if shape.mode == "full":
+            size = shape.extents[1] or shape.extents[0]
+            variants.setdefault((size == 1, size % 16 == 0, size <= 16), one)
+    return list(dict.fromkeys([*largest(shapes).values(), *variants.values()]))
 
 
 def save(path: str, queue: Queue) -> None:
