@@ -564,6 +564,10 @@ def run(arguments: argparse.Namespace) -> None:
         }
     started = float(os.environ.get("VLLM_RUN_STARTED") or began)
     if arguments.after:
+        from vllm.engine.arg_utils import EngineArgs
+
+        # Looks at the model's class in a process of its own, the first time.
+        EngineArgs(model=model, skip_tokenizer_init=True).create_model_config()
         while not os.path.exists(arguments.after):
             time.sleep(0.02)
         started = time.time()
