@@ -25,8 +25,8 @@ free memory of the device between two steps, serves, frees the memory and serves
 serves bursts of short and long prompts with aborts, and takes and frees memory meanwhile.
 
 --lora, --ngram and --length 32768 run a feature: eight adapters with random weights, drafts from
-the prompts, and vLLM's max_model_len. --after FILE imports vLLM and waits for FILE, so that the next
-engine's imports overlap with the engine before.
+the prompts, and vLLM's max_model_len. --after FILE imports vLLM and waits for FILE, so that the
+imports of an engine overlap with the engine before.
 
 --behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds
 from the loaded weights to the first request, and of them in warm-up and captures; time of engine
@@ -148,7 +148,8 @@ def time_start(worker: type) -> None:
 
 
 def start_seconds(worker) -> dict:
-    return dict(type(worker).seconds)
+    # The executor passes a wrapper of the worker.
+    return dict(worker.seconds)
 
 
 def missing_graphs(worker) -> tuple[int, int, int]:
@@ -373,11 +374,12 @@ def pressure(llm, serve, hashes) -> tuple[list[str], str]:
 
 
 def mixed(llm, seconds: float) -> tuple[list[str], str]:
-    """Serves bursts of prompts and aborts some. Returns result lines, and the error or an empty string.
+    """Serves bursts of prompts and aborts some. Returns result lines, and the error or an empty
+    string.
 
     Up to 0.6 of the time, a quarter of the prompts has up to the maximum length, so that requests
-    wait for blocks. Sampling begins at 0.3. At 0.75, if half the cache is free, the free memory of the
-    device is taken until the end. Then all requests must end.
+    wait for blocks. Sampling begins at 0.3. At 0.75, if half the cache is free, the free memory of
+    the device is taken until the end. Then all requests must end.
     """
     from vllm import SamplingParams
 
@@ -394,7 +396,11 @@ def mixed(llm, seconds: float) -> tuple[list[str], str]:
     while (now := time.time() - start) < seconds or running:
         if now < seconds and len(running) < 250 and pick.random() < 0.2:
             for _ in range(pick.choice((1, 4, 16, 64))):
-                low, high = (4, 512) if now > 0.6 * seconds else pick.choice(((4, 512), (4, 512), (512, 4096), (4096, longest)))
+                low, high = (
+                    (4, 512)
+                    if now > 0.6 * seconds
+                    else pick.choice(((4, 512), (4, 512), (512, longest // 4), (longest // 4, longest)))
+                )
                 how = greedy if now < 0.3 * seconds else pick.choice(sampled)
                 if now > 0.6 * seconds and pick.random() < 0.1:
                     how = {"temperature": 0.0, "prompt_logprobs": 1}
