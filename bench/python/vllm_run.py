@@ -377,9 +377,10 @@ def mixed(llm, seconds: float) -> tuple[list[str], str]:
     """Serves bursts of prompts and aborts some. Returns result lines, and the error or an empty
     string.
 
-    Up to 0.6 of the time, a quarter of the prompts has up to the maximum length, so that requests
-    wait for blocks. Sampling begins at 0.3. At 0.75, if half the cache is free, the free memory of
-    the device is taken until the end. Then all requests must end.
+    Up to 0.4 of the time, a quarter of the prompts has up to the maximum length, so that requests
+    wait for blocks. Sampling begins at 0.2, log-probabilities of prompts at 0.5. From 0.6 on, once
+    half the cache is free, the free memory of the device is taken until the end. All requests must
+    end.
     """
     from vllm import SamplingParams
 
@@ -398,11 +399,11 @@ def mixed(llm, seconds: float) -> tuple[list[str], str]:
             for _ in range(pick.choice((1, 4, 16, 64))):
                 low, high = (
                     (4, 512)
-                    if now > 0.6 * seconds
+                    if now > 0.4 * seconds
                     else pick.choice(((4, 512), (4, 512), (512, longest // 4), (longest // 4, longest)))
                 )
-                how = greedy if now < 0.3 * seconds else pick.choice(sampled)
-                if now > 0.6 * seconds and pick.random() < 0.1:
+                how = greedy if now < 0.2 * seconds else pick.choice(sampled)
+                if now > 0.5 * seconds and pick.random() < 0.1:
                     how = {"temperature": 0.0, "prompt_logprobs": 1}
                 prompt = [pick.randrange(10, 150000)] * pick.randrange(low, high)
                 name = f"mixed-{counts['sent']}"
@@ -416,7 +417,7 @@ def mixed(llm, seconds: float) -> tuple[list[str], str]:
             engine.abort_request(gone)
             running.difference_update(gone)
             counts["aborted"] += len(gone)
-        if not taken and 0.75 * seconds < now < seconds and manager.usage < 0.5:
+        if not taken and 0.6 * seconds < now < seconds and manager.usage < 0.5:
             taken = llm.collective_rpc(take_memory)[0]
         before = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""bench/python/vllm_run.py over a stand-in of vLLM: a GPU machine is too scarce to find its errors."""
+"""bench/python/vllm_run.py over a stand-in of vLLM: minutes of a GPU must not find its errors."""
 
 from __future__ import annotations
 
