@@ -479,12 +479,14 @@ def look(worker) -> dict:
     }
 
 
-def drop_and_capture(worker, each: int) -> list[int]:
+def drop_and_capture(worker, each: int) -> tuple[list[int], float]:
     """Drops every `each`-th graph except the first and captures again.
 
-    Returns free bytes before, between and after.
+    Returns free bytes before, between and after, and the seconds of the captures, whose kernels
+    are compiled already.
     """
     import gc
+    import time
 
     import torch
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
@@ -507,13 +509,16 @@ def drop_and_capture(worker, each: int) -> list[int]:
     if manager:
         listed = manager._capture_descs
         manager._capture_descs = {mode: [one for one in listed[mode] if one not in manager.graphs] for mode in listed}
+    start = time.perf_counter()
     try:
         runner.capture_model()
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
     finally:
         if manager:
             manager._capture_descs = listed
     seen.append(free())
-    return seen
+    return seen, seconds
 
 
 def free_bytes(worker) -> int:
@@ -672,8 +677,8 @@ def run(arguments: argparse.Namespace) -> None:
             said, failed = pressure(llm, serve, hashes)
             wrong = wrong or failed
         else:
-            free = llm.collective_rpc(drop_and_capture, args=(2 if name == "evict" else 1,))[0]
-            said = [f"{(free[1] - free[0]) / MIB:+.0f} MiB free without, {(free[2] - free[1]) / MIB:+.0f} with"]
+            free, seconds = llm.collective_rpc(drop_and_capture, args=(2 if name == "evict" else 1,))[0]
+            said = [f"{(free[1] - free[0]) / MIB:+.0f} MiB free without, {(free[2] - free[1]) / MIB:+.0f} with, {seconds:.2f} s"]
             for stats, _ in llm.collective_rpc(look)[0]["arenas"]:
                 said.append(f"arena {stats['physical_bytes'] / MIB:.1f} MiB of {stats['spaces']} shapes")
         _, now, _ = serve()

@@ -160,6 +160,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         "torch": torch,
         "safetensors.torch": SimpleNamespace(save_file=save_file),
         "vllm": SimpleNamespace(LLM=Llm, SamplingParams=lambda **values: SimpleNamespace(**values)),
+        "vllm.compilation.cuda_graph": SimpleNamespace(CUDAGraphWrapper=SimpleNamespace(_all_instances=[])),
         "vllm.lora.request": SimpleNamespace(
             LoRARequest=lambda name, number, path: SimpleNamespace(name=name, number=number, path=path)
         ),
@@ -202,7 +203,7 @@ def run(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments
         (["--kv", "--behind"], ["captures_s", "ready_after_weights_s", "units_ms", "by_graphs_after_10_s", "last_hash"]),
         (["--kv", "--lora"], ["tokens", "capture_mib", "captures_s", "kv_tokens"]),
         (["--ngram", "--length", "32768"], ["tokens", "ms_a_token_64"]),
-        (["--size", "moe", "--timed", "0"], ["tokens", "free_after_mib"]),
+        (["--size", "moe", "--timed", "0", "--then", "recapture"], ["tokens", "free_after_mib", "then_recapture"]),
         (["--kv", "--then", "mixed", "--seconds", "20"], ["mixed", "then_mixed"]),
     ],
     ids=["behind", "lora", "ngram", "moe", "mixed"],
