@@ -31,6 +31,9 @@
 //! # }
 //! ```
 //!
+//! Calls whose docs name a C function, such as `vmmgraph_space_seal`, have its contract: see
+//! `include/vmmgraph/vmmgraph.h`. An `Error::WrongState` is `VMMGRAPH_ERROR_WRONG_STATE` there.
+//!
 //! # Layers
 //!
 //! ```text

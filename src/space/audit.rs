@@ -1,4 +1,4 @@
-//! Audit of a space: checks for live blocks which share bytes. For tests and debugging.
+//! Audit of a space: checks for live blocks which share bytes.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,6 @@ use crate::error::{Error, Result};
 use crate::pages::{Owner, PageId, RangeId};
 use crate::units::Address;
 
-/// A part of a page under a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Piece {
     page: PageId,
@@ -21,13 +20,11 @@ fn wrong(what: String) -> Result<()> {
 }
 
 impl Space {
-    /// Checks all live blocks of the space, also while other threads work. Each block must be
-    /// mapped completely, no byte of a page may lie under two blocks, persistent blocks must not
-    /// overlap, and pages owned by the space must be mapped only in the space. Visits every
-    /// mapping; see also [`PagePool::audit`](crate::pages::PagePool::audit).
+    /// Checks all live blocks of the space, also while other threads work: completely mapped, no
+    /// shared bytes, persistent blocks apart, own pages mapped only here. Visits every mapping.
     ///
     /// # Errors
-    /// [`Error::Internal`] with the first blocks which share a byte, or the first other mismatch.
+    /// [`Error::Internal`] with the first mismatch.
     pub fn audit(&self) -> Result<()> {
         self.core().audit()
     }
@@ -37,7 +34,6 @@ impl Core {
     pub(crate) fn audit(&self) -> Result<()> {
         let state = self.state.lock();
         if state.stage.phase() == Phase::Broken {
-            // A broken space can only be dropped, and pages may be missing.
             return Ok(());
         }
         let pool = self.common.pool();
@@ -99,7 +95,6 @@ impl Core {
         disjoint(&kept)
     }
 
-    /// Returns beginning and end of each live persistent block.
     pub(crate) fn kept(&self) -> Vec<(u64, u64)> {
         self.state.lock().kept.live().map(|(at, bytes, _)| (at.0, at.0 + bytes)).collect()
     }

@@ -21,7 +21,6 @@ impl Bits {
         self.words.push(word);
     }
 
-    /// Returns every number, lowest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> {
         let (mut words, mut base, mut rest) = (self.words.iter().enumerate(), 0, 0u64);
         std::iter::from_fn(move || {

@@ -1,5 +1,3 @@
-//! Lists of live blocks: size, age and origin.
-
 use std::backtrace::Backtrace;
 use std::time::{Duration, Instant};
 
@@ -8,24 +6,21 @@ use serde::Serialize;
 use super::{Space, State};
 use crate::units::Address;
 
-/// A live block. After the capture a live block is live-out (retained): an output, a cached
-/// workspace, a lazily created constant.
+/// A live block. After the capture it is live-out (retained).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
     /// Address.
     pub address: u64,
     /// Bytes, rounded up to 512.
     pub bytes: u64,
-    /// Number of the block in its space, from 1; the total is in
-    /// [`SealReport::allocations`](super::SealReport).
+    /// Number of the block in its space, from 1.
     pub allocation: u64,
-    /// Time since the allocation, if the arena traces blocks.
+    /// Time since the allocation, if traced.
     pub age: Option<Duration>,
-    /// Call stack of the allocation, if the arena traces blocks.
+    /// Call stack of the allocation, if traced.
     pub origin: Option<String>,
 }
 
-/// Time and call stack of an allocation.
 #[derive(Debug)]
 pub(super) struct Origin {
     at: Instant,
@@ -65,7 +60,7 @@ impl Space {
         self.core().state.lock().blocks()
     }
 
-    /// Returns the addresses of the live blocks, in order.
+    /// Returns the addresses of the live blocks, sorted.
     #[must_use]
     pub fn live_blocks(&self) -> Vec<Address> {
         let state = self.core().state.lock();

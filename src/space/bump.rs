@@ -1,4 +1,5 @@
-//! Bump spaces: blocks are appended, and no address is reused.
+//! Bump spaces: blocks are appended, and no address is reused, as for the segments of a torch
+//! MemPool.
 //!
 //! ```text
 //!   tape (per arena)   | page of 2 MiB | 20 MiB            | 44 MiB                 | 20 MiB     |
@@ -6,11 +7,9 @@
 //!   second space       [ block                        ][ block                             ]
 //! ```
 //!
-//! For the segments of a torch MemPool, which live as long as the graph, so nothing is stitched.
-//! All bump spaces of an arena map the same *tape* of pages from its beginning. The tape is as long
-//! as the longest space, plus at most a sixteenth of this length or half a large page, whichever is
-//! less. Each page is as long as the block which first needed the page, so a space takes about one
-//! map per block.
+//! All bump spaces of an arena map the same *tape* of pages from its beginning. The tape exceeds
+//! the longest space by at most a sixteenth or half a large page, whichever is less. Each page is
+//! as long as the block which first needed it, so a block takes about one map.
 
 use std::collections::BTreeMap;
 
@@ -23,33 +22,26 @@ use crate::units::BlockBytes;
 /// Part of the tape mapped in one range.
 #[derive(Debug)]
 struct Stretch {
-    /// Tape offset at the base of the range, where a tape page begins.
     from: u64,
-    /// Tape offset of the end of the mapping.
     to: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Bump {
-    /// Bytes of the tape allocated so far.
     end: u64,
     stretches: Vec<Stretch>,
     /// Block and liveness, by range and offset.
     blocks: BTreeMap<(usize, u64), (Live, bool)>,
-    /// Mapped pages of the tape.
     pages: usize,
     usage: Usage,
-    /// Minimum bytes of a range.
     reserve: u64,
 }
 
 impl Bump {
-    /// Creates an empty table; ranges have at least `reserve` bytes.
     pub(crate) fn new(reserve: u64) -> Self {
         Self { reserve, ..Self::default() }
     }
 
-    /// Returns the bytes allocated so far, which is the offset of the next block.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
@@ -62,7 +54,6 @@ impl Bump {
         self.pages
     }
 
-    /// Returns the live blocks, in address order within a range.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         self.blocks.values().filter(|(_, live)| *live).map(|(block, _)| *block).collect()
     }
@@ -89,8 +80,7 @@ impl Bump {
         }
     }
 
-    /// Returns the bytes of the next range, at least `length`. Ranges start and grow as in a
-    /// stitched space.
+    /// Returns the bytes of the next range, at least `length`.
     fn next_range(&self, last: Option<u64>, large: u64, length: u64) -> u64 {
         let doubled =
             last.map_or(large * RANGE_PAGES_FIRST, |bytes| (bytes * 2).min(large * RANGE_PAGES_MAX));
@@ -99,7 +89,7 @@ impl Bump {
 }
 
 impl State {
-    /// Maps the tape as far as needed and appends a block. Nothing has changed after an error.
+    /// Maps the tape as far as needed and appends a block. Changes nothing on error.
     pub(super) fn append(&mut self, common: &Common, space: u64, bytes: BlockBytes) -> Result<Place> {
         self.stage.begin_capture(common.pool());
         let Placement::Bump(bump) = &self.placement else {
@@ -128,8 +118,7 @@ impl State {
                     }
                 }
                 None => {
-                    // The new range begins with the page of the last block's end, which is then
-                    // mapped in both ranges.
+                    // The page of the last block's end is then mapped in both ranges.
                     let from = common.shared.tape_start(bump.end);
                     let cells = common.shared.tape(&mut transaction, from, end)?;
                     let pages: Vec<_> = cells.iter().map(|(_, page, _)| *page).collect();
@@ -176,7 +165,6 @@ impl State {
         Ok(place)
     }
 
-    /// Undoes a transaction. If the driver refuses, the space is broken.
     pub(super) fn undo(&mut self, transaction: Transaction) {
         if !transaction.undo() {
             self.stage.break_off();

@@ -1,5 +1,3 @@
-//! State of a space under its lock, and the part shared by the graph and its blocks.
-
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
@@ -28,32 +26,26 @@ use crate::pages::{Calls, Fence, NamedStream, Owner, PageId, Reservation, Transa
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, BlockBytes, Stream};
 
-/// Everything guarded by a space's lock.
+/// State guarded by a space's lock.
 pub(super) struct State {
     pub(super) stage: Stage,
     pub(super) placement: Placement,
-    /// Address ranges, with the indices used by the placement.
     pub(super) ranges: Vec<Reservation>,
     pub(super) kept: KeptBlocks,
-    /// Count of live blocks; `None` before the first block.
     pub(super) live_count: Option<LiveCount>,
-    /// Addresses left unmapped because the driver refused an undo.
+    /// Addresses unmapped because the driver refused an undo.
     pub(super) holes: Vec<Stale>,
     pub(super) replaced: Replaced,
-    /// Lifetime profile of the capture, if short blocks may be predicted persistent.
     pub(super) lifetime_trace: Option<LifetimeTrace>,
-    /// Pages exported before the seal.
     pub(super) exported: HashSet<PageId>,
-    /// Users of blocks since the seal.
     pub(super) users: Users,
-    /// Blocks freed while contents are preserved across the seal.
+    /// Blocks freed while contents are preserved.
     pub(super) postponed: Option<Postponed>,
     pub(super) work: Work,
     pub(super) layout_hash: LayoutHash,
     pub(super) observed: Observed,
 }
 
-/// Purpose of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Transient if freed before the seal, else live-out.
@@ -69,23 +61,21 @@ pub(crate) struct Core {
     pub(super) id: u64,
     pub(super) common: Arc<Common>,
     pub(super) state: Mutex<State>,
-    /// Set at the seal, for good: replays need no lock to check the phase.
+    /// Set once, so replays check the phase without a lock.
     pub(super) sealed: AtomicBool,
-    /// Whether the space has been launched; true if launches are not observed.
+    /// True if launched, or if launches are not observed.
     pub(super) launched: AtomicBool,
-    /// Whether later captures may reuse the ranges after the space ends.
+    /// Whether later captures may reuse the ranges.
     pub(super) recycles: AtomicBool,
-    /// Version of the shared set at which all mapped pages were checked.
+    /// Version of the shared set at the last check of all pages.
     pub(super) seen: AtomicU64,
 }
 
 impl Core {
-    /// Checks for a sealed space, usually without the lock.
     pub(super) fn require_sealed(&self) -> Result<()> {
         if self.sealed.load(Ordering::Acquire) { Ok(()) } else { self.state.lock().require(Phase::Sealed) }
     }
 
-    /// Returns the owner of this space's own pages.
     pub(super) fn own(&self) -> Owner {
         Owner::Retained { arena: self.common.shared.arena(), space: self.id }
     }
@@ -98,12 +88,10 @@ impl Core {
         &self.common.device
     }
 
-    /// Returns a fence after every replay of the arena so far.
     pub(crate) fn replays(&self) -> Fence {
         self.common.order.fence()
     }
 
-    /// Returns whether the device's pages can be exported to other processes.
     pub(crate) fn is_shareable(&self) -> bool {
         self.common.pool().driver().sharing().is_some()
     }
@@ -143,8 +131,7 @@ impl Core {
         self.allocate_or_grow(bytes, lane, kind, Some(state))
     }
 
-    /// Slow path of an allocation: needs a driver call, a persistent block or a backtrace. `full`
-    /// is the locked state, if already known to have no free place.
+    /// Slow path of an allocation. `full` is the locked state, if known to have no free place.
     #[cold]
     fn allocate_or_grow(
         &self,
@@ -183,8 +170,7 @@ impl Core {
         }
         let address = result?;
         if kind == Kind::Kept {
-            // The block may reuse bytes which the last resume is still restoring. The block's
-            // stream waits for the copy.
+            // The block's stream waits for a resume which is still restoring these bytes.
             let events = self.common.pool().events();
             let behind =
                 self.common.pause_state.unfinished_contents(events).before_or_over(events, lane.stream);
@@ -197,8 +183,7 @@ impl Core {
         state.live_count.get_or_insert_with(|| self.common.live_counts.take()).add(bytes);
     }
 
-    /// Like [`Common::with_memory_retry`]; errors carry the space's label. The caller holds no
-    /// lock.
+    /// The caller holds no lock.
     #[inline]
     pub(super) fn with_memory_retry<T>(&self, work: impl FnMut() -> Result<T>) -> Result<T> {
         self.common.with_memory_retry(work).map_err(|error| error.of_space(self.label().as_deref()))
@@ -211,13 +196,11 @@ impl Core {
         self.place_anew(state, bytes, lane)
     }
 
-    /// Maps addresses for a block and returns the block's address.
     fn place_anew(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Address> {
         let place = self.grow(state, bytes, lane)?;
         Ok(self.placed(state, place, bytes, lane))
     }
 
-    /// Places a block of an open space on mapped addresses, if any are free.
     fn place_on_mapped(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Option<Address> {
         let Placement::Stitched(Some(layout)) = &mut state.placement else { return None };
         if state.stage.phase() != Phase::Open {
@@ -242,8 +225,7 @@ impl Core {
     }
 
     fn grow(&self, state: &mut State, bytes: BlockBytes, lane: Lane) -> Result<Place> {
-        // Checked before the plan, which lists every page: a request beyond any limit must not cost
-        // memory.
+        // Checked before planning: an impossible request must not list pages.
         self.common.refuse_hopeless(bytes)?;
         let start = Instant::now();
         let place = match state.placement {
@@ -257,8 +239,8 @@ impl Core {
         place
     }
 
-    /// Frees a block. After the seal, the memory is reused after the streams in `readers` and all
-    /// recorded streams.
+    /// Frees a block. After the seal, its memory is reused after `readers` and all recorded
+    /// streams.
     pub(crate) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
@@ -293,8 +275,7 @@ impl Core {
                     note(state);
                     self.give_back(state, place, address, bytes);
                 }
-                // A block used by a second captured stream is parked: the block counts until the
-                // seal or `free_parked`.
+                // A parked block counts until the seal or `free_parked`.
                 bytes
             }
             None => {
@@ -318,13 +299,11 @@ impl Core {
         state.range_of(address).is_some() || state.kept.contains(address)
     }
 
-    /// Frees a parked block before the seal. The caller has verified in the capture: later work on
-    /// the block's own stream waits for every use.
+    /// Frees a parked block before the seal. The caller has verified that later work on the block's
+    /// stream waits for every use.
     pub(crate) fn free_parked(&self, address: Address) -> Result<()> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
-        // The seal frees parked blocks, so an early free is unnecessary after the seal or while
-        // contents are preserved.
         if state.stage.phase() != Phase::Open || state.postponed.is_some() {
             return Ok(());
         }
@@ -337,8 +316,8 @@ impl Core {
         Ok(())
     }
 
-    /// Records a use of a block on `stream`. Before the seal, returns the allocation stream if the
-    /// block will be parked when freed.
+    /// Records a use of a block. Before the seal, returns the allocation stream if the free will
+    /// park the block.
     pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
         self.common.usable()?;
         let state = &mut *self.state.lock();
@@ -357,8 +336,7 @@ impl Core {
 }
 
 impl Common {
-    /// Retries `work` after out-of-memory errors as long as memory is reclaimed. The caller holds
-    /// no lock.
+    /// Retries `work` while memory can be reclaimed. The caller holds no lock.
     #[inline]
     pub(super) fn with_memory_retry<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         work().or_else(|error| self.retry_with_memory(error, &mut work))
@@ -402,7 +380,7 @@ impl State {
         self.ranges[place.range].base().plus(place.offset)
     }
 
-    /// Ends the placement at the end of the capture: frees parked blocks and forbids new ones.
+    /// Frees parked blocks and forbids new ones.
     pub(super) fn end_placement(&mut self) {
         let before = self.usage();
         self.placement.seal();
@@ -413,7 +391,6 @@ impl State {
     }
 
     pub(super) fn range_of(&self, address: Address) -> Option<Place> {
-        // At most a handful of ranges: sizes double.
         let mut ranges = self.ranges.iter().enumerate();
         ranges.find_map(|(range, found)| found.offset_of(address).map(|offset| Place { range, offset }))
     }
@@ -426,7 +403,6 @@ impl State {
         Ok(())
     }
 
-    /// Adds the results of a committed transaction: counts and reserved ranges.
     pub(super) fn adopt(&mut self, common: &Common, calls: Calls, reserved: Vec<Reservation>) {
         self.work.add(&calls);
         self.note_mapped(common, calls.unmapped_bytes, calls.mapped_bytes);
@@ -435,7 +411,6 @@ impl State {
         self.ranges.extend(reserved);
     }
 
-    /// Replaces `before` by `after` in the count of mapped bytes.
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.work.note_mapped(before, after);
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);

@@ -25,7 +25,6 @@ pub struct TracedBlock {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     blocks: Vec<TracedBlock>,
-    /// Index of the live block at each place.
     live: HashMap<Place, usize>,
     next: u64,
 }
@@ -45,7 +44,6 @@ impl Events {
         }
     }
 
-    /// Ends the capture: later frees are not recorded.
     pub(super) fn end(&mut self) {
         self.live = HashMap::new();
         self.blocks.shrink_to_fit();

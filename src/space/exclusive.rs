@@ -1,9 +1,7 @@
-//! Private (exclusive) blocks: memory written by peers or preserved across replays, such as
-//! workspaces, signal pads and Lamport buffers.
-//!
-//! Each block is one page at its own addresses, mapped by no space. So the page is whole wherever
-//! it is exported, registered or bound. It is never poisoned, and stays in place until freed, also
-//! while the arena is paused. The table of an arena has its own lock, held across no driver call.
+//! Private (exclusive) blocks: memory written by peers or preserved across replays, such as signal
+//! pads. Each block is one page at its own addresses, so the page is whole wherever it is exported
+//! or registered. It is never poisoned and stays in place, also while the arena is paused. The
+//! table's lock is held across no driver call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,29 +14,25 @@ use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes, MAX_BYTES};
 
 struct Exclusive {
-    /// Contains the block's only page. Spare addresses around the page permit its alignment.
+    /// Contains the page, and spare addresses for its alignment.
     range: Reservation,
     bytes: u64,
 }
 
-/// Private blocks of an arena, by address.
 #[derive(Default)]
 pub(crate) struct Exclusives(Mutex<BTreeMap<Address, Exclusive>>);
 
 impl Exclusives {
-    /// Returns address and bytes of each block, in order.
     pub(crate) fn all(&self) -> Vec<(Address, u64)> {
         self.0.lock().iter().map(|(at, block)| (*at, block.bytes)).collect()
     }
 
-    /// Returns whether a range lies in one block.
     fn hold(&self, base: Address, bytes: u64) -> bool {
         let blocks = self.0.lock();
         let before = blocks.range(..=base).next_back();
         before.is_some_and(|(at, block)| base.0.saturating_add(bytes) <= at.0 + block.bytes)
     }
 
-    /// Frees all blocks at the end of the arena, after a fence.
     pub(super) fn end(&self, pool: &PagePool, fence: Fence) {
         let mut pending = PendingUnmap::default();
         for block in std::mem::take(&mut *self.0.lock()).into_values() {
@@ -59,7 +53,6 @@ impl Common {
         Owner::Exclusive { arena: self.shared.arena() }
     }
 
-    /// Returns the rounded bytes of a block, and the alignment of bytes and address.
     fn whole(&self, bytes: u64, granularity: u64) -> Result<(u64, u64)> {
         let least = self.pool().driver().capabilities().granularity;
         let each = if granularity == 0 { self.shared.geometry().small() } else { granularity };
@@ -70,7 +63,6 @@ impl Common {
         let asked = BlockBytes::round_up(bytes)?;
         self.refuse_hopeless(asked)?;
         let whole = asked.get().next_multiple_of(each);
-        // The reservation includes addresses for the alignment.
         if whole + each > MAX_BYTES {
             return Err(Error::InvalidSize {
                 what: "exclusive block",
@@ -81,7 +73,7 @@ impl Common {
         Ok((whole, each))
     }
 
-    /// Allocates a zeroed page; see
+    /// See
     /// [`SharedVmmAllocator::allocate_exclusive`](crate::SharedVmmAllocator::allocate_exclusive).
     pub(crate) fn allocate_exclusive(&self, bytes: u64, granularity: u64) -> Result<Address> {
         self.usable()?;
@@ -99,8 +91,7 @@ impl Common {
         Ok(at)
     }
 
-    /// Maps one page at a multiple of `each` in a new range. Returns the range and the offset in
-    /// the range.
+    /// Maps one page at a multiple of `each`. Returns the range and the offset.
     fn map_exclusive(&self, whole: u64, each: u64) -> Result<(Reservation, u64)> {
         let mut transaction = Transaction::on(self.pool());
         let least = self.pool().driver().capabilities().granularity;
@@ -113,8 +104,7 @@ impl Common {
         Ok((reserved.ok_or_else(lost)?, offset))
     }
 
-    /// Fills a block with zeros and waits, so any stream or peer may use the block afterwards. Also
-    /// returns a fence after the fill.
+    /// Fills a block with zeros and waits. Also returns a fence after the fill.
     fn zero(&self, range: &Reservation, offset: u64, bytes: u64) -> (Result<()>, Fence) {
         let (mut fence, events) = (Fence::default(), self.pool().events());
         let filled = self.device.host_pool().stream_in().and_then(|stream| {
@@ -126,7 +116,6 @@ impl Common {
         (done, fence)
     }
 
-    /// Frees a block after the arena's replays.
     pub(crate) fn free_exclusive(&self, address: Address) -> Result<()> {
         self.usable()?;
         let block = self.exclusives.0.lock().remove(&address);
@@ -135,7 +124,6 @@ impl Common {
         Ok(())
     }
 
-    /// Returns the page of a part of a block.
     pub(crate) fn export_exclusive(&self, base: Address, bytes: u64) -> Result<Vec<Extent>> {
         self.usable()?;
         if bytes == 0 {

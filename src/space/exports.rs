@@ -1,23 +1,11 @@
-//! Exports: names the pages of a space's addresses for other processes.
-
 use super::{Common, Core, Phase, Placement, Space};
 use crate::error::{Error, Result};
 use crate::pages::{Extent, Owner, PageId};
 use crate::units::Address;
 
 impl Space {
-    /// Returns the pages of a range of the space's addresses, such as a block's, in order. Makes no
-    /// driver call and pins nothing. Ranks can compare their pages, and
-    /// [export](crate::Device::export_page) each page once, however many graphs map the page.
-    ///
-    /// The result is valid while the space maps these pages. A seal may replace pages under
-    /// live-out blocks, so call again after the seal. A seal fails ([`Error::Exported`]) rather
-    /// than replace a page which was returned here and is pinned.
-    ///
-    /// # Errors
-    /// [`Error::ForeignPointer`] for addresses outside the space; [`Error::InvalidArgument`] if a
-    /// part of the range has no page; [`Error::WrongState`] while the arena is paused, or if eager
-    /// work took pages which the next replay replaces.
+    /// Returns the pages of a range of the space's addresses, in order: `vmmgraph_space_export`. A
+    /// seal fails ([`Error::Exported`]) rather than replace a pinned page returned here.
     pub fn export(&self, base: Address, bytes: u64) -> Result<Vec<Extent>> {
         self.core().export(base, bytes)
     }
@@ -60,17 +48,14 @@ impl Core {
 }
 
 impl Common {
-    /// Fixes a pinned page of the arena in place. Pages of private (exclusive) blocks are always in
-    /// place.
+    /// Fixes a pinned page of the arena in place.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a page of an eager block, which is freed with the block;
-    /// [`Error::WrongState`] during eager work, which may take the page at its end, and while the
-    /// arena is paused, pausing or resuming.
+    /// [`Error::InvalidArgument`] for a page of an eager block; [`Error::WrongState`] during eager
+    /// work, which may take the page, and unless the arena is resident.
     pub(super) fn pin_for_peers(&self, page: PageId) -> Result<()> {
         self.usable()?;
         if self.pool().owner(page) == Some(self.exclusive_owner()) {
-            // Such pages never move.
             return Ok(());
         }
         self.require_resident()?;

@@ -1,9 +1,6 @@
-//! Persistent (kept) blocks: declared or predicted to outlive their capture. They are packed on
-//! pages and addresses of the arena, each on exclusive bytes, so no page of a space is needed and
-//! nothing aliases them.
-//!
-//! [`Heap`] is the memory of an arena, under its own lock, taken after a space's lock.
-//! [`KeptBlocks`] are the blocks of one space, under the space's lock.
+//! Persistent (kept) blocks: declared or predicted to outlive their capture, packed on pages and
+//! addresses of the arena, each on bytes of its own. [`Heap`] has its own lock, taken after a
+//! space's lock; [`KeptBlocks`] is under the space's lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,22 +14,18 @@ use crate::pages::{
 use crate::sync::Mutex;
 use crate::units::{Address, BlockBytes};
 
-/// Bytes of addresses reserved at a time; more for a larger block.
+/// Addresses reserved at a time; more for a larger block.
 const RANGE: u64 = 1 << 30;
 
-/// Pages and addresses of an arena's persistent blocks.
 #[derive(Default)]
 pub(crate) struct Heap(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
     ranges: Vec<Reservation>,
-    /// High-water mark of mapped bytes in the last range.
     end: u64,
-    /// Mapped bytes without a block. A wall at the beginning of each range keeps free stretches
-    /// apart.
+    /// Mapped bytes without a block. A wall at the beginning of each range keeps stretches apart.
     free: Stretches,
-    /// Freed blocks, perhaps still in use.
     waiting: Vec<(Fence, Vec<(Address, u64)>)>,
 }
 
@@ -48,7 +41,6 @@ impl Heap {
         Ok(Address(at))
     }
 
-    /// Frees blocks after a fence.
     pub(crate) fn free_all(&self, pool: &PagePool, blocks: Vec<(Address, u64)>, fence: &Fence) {
         if blocks.is_empty() {
             return;
@@ -58,7 +50,6 @@ impl Heap {
         inner.settle(pool);
     }
 
-    /// Frees everything at the end of the arena, after all users.
     pub(super) fn end(&self, pool: &PagePool) {
         let mut inner = self.0.lock();
         inner.settle(pool);
@@ -68,26 +59,23 @@ impl Heap {
         pool.unmap_after(fence, pending);
     }
 
-    /// Returns a fence after all users of freed blocks.
     pub(super) fn users(&self) -> Fence {
         let mut fence = Fence::default();
         self.0.lock().waiting.iter().for_each(|(waiting, _)| fence.join(waiting.clone()));
         fence
     }
 
-    /// Reuses freed blocks with finished fences, and frees pages without blocks.
+    /// Reuses blocks with finished fences, and frees pages without blocks.
     pub(crate) fn settle(&self, pool: &PagePool) {
         self.0.lock().settle(pool);
     }
 }
 
 impl Inner {
-    /// Maps missing pages for a stretch of `bytes` at the end. Returns its address.
     fn grow(&mut self, shared: &SharedSet, bytes: u64) -> Result<u64> {
         let small = shared.geometry().small();
         let mut transaction = Transaction::on(shared.pool());
         let last = self.ranges.last();
-        // The block begins in the free bytes before the end.
         let had = last.map_or(0, |range| self.free.before(range.base().0 + self.end));
         let more = (bytes - had.min(bytes)).next_multiple_of(small);
         let room =
@@ -129,8 +117,7 @@ impl Inner {
             return;
         }
         done.iter().for_each(|(at, bytes)| self.free.add(at.0, *bytes));
-        // After all additions, so adjacent stretches have merged. Only pages of these blocks can be
-        // empty now.
+        // Adjacent stretches have merged by now.
         let mut empty = BTreeSet::new();
         for (at, bytes) in &done {
             let range = self.ranges.iter().find(|range| {
@@ -156,7 +143,7 @@ impl Inner {
         }
     }
 
-    /// Frees ranges without pages, except the last, which new blocks extend.
+    /// Keeps the last range, which new blocks extend.
     fn leave_empty_ranges(&mut self) {
         let last = self.ranges.len().saturating_sub(1);
         let (free, mut number) = (&mut self.free, 0);
@@ -181,12 +168,10 @@ impl fmt::Debug for Heap {
 struct Kept {
     bytes: u64,
     serial: u64,
-    /// Fence after the users of a freed block; `None` while live.
     freed: Option<Fence>,
 }
 
-/// Persistent blocks of one space. Bytes of a freed block stay reserved until the graph ends,
-/// because the graph writes there.
+/// Bytes of a freed block stay reserved until the graph ends, because the graph writes there.
 #[derive(Debug, Default)]
 pub(super) struct KeptBlocks {
     blocks: BTreeMap<Address, Kept>,
@@ -211,7 +196,7 @@ impl KeptBlocks {
         }
     }
 
-    /// Polls the fences of freed blocks, which records deferred events.
+    /// Polls fences, which records deferred events.
     pub(super) fn settle(&mut self, pool: &PagePool) {
         let mut poll = Poll::new(pool.events());
         for fence in self.blocks.values_mut().filter_map(|kept| kept.freed.as_mut()) {
@@ -219,24 +204,21 @@ impl KeptBlocks {
         }
     }
 
-    /// Joins the fences of freed blocks.
     pub(super) fn readers(&self, fence: &mut Fence) {
         let freed = self.blocks.values().filter_map(|kept| kept.freed.clone());
         freed.for_each(|behind| fence.join(behind));
     }
 
-    /// Returns the live blocks: address, bytes and number in the space.
+    /// Address, bytes and number.
     pub(super) fn live(&self) -> impl Iterator<Item = (Address, u64, u64)> {
         let live = self.blocks.iter().filter(|(_, kept)| kept.freed.is_none());
         live.map(|(at, kept)| (*at, kept.bytes, kept.serial))
     }
 
-    /// Returns all blocks, freed ones included.
     pub(super) fn all(&self) -> impl Iterator<Item = (Address, u64, u64)> {
         self.blocks.iter().map(|(at, kept)| (*at, kept.bytes, kept.serial))
     }
 
-    /// Removes the freed blocks, or all, and joins their fences.
     pub(super) fn take(&mut self, all: bool, fence: &mut Fence) -> Vec<(Address, u64)> {
         let mut gone = Vec::new();
         self.blocks.retain(|at, kept| {
@@ -261,7 +243,6 @@ impl Core {
         Ok(address)
     }
 
-    /// Frees a persistent block. Returns its bytes.
     pub(super) fn free_kept(&self, state: &mut State, address: Address) -> Result<u64> {
         let behind = self.behind_users(state, address);
         let bytes = match state.kept.blocks.get_mut(&address) {

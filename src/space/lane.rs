@@ -2,14 +2,12 @@
 
 use crate::units::Stream;
 
-/// Before the seal, blocks of two lanes never lie on one page of their space.
-///
-/// Branches of a capture are unordered, so each stream has a lane. Peers know the pages of
-/// peer-visible (remote) blocks, which have separate lanes, so a seal need not replace these pages.
+/// Before the seal, blocks of two lanes never share a page of their space. Branches of a capture
+/// are unordered, so each stream has a lane. Peer-visible (remote) blocks have their own, so a seal
+/// need not replace pages known to peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Lane {
     pub(crate) stream: Stream,
-    /// For blocks also used by peers.
     pub(crate) remote: bool,
 }
 

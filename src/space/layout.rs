@@ -1,5 +1,5 @@
 //! Layout of a space: its addresses, the page of each, and the blocks. Plain code over offsets and
-//! page numbers, without driver and other spaces.
+//! page numbers, without driver and other spaces. See docs/design/capture.md.
 //!
 //! ```text
 //!   range     addresses reserved at once, filled from the left
@@ -9,16 +9,14 @@
 //!   blocks    [ whole pages,    tail ]         [  whole page, tail]  [ head  ...
 //! ```
 //!
-//! A block of at least a large page covers the free end of a page in use (its *head*), whole pages,
-//! and the beginning of a further page (its *tail*). Head and tail are used only if each saves a
-//! page. A smaller local block prefers the lowest page with room, and may span two pages of an
-//! extent. The smallest blocks lie in [slabs](super::slabs), in ranges of their own.
+//! A block of at least a large page covers the free end of a page in use (*head*), whole pages, and
+//! the beginning of a further page (*tail*). Smaller blocks prefer the lowest page with room. The
+//! smallest lie in [slabs](super::slabs).
 //!
 //! An *extent* is the address range of one stitched block. A block takes the oldest free extent of
-//! its size, so identical layers of a model settle at the same addresses. Without one, the block
-//! takes a gap in an extent of a different size, or any run of free slots, which becomes an extent.
-//! Only then are pages stitched together in a new extent. Peer-visible (remote) blocks share pages
-//! only with their kind, each in one page or on whole pages.
+//! its size, else a gap in another extent or a run of free slots, which becomes an extent.
+//! Stitching comes last. Peer-visible (remote) blocks share pages only with their kind, each in one
+//! page or on whole pages.
 //!
 //! Equal requests always give equal numbers and offsets. A page number normally maps the same page
 //! in every stitched space, so the arena holds only the highest count per size class.
@@ -43,21 +41,16 @@ use extents::Extents;
 pub(super) use growth::{RANGE_PAGES_FIRST, RANGE_PAGES_MAX};
 pub(crate) use retained::Unit;
 
-/// Place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Place {
-    /// Index of the range.
     pub(crate) range: usize,
-    /// Bytes from the base of the range.
     pub(crate) offset: u64,
 }
 
-/// Reason why an address cannot be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLive {
-    /// No block is live at this address; one may have started here before.
+    /// No block is live at this address; one may have been.
     FreedBefore,
-    /// No block of this space starts at this address.
     Foreign,
 }
 
@@ -73,11 +66,8 @@ impl From<NotABlock> for NotLive {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) blocks: u64,
-    /// Blocks ever allocated.
     pub(crate) allocations: u64,
-    /// Bytes of live blocks.
     pub(crate) bytes: u64,
-    /// Peak of `bytes`.
     pub(crate) peak_bytes: u64,
 }
 
@@ -85,12 +75,11 @@ pub(crate) struct Usage {
 pub(crate) struct Live {
     pub(crate) place: Place,
     pub(crate) bytes: u64,
-    /// Number of the block in its space, from 1.
     pub(crate) serial: u64,
 }
 
 impl Usage {
-    /// Adds a live block. Returns its number.
+    /// Returns the number of the new live block.
     pub(crate) fn add(&mut self, bytes: BlockBytes) -> u64 {
         self.blocks += 1;
         self.bytes += bytes.get();
@@ -108,24 +97,20 @@ impl Usage {
 #[derive(Debug)]
 struct Range {
     class: Class,
-    /// Whether the range is for pages of peer-visible (remote) blocks only.
     remote: bool,
     bytes: u64,
-    /// Page of each slot.
     page_slots: Vec<u32>,
-    /// One bit per small-page unit: whether any block, live or freed, ever lay there.
+    /// One bit per small-page unit: whether any block ever lay there.
     used: Vec<u64>,
 }
 
 impl Range {
-    /// Returns whether the range may map pages of a class for a lane. Access rights belong to the
-    /// range, and differ for peer-visible blocks.
+    /// Access rights belong to the range, and differ for peer-visible blocks.
     fn is_for(&self, class: Class, lane: Lane) -> bool {
         self.class == class && self.remote == lane.remote
     }
 }
 
-/// Slab or page at a place.
 #[derive(Clone, Copy)]
 enum Found {
     Slab(Slot),
@@ -139,11 +124,10 @@ pub(crate) struct Layout {
     slabs: Slabs,
     ranges: Vec<Range>,
     extents: Extents,
-    /// Slot of each slab.
     slab_slots: Vec<PageSlot>,
     /// Live blocks used by a second stream.
     crossing: HashSet<Place>,
-    /// Freed blocks used by a second stream: busy until the seal or `free_parked`.
+    /// Freed ones: busy until the seal or `free_parked`.
     parked: HashSet<Place>,
     usage: Usage,
     peak: Peak,
@@ -169,13 +153,12 @@ impl Layout {
         self.usage
     }
 
-    /// Returns how many small and large page numbers the space ever used.
     pub(crate) fn pages(&self) -> (usize, usize) {
         (self.slabs.len(), self.pages.used())
     }
 
-    /// Returns whether a block of this size goes to the slabs. The limit is low, because slab
-    /// memory of one space cannot serve as large pages of other spaces.
+    /// Whether the slabs take a block. The limit is low, because slab memory cannot serve as large
+    /// pages of other spaces.
     fn packed(&self, bytes: BlockBytes) -> bool {
         bytes.get() <= (self.geometry.small() / 8).max(BLOCK_GRANULE)
     }
@@ -195,7 +178,6 @@ impl Layout {
         self.ranges[page_slot.range].page_slots[page_slot.index]
     }
 
-    /// Places a block on mapped addresses, if possible.
     pub(crate) fn place(&mut self, bytes: BlockBytes, lane: Lane) -> Option<Place> {
         if self.packed(bytes) {
             let slot = self.slabs.allocate(granules(bytes), lane, self.usage.allocations + 1)?;
@@ -205,11 +187,9 @@ impl Layout {
             let extent = self.find(bytes.get(), lane)?;
             return Some(self.settle(extent, bytes));
         }
-        // Prefers memory used before.
         let length = bytes.get();
         let mut within = self.pages.room(length, lane, false);
         within = within.or_else(|| self.pages.idle_page(length, lane, true).map(|page| (page, 0)));
-        // Extents of a peer-visible lane consist of whole pages.
         if within.is_none()
             && !lane.remote
             && let Some(extent) = self.find(length, lane)
@@ -222,8 +202,7 @@ impl Layout {
         Some(self.settle_within(page, start, bytes))
     }
 
-    /// Frees the block at a place. Returns its bytes, which the next block of the stream may use. A
-    /// block used by a second stream is parked instead; the result is then 0.
+    /// Returns the freed bytes; 0 if a block used by a second stream is parked instead.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         let found = self.locate(place)?;
         if !self.crossing.is_empty() && self.crossing.remove(&place) {
@@ -236,8 +215,8 @@ impl Layout {
         self.free_found(found, place)
     }
 
-    /// Frees a parked block at once, after later captured work of its own stream was found to wait
-    /// for every use. Returns its bytes.
+    /// Frees a parked block. The caller has verified that later work of its own stream waits for
+    /// every use. Returns the bytes.
     pub(crate) fn free_parked(&mut self, place: Place) -> Result<u64, NotLive> {
         if !self.parked.remove(&place) {
             return Err(NotLive::FreedBefore);
@@ -267,8 +246,7 @@ impl Layout {
         Ok(bytes)
     }
 
-    /// Records a use of the block on `stream`. Returns the block's own stream if different;
-    /// otherwise has no effect.
+    /// Returns the block's own stream if different; otherwise has no effect.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<Option<Stream>, NotLive> {
         let own = match self.locate(place)? {
             Found::Slab(slot) => {
@@ -290,7 +268,6 @@ impl Layout {
         Ok(Some(own))
     }
 
-    /// Counts a new live block. Returns its number.
     fn count(&mut self, bytes: BlockBytes) -> u64 {
         let before = self.usage.peak_bytes;
         let serial = self.usage.add(bytes);
@@ -309,7 +286,6 @@ impl Layout {
         }
     }
 
-    /// Finds the slab or page at a mapped place where a block may start.
     fn locate(&self, place: Place) -> Result<Found, NotLive> {
         let range = self.ranges.get(place.range).ok_or(NotLive::Foreign)?;
         let page_bytes = self.page_bytes(range.class);
@@ -327,7 +303,7 @@ impl Layout {
         })
     }
 
-    /// Returns bytes and number of the live block starting at a place.
+    /// Returns bytes and number.
     #[inline]
     fn live(&self, found: Found) -> Result<(u64, u64), NotLive> {
         match found {
@@ -338,7 +314,7 @@ impl Layout {
         }
     }
 
-    /// Returns bytes and number of the live block starting at a byte of a page, in this slot.
+    /// Returns bytes and number.
     fn block(&self, page_slot: PageSlot, page: u32, start: u64) -> Result<(u64, u64), NotLive> {
         match self.pages.stay(page, start, page_slot) {
             Some(stay) if stay.block > 0 => Ok((stay.block, stay.serial)),

@@ -1,20 +1,16 @@
-//! Layout hash: hash over the plan of a capture, equal in every process. Compares captures across
-//! ranks.
+//! Hash over the plan of a capture, equal in every process: compares captures across ranks.
 
 use super::layout::Place;
 use crate::pages::{Class, PageNo};
 use crate::units::{BlockBytes, Geometry, mix};
 
-/// Hash of a capture so far: page sizes; the page of each slot; place and bytes of each block in
-/// order; live-out blocks.
-///
-/// Addresses, handles of pages and streams, and other spaces are excluded. Places and bytes are
-/// multiples of 512, so all other inputs have distinct tags in their lowest nine bits.
+/// Covers page sizes, the page of each slot, place and bytes of each block in order, and live-out
+/// blocks. Excludes addresses, handles and other spaces. Places and bytes are multiples of 512, so
+/// all other inputs have distinct tags in their lowest nine bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayoutHash(u64);
 
 impl LayoutHash {
-    /// Creates the hash of an empty capture over pages of these sizes.
     pub(super) fn new(geometry: Geometry) -> Self {
         let mut hash = Self(0);
         hash.add(geometry.small());
@@ -26,7 +22,6 @@ impl LayoutHash {
         self.0
     }
 
-    /// Adds the page of the next slot in its range.
     pub(super) fn page(&mut self, no: PageNo) {
         let class = match no.class {
             Class::Small => 1,
@@ -40,18 +35,15 @@ impl LayoutHash {
         self.add(bytes.get());
     }
 
-    /// Marks the next block as peer-visible (remote).
     pub(super) fn remote(&mut self) {
         self.add(6);
     }
 
-    /// Adds a persistent block. Its place depends on other spaces and is excluded.
+    /// Adds a persistent block without its place, which depends on other spaces.
     pub(super) fn kept(&mut self, bytes: BlockBytes) {
         self.add(!bytes.get());
     }
 
-    /// Adds the end of the capture: number of the policy, and numbers of the placed and persistent
-    /// blocks still live.
     pub(super) fn end(&mut self, policy: u64, placed: &[u64], kept: &[u64]) {
         self.add(policy << 9 | 3);
         placed.iter().for_each(|serial| self.add(serial << 9 | 4));
@@ -75,7 +67,7 @@ mod tests {
         LayoutHash::new(Geometry::new(2 * MIB, 16 * MIB, 4096).unwrap())
     }
 
-    /// Ranks may run different builds on different machines: the values are part of the interface.
+    /// Ranks may run different builds: the values are part of the interface.
     #[test]
     fn it_is_the_same_number_everywhere() {
         let mut hash = new();

@@ -1,11 +1,7 @@
-//! Lifetime profile: predicts persistent blocks from earlier captures of the arena.
-//!
-//! A live-out block costs its space a small page, however short, unless it is declared persistent.
-//! Programs which capture one model for many batch sizes repeat the same allocations with other
-//! sizes. Each traced capture adds its live-out blocks; later traced captures predict from all of
-//! these. Only spaces with `predict_retained` are traced. A *trace point* is the sequence of
-//! allocations and frees before, without sizes. So a
-//! capture with a different sequence gets no predictions.
+//! Lifetime profile: predicts persistent blocks from earlier traced captures of the arena (spaces
+//! with `predict_retained`). An undeclared live-out block costs its space a small page, however
+//! short. A *trace point* is the sequence of allocations and frees before, without sizes, so
+//! captures of one model for other batch sizes match.
 
 use std::collections::HashMap;
 
@@ -13,46 +9,39 @@ use super::{Core, State};
 use crate::sync::Mutex;
 use crate::units::Address;
 
-/// Limit of trace points per arena; beyond, the table restarts empty.
+/// Limit per arena; beyond, the table restarts empty.
 const MOST: usize = 1 << 16;
 
-/// Fate of the blocks at a trace point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// All were live-out.
     LiveOut,
-    /// A block was freed while graphs captured since could read it, such as a tensor saved by a
-    /// forward pass. The pages of such blocks are [reused](super::replaced), but bytes of the
-    /// persistent heap are not.
+    /// A block was freed while graphs captured since could read it. Its pages are
+    /// [reused](super::replaced), bytes of the persistent heap are not.
     Passed,
-    /// A block was freed before the seal, or before its first launch and the next capture: a
-    /// program inspects and drops such a block. Persistent bytes would be wasted, because the graph
-    /// keeps them.
+    /// A block was freed before the seal, or before its first launch and the next capture:
+    /// persistent bytes would be wasted.
     Excluded,
 }
 
-/// Trace points with live-out blocks in the arena's captures, under a leaf lock.
+/// Under a leaf lock.
 #[derive(Debug, Default)]
 pub(crate) struct LifetimeProfile(Mutex<HashMap<u64, Fate>>);
 
-/// Progress of one capture, and the trace points of its live blocks.
 #[derive(Debug, Default)]
 pub(super) struct LifetimeTrace {
     point: u64,
     blocks: HashMap<Address, u64>,
-    /// Bytes of the blocks predicted persistent.
     kept: u64,
 }
 
 impl LifetimeTrace {
     fn go(&mut self, step: u64) -> u64 {
-        // A mix in the style of SplitMix64.
+        // In the style of SplitMix64.
         let mixed = (self.point ^ step).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.point = (mixed ^ (mixed >> 29)).wrapping_add(1);
         self.point
     }
 
-    /// Records the free of a block in an open space.
     fn freed(&mut self, address: Address) -> Option<u64> {
         let point = self.blocks.remove(&address)?;
         self.go(point);
@@ -71,8 +60,7 @@ impl LifetimeProfile {
         }
     }
 
-    /// Excludes the point of a block freed early. If the block was not alive at the seal, only a
-    /// known point is excluded.
+    /// Excludes a point. If the block was not alive at the seal, only a known one.
     fn exclude(&self, point: u64, was_alive: bool) {
         let mut all = self.0.lock();
         if was_alive || all.contains_key(&point) {
@@ -80,7 +68,6 @@ impl LifetimeProfile {
         }
     }
 
-    /// Records a block freed while other graphs could read it.
     fn pass(&self, point: u64) {
         if let Some(fate) = self.0.lock().get_mut(&point)
             && *fate == Fate::LiveOut
@@ -89,9 +76,8 @@ impl LifetimeProfile {
         }
     }
 
-    /// Returns the longest block predicted persistent at a point, for small pages of `small` bytes.
-    /// A longer block needs a page anyway. Of passed blocks, only blocks too short to be worth the
-    /// maps are predicted.
+    /// Returns the longest block predicted persistent: a longer one needs a page anyway. Of
+    /// passed blocks, only those too short to be worth the maps are predicted.
     fn longest(&self, point: u64, small: u64) -> u64 {
         match self.0.lock().get(&point) {
             Some(Fate::LiveOut) => small / 2,
@@ -107,13 +93,12 @@ impl Core {
         self.state.lock().lifetime_trace = Some(LifetimeTrace::default());
     }
 
-    /// Returns the trace point of a new block in an open space, and whether the block is predicted
-    /// persistent.
+    /// Returns the trace point of a new block, and whether it is predicted persistent.
     pub(super) fn predicts_retained(&self, state: &mut State, bytes: u64) -> Option<(u64, bool)> {
         let lifetime_trace = state.lifetime_trace.as_mut()?;
         let point = lifetime_trace.go(0);
         let small = self.common.shared.geometry().small();
-        // Short blocks of more than a page in total fill pages anyway.
+        // More than a page in total fills pages anyway.
         let kept = lifetime_trace.kept + bytes;
         let keeps = kept <= small && bytes <= self.common.lifetime_profile.longest(point, small);
         if keeps {
@@ -122,8 +107,8 @@ impl Core {
         Some((point, keeps))
     }
 
-    /// Records the free of a block. If the block is freed before the first launch and the next
-    /// capture, its point is excluded for good.
+    /// Records a free; before the first launch and the next capture, it excludes the point for
+    /// good.
     pub(super) fn note_traced_free(&self, state: &mut State, address: Address) {
         let Some(lifetime_trace) = &mut state.lifetime_trace else { return };
         let over = state.stage.phase() != super::Phase::Open;
@@ -136,7 +121,6 @@ impl Core {
         }
     }
 
-    /// Records all blocks live at the end of the capture as live-out.
     pub(super) fn end_lifetime_trace(&self, state: &State) {
         if let Some(lifetime_trace) = &state.lifetime_trace {
             self.common.lifetime_profile.add(lifetime_trace.blocks.values().copied());

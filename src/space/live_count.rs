@@ -10,24 +10,22 @@ use crate::sync::Mutex;
 /// Counts per chunk.
 const CHUNK: usize = 256;
 
-/// Each count holds live blocks in the upper 24 bits and granules of 512 bytes in the lower 40, so
-/// one load reads both.
+/// Live blocks in the upper 24 bits, granules of 512 bytes in the lower 40: one load reads both.
 type Chunk = [AtomicU64; CHUNK];
 
 const BLOCK: u64 = 1 << 40;
 
-/// All counts of an arena, under a leaf lock.
+/// Under a leaf lock.
 #[derive(Default)]
 pub(crate) struct LiveCounts(Mutex<Places>);
 
 #[derive(Default)]
 struct Places {
     chunks: Vec<Arc<Chunk>>,
-    /// Unused counts.
     free: Vec<(Arc<Chunk>, u8)>,
 }
 
-/// Live blocks of one space. Written only under the space's lock.
+/// Written only under the space's lock.
 #[derive(Debug)]
 pub(super) struct LiveCount {
     chunk: Arc<Chunk>,
@@ -40,20 +38,19 @@ impl LiveCounts {
         let (chunk, place) = places.free.pop().unwrap_or_else(|| {
             let chunk: Arc<Chunk> = Arc::new(std::array::from_fn(|_| AtomicU64::new(0)));
             places.chunks.push(Arc::clone(&chunk));
-            // The lowest places are used first, so the counts in use are close together.
+            // Lowest first, so counts in use are close together.
             places.free.extend((1..=u8::MAX).rev().map(|place| (Arc::clone(&chunk), place)));
             (chunk, 0)
         });
         LiveCount { chunk, place }
     }
 
-    /// Returns a count and clears its blocks.
     pub(super) fn give(&self, count: &LiveCount) {
         count.cell().store(0, Ordering::Relaxed);
         self.0.lock().free.push((Arc::clone(&count.chunk), count.place));
     }
 
-    /// Returns the live blocks of all counts, and their bytes.
+    /// Returns blocks and bytes.
     pub(crate) fn sum(&self) -> (u64, u64) {
         let places = self.0.lock();
         let all = places.chunks.iter().flat_map(|chunk| chunk.iter());
@@ -97,14 +94,12 @@ mod tests {
         all[5].add(512);
         all[5].remove(2, 1536);
         assert_eq!(counts.sum(), (767, 767 * 1024));
-        // Blocks of a returned count no longer count.
         all.drain(100..).for_each(|count| counts.give(&count));
         assert_eq!(counts.sum(), (99, 99 * 1024));
         all.extend((0..2 * CHUNK).map(|_| counts.take()));
         assert_eq!(counts.sum(), (99, 99 * 1024));
         all.drain(..).for_each(|count| counts.give(&count));
         assert_eq!(counts.sum(), (0, 0));
-        // All places differ.
         let all: Vec<LiveCount> = (0..3 * CHUNK).map(|_| counts.take()).collect();
         all.iter().for_each(|count| count.add(512));
         assert_eq!(counts.0.lock().chunks.len(), 3);

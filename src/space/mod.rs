@@ -1,15 +1,12 @@
 //! Spaces: the addresses of one capture each, and the blocks at these addresses.
 //!
-//! * [`layout`] chooses the place of each block: plain code over page numbers and offsets.
-//! * [`stitch`] maps the planned pages, [`seal`] ends a capture, [`life`] frees blocks and graphs.
-//!   Each sequence of driver calls is a [`Transaction`](crate::pages::Transaction), which
-//!   commits whole or is undone.
-//! * [`eager`] places eager work on the same pages.
+//! [`layout`] plans, [`stitch`] maps, [`seal`] ends a capture, [`life`] frees blocks and graphs,
+//! [`eager`] places eager work. Each sequence of driver calls is a
+//! [`Transaction`](crate::pages::Transaction). A graph owns a [`Space`]; blocks hold its [`Core`],
+//! which may outlive the graph.
 //!
-//! A graph owns a [`Space`]. Blocks hold the [`Core`] of their space, which may outlive the graph.
-//!
-//! Lock order of the crate: space, persistent heap, private blocks, shared set, replay order,
-//! pause state, pool. A space holds its lock (`Core::state`) across its own driver calls, so other
+//! Lock order of the crate: space, persistent heap, private blocks, shared set, replay order, pause
+//! state, pool. A space holds its lock (`Core::state`) across its own driver calls, so other
 //! captures continue, and never across a callback. One exception: a restore takes the shared-set
 //! lock under that of the pause state; no code takes the two in reverse.
 
@@ -99,42 +96,34 @@ pub use poison::{Difference, POISON};
 pub use preserve::PreservedBlocks;
 pub use seal::{RetainPolicy, SealReport};
 
-/// State common to all spaces of an arena.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) shared: SharedSet,
     pub(crate) order: ReplayOrder,
     pub(crate) heap: Heap,
     pub(crate) exclusives: Exclusives,
-    /// Whether the pages have memory, and their contents on the host.
     pub(crate) pause_state: PauseState,
-    /// Policy for work on leased pages.
     pub(crate) recalls: Recalls,
-    /// Selects the arena for pause and resume; empty: selected only by calls without tags.
+    /// Selects the arena for pause and resume; empty: only calls without tags.
     pub(crate) tag: String,
     pub(crate) retain: RetainPolicy,
-    /// Fills shared pages before every replay.
     pub(crate) poison: bool,
-    /// Records time and call stack of each allocation.
+    /// Records time and call stack of allocations.
     pub(crate) trace_blocks: bool,
-    /// Makes spaces opened from now on record each allocation and free.
+    /// Whether new spaces record allocations and frees.
     pub(crate) trace_events: AtomicBool,
-    /// Set after an internal error: all calls fail, except destruction.
+    /// Set after an internal error: only destruction is left.
     pub(crate) closed: AtomicBool,
     pub(crate) totals: Totals,
     pub(crate) live_counts: LiveCounts,
-    /// All existing spaces, by number.
     pub(crate) spaces: Mutex<ByNumber<Weak<Space>>>,
-    /// Spaces without graph which still have live blocks, by number.
     pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
     pub(crate) pending_restores: PendingRestores,
     pub(crate) spare_ranges: SpareRanges,
-    /// Captures begun for spaces of this arena.
     pub(crate) own_captures: AtomicU64,
     pub(crate) lifetime_profile: LifetimeProfile,
-    /// The arena's eager work; empty before the first scope.
     pub(crate) eager: Mutex<Weak<EagerSpace>>,
-    /// Last field, so the device closes after everything above.
+    /// Last, so the device closes after everything above.
     pub(crate) device: Arc<Device>,
 }
 
@@ -143,8 +132,6 @@ impl Common {
         self.device.pool()
     }
 
-    /// # Errors
-    /// [`Error::WrongState`] while the arena is paused, pausing or resuming.
     pub(crate) fn require_resident(&self) -> Result<()> {
         self.pause_state.require(crate::pause::Phase::Resident)
     }
@@ -155,8 +142,6 @@ impl Common {
 }
 
 impl Drop for Common {
-    /// Frees the arena's memory after its last space is gone. Free pages return to the driver at
-    /// once.
     fn drop(&mut self) {
         self.pause_state.forget_if(self.device.host_pool(), |_| true);
         self.spare_ranges.clear(self.pool());
@@ -168,14 +153,14 @@ impl Drop for Common {
     }
 }
 
-/// Running totals over all spaces of an arena: reading costs the same for any number of spaces.
+/// Running totals, so reading costs the same for any number of spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) reserved: AtomicU64,
     pub(crate) mapped: AtomicU64,
     /// Peak bytes of any one space.
     pub(crate) high_water: AtomicU64,
-    /// Mappings made in sealed spaces to replace pages which left the shared set.
+    /// Mappings replaced because their page left the shared set.
     pub(crate) refreshed: AtomicU64,
 }
 
@@ -189,12 +174,11 @@ impl Totals {
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
 
-/// Returns the number of a new space, unique in the process.
 fn next_space() -> u64 {
     NEXT_SPACE.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Returns a lower bound of the numbers of all spaces opened from now on.
+/// Returns a lower bound of the numbers of all later spaces.
 fn spaces_from_now_on() -> u64 {
     NEXT_SPACE.load(Ordering::Relaxed)
 }
@@ -202,11 +186,11 @@ fn spaces_from_now_on() -> u64 {
 /// Statistics of one space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SpaceStats {
-    /// The space's number, unique in the process.
+    /// Unique in the process.
     pub id: u64,
     /// The label ([`Space::set_label`]).
     pub label: Option<String>,
-    /// Stage in the life of the space.
+    /// Stage of life.
     pub phase: Phase,
     /// Default policy of the seal for live blocks.
     pub retain: RetainPolicy,
@@ -216,11 +200,11 @@ pub struct SpaceStats {
     pub live_bytes: u64,
     /// Peak of `live_bytes`.
     pub peak_live_bytes: u64,
-    /// Part of `live_bytes` in persistent (kept) blocks, on pages of the arena.
+    /// Part of `live_bytes` in persistent (kept) blocks.
     pub kept_bytes: u64,
     /// Bytes of addresses reserved.
     pub reserved_bytes: u64,
-    /// Bytes of mapped addresses; a page mapped at two addresses counts twice.
+    /// Bytes of mapped addresses.
     pub mapped_bytes: u64,
     /// Bytes of pages owned by this space.
     pub retained_bytes: u64,
@@ -230,8 +214,8 @@ pub struct SpaceStats {
 
 /// Addresses of one capture, over pages of its arena. Thread-safe.
 ///
-/// Drop the space together with its graph. Dropping does not block. After the arena's replays so
-/// far, all memory is unmapped except under blocks still held by a
+/// Drop the space together with its graph. Dropping does not block: after the arena's replays so
+/// far, all memory is unmapped except under blocks held by a
 /// [`VmmTorchAllocator`](crate::VmmTorchAllocator). Work launched other than by
 /// [`replay`](Self::replay) must be done before the drop.
 pub struct Space {
@@ -239,18 +223,11 @@ pub struct Space {
 }
 
 impl Space {
-    /// Opens a stitched space, without addresses yet.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] while the arena is paused.
     pub(crate) fn open(common: &Arc<Common>) -> Result<Arc<Self>> {
         Self::with(common, Placement::Stitched(None))
     }
 
-    /// Opens a bump space. Reserves `reserve` bytes of addresses at once, if not 0.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] while the arena is paused; driver errors of the reservation.
+    /// Opens a bump space over at least `reserve` bytes of addresses; 0 reserves none.
     pub(crate) fn open_bump(common: &Arc<Common>, reserve: u64) -> Result<Arc<Self>> {
         let space = Self::with(common, Placement::Bump(Bump::new(reserve)))?;
         if reserve > 0 {
@@ -260,16 +237,14 @@ impl Space {
     }
 
     fn with(common: &Arc<Common>, placement: Placement) -> Result<Arc<Self>> {
-        // A restore frees pages, which this space may need.
         common.restore_replaced();
         let opened = common.pause_state.open()?;
-        // A bump space may be opened long before its capture: its first block begins the capture.
+        // A bump space's capture begins with its first block.
         let capture = matches!(placement, Placement::Stitched(_)).then(|| {
             common.own_captures.fetch_add(1, Ordering::SeqCst);
             common.pool().capture()
         });
         let id = next_space();
-        // Read before the first page is requested.
         let seen = AtomicU64::new(common.shared.version());
         let state = State {
             stage: Stage::open(opened, capture),
@@ -317,110 +292,60 @@ impl Space {
         self.core.common.shared.arena()
     }
 
-    /// Allocates a block of at least `size` bytes (rounded up to 512) for work on `stream`, aligned
-    /// to 512 bytes. The contents are undefined.
+    /// Allocates a block of at least `size` bytes (rounded up to 512): `vmmgraph_space_allocate`.
     ///
-    /// Makes no driver call if a suitable mapped address range is free. Otherwise maps pages, and
-    /// the arena grows if too few are free. May be called while `stream` is under capture. Before
-    /// an out-of-memory error, waits for pending unmaps and calls the device's reclaimers, without
-    /// a lock.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`]; [`Error::WrongState`] unless the space is open; out of memory,
-    /// budget, addresses or descriptors. Nothing has changed after an error, and the call can be
-    /// repeated.
+    /// Makes no driver call if mapped addresses are free; otherwise maps pages. Before an
+    /// out-of-memory error, waits for pending unmaps and calls the device's reclaimers, without a
+    /// lock. Nothing has changed after an error.
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
         self.core.allocate(size, stream, Kind::Local)
     }
 
-    /// Like [`allocate`](Self::allocate), for a persistent (kept) block, which the caller holds
-    /// beyond the capture: an output, a workspace. Persistent blocks of all spaces are packed on
-    /// pages of the arena, so a few KiB do not cost a page. Their bytes are reused only after the
-    /// block is freed and the space is gone.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
+    /// Allocates a persistent (kept) block: `vmmgraph_space_allocate_kept`.
     pub fn allocate_kept(&self, size: u64, stream: Stream) -> Result<Address> {
         self.core.allocate(size, stream, Kind::Kept)
     }
 
-    /// Like [`allocate`](Self::allocate), for a peer-visible (remote) block: a buffer of a captured
-    /// collective. Other devices or processes access its page through an [`export`](Self::export),
-    /// or a library registers the page during the capture.
-    ///
-    /// A block up to a large page lies on one page. A longer block is rounded up to whole large
-    /// pages. The same pages hold only peer-visible blocks of the same stream, so a seal never
-    /// replaces these pages because of other live-out blocks. After the seal the pages are neither
-    /// lent nor used by eager work. Other graphs share the pages as usual: accesses of peers end
-    /// with the replay.
-    ///
-    /// Free the block before the seal. The seal treats a live peer-visible block by its
-    /// [policy](RetainPolicy), may replace its page, and counts the block in the
-    /// [report](SealReport::remote_blocks).
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate); [`Error::WrongState`] in a bump space.
+    /// Allocates a peer-visible (remote) block: `vmmgraph_space_allocate_remote`.
     pub fn allocate_remote(&self, size: u64, stream: Stream) -> Result<Address> {
         self.core.allocate(size, stream, Kind::Remote)
     }
 
-    /// Frees a block. The addresses stay mapped, because the graph writes there.
-    ///
-    /// Before the seal, the next block of the same stream may use the memory. After the seal, pages
-    /// of a live-out block return to the arena's shared set once the
-    /// [recorded](Self::record_stream) streams of all blocks freed since the seal are done. If
-    /// other captures of the device began
-    /// since the seal, their graphs may read the block: then only spaces opened later use the
-    /// pages.
-    ///
-    /// # Errors
-    /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed.
+    /// Frees a block: `vmmgraph_space_free`. If graphs captured since the seal may read the block,
+    /// only spaces opened later use its pages.
     pub fn free(&self, address: Address) -> Result<()> {
         self.core.free(address, &[])
     }
 
-    /// Records a use of the block on `stream`. During the capture: once freed, the block stays busy
-    /// until the seal, because later work of the two streams is unordered. After the seal: once
-    /// freed, the bytes are reused only after the work submitted to `stream` before the free.
-    ///
-    /// # Errors
-    /// As [`free`](Self::free).
+    /// Records a use of the block on `stream`: `vmmgraph_space_record_stream`.
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.core.record_stream(address, stream).map(drop)
     }
 
-    /// Audits the device's page tables in debug builds and logs a mismatch.
+    /// Logs a mismatch of the page tables in debug builds.
     pub(crate) fn check_page_tables(&self) {
         self.core.common.pool().check();
     }
 
-    /// Closes the arena after an internal error: every later call returns [`Error::Closed`], except
-    /// destruction.
     pub(crate) fn close_arena(&self) {
         self.core.close_arena();
     }
 
-    /// Returns whether the address lies in this space, in a live block or not.
+    /// Whether the address lies in this space, in a live block or not.
     #[must_use]
     pub fn contains(&self, address: Address) -> bool {
         self.core.contains(address)
     }
 
-    /// Launches this space's graph: calls `launch`, ordered after every earlier replay of the
-    /// arena. `launch` must submit the graph to `stream`.
-    ///
-    /// On the stream of the last replay, the only driver call queries whether the stream is under
-    /// capture. A different stream waits for an event. The call may block the host when pages must
-    /// be replaced, or before the first launch. No lock is held during `launch`. `launch`
-    /// may call any function, except a replay or mark in this arena, or a replay in an arena which
-    /// waits for this one.
+    /// Calls `launch`, which submits the graph to `stream`, ordered after every earlier replay of
+    /// the arena: `vmmgraph_space_replay`. May block the host when pages must be replaced, or
+    /// before the first launch. `launch` runs without a lock and may call any function, except a
+    /// replay or mark in this arena, or a replay in an arena which waits for this one.
     ///
     /// # Errors
     /// [`Error::Lent`] if leased pages are mapped and the arena does not
-    /// [wait](crate::SharedVmmAllocator::set_recall) for a recall; errors of the recall.
-    /// [`Error::WrongState`] unless the space is sealed, and while the arena is paused. Errors of
-    /// [`ReplayOrder::replay`]. Out of memory or budget, and driver errors, if pages kept by eager
-    /// work had to be replaced. After an error, `launch` was not called.
+    /// [wait](crate::SharedVmmAllocator::set_recall) for a recall. Out of memory or budget, and
+    /// driver errors, if pages had to be replaced. After an error, `launch` was not called.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         if self.core.common.poison {
             return self.replay_over(POISON, stream, launch);
@@ -429,55 +354,35 @@ impl Space {
         Ok(launch())
     }
 
-    /// Begins a [`replay`](Self::replay) without a callback: work submitted by this thread to
-    /// `stream` until [`leave`](Self::leave) is ordered like a launch. Other replays of the arena
-    /// wait meanwhile. The thread must call `leave`, also after failures.
-    ///
-    /// # Errors
-    /// As [`replay`](Self::replay); then do not call `leave`.
+    /// Begins a [`replay`](Self::replay) without a callback: `vmmgraph_space_enter`.
     pub fn enter(&self, stream: Stream) -> Result<()> {
         self.core.enter(stream)?.stay_entered();
         if self.core.common.poison {
             return self.fill_shared(POISON, stream).inspect_err(|_| {
-                // Cannot fail: this thread has entered above.
                 let _ = self.leave();
             });
         }
         Ok(())
     }
 
-    /// Ends the replay of [`enter`](Self::enter), of this or any other space of the arena, also if
-    /// nothing was launched.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if this thread has not entered.
+    /// Ends the replay of [`enter`](Self::enter): `vmmgraph_space_leave`.
     pub fn leave(&self) -> Result<()> {
         self.core.common.order.leave()
     }
 
-    /// Blocks until the arena's replays so far are done: memory used by the graph may then be
-    /// freed. Dropping the space does not wait.
-    ///
-    /// # Errors
-    /// [`Error::StreamCapturing`] if the stream of the last replay is under capture and was not
-    /// marked before; driver errors.
+    /// Blocks until the arena's replays so far are done: `vmmgraph_space_wait`.
     pub fn wait(&self) -> Result<()> {
         let common = &self.core.common;
         common.order.fence().block(common.pool().events(), Duration::MAX).map(drop)
     }
 
-    /// Records a mark after the arena's replays so far: the stream of the last replay may then be
-    /// destroyed. Costs an event record, and the next replay waits for the event on any stream.
-    /// Free if no replay followed the last mark.
-    ///
-    /// # Errors
-    /// As [`ReplayOrder::mark`](crate::ReplayOrder::mark).
+    /// Records a mark after the arena's replays so far: `vmmgraph_space_mark`. Free if no replay
+    /// followed the last mark.
     pub fn mark(&self) -> Result<()> {
         self.core.common.order.mark()
     }
 
-    /// Returns the leases on pages mapped by this space. The space is not replayed while a lease
-    /// exists.
+    /// Returns the leases on pages mapped by this space, which exclude a replay.
     #[must_use]
     pub fn leases(&self) -> Vec<u64> {
         self.core.leases()
@@ -505,21 +410,20 @@ impl Space {
         }
     }
 
-    /// Returns `maps` of [`stats`](Self::stats) without computing the rest.
+    /// Returns `maps` of [`stats`](Self::stats).
     #[must_use]
     pub fn maps(&self) -> u64 {
         self.core.state.lock().work.maps()
     }
 
-    /// Returns `live_bytes` of [`stats`](Self::stats) without computing the rest.
+    /// Returns `live_bytes` of [`stats`](Self::stats).
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         let state = self.core.state.lock();
         state.placement.usage().bytes + state.kept.usage().bytes
     }
 
-    /// Returns the bytes allocated so far in a bump space, freed blocks included; 0 in a stitched
-    /// space.
+    /// Returns the bytes ever allocated in a bump space; 0 in a stitched space.
     #[must_use]
     pub fn offset(&self) -> u64 {
         match &self.core.state.lock().placement {
@@ -528,7 +432,7 @@ impl Space {
         }
     }
 
-    /// Returns the stage in the life of the space.
+    /// Returns the stage of life.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.core.state.lock().stage.phase()

@@ -1,5 +1,4 @@
-//! Records of a space for its readers: label (such as the graph group of an engine), place of the
-//! capture in the user's program, trace of blocks. Nothing else depends on the records.
+//! Records of a space for people: label, place in the user's program, trace of blocks.
 
 use std::collections::HashMap;
 
@@ -12,7 +11,6 @@ use crate::units::Address;
 /// Limit of a label and of a site, in bytes.
 const MOST: u64 = 1 << 10;
 
-/// Checks a text; an empty text is `None`.
 fn kept(what: &'static str, text: &str) -> Result<Option<String>> {
     let bytes = text.len() as u64;
     if bytes > MOST {
@@ -21,14 +19,11 @@ fn kept(what: &'static str, text: &str) -> Result<Option<String>> {
     Ok((!text.is_empty()).then(|| text.to_owned()))
 }
 
-/// Records of a space, under its lock.
 #[derive(Debug)]
 pub(super) struct Observed {
     label: Option<String>,
     site: Option<String>,
-    /// Allocations and frees, if recorded.
     events: Option<Events>,
-    /// Origins of live blocks, if recorded.
     origins: Option<HashMap<Address, Origin>>,
 }
 
@@ -54,7 +49,7 @@ impl Observed {
         self.events.as_ref().map(|events| events.blocks().to_vec())
     }
 
-    /// Records an allocation. `number` returns the number of the block in its space.
+    /// `number` returns the number of the block in its space.
     pub(super) fn allocated(
         &mut self,
         place: Place,
@@ -67,14 +62,12 @@ impl Observed {
         }
     }
 
-    /// Records the free of a placed block.
     pub(super) fn freed(&mut self, place: Place) {
         if let Some(events) = &mut self.events {
             events.freed(place);
         }
     }
 
-    /// Ends the trace of the capture.
     pub(super) fn end(&mut self) {
         self.events.iter_mut().for_each(Events::end);
     }
@@ -97,30 +90,28 @@ impl Observed {
 }
 
 impl Space {
-    /// Names the space after its graph group ("decode 64"), for statistics, log lines,
-    /// out-of-memory errors and the page map. The text is copied; an empty text removes the label.
-    /// Callable at any time.
+    /// Names the space ("decode 64") in statistics, log lines, out-of-memory errors and the page
+    /// map. Empty: no label.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for a text of more than 1024 bytes, with nothing changed.
+    /// [`Error::InvalidSize`] above 1024 bytes.
     pub fn set_label(&self, label: &str) -> Result<()> {
         let label = kept("the label of a space", label)?;
         self.core().state.lock().observed.label = label;
         Ok(())
     }
 
-    /// Sets the place of the capture in the program ("model.py:120"), for the page map. The text is
-    /// copied; an empty text removes the place. Callable at any time.
+    /// Sets the place of the capture in the program ("model.py:120") for the page map. Empty: none.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for a text of more than 1024 bytes, with nothing changed.
+    /// [`Error::InvalidSize`] above 1024 bytes.
     pub fn set_site(&self, site: &str) -> Result<()> {
         let site = kept("the site of a space", site)?;
         self.core().state.lock().observed.site = site;
         Ok(())
     }
 
-    /// Returns the last label of [`set_label`](Self::set_label), if any.
+    /// Returns the label, if any.
     #[must_use]
     pub fn label(&self) -> Option<String> {
         self.core().label()

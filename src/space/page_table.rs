@@ -1,5 +1,4 @@
-//! Page table of a layout: the bytes of each large page covered by live blocks, and the lane of
-//! each page.
+//! Page table of a layout: bytes of each large page under live blocks, and its lane.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -24,16 +23,12 @@ pub(crate) struct PageSlot {
 /// Part of a page covered by a live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stay {
-    /// First byte within the page.
     pub(crate) start: u64,
-    /// End of the part within the page.
     pub(crate) end: u64,
-    /// The slot with the addresses of this part.
     pub(crate) page_slot: PageSlot,
-    /// Bytes of the whole block; 0 in all pages after its first.
+    /// Bytes of the whole block; 0 in pages after its first.
     pub(crate) block: u64,
     pub(crate) serial: u64,
-    /// Extent of the block, if any.
     pub(crate) extent: Option<u32>,
 }
 
@@ -41,49 +36,38 @@ pub(crate) struct Stay {
 struct Page {
     /// Sorted, without overlaps.
     stays: Vec<Stay>,
-    /// Lane of all blocks on the page until the seal.
     lane: Lane,
-    /// First slot of the page (first mapping).
     first_slot: PageSlot,
-    /// Number of slots of the page.
     shows: u32,
-    /// High-water mark of the blocks, rounded up to small pages: memory after the mark is unused so
-    /// far.
+    /// High-water mark of the blocks, rounded up to small pages.
     high_water: u64,
-    /// Value in [`Fits`], unless stale.
     fits: Fit,
-    /// Whether blocks were placed or freed since `fits` was computed.
     stale: bool,
-    /// Last search to visit the page, to detect a page mapped twice in one run.
+    /// Last search to visit the page: detects a page twice in one run.
     visit: Cell<u64>,
 }
 
-/// Longest block which fits a page in use: below the high-water mark, and at the end of the page.
+/// Longest block which fits below the high-water mark, and at the end of the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fit {
     within: u64,
     at_end: u64,
 }
 
-/// Search index over the [`Fit`] of every page in a lane.
 #[derive(Debug, Default)]
 struct Fits {
     within: MaxTree,
     at_end: MaxTree,
 }
 
-/// All large page numbers used by a space.
 #[derive(Debug)]
 pub(crate) struct PageTable {
     geometry: Geometry,
     pages: Vec<Page>,
-    /// Pages without blocks.
     idle: Bits,
-    /// Bytes not covered by a block, over all pages.
     free: u64,
     fits: HashMap<Lane, Fits>,
-    /// Pages with a stale `fits`. Updated at the next search, so blocks placed and freed in extents
-    /// cost nothing.
+    /// Updated at the next search, so blocks in extents cost nothing.
     stale: Vec<u32>,
     visits: Cell<u64>,
 }
@@ -105,31 +89,29 @@ impl PageTable {
         self.geometry.large()
     }
 
-    /// Returns how many page numbers are used.
     pub(crate) fn used(&self) -> usize {
         self.pages.len()
     }
 
-    /// Returns the bytes without a block, on pages of any lane.
     pub(crate) fn free(&self) -> u64 {
         self.free
     }
 
-    /// Returns used pages of the lane without blocks, lowest number first.
+    /// Idle pages, lowest number first.
     fn idle(&self, lane: Lane) -> impl Iterator<Item = u32> {
         let numbers = self.idle.iter().map(|number| number as u32);
         numbers.filter(move |number| self.pages[*number as usize].lane == lane)
     }
 
-    /// Returns the lowest used page without blocks; with `reached`, one with a high-water mark of
-    /// at least `bytes`.
+    /// Returns the lowest page without blocks; with `reached`, one with a high-water mark of at
+    /// least `bytes`.
     pub(crate) fn idle_page(&self, bytes: u64, lane: Lane, reached: bool) -> Option<u32> {
         self.idle(lane).find(|number| !reached || self.pages[*number as usize].high_water >= bytes)
     }
 
-    /// Returns the lowest page in use by the lane with room for a block, and the place: at the
-    /// page's end if `at_end`, else in memory used before. In a gap at the page's beginning, the
-    /// block lies at the end of the gap, so the beginning stays free for a tail.
+    /// Returns the lowest page of the lane with room, and the place: at the page's end if `at_end`,
+    /// else in memory used before. In a gap at the page's beginning, the block lies at the gap's
+    /// end, so the beginning stays free for a tail.
     pub(crate) fn room(&mut self, bytes: u64, lane: Lane, at_end: bool) -> Option<(u32, u64)> {
         self.refresh();
         let fits = self.fits.get(&lane)?;
@@ -143,19 +125,17 @@ impl PageTable {
         Some((number, if in_front { to - bytes } else { from }))
     }
 
-    /// Returns the gaps between the blocks of a page, up to the page's end. Gaps may be empty.
+    /// Gaps up to the page's end, perhaps empty ones.
     pub(crate) fn gaps(&self, number: u32) -> impl Iterator<Item = (u64, u64)> {
         self.pages[number as usize].gaps(self.bytes())
     }
 
-    /// Returns the end of the last block on a page.
     pub(crate) fn end(&self, number: u32) -> u64 {
         self.pages[number as usize].stays.last().map_or(0, |stay| stay.end)
     }
 
-    /// Returns whether the lane may place a block over slots of these pages, from byte `from` of
-    /// the first: all bytes must be free, and all pages different. If so, returns how many of the
-    /// pages hold no block.
+    /// Whether the lane may place a block over these slots, from byte `from` of the first: all
+    /// bytes free, all pages different. Returns how many pages hold no block.
     pub(crate) fn covers(&self, page_slots: &[u32], from: u64, bytes: u64, lane: Lane) -> Option<u64> {
         let (whole, visit) = (self.bytes(), self.visits.get() + 1);
         self.visits.set(visit);
@@ -176,7 +156,7 @@ impl PageTable {
         None
     }
 
-    /// Adds a slot of the page, for the lane. A new page must have the next unused number.
+    /// Adds a slot of the page. A new page must have the next number.
     pub(crate) fn show(&mut self, number: u32, page_slot: PageSlot, lane: Lane) {
         if number as usize == self.pages.len() {
             let (stays, fits) = (Vec::new(), Fit::default());
@@ -208,7 +188,6 @@ impl PageTable {
         self.pages[number as usize].lane
     }
 
-    /// Covers a free part of the page with a block.
     pub(crate) fn occupy(&mut self, number: u32, stay: Stay) {
         let small = self.geometry.small();
         let page = &mut self.pages[number as usize];
@@ -225,20 +204,17 @@ impl PageTable {
         self.outdate(number);
     }
 
-    /// Returns the covered part beginning at a byte of the page, if it belongs to this slot.
     pub(crate) fn stay(&self, number: u32, start: u64, page_slot: PageSlot) -> Option<&Stay> {
         let stays = &self.pages[number as usize].stays;
         let found = stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
         Some(&stays[found]).filter(|stay| stay.page_slot == page_slot)
     }
 
-    /// Returns the parts of the page covered by blocks of this slot.
     pub(crate) fn stays(&self, number: u32, page_slot: PageSlot) -> impl Iterator<Item = Stay> {
         self.pages[number as usize].stays.iter().copied().filter(move |stay| stay.page_slot == page_slot)
     }
 
-    /// Uncovers the part beginning at a byte of the page, and returns the part. The page stays in
-    /// its lane until the seal.
+    /// Uncovers a part. The page stays in its lane until the seal.
     pub(crate) fn release(&mut self, number: u32, start: u64) -> Option<Stay> {
         let page = &mut self.pages[number as usize];
         let found = page.stays.binary_search_by_key(&start, |stay| stay.start).ok()?;
@@ -251,8 +227,7 @@ impl PageTable {
         Some(stay)
     }
 
-    /// Takes a page without blocks out of use. Returns whether the page is out of use. Keeps the
-    /// high-water mark, because no memory is used.
+    /// Takes a page without blocks out of use; false if it has one.
     pub(crate) fn exclude_page(&mut self, number: u32) -> bool {
         let whole = self.bytes();
         let Some(page) = self.pages.get_mut(number as usize).filter(|page| page.stays.is_empty()) else {
@@ -291,8 +266,7 @@ impl PageTable {
 }
 
 impl Page {
-    /// Returns the gaps between blocks, the last one up to `end`. The last gap may be empty or
-    /// inverted.
+    /// Gaps between blocks. The last ends at `end`, and may be empty or inverted.
     fn gaps(&self, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let begins = std::iter::once(0).chain(self.stays.iter().map(|stay| stay.end));
         begins.zip(self.stays.iter().map(|stay| stay.start).chain([end]))

@@ -1,13 +1,10 @@
-//! Pause and resume of an arena: supply of its pages to the pipeline (`src/pause/`). Spaces, blocks
-//! and the shared set are unaware of a pause: their pages become *non-resident* and keep every
-//! address (`pages/non_resident.rs`).
+//! Supplies the pages of an arena to the pause (`src/pause/`). Its pages become *non-resident* and
+//! keep every address (`pages/non_resident.rs`); spaces and blocks are unaware.
 //!
-//! Pages owned by graph or eager spaces, and the persistent heap, are copied to the host, as a
-//! whole. Shared pages are not copied: their contents last for one replay. So live-out blocks of
-//! bump spaces and under [`RetainPolicy::Share`](super::RetainPolicy) are lost. Private (exclusive)
-//! blocks stay resident, because peers may know their pages.
-//!
-//! A pause begins between two replays, with no space open, and refuses replays until the resume.
+//! Pages owned by graph or eager spaces, and the persistent heap, are copied to the host. Shared
+//! pages are not: their contents last for one replay. So live-out blocks of bump spaces and under
+//! [`RetainPolicy::Share`](super::RetainPolicy) are lost. Private (exclusive) blocks stay resident,
+//! because peers may know their pages.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,14 +21,12 @@ impl Common {
         self.shared.arena()
     }
 
-    /// Frees host copies of pages which no longer exist.
     pub(super) fn forget_copies(&self) {
         let gone = |key| matches!(key, PageKey::Page(page) if self.pool().owner(page).is_none());
         self.pause_state.forget_if(self.device.host_pool(), gone);
     }
 
-    /// Returns the cores of all existing spaces, with and without graph. Waits for cores being
-    /// dropped on other threads, which do not block.
+    /// All cores, with and without graph. Waits for cores being dropped on other threads.
     pub(super) fn cores(&self) -> Vec<Arc<Core>> {
         loop {
             let spaces: Vec<_> = self.spaces.lock().values().map(Weak::upgrade).collect();
@@ -44,7 +39,6 @@ impl Common {
         }
     }
 
-    /// Returns the eager space, if one exists. Waits like [`cores`](Self::cores).
     fn eager_space(&self) -> Option<Arc<EagerSpace>> {
         loop {
             let known = self.eager.lock().clone();
@@ -112,15 +106,14 @@ impl Pausable for Common {
         }
     }
 
-    /// Adds the replays, and the recorded streams of all blocks, also of freed blocks and dropped
-    /// spaces.
+    /// Includes freed blocks and dropped spaces.
     fn add_users(&self, fence: &mut Fence) {
         fence.join(self.order.fence());
         self.cores().iter().for_each(|core| fence.join(core.users()));
         if let Some(eager) = self.eager_space() {
             fence.join(eager.users());
         }
-        // Last: objects dropped meanwhile left their fences in the heap and pool.
+        // Last: objects dropped meanwhile left their fences here.
         fence.join(self.heap.users());
         fence.join(self.pool().pending_fence(self.number()));
     }
@@ -149,7 +142,6 @@ impl Pausable for Common {
     }
 
     fn record(&self, _pages: &[MovedPage], contents: &Fence) {
-        // The pool records the pages.
         self.pool().arrives(self.number(), contents.clone());
     }
 
@@ -178,7 +170,7 @@ impl Pausable for Common {
     fn give_up(&self, _limit: Duration) -> u64 {
         self.poll_pending();
         self.spare_ranges.clear(self.pool());
-        // The pages are counted as free pages of the device.
+        // The pages count as free pages of the device.
         0
     }
 }

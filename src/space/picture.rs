@@ -1,15 +1,11 @@
-//! Snapshot of a space for the page map, taken under the space's lock.
-
 use super::{Core, Phase, Space, TracedBlock};
 use crate::pages::{RangeId, Reservation};
 use crate::units::Address;
 
-/// Addresses of a live or freed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
     pub(crate) address: Address,
     pub(crate) bytes: u64,
-    /// Number of the block in its space, from 1.
     pub(crate) allocation: u64,
 }
 
@@ -24,12 +20,11 @@ pub(crate) struct Picture {
     pub(crate) peak_live_bytes: u64,
     pub(crate) kept_bytes: u64,
     pub(crate) mapped_bytes: u64,
-    /// Number of slabs ever needed: their small pages have lower numbers.
     pub(crate) slabs: usize,
     pub(crate) ranges: Vec<RangeId>,
-    /// Blocks live at the peak; in a bump space all blocks ever allocated.
+    /// In a bump space all blocks ever allocated.
     pub(crate) peak: Vec<Spot>,
-    /// Persistent blocks, freed ones included: their bytes belong to the space until its end.
+    /// Includes freed blocks, whose bytes belong to the space until its end.
     pub(crate) kept: Vec<Spot>,
     pub(crate) events: Option<Vec<TracedBlock>>,
 }
@@ -66,7 +61,7 @@ impl Core {
 }
 
 impl Space {
-    /// Returns whether allocations and frees of this space are recorded; see
+    /// Whether allocations and frees are recorded; see
     /// [`SharedVmmAllocator::trace_events`](crate::SharedVmmAllocator::trace_events).
     #[must_use]
     pub fn traces_events(&self) -> bool {

@@ -1,5 +1,3 @@
-//! Placement of a space's blocks: stitched or bump, and a table after the seal.
-
 use super::bump::Bump;
 use super::layout::{Layout, Live, NotLive, Place, Usage};
 use super::sealed::Sealed;
@@ -7,12 +5,9 @@ use crate::units::Stream;
 
 #[derive(Debug)]
 pub(crate) enum Placement {
-    /// On any free pages: see [`layout`](super::layout). `None` before the first block, so an
-    /// unused space stays small.
+    /// [`Layout`]; `None` before the first block, so an unused space stays small.
     Stitched(Option<Box<Layout>>),
-    /// Appended: see [`bump`](super::bump).
     Bump(Bump),
-    /// No further blocks.
     Sealed(Sealed),
 }
 
@@ -29,7 +24,7 @@ impl Placement {
         }
     }
 
-    /// Returns how many small and large (or tape) page numbers the space used.
+    /// Counts of small and large (or tape) page numbers used.
     pub(crate) fn pages(&self) -> (usize, usize) {
         match self {
             Self::Stitched(layout) => layout.as_deref().map_or((0, 0), Layout::pages),
@@ -46,7 +41,7 @@ impl Placement {
         }
     }
 
-    /// Returns the blocks live at the peak; in a bump space, all blocks ever allocated.
+    /// Blocks of the peak; in a bump space, all ever allocated.
     pub(crate) fn at_peak(&self) -> Vec<Live> {
         match self {
             Self::Stitched(layout) => layout.as_deref().map_or_else(Vec::new, Layout::at_peak),
@@ -55,7 +50,7 @@ impl Placement {
         }
     }
 
-    /// Frees the block at a place. Returns the bytes freed at once.
+    /// Returns the bytes freed at once.
     pub(crate) fn free(&mut self, place: Place) -> Result<u64, NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.free(place),
@@ -65,7 +60,6 @@ impl Placement {
         }
     }
 
-    /// Checks for a live block beginning at a place.
     pub(crate) fn check(&self, place: Place) -> Result<(), NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.check(place),
@@ -75,8 +69,8 @@ impl Placement {
         }
     }
 
-    /// Records a use of a block on `stream`. In a stitched space before the seal, returns the
-    /// block's own stream if different.
+    /// Records a use. In a stitched space before the seal, returns the block's own stream if
+    /// different.
     pub(crate) fn record_stream(&mut self, place: Place, stream: Stream) -> Result<Option<Stream>, NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.record_stream(place, stream),
@@ -86,7 +80,6 @@ impl Placement {
         }
     }
 
-    /// See [`Layout::free_parked`]. The seal frees all parked blocks.
     pub(crate) fn free_parked(&mut self, place: Place) -> Result<u64, NotLive> {
         match self {
             Self::Stitched(Some(layout)) => layout.free_parked(place),
@@ -94,8 +87,7 @@ impl Placement {
         }
     }
 
-    /// Returns whether a live block covers any byte in `from..to` of a range; always true before
-    /// the seal.
+    /// Whether a live block covers any byte; always true before the seal.
     pub(crate) fn covered(&self, range: usize, from: u64, to: u64) -> bool {
         match self {
             Self::Sealed(sealed) => sealed.covered(range, from, to),
@@ -103,8 +95,7 @@ impl Placement {
         }
     }
 
-    /// Returns whether any block ever lay in a small-page unit of a range; always true before the
-    /// seal.
+    /// Whether a block ever lay in a small-page unit; always true before the seal.
     pub(crate) fn was_used(&self, range: usize, unit: u64) -> bool {
         match self {
             Self::Sealed(sealed) => sealed.was_used(range, unit),
@@ -112,7 +103,6 @@ impl Placement {
         }
     }
 
-    /// Ends the capture: reduces the placement to a table.
     pub(crate) fn seal(&mut self) {
         let nothing = || Sealed::new(Vec::new(), Usage::default(), (0, 0));
         *self = Self::Sealed(match std::mem::replace(self, Self::Stitched(None)) {

@@ -1,9 +1,5 @@
-//! Poison: fills the shared pages of a space before a replay, to expose graphs which read leftover
-//! bytes.
-//!
-//! All bytes of shared pages are undefined when a replay begins, because other graphs may have run.
-//! A correct graph writes before reading. A wrong graph reads bytes of the last graph, which often
-//! happen to be right.
+//! Poison: fills the shared pages of a space before a replay, to expose graphs which read bytes
+//! left by other graphs.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,9 +10,9 @@ use super::Space;
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// Fill pattern of shared pages: a NaN in all floating-point formats, far out of range as an index.
+/// Fill pattern: a NaN in all floating-point formats, far out of range as an index.
 pub const POISON: u32 = 0xffff_ffff;
-/// Second fill pattern of [`Space::verify`]: small positive and negative numbers.
+/// Second pattern of [`Space::verify`]: small positive and negative numbers.
 const ANTIDOTE: u32 = 0x2a2a_a2a2;
 
 /// An output which depends on the contents of shared pages before the replay.
@@ -26,20 +22,13 @@ pub struct Difference {
     pub space: u64,
     /// Index of the output.
     pub output: usize,
-    /// Offset of the first different byte in the output.
+    /// First different byte in the output.
     pub offset: u64,
 }
 
 impl Space {
     /// Replays twice over shared pages with different fill patterns, and compares the outputs
-    /// bitwise. Returns `None` if all are equal. Outputs are (address, bytes) of the caller's
-    /// device memory, in live-out blocks of this space or elsewhere.
-    ///
-    /// `launch` must submit the same work to `stream` both times, over unchanged inputs, without
-    /// random numbers. Waits for the device.
-    ///
-    /// # Errors
-    /// Those of [`replay`](Self::replay); driver errors of fills and copies.
+    /// (address, bytes) bitwise: `vmmgraph_space_verify`. `None` if all are equal.
     ///
     /// # Safety
     /// The outputs are memory of the device, mapped until this call returns.
@@ -78,7 +67,6 @@ impl Space {
         Ok(None)
     }
 
-    /// Replays after filling the space's shared pages, in stream order.
     pub(super) fn replay_over<T>(
         &self,
         pattern: u32,
@@ -90,7 +78,7 @@ impl Space {
         Ok(launch())
     }
 
-    /// Fills the space's shared pages in stream order. The caller holds the replay slot.
+    /// Fills shared pages in stream order. The caller holds the replay slot.
     pub(super) fn fill_shared(&self, pattern: u32, stream: Stream) -> Result<()> {
         let shared = self.shared_pages();
         let state = self.core().state.lock();
@@ -99,7 +87,7 @@ impl Space {
         })
     }
 
-    /// Returns one mapping of each shared page: range, offset and bytes.
+    /// One mapping of each shared page: range, offset and bytes.
     fn shared_pages(&self) -> Vec<(usize, u64, u64)> {
         let state = self.core().state.lock();
         let common = &self.core().common;

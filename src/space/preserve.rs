@@ -1,8 +1,5 @@
-//! Preserves contents across a seal: values written to live blocks between capture and seal.
-//!
-//! The seal may replace pages under the blocks. The caller saves the contents before and writes
-//! them back after. Blocks freed meanwhile stay allocated, so the write-back never hits a new
-//! block.
+//! Preserves values written to live blocks between capture and seal, which may replace the pages.
+//! The caller saves the contents before and writes them back after.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,14 +10,14 @@ use crate::error::{Error, Result};
 use crate::pages::{Events, NamedStream};
 use crate::units::{Address, Stream};
 
-/// Live blocks of a space about to be sealed. While this exists, freed blocks stay allocated;
-/// dropping frees these blocks.
+/// Live blocks of a space about to be sealed. While this exists, freed blocks stay allocated, so no
+/// write-back hits a new block.
 pub struct PreservedBlocks {
     core: Arc<Core>,
     blocks: Vec<(Address, u64)>,
 }
 
-/// Blocks freed meanwhile, with the streams which may still read each block.
+/// Blocks freed meanwhile, with the streams which may still read each.
 pub(super) type Postponed = Vec<(Address, Vec<NamedStream>)>;
 
 impl PreservedBlocks {
@@ -35,8 +32,7 @@ impl PreservedBlocks {
         Ok(Self { core: Arc::clone(core), blocks: state.replaceable(policy) })
     }
 
-    /// Returns address and bytes (rounded up to 512) of each block whose pages the seal may
-    /// replace, by address. The blocks stay allocated until `self` is dropped.
+    /// Returns address and bytes of each block whose pages the seal may replace, by address.
     #[must_use]
     pub fn blocks(&self) -> &[(Address, u64)] {
         &self.blocks
@@ -64,7 +60,6 @@ impl fmt::Debug for PreservedBlocks {
 }
 
 impl State {
-    /// Records a free, executed after the contents are preserved.
     pub(super) fn postpone(
         &mut self,
         events: &Arc<Events>,
@@ -84,7 +79,6 @@ impl State {
         Ok(())
     }
 
-    /// Returns the live blocks whose pages a seal by this policy may replace.
     fn replaceable(&self, policy: RetainPolicy) -> Vec<(Address, u64)> {
         let Some(layout) = self.placement.layout() else { return Vec::new() };
         let moves = |range| match policy {

@@ -1,5 +1,5 @@
-//! Recall on demand: work which needs leased pages waits for the end of the leases, if the arena is
-//! set to wait.
+//! Recall on demand: work which needs leased pages waits for the leases, if the arena is set to
+//! wait.
 
 use std::fmt;
 use std::sync::Weak;
@@ -11,12 +11,10 @@ use crate::error::{Error, Result};
 use crate::sync::{Mutex, yield_now};
 
 pub(crate) trait Recall: Send + Sync {
-    /// Recalls these leases, within one deadline for all. The caller holds no lock.
+    /// Recalls these leases within one deadline. The caller holds no lock.
     fn recall(&self, leases: &[u64], deadline: Duration) -> Result<()>;
 }
 
-/// Policy of an arena for work on leased pages: whether to wait, how long, and the recalling
-/// object.
 #[derive(Default)]
 pub(crate) struct Recalls {
     /// Microseconds to wait; 0: the work is refused.
@@ -41,8 +39,8 @@ impl Recalls {
 }
 
 impl Common {
-    /// Retries `work` after recalling the leases in its way, if the arena is set to wait. The
-    /// caller holds no lock, but may hold the replay slot. Free while nothing is leased.
+    /// Retries `work` after recalling the leases in its way, if the arena waits. The caller holds
+    /// no lock, but may hold the replay slot. Free while nothing is leased.
     #[inline]
     pub(super) fn recalled<T>(&self, mut work: impl FnMut() -> Result<T>) -> Result<T> {
         work().or_else(|error| self.recalled_of(error, &mut work))
@@ -59,11 +57,9 @@ impl Common {
             let by = self.recalls.by.lock().as_ref().and_then(Weak::upgrade);
             match by {
                 Some(by) if !left.is_zero() => by.recall(leases, left)?,
-                // Time is up, or the arena is gone.
                 _ => return result,
             }
-            // A new lease is in the page table before its arena knows the lease: yield to the
-            // lending thread.
+            // The lending thread has not told the arena of a new lease yet.
             yield_now();
             result = work();
         }

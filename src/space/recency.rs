@@ -37,7 +37,6 @@ impl Recency {
         self.newest
     }
 
-    /// Returns the number used last before this one.
     pub(crate) fn older(&self, number: usize) -> Option<usize> {
         self.links[number].older
     }

@@ -1,9 +1,7 @@
-//! Replaces pages which left the arena's shared set, before a space which maps such pages is
-//! replayed.
-//!
-//! A page which left holds live contents of eager work, so the graph must not write to the page. A
-//! sealed space maps one page per number it used. The choice of pages is free, as long as all pages
-//! differ. A space under capture is not replayed, so its mappings stay until its first replay.
+//! Replaces pages which left the arena's shared set before a space which maps them is replayed: the
+//! graph must not write to live contents of eager work. The choice of pages is free, as long as all
+//! pages differ. A space under capture is not replayed, so its mappings stay until its first
+//! replay.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -15,12 +13,10 @@ use crate::order::Entered;
 use crate::pages::{Class, Owner, PageId, PageNo, Transaction};
 use crate::units::Stream;
 
-/// A mapping of a page which left the shared set, or of an unmapped hole: range, offset, bytes and
-/// page.
+/// A mapping of a page which left, or of a hole: range, offset, bytes and page.
 pub(super) type Stale = (usize, u64, u64, PageId);
 
 impl Core {
-    /// Begins a replay of this space, which must be sealed.
     pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
         self.common.usable()?;
         self.require_sealed()?;
@@ -43,13 +39,12 @@ impl Core {
         })
     }
 
-    /// Returns whether mapped pages may have left the shared set since the last check.
     pub(super) fn is_behind(&self) -> bool {
         self.seen.load(Ordering::SeqCst) != self.common.shared.version()
     }
 
-    /// Replaces the pages which left. The caller holds the replay slot, so no page leaves
-    /// meanwhile. If a page must be replaced, waits for this space's last replay.
+    /// Replaces pages which left. The caller holds the replay slot, so no page leaves meanwhile.
+    /// Waits for this space's last replay if a page is replaced.
     fn bring_up(&self) -> Result<()> {
         self.begin_launches();
         let (seen, version) = (self.seen.load(Ordering::SeqCst), self.common.shared.version());
@@ -113,7 +108,7 @@ impl Core {
         });
         if let Err(error) = done {
             if !transaction.undo() {
-                // Lost pages are not needed again. The next attempt maps a page at each hole.
+                // The next attempt maps a page at each hole.
                 let before = std::mem::take(&mut state.holes);
                 state.note_mapped(&self.common, 0, before.iter().map(|(_, _, bytes, _)| bytes).sum());
                 self.note_holes(state, stale);
@@ -127,25 +122,23 @@ impl Core {
         Ok(())
     }
 
-    /// Records mappings lost because the driver refused an undo. The next replay maps new pages.
+    /// Records mappings lost by a refused undo. The next replay maps new pages.
     pub(super) fn note_holes(&self, state: &mut State, before: Vec<Stale>) {
         let gone =
             |(range, offset, bytes, _): &Stale| state.ranges[*range].gap(*offset, *offset + *bytes).is_some();
         let holes: Vec<Stale> = before.into_iter().filter(gone).collect();
         state.note_mapped(&self.common, holes.iter().map(|(_, _, bytes, _)| bytes).sum(), 0);
         state.holes.extend(holes);
-        // An outdated version makes the next replay check.
         self.seen.store(self.common.shared.version().wrapping_sub(1), Ordering::SeqCst);
     }
 }
 
 impl State {
-    /// Returns all mapped pages.
     pub(super) fn shown(&self) -> HashSet<PageId> {
         self.ranges.iter().flat_map(|range| range.mapped()).map(|mapped| mapped.page).collect()
     }
 
-    /// Returns the places to map, holes first, and the number of holes.
+    /// Holes first; and the number of holes.
     fn stale(&self, common: &Common, own: Owner) -> (Vec<Stale>, usize) {
         let mut stale = self.holes.clone();
         let holes = stale.len();
@@ -160,9 +153,9 @@ impl State {
         (stale, holes)
     }
 
-    /// Returns the pages of these numbers for a space under capture, which has seen version `seen`
-    /// of the shared set. If pages left since, a mapped number keeps its page, and a new number
-    /// gets a page not mapped by the space.
+    /// Returns the pages of these numbers for a space under capture, which has seen version `seen`.
+    /// If pages left since, a mapped number keeps its page, and a new number gets a page not mapped
+    /// by the space.
     pub(super) fn pages_of(
         &self,
         common: &Common,
@@ -174,7 +167,6 @@ impl State {
         if shared.version() == seen {
             let pages = numbers.iter().map(|no| shared.page(transaction, *no, space));
             let pages = pages.collect::<Result<Vec<_>>>()?;
-            // Otherwise a page may just have left and returned under a different number.
             if shared.version() == seen {
                 return Ok(pages);
             }
@@ -194,8 +186,8 @@ impl State {
         let mut shown = self.shown();
         let page = |no: &PageNo| {
             if let Some(page) = known.get(no) {
-                // The page may change owner at this moment. A free is impossible, because the page
-                // is mapped in this space.
+                // Its owner may change at this moment; a free is impossible, because this space
+                // maps the page.
                 let pinned = (0..2).any(|_| {
                     common.pool().owner(*page).is_some_and(|has| transaction.pin_owned(*page, has).is_some())
                 });

@@ -1,22 +1,14 @@
 //! Replaced mappings: slots changed by a seal, restorable until the first launch.
 //!
-//! A seal gives live-out blocks pages of the space. Many such blocks are freed soon: a library
-//! captures a graph, inspects its outputs and drops them. If all launches are replays, only the
-//! program has written to these pages before the first launch. So once all blocks of a slot are
-//! freed, the slot maps the page of its number again, as if the blocks had been freed before the
-//! seal. Otherwise the space would map small pages for good, which no other graph uses for large
-//! blocks.
+//! If all launches are replays, only the program has written to the space's pages before the first
+//! launch. So once all blocks of a slot are freed, the slot maps the page of its number again.
+//! Otherwise the space would map small pages for good, which no other graph uses for large blocks.
 //!
-//! If a capture began after the seal, its graph may read the block. For example, a captured
-//! backward pass frees tensors saved by the forward pass. Such a block is *passed*: from its free
-//! on, only graphs use the block. Its slot may map a page with passed blocks of earlier graphs, if
-//! no space from this one on maps the page. If graphs replay in capture order, no other graph
-//! then writes to the page between this graph and the last reader, as in torch's pools. Without
-//! such a page, the slot
-//! keeps its pages, which spaces opened later may use.
+//! A block freed while graphs captured since the seal may read it is *passed*. Its slot may map a
+//! page with passed blocks of earlier graphs (docs/design/capture.md, passed blocks). Without such
+//! a page, the slot keeps its pages, which spaces opened later may use.
 //!
-//! [`Replaced`] holds the replaced mappings of a space, under the space's lock.
-//! [`PendingRestores`] lists spaces whose restores wait for readers, under a lock of its own.
+//! [`Replaced`] is under the space's lock; [`PendingRestores`] has a lock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Weak;
@@ -30,53 +22,46 @@ use crate::pages::{Fence, Mapping, NamedStream, PageId, PageNo, Transaction};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
-/// A slot with a page replaced by the seal.
 #[derive(Clone, Copy, Debug)]
 struct ReplacedMapping {
     range: usize,
     offset: u64,
     bytes: u64,
-    /// Page number of the slot in the layout.
     no: PageNo,
-    /// The page before the seal.
     page: PageId,
-    /// Whether a block there was freed while graphs captured since the seal could read the block.
+    /// Whether a block there is passed.
     passed: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Replaced {
-    /// Slots with pages replaced by the seal, restorable until the first launch. Empty if launches
-    /// are not observed.
+    /// Restorable until the first launch; empty if launches are not observed.
     slots: Vec<ReplacedMapping>,
-    /// Number of captures begun on the device at the seal, if all had ended. While the number is
-    /// unchanged, only this graph can read the space's blocks.
+    /// Captures begun on the device at the seal, if all had ended. While unchanged, only this graph
+    /// can read the blocks.
     alone_since: Option<u64>,
-    /// Captures begun by the time of the seal.
     captures_at_seal: Option<Captures>,
-    /// Captured streams on which the program uses blocks without `record_stream`.
+    /// Captured streams on which blocks are used without `record_stream`.
     captured_on: Vec<NamedStream>,
-    /// Fence after the work of `captured_on` at each free of a block with a pending restore.
+    /// Fence after the work of `captured_on` at each free with a pending restore.
     captured_work: Fence,
 }
 
 impl Replaced {
-    /// Counts captures by the time of the seal.
     pub(super) fn seal(&mut self, common: &Common) {
         self.alone_since = common.pool().captures_if_over();
         self.captures_at_seal = Some(common.captures());
     }
 
-    /// Drops all slots: none is restorable.
     pub(super) fn clear(&mut self) {
         self.slots = Vec::new();
     }
 }
 
-/// Numbers of spaces with restores which had to wait at the last poll.
+/// Numbers of spaces whose restores had to wait at the last poll.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRestores {
-    /// Read without the lock, because every new space reads the flag.
+    /// Read without the lock by every new space.
     any: AtomicBool,
     spaces: Mutex<BTreeSet<u64>>,
 }
@@ -104,7 +89,6 @@ impl Core {
     pub(crate) fn launch_by_replay_only(&self, only: bool) {
         if only {
             self.recycles.store(true, Ordering::Relaxed);
-            // An already sealed space recorded no replaced mappings.
             self.launched.store(false, Ordering::Release);
         } else {
             self.begin_launches();
@@ -121,7 +105,6 @@ impl Core {
         }
     }
 
-    /// Extends the fence of captured work, after the free of a block which may be restored.
     pub(super) fn note_captured_work(&self, state: &mut State) {
         let Replaced { slots, captured_on, captured_work, .. } = &mut state.replaced;
         if !slots.is_empty() {
@@ -130,7 +113,7 @@ impl Core {
         }
     }
 
-    /// Called before each launch. The first one ends all pending restores.
+    /// Ends all pending restores at the first launch.
     pub(super) fn begin_launches(&self) {
         if !self.launched.load(Ordering::Acquire) {
             self.begin_first_launch();
@@ -171,8 +154,7 @@ impl Core {
         self.launched.store(true, Ordering::Release);
     }
 
-    /// Restores slots without live blocks if all readers of their blocks are done; otherwise a
-    /// later poll tries again.
+    /// Restores slots whose readers are done; a later poll retries the others.
     pub(super) fn restore_replaced(&self, state: &mut State) {
         if state.stage.phase() != Phase::Sealed
             || !state.replaced.slots.iter().any(|slot| !state.is_covered(slot))
@@ -187,8 +169,7 @@ impl Core {
             self.common.pending_restores.add(self.id);
             return;
         }
-        // Not while the arena is paused or pausing: pages stay in place. Not while a resume copies
-        // contents: the target page must not be freed.
+        // Not while paused or pausing, nor while a resume copies to the page to be freed.
         let restored = self.common.pause_state.while_resident(events, || {
             self.share_passed(state);
             for slot in state.replaced.slots.clone() {
@@ -201,7 +182,6 @@ impl Core {
                             .replaced
                             .slots
                             .retain(|other| (other.range, other.offset) != (slot.range, slot.offset));
-                        // The number has this page from now on.
                         let same = state.replaced.slots.iter_mut().filter(|other| other.page == slot.page);
                         same.for_each(|other| other.page = page);
                     }
@@ -216,8 +196,8 @@ impl Core {
         }
     }
 
-    /// Maps pages of earlier passed blocks at the slots of passed blocks. Without such pages, gives
-    /// the space's own pages to spaces opened later.
+    /// Maps pages of earlier passed blocks; without any, gives the space's own pages to spaces
+    /// opened later.
     fn share_passed(&self, state: &mut State) {
         let (all, others) = std::mem::take(&mut state.replaced.slots)
             .into_iter()
@@ -227,8 +207,7 @@ impl Core {
             return;
         }
         let until = spaces_from_now_on();
-        // A graph captured outside the arena may replay before this one and read the addresses
-        // during the change.
+        // A graph captured outside the arena may read the addresses during the change.
         let known = state.replaced.captures_at_seal.is_some_and(|at| at.all_ours(self.common.captures()));
         let mut by_size: BTreeMap<u64, Vec<ReplacedMapping>> = BTreeMap::new();
         all.into_iter().for_each(|slot| by_size.entry(slot.bytes).or_default().push(slot));
@@ -245,7 +224,6 @@ impl Core {
         }
     }
 
-    /// Gives the space's own pages at a slot to spaces opened later.
     fn give_slot(&self, state: &State, slot: &ReplacedMapping, since: u64) {
         for mapped in state.ranges[slot.range].mapped().into_iter().filter(|at| slot.holds(at.offset)) {
             if self.common.pool().owner(mapped.page) == Some(self.own()) {
@@ -254,19 +232,17 @@ impl Core {
         }
     }
 
-    /// Returns a fence after replays which may read passed blocks; empty if no page of a passed
-    /// block changes.
+    /// Fence after replays which may read passed blocks; empty if none changes.
     fn replays_of_passed(&self, state: &State) -> Fence {
         let any = state.replaced.slots.iter().any(|slot| slot.passed && !state.is_covered(slot));
         if any { self.common.order.fence() } else { Fence::default() }
     }
 
-    /// Returns whether no other graph can read the space's blocks.
+    /// Whether no other graph can read the space's blocks.
     pub(super) fn is_alone(&self, state: &State) -> bool {
         state.replaced.alone_since == Some(self.common.pool().captures())
     }
 
-    /// Returns a fence after all users of freed blocks.
     pub(super) fn readers_of_freed(&self, state: &State) -> Fence {
         let mut fence = state.users.of_freed();
         fence.join(state.replaced.captured_work.clone());
@@ -274,7 +250,7 @@ impl Core {
         fence
     }
 
-    /// Maps a page at a slot; `None` selects the page of the slot's number. Returns the page.
+    /// Maps a page at a slot and returns it; `None` selects the page of the slot's number.
     fn restore(&self, state: &mut State, slot: &ReplacedMapping, page: Option<PageId>) -> Result<PageId> {
         let (pool, range) = (self.common.pool(), &state.ranges[slot.range]);
         let known = range.id();
@@ -306,8 +282,7 @@ impl Core {
         done
     }
 
-    /// Returns the page before the seal, which other slots of the number may map. If the page is
-    /// gone, returns a page not mapped by the space.
+    /// Returns the page before the seal; if gone, a page not mapped by the space.
     fn page_before(
         &self,
         state: &State,
@@ -323,7 +298,7 @@ impl Core {
     }
 }
 
-/// Count of captures begun on a device, and of the part for one arena.
+/// Captures begun on a device, and for one arena.
 #[derive(Clone, Copy, Debug)]
 struct Captures {
     ours: u64,
@@ -331,7 +306,6 @@ struct Captures {
 }
 
 impl Captures {
-    /// Returns whether all captures begun until `later` belong to the arena.
     fn all_ours(self, later: Self) -> bool {
         later.all - self.all == later.ours.saturating_sub(self.ours)
     }
@@ -344,7 +318,6 @@ impl ReplacedMapping {
 }
 
 impl State {
-    /// Records replaced mappings: range index and former mapping.
     pub(super) fn note_replaced(&mut self, replaced: &[(usize, Mapping)]) {
         let Some(layout) = self.placement.layout() else { return };
         let numbers: HashMap<(usize, u64), PageNo> =
@@ -357,12 +330,10 @@ impl State {
         self.replaced.slots = replaced.iter().filter_map(slot).collect();
     }
 
-    /// Returns whether a live block lies in the slot.
     fn is_covered(&self, slot: &ReplacedMapping) -> bool {
         self.placement.covered(slot.range, slot.offset, slot.offset + slot.bytes)
     }
 
-    /// Marks the slots of a passed block, at these bytes of a range.
     pub(super) fn pass(&mut self, range: usize, from: u64, to: u64) {
         let there = |slot: &&mut ReplacedMapping| {
             slot.range == range && slot.offset < to && slot.offset + slot.bytes > from
@@ -370,21 +341,19 @@ impl State {
         self.replaced.slots.iter_mut().filter(there).for_each(|slot| slot.passed = true);
     }
 
-    /// Returns whether a restore is still possible at a place.
     pub(super) fn may_be_restored(&self, range: usize, offset: u64) -> bool {
         self.replaced.slots.iter().any(|slot| slot.range == range && slot.holds(offset))
     }
 }
 
 impl Common {
-    /// Returns how many captures began on the device, and how many for this arena.
     fn captures(&self) -> Captures {
-        // Read first: a capture which begins between the two reads counts as foreign.
+        // Read first: a capture which begins in between counts as foreign.
         let ours = self.own_captures.load(Ordering::SeqCst);
         Captures { ours, all: self.pool().captures() }
     }
 
-    /// Retries restores which had to wait for readers. The caller holds no lock.
+    /// Retries restores. The caller holds no lock.
     pub(crate) fn restore_replaced(&self) {
         if !self.pending_restores.any() {
             return;

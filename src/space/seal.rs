@@ -1,10 +1,6 @@
-//! Seal: ends a capture and gives blocks still live pages of their own.
-//!
-//! A *live-out* (retained) block outlives its capture: a graph's output, a library's cached
-//! workspace, a lazily created constant. Replays of other graphs overwrite shared pages, so by
-//! default a live-out block moves to pages owned by its space. The program then behaves as if the
-//! graph had a private pool. Nothing is copied: a capture records work without running the work, so
-//! the first replay writes the first contents.
+//! Seal: ends a capture and gives *live-out* (retained) blocks pages of their own, as replays of
+//! other graphs overwrite shared pages. Nothing is copied: the first replay writes the first
+//! contents.
 //!
 //! ```text
 //!   before   | large page 3                                     |
@@ -16,18 +12,16 @@
 //! outcomes:
 //!
 //! * No live-out block: the slot keeps its shared page.
-//! * Each small-page unit of the slot contains live-out bytes, and the page is mapped nowhere else:
-//!   the page changes owner without a driver call. A page mapped elsewhere, too, is replaced by one
-//!   own page of the same size.
+//! * Live-out bytes in each small-page unit: a page mapped nowhere else changes owner without a
+//!   driver call, another is replaced by one own page of the same size.
 //! * Otherwise the page is replaced: by small pages of the space under live-out blocks, by shared
 //!   *filler* pages under freed blocks, and by nothing under unused addresses.
 //!
 //! On a platform which cannot replace pages under a graph (HIP, MLU), any page with a live-out
 //! block and one mapping changes owner whole.
 //!
-//! The module owns the change from [`Phase::Open`] to [`Phase::Sealed`]. The space's lock is held
-//! for the whole change, across its driver calls. The out-of-memory retry around a seal holds no
-//! lock. Invariants:
+//! The space's lock is held across the driver calls of a seal, not during the out-of-memory retry.
+//! Invariants:
 //!
 //! * All replacements of a seal are one transaction. After an error the space is open as before, or
 //!   broken if the driver refuses the undo.
@@ -51,21 +45,19 @@ use crate::pages::{Class, Mapping, PageId, PageNo, RangeId, Transaction};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetainPolicy {
-    /// Moves the blocks to pages of the space, which other graphs never touch.
+    /// Moves the blocks to pages of the space.
     #[default]
     Retain,
-    /// Leaves the blocks on shared pages: the next replay of another graph may overwrite them. For
-    /// callers which copy their outputs.
+    /// Leaves the blocks on shared pages, for callers which copy their outputs: replays of other
+    /// graphs may overwrite them.
     Share,
     /// The pages under the blocks become the space's own, freed neighbours included; none is
-    /// replaced. Fails if such a page is also mapped elsewhere in this space or by another space.
-    /// For pages already registered by a library: NCCL registers buffers of captured collectives by
-    /// page.
+    /// replaced. Fails if such a page is mapped elsewhere. For pages already registered by a
+    /// library, such as NCCL's captured collectives.
     #[serde(rename = "in_place")]
     InPlace,
-    /// Like [`Retain`](Self::Retain), except for peer-visible (remote) blocks. These stay on shared
-    /// pages, which the next replay of another graph may overwrite. For peers which received the
-    /// pages during the capture.
+    /// Like [`Retain`](Self::Retain), but peer-visible (remote) blocks stay on shared pages. For
+    /// peers which received the pages during the capture.
     #[serde(rename = "share_remote")]
     ShareRemote,
 }
@@ -75,78 +67,56 @@ pub enum RetainPolicy {
 pub struct SealReport {
     /// Peak bytes of live blocks.
     pub peak_live_bytes: u64,
-    /// Small page numbers used: slabs, and fillers added by the seal.
+    /// Small page numbers used, fillers included.
     pub small_pages: u64,
-    /// Large page numbers used during the capture.
+    /// Large page numbers used.
     pub large_pages: u64,
-    /// Mappings made; each is a map and a set-access call.
+    /// Mappings made.
     pub maps: u64,
     /// Driver calls: reserve, create, map, set access and unmap.
     pub driver_calls: u64,
-    /// Time spent in the driver calls, waits for calls of other spaces included.
+    /// Time of driver calls, waits for other spaces included.
     pub driver_time: Duration,
     /// Bytes of pages owned by this space.
     pub retained_bytes: u64,
     /// Blocks allocated in total.
     pub allocations: u64,
-    /// Hash of the capture's plan: page sizes, the numbered page of each slot, place and bytes of
-    /// each block in order, the live-out blocks and their policy. In a stitched space, equal
-    /// requests give equal hashes in any process and after any earlier captures, so ranks can
-    /// compare captures.
-    ///
-    /// Places of persistent (kept) blocks do not count. If [persistent blocks are
-    /// predicted](crate::VmmTorchAllocator::predict_retained), the choice of blocks counts, and
-    /// with the choice the earlier captures. In a bump space, the arena's tape also counts from the
-    /// second range of addresses on.
+    /// Hash of the capture's layout: `vmmgraph_seal_report_t`.
+    /// [Predictions](crate::VmmTorchAllocator::predict_retained), and so earlier captures, count.
     pub layout_hash: u64,
     /// Blocks still live, by address.
     pub retained: Vec<Block>,
-    /// Live [peer-visible](Space::allocate_remote) blocks. If 0, this seal replaced no page of a
-    /// peer-visible block, live or freed. Otherwise [`RetainPolicy::Retain`] may have replaced the
-    /// pages of these blocks and of their neighbours: export the pages to peers after the seal.
-    /// Other policies leave the pages in place.
+    /// Live [peer-visible](Space::allocate_remote) blocks: see `vmmgraph_seal_report_t`.
     pub remote_blocks: u64,
     /// Bytes of these blocks.
     pub remote_bytes: u64,
 }
 
 impl Space {
-    /// Ends the capture: no further blocks can be allocated, and the space can be replayed. Blocks
-    /// still live follow the arena's policy. In a bump space they stay on shared pages; persistent
-    /// blocks stay in place.
+    /// Ends the capture by the arena's policy: `vmmgraph_space_seal`.
     ///
     /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) unless the space is open, if
-    /// [`RetainPolicy::InPlace`] fails, or if eager work uses the page of a peer-visible block or
-    /// may take the page. Out of memory or budget, also after calling all reclaimers; driver
-    /// errors.
-    ///
+    /// [`Error::WrongState`] also if eager work may take the page of a peer-visible block.
     /// [`Error::Exported`] if a pinned page [exported](Self::export) from this space would be
-    /// replaced: seal in place, share the blocks, or remove the pins first. [`Error::NotOffered`]
-    /// if a page would be replaced and captured graphs do not permit replacement
+    /// replaced: seal in place, share the blocks, or remove the pins. [`Error::NotOffered`] if
+    /// captured graphs do not permit a replacement
     /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph)):
-    /// make the block persistent or share the block.
-    ///
-    /// After an error the space is open as before, and the call can be repeated. If the driver
-    /// refuses the undo, the space can only be dropped.
+    /// make the block persistent or share it. If the driver refuses the undo, the space can only be
+    /// dropped.
     pub fn seal(&self) -> Result<SealReport> {
         let policy = self.core.policy(&self.core.state.lock());
         self.seal_with(policy)
     }
 
-    /// Like [`seal`](Self::seal), with the given policy.
-    ///
-    /// # Errors
-    /// As [`seal`](Self::seal); [`Error::InvalidArgument`] for a bump space and any policy except
-    /// [`RetainPolicy::Share`].
+    /// [Seals](Self::seal) with the given policy; a bump space permits only [`RetainPolicy::Share`]
+    /// ([`Error::InvalidArgument`]).
     pub fn seal_with(&self, policy: RetainPolicy) -> Result<SealReport> {
-        // The capture is over: calls may wait for memory again, this seal included.
+        // Calls may wait for memory again.
         self.core.state.lock().stage.end_capture();
-        // Spare ranges not used by this capture are freed, so pages mapped only in this space can
-        // change owner.
+        // Pages mapped only in this space can then change owner.
         self.core.common.spare_ranges.clear(self.core.common.pool());
         let report = self.core.with_memory_retry(|| self.core.seal(policy));
-        // Events of blocks which this capture freed in other spaces can be recorded now.
+        // Events of blocks freed in other spaces can be recorded now.
         self.core.common.restore_replaced();
         self.core.common.shared.settle_returning();
         self.core.common.pool().check();
@@ -159,7 +129,6 @@ impl Space {
                 driver_us = report.driver_time.as_micros() as u64,
                 retained = report.retained.len(),
                 retained_bytes = report.retained_bytes,
-                // Shows whether a capture with collectives was sealed in place.
                 policy = ?policy,
                 remote_blocks = report.remote_blocks,
                 "space sealed"
@@ -170,7 +139,6 @@ impl Space {
 }
 
 impl Core {
-    /// Returns the default policy of a seal.
     pub(super) fn policy(&self, state: &State) -> RetainPolicy {
         match state.placement {
             Placement::Bump(_) => RetainPolicy::Share,
@@ -221,8 +189,8 @@ impl Core {
         })
     }
 
-    /// Gives each small-page unit with a live-out block pages of the space. Returns the number of
-    /// small page numbers used beyond the slabs. Nothing has changed after an error.
+    /// Gives each small-page unit with a live-out block pages of the space. Returns the small page
+    /// numbers used beyond the slabs. Changes nothing on error.
     fn retain(&self, state: &mut State, policy: RetainPolicy) -> Result<usize> {
         let Placement::Stitched(layout) = &state.placement else {
             let expected = "a bump space's blocks stay on shared pages";
@@ -266,7 +234,7 @@ impl Core {
             Ok(slots.iter().filter(|slot| !slot.remote).map(|slot| (slot.number, slot.mapped)).collect())
         })();
         let Replacement { transaction, next, fillers, .. } = replacement;
-        // Peers may receive the fillers later, so the fillers are pinned, too.
+        // Peers may receive the fillers later.
         let done = done.and_then(|replaced: Vec<(usize, Mapping)>| {
             self.common.shared.pin_pages(&fillers)?;
             Ok(replaced)
@@ -288,12 +256,10 @@ impl Core {
 }
 
 impl State {
-    /// Returns the number and bytes of live peer-visible blocks.
     fn live_remote(&self) -> (u64, u64) {
         self.placement.layout().map_or((0, 0), Layout::live_remote)
     }
 
-    /// Returns the mapped pages of peer-visible blocks.
     fn shown_remote(&self) -> HashSet<PageId> {
         let Some(layout) = self.placement.layout() else { return HashSet::new() };
         let remote = layout.remote_slots();
@@ -306,7 +272,7 @@ impl State {
         mapped.filter(|(number, at)| remote.contains(&(*number, at.offset))).map(|(_, at)| at.page).collect()
     }
 
-    /// Adds the end of the capture: live-out blocks get different pages than freed ones.
+    /// Ends the hash: live-out blocks get different pages than freed ones.
     fn end_layout_hash(&mut self, policy: RetainPolicy) {
         let mut placed: Vec<u64> = self.placement.blocks().iter().map(|live| live.serial).collect();
         let mut kept: Vec<u64> = self.kept.live().map(|(.., serial)| serial).collect();
@@ -322,24 +288,18 @@ impl State {
     }
 }
 
-/// Replacement of shared pages under live-out blocks by pages of the space.
 struct Replacement<'a> {
     core: &'a Core,
     transaction: Transaction<'a>,
     policy: RetainPolicy,
-    /// Next small page number not used by this space.
     next: usize,
-    /// All pages mapped by the space.
     shown: HashSet<PageId>,
-    /// Pages exported before the seal.
     exported: HashSet<PageId>,
-    /// Fillers which now hold freed peer-visible blocks.
+    /// Fillers under freed peer-visible blocks.
     fillers: HashSet<PageId>,
 }
 
-/// A slot: one mapped page, and the use of its addresses.
 struct SealedSlot<'a> {
-    /// Index of the range.
     number: usize,
     range: RangeId,
     mapped: Mapping,
@@ -348,7 +308,6 @@ struct SealedSlot<'a> {
 }
 
 impl SealedSlot<'_> {
-    /// Returns whether live-out blocks cover all units, of `small` bytes each.
     fn is_wholly_retained(&self, small: u64) -> bool {
         let covered = self.units.len() as u64 * small >= self.mapped.bytes;
         covered && self.units.iter().all(|unit| *unit == Unit::Retained)
@@ -356,8 +315,7 @@ impl SealedSlot<'_> {
 }
 
 impl Replacement<'_> {
-    /// Returns whether the slot keeps its page, because no live-out block is on the page, or
-    /// because the page is the space's own now.
+    /// Whether no live-out block is on the page, or the page is the space's own now.
     fn keeps_its_page(&mut self, slot: &SealedSlot) -> Result<bool> {
         let page = slot.mapped.page;
         let shared = &self.core.common.shared;
@@ -367,8 +325,7 @@ impl Replacement<'_> {
         let driver = self.core.common.pool().driver();
         let replaces = self.policy != RetainPolicy::InPlace && driver.capabilities().replace_under_graph;
         let wholly = slot.is_wholly_retained(shared.geometry().small());
-        // Change of owner without a driver call. The page's number in the shared set is free for a
-        // new page.
+        // Change of owner without a driver call. The page's number is free for a new page.
         if (wholly || !replaces) && self.transaction.hand_over(page, shared.owner(), self.core.own(), true) {
             return Ok(true);
         }
@@ -386,13 +343,12 @@ impl Replacement<'_> {
         Ok(false)
     }
 
-    /// Maps pages of the space under live-out units, and fillers under units of freed blocks.
     fn replace(&mut self, slot: &SealedSlot) -> Result<()> {
         let SealedSlot { range, mapped: Mapping { offset, bytes, .. }, units, remote, .. } = *slot;
         let shared = &self.core.common.shared;
         let small = shared.geometry().small();
         let wholly = slot.is_wholly_retained(small);
-        // Taking pages may fail, so pages are taken before the first driver call on the slot.
+        // Taking pages may fail: before the first driver call on the slot.
         let mut parts = Vec::new();
         let mut at = 0;
         for run in units.chunk_by(|a, b| a == b) {
@@ -400,7 +356,7 @@ impl Replacement<'_> {
             match run[0] {
                 Unit::Idle => {}
                 Unit::Retained => {
-                    // Small pages fit any later use after their blocks are freed.
+                    // Small pages fit any later use.
                     let each = if wholly { length } else { small };
                     let own = (0..length / each)
                         .map(|_| self.transaction.take(each, self.core.own(), shared.account().id()));
@@ -410,8 +366,8 @@ impl Replacement<'_> {
                     let mut pages = Vec::with_capacity(run.len());
                     for _ in run {
                         let no = PageNo { class: Class::Small, index: self.next as u32 };
-                        // A page which left the shared set and returned may have a new number, but
-                        // be mapped in this space already.
+                        // A page which left and returned may have a new number, but be mapped here
+                        // already.
                         let page = shared.page_apart(&mut self.transaction, no, &self.shown, self.core.id)?;
                         self.shown.insert(page);
                         pages.push(page);

@@ -2,33 +2,29 @@
 
 use super::layout::{Live, NotLive, Place, Usage};
 
-/// Sorted table of the blocks live at the seal. Nothing is placed any more.
+/// Sorted table of the blocks live at the seal; nothing is placed any more.
 #[derive(Debug)]
 pub(crate) struct Sealed {
-    /// Sorted by place. Serial 0, which no block has, marks a block freed since.
+    /// Sorted by place. Serial 0 marks a block freed since.
     blocks: Box<[Live]>,
-    /// Blocks live at the peak.
     peak: Box<[Live]>,
     usage: Usage,
     pages: (usize, usize),
-    /// For each range, one bit per small-page unit: whether any block ever lay there.
+    /// For each range, one bit per small-page unit ever used.
     used: Box<[Box<[u64]>]>,
 }
 
 impl Sealed {
-    /// Creates the table from the live blocks, their usage, and the numbers of small and large
-    /// pages.
     pub(crate) fn new(mut blocks: Vec<Live>, usage: Usage, pages: (usize, usize)) -> Self {
         blocks.sort_unstable_by_key(|live| live.place);
         Self { blocks: blocks.into_boxed_slice(), peak: Box::default(), usage, pages, used: Box::default() }
     }
 
-    /// Adds the bits of units ever used by a block.
     pub(crate) fn with_used(self, used: Box<[Box<[u64]>]>) -> Self {
         Self { used, ..self }
     }
 
-    /// Returns whether any block ever lay in a unit of a range; true if unknown.
+    /// True if unknown.
     pub(crate) fn was_used(&self, range: usize, unit: u64) -> bool {
         let word = self.used.get(range).and_then(|used| used.get(unit as usize / 64));
         word.is_none_or(|word| word >> (unit % 64) & 1 == 1)
@@ -46,12 +42,10 @@ impl Sealed {
         self.usage
     }
 
-    /// Returns how many small and large page numbers the space used.
     pub(crate) fn pages(&self) -> (usize, usize) {
         self.pages
     }
 
-    /// Returns the live blocks, by place.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         self.blocks.iter().copied().filter(|live| live.serial > 0).collect()
     }
@@ -67,10 +61,9 @@ impl Sealed {
         find(&self.blocks, place).map(|_| ())
     }
 
-    /// Returns whether a live block covers any byte in `from..to` of a range.
     pub(crate) fn covered(&self, range: usize, from: u64, to: u64) -> bool {
         let behind = self.blocks.partition_point(|live| live.place < Place { range, offset: to });
-        // All blocks were live at the seal, so none overlap and their ends are sorted, too.
+        // None overlap, so ends are sorted, too.
         let before = self.blocks[..behind].iter().rev();
         let mut near =
             before.take_while(|live| live.place.range == range && live.place.offset + live.bytes > from);

@@ -1,8 +1,5 @@
-//! Replaces large pages with little use by small ones, after all captures of an arena.
-//!
-//! A large page is one driver allocation, so an arena of 50 MiB on 16 MiB pages holds 64 MiB. Small
-//! pages from the start would cost every capture of a large model its maps, and the final size of
-//! an arena is known only after all captures.
+//! Replaces large pages with little use by small ones, after all captures of an arena: 50 MiB on 16
+//! MiB pages hold 64 MiB. See docs/design/capture.md.
 //!
 //! ```text
 //!   before   | large page 2                  | large page 3                  |
@@ -11,9 +8,7 @@
 //! ```
 //!
 //! Addresses stay, and pages with live blocks stay. Each space takes the lowest possible small page
-//! numbers. Spaces share the small pages like the large ones, so the arena needs the maximum over
-//! its spaces. The result depends only on the bytes used by the spaces, not on the order of
-//! captures.
+//! numbers, so the result does not depend on the order of captures.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -23,22 +18,17 @@ use crate::error::{Error, Result};
 use crate::pages::{Class, Fence, Mapping, PageId, PageNo, Transaction};
 use crate::pause::exclude_users;
 
-/// Replacing must save one part in this many of the shared memory: in large arenas, many calls
-/// would save little.
+/// Replacing must save one part in this many of the shared memory.
 const LEAST_PART: u64 = 32;
 
-/// Use of candidate pages by one space.
 #[derive(Debug, Default)]
 struct Use {
-    /// Mapped shared small pages.
     small: HashSet<PageId>,
-    /// Units (of a small page each) of every large page on which a block ever lay.
+    /// Units of every large page on which a block ever lay.
     units: BTreeMap<PageId, BTreeSet<u64>>,
-    /// Large pages with live blocks of the space.
     live: HashSet<PageId>,
 }
 
-/// A small-page unit of a large page.
 type UnitOf = (PageId, u64);
 
 impl Common {
@@ -62,8 +52,7 @@ impl Common {
         Ok(saved)
     }
 
-    /// Selects the large pages to replace: pages mapped by the fewest spaces, as many as save the
-    /// most.
+    /// Selects pages mapped by the fewest spaces, as many as save the most.
     fn worth_replacing(&self, cores: &[Arc<Core>], held: u64) -> HashSet<PageId> {
         let (small, large) = (self.shared.page_bytes(Class::Small), self.shared.page_bytes(Class::Large));
         if small == large {
@@ -72,7 +61,6 @@ impl Common {
         let mut candidates = self.shared.free_large_pages();
         let known: HashSet<PageId> = candidates.iter().copied().collect();
         let uses: Vec<Use> = cores.iter().filter_map(|core| core.uses(&known)).collect();
-        // Pages also mapped by other users, such as eager work, stay.
         candidates.retain(|page| {
             let showing = uses.iter().filter(|of| of.units.contains_key(page)).count();
             showing == self.pool().shown_by(*page) && !uses.iter().any(|of| of.live.contains(page))
@@ -97,7 +85,7 @@ impl Common {
 }
 
 impl Core {
-    /// Returns the space's use of these large pages; `None` if its pages must not be replaced.
+    /// `None` if the space's pages must not be replaced.
     fn uses(&self, known: &HashSet<PageId>) -> Option<Use> {
         let state = self.state.lock();
         if state.stage.phase() != Phase::Sealed || !state.holes.is_empty() {
@@ -120,7 +108,7 @@ impl Core {
         Some(found)
     }
 
-    /// Maps small pages wherever the space used one of these large pages, in one transaction.
+    /// Maps small pages in one transaction.
     fn shrink(&self, pages: &HashSet<PageId>) -> Result<()> {
         let state = &mut *self.state.lock();
         let shared = &self.common.shared;
@@ -137,7 +125,7 @@ impl Core {
         let mut shown = state.shown();
         let mut instead: HashMap<UnitOf, PageId> = HashMap::new();
         let done = (|| {
-            // Taking pages may fail, so pages are taken before the first driver call.
+            // Taking pages may fail: before the first driver call.
             let units: BTreeSet<UnitOf> = slots
                 .iter()
                 .flat_map(|(number, mapped)| {
@@ -173,8 +161,7 @@ impl Core {
 }
 
 impl State {
-    /// Returns the units of a mapping on which a block ever lay, counted from the beginning of the
-    /// mapping.
+    /// Units on which a block ever lay, from the beginning of the mapping.
     fn units_of(&self, range: usize, mapped: Mapping, small: u64) -> impl Iterator<Item = u64> + '_ {
         let first = mapped.offset / small;
         (0..mapped.bytes / small).filter(move |unit| self.placement.was_used(range, first + unit))

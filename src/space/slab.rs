@@ -5,37 +5,37 @@ use std::num::NonZeroU16;
 
 use crate::units::BLOCK_GRANULE;
 
-/// A page divided into granules of [`BLOCK_GRANULE`] bytes.
+/// A page divided into granules of [`BLOCK_GRANULE`] bytes. A block takes the lowest gap with
+/// enough room.
 ///
-/// A block takes the lowest gap with enough room. Invariants: bit `g` of `taken` is set exactly if
-/// granule `g` belongs to a live block. If a block starts at `g`, `lengths[g]` is its number of
-/// granules and `serials[g]` its serial; otherwise `lengths[g]` is `None`.
+/// Bit `g` of `taken` is set exactly if granule `g` belongs to a live block. At a block's first
+/// granule, `lengths` and `serials` hold its granules and serial; other `lengths` are `None`.
 #[derive(Debug)]
 pub(crate) struct Slab {
     taken: Box<[u64]>,
     lengths: Box<[Option<NonZeroU16>]>,
     serials: Box<[u64]>,
     live: u32,
-    /// Upper bound of the longest gap, in granules: full slabs need no search.
+    /// Upper bound, so full slabs need no search.
     longest_gap: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotABlock {
-    /// Inside a live block, but not at its start.
+    /// Inside a live block.
     Inside,
-    /// In a gap: freed before, or never a block.
+    /// In a gap.
     Gap,
 }
 
 impl Slab {
-    /// Creates an empty slab of `bytes`, a power of two from one granule to
+    /// `bytes` is a power of two from one granule to
     /// [`MAX_SMALL_PAGE`](crate::units::MAX_SMALL_PAGE).
     pub(crate) fn new(bytes: u64) -> Self {
         let granules = (bytes / BLOCK_GRANULE) as usize;
         let mut taken = vec![0; granules.div_ceil(64)].into_boxed_slice();
         if granules < 64 {
-            // Bits after the last granule are always taken.
+            // Bits after the last granule are taken.
             taken[0] = u64::MAX << granules;
         }
         Self {
@@ -51,8 +51,7 @@ impl Slab {
         self.live
     }
 
-    /// Places a block of `granules` (at least one) with a serial. Returns its first granule, or
-    /// `None` if no gap is long enough.
+    /// Returns the first granule; `None` if no gap is long enough.
     pub(crate) fn allocate(&mut self, granules: u32, serial: u64) -> Option<u32> {
         if granules > self.longest_gap {
             return None;
@@ -68,7 +67,6 @@ impl Slab {
         Some(start)
     }
 
-    /// Returns the granules of the live block starting at `start`.
     pub(crate) fn block(&self, start: u32) -> Result<u32, NotABlock> {
         if let Some(Some(length)) = self.lengths.get(start as usize) {
             return Ok(u32::from(length.get()));
@@ -81,7 +79,7 @@ impl Slab {
         self.serials[start as usize]
     }
 
-    /// Frees the block starting at `start`. Returns its granules.
+    /// Returns the block's granules.
     pub(crate) fn free(&mut self, start: u32) -> Result<u32, NotABlock> {
         let granules = self.block(start)?;
         self.lengths[start as usize] = None;
@@ -91,7 +89,7 @@ impl Slab {
         Ok(granules)
     }
 
-    /// Returns the live blocks (start, length in granules, serial), lowest first.
+    /// Live blocks as (start, granules, serial), lowest first.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = (u32, u32, u64)> {
         let lengths = self.lengths.iter().zip(&self.serials).enumerate();
         lengths.filter_map(|(start, (length, serial))| {
@@ -146,7 +144,6 @@ mod tests {
 
     use super::*;
 
-    /// Reference model: one entry per granule.
     struct Naive(Vec<Option<u32>>);
 
     impl Naive {

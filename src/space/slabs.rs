@@ -3,23 +3,19 @@
 use super::lane::Lane;
 use super::slab::{NotABlock, Slab};
 
-/// Place of a block within the slabs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// Number of the slab and of its small page.
+    /// Also the number of its small page.
     pub(crate) slab: usize,
-    /// First granule in the slab.
     pub(crate) granule: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     slab: Slab,
-    /// Lane of all blocks in the slab until the seal.
     lane: Lane,
 }
 
-/// One slab per small page of the space, in order of creation.
 #[derive(Debug)]
 pub(crate) struct Slabs {
     page_bytes: u64,
@@ -27,7 +23,6 @@ pub(crate) struct Slabs {
 }
 
 impl Slabs {
-    /// Creates an empty list; each slab will be a page of `page_bytes`.
     pub(crate) fn new(page_bytes: u64) -> Self {
         Self { page_bytes, entries: Vec::new() }
     }
@@ -36,8 +31,8 @@ impl Slabs {
         self.entries.len()
     }
 
-    /// Places a block with a serial: in the first slab of the lane with blocks and room, else in
-    /// the first empty slab.
+    /// Places a block in the first slab of the lane with blocks and room, else in the first empty
+    /// slab.
     pub(crate) fn allocate(&mut self, granules: u32, lane: Lane, serial: u64) -> Option<Slot> {
         for empty in [false, true] {
             for (slab, entry) in self.entries.iter_mut().enumerate() {
@@ -56,7 +51,6 @@ impl Slabs {
         self.entries.push(Entry { slab: Slab::new(self.page_bytes), lane });
     }
 
-    /// Returns the granules of a block.
     pub(crate) fn block(&self, slot: Slot) -> Result<u32, NotABlock> {
         self.entries[slot.slab].slab.block(slot.granule)
     }
@@ -65,12 +59,11 @@ impl Slabs {
         self.entries[slot.slab].slab.serial(slot.granule)
     }
 
-    /// Frees a block. Returns its granules.
     pub(crate) fn free(&mut self, slot: Slot) -> Result<u32, NotABlock> {
         self.entries[slot.slab].slab.free(slot.granule)
     }
 
-    /// Returns the number of live blocks in a slab; 0 for an unknown slab.
+    /// 0 for an unknown slab.
     pub(crate) fn live(&self, slab: usize) -> u32 {
         self.entries.get(slab).map_or(0, |entry| entry.slab.live())
     }
@@ -79,7 +72,7 @@ impl Slabs {
         self.entries[slab].lane
     }
 
-    /// Returns the live blocks of a slab: granule, length in granules and serial.
+    /// Live blocks as (granule, granules, serial).
     pub(crate) fn blocks(&self, slab: usize) -> impl Iterator<Item = (u32, u32, u64)> {
         self.entries[slab].slab.blocks()
     }
@@ -104,7 +97,6 @@ mod tests {
             assert_eq!(slabs.allocate(5, a, 0), slot(2, 0));
             assert_eq!(slabs.allocate(5, b, 0), slot(1, 0));
             assert_eq!(slabs.free(Slot { slab: 0, granule: 0 }), Ok(5));
-            // Slab 0 is empty and comes after slab 2, which holds a block.
             assert_eq!(slabs.allocate(3, a, 0), slot(2, 5));
             assert_eq!(slabs.allocate(4, a, 0), slot(0, 0));
             assert_eq!(slabs.allocate(5, a, 0), None);

@@ -1,10 +1,8 @@
 //! Spare ranges: address ranges of dropped spaces which still map shared pages. The next capture of
-//! the arena begins in these ranges, so a program which drops and recaptures small graphs makes no
-//! driver call.
+//! the arena begins there, so dropping and recapturing small graphs makes no driver call.
 //!
-//! A range is reused after the old space's fence, because the seal may replace pages in the range.
-//! Unused ranges are freed after the fence: when the next capture ends, at a trim, and when memory
-//! is short.
+//! A range is reused after the old space's fence, because the seal may replace its pages. Unused
+//! ranges are freed when the next capture ends, at a trim, and when memory is short.
 
 use super::{Common, Core, State};
 use crate::error::Result;
@@ -16,11 +14,10 @@ use crate::units::Peers;
 const MOST_RANGES: usize = 4;
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Spare ranges of an arena, oldest first.
+/// Oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct SpareRanges(Mutex<Vec<Spare>>);
 
-/// A range, with a fence after the users of its addresses.
 #[derive(Debug)]
 pub(super) struct Spare {
     range: Reservation,
@@ -35,8 +32,7 @@ impl Spare {
         pool.unmap_after(self.fence, pending);
     }
 
-    /// Returns whether the range begins with exactly these pages, without gaps, and its fence is
-    /// done.
+    /// Whether the range begins with exactly these pages, without gaps, and its fence is done.
     fn begins_with(&mut self, pool: &PagePool, pages: &[PageId]) -> bool {
         let mapped = self.range.mapped();
         let mut end = 0;
@@ -49,7 +45,7 @@ impl Spare {
         fits && self.fence.done(pool.events()).unwrap_or(false)
     }
 
-    /// Unmaps everything after the first `pages` pages. Returns the bytes mapped before.
+    /// Unmaps everything after `pages`. Returns the bytes mapped before.
     pub(super) fn cut(&self, transaction: &mut Transaction<'_>, pages: usize) -> Result<u64> {
         let mapped = self.range.mapped();
         if let Some(first) = mapped.get(pages) {
@@ -80,8 +76,7 @@ impl SpareRanges {
         gone.into_iter().for_each(|spare| spare.leave(pool));
     }
 
-    /// Takes a range of `bytes` bytes for `peers` which begins with these pages. The range then
-    /// belongs to `space`.
+    /// Takes a range which begins with these pages for `space`.
     pub(super) fn take(
         &self,
         pool: &PagePool,
@@ -106,15 +101,14 @@ impl SpareRanges {
 }
 
 impl Common {
-    /// Frees a range which was taken but is not needed.
     pub(super) fn drop_spare(&self, spare: Spare) {
         spare.leave(self.pool());
     }
 }
 
 impl Core {
-    /// Takes all ranges from a space without live blocks. Stores the ranges suitable for the next
-    /// capture as spares, and returns the rest for unmapping.
+    /// Stores suitable ranges of a space without live blocks as spares, and returns the rest for
+    /// unmapping.
     pub(super) fn leave_ranges(
         common: &Common,
         state: &mut State,

@@ -1,5 +1,3 @@
-//! Stage in the life of a space, and the registrations which last only until its seal.
-
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -12,13 +10,13 @@ use crate::pause::Opened;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Under capture: blocks may be allocated.
+    /// Under capture.
     Open,
     /// Captured: may be replayed, and live-out (retained) blocks may be freed.
     Sealed,
-    /// The graph is gone; only memory under live blocks remains.
+    /// The graph is gone; memory under live blocks remains.
     Retired,
-    /// The driver refused to undo a failed allocation or seal: the space can only be dropped.
+    /// The driver refused an undo: the space can only be dropped.
     Broken,
 }
 
@@ -35,10 +33,9 @@ impl Phase {
 
 pub(super) struct Stage {
     phase: Phase,
-    /// Prevents a pause of the arena; `None` from the seal on.
+    /// Prevents a pause of the arena until the seal.
     opened: Option<Opened>,
-    /// Counts as a running capture of the device until a seal begins; in a bump space from the
-    /// first block.
+    /// Counts as a running capture of the device until a seal begins.
     capture: Option<Capturing>,
 }
 

@@ -9,9 +9,8 @@ use crate::pages::Transaction;
 use crate::units::BlockBytes;
 
 impl State {
-    /// Maps pages at new addresses for a block without a free place in the layout. `space` is the
-    /// number of the space, `seen` its version of the shared set. Nothing has changed after an
-    /// error.
+    /// Maps pages at new addresses for a block of `space`, which has seen version `seen` of the
+    /// shared set. Changes nothing on error.
     pub(super) fn stitch(
         &mut self,
         common: &Common,
@@ -53,7 +52,6 @@ impl State {
             }
         };
         let (done, mut reserved) = transaction.commit();
-        // Mappings of a spare range exist already.
         self.note_mapped(common, 0, shown);
         reserved.extend(spare.map(Spare::into_range));
         self.adopt(common, done, reserved);

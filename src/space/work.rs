@@ -1,5 +1,3 @@
-//! Driver calls made for a space.
-
 use std::time::Duration;
 
 use crate::pages::Calls;
@@ -8,13 +6,12 @@ use crate::pages::Calls;
 pub(super) struct Work {
     maps: u64,
     mapped_bytes: u64,
-    /// Calls for reserve, create, map, set access and unmap, without failed and undone attempts.
+    /// Without failed and undone attempts.
     calls: u64,
     time: Duration,
 }
 
 impl Work {
-    /// Adds the calls of a transaction, without the mapped bytes.
     pub(super) fn add(&mut self, calls: &Calls) {
         self.calls += calls.all;
         self.maps += calls.maps;
@@ -24,7 +21,6 @@ impl Work {
         self.time += time;
     }
 
-    /// Replaces `before` by `after` in the count of mapped bytes.
     pub(super) fn note_mapped(&mut self, before: u64, after: u64) {
         self.mapped_bytes = self.mapped_bytes - before + after;
     }

@@ -15,10 +15,10 @@ pub(super) struct Waiting {
     pub(super) address: Address,
     pub(super) place: Place,
     pub(super) bytes: u64,
-    /// Fence after the block's stream and the streams named at the free. The stream of a later
-    /// scope may wait for this fence.
+    /// Fence after the block's stream and the streams named at the free. Later scopes may wait for
+    /// it.
     own: Fence,
-    /// Fence after the recorded streams. Only polled: no stream waits for this fence.
+    /// Fence after the recorded streams, which is only polled.
     noted: Fence,
 }
 
@@ -31,7 +31,6 @@ impl Waiting {
 }
 
 impl EagerSpace {
-    /// Places a block of the active scope.
     pub(super) fn place(&self, state: &mut State, bytes: BlockBytes) -> Result<Address> {
         let place = match state.current.layout.place(bytes, Lane::local(ANY)) {
             Some(place) => place,
@@ -50,7 +49,7 @@ impl EagerSpace {
         Ok(state.current.address(place))
     }
 
-    /// Maps pages at new addresses. Nothing has changed after an error.
+    /// Maps pages at new addresses. Changes nothing on error.
     fn grow(&self, state: &mut State, bytes: BlockBytes) -> Result<Place> {
         self.common.refuse_hopeless(bytes)?;
         if state.broken {
@@ -143,7 +142,6 @@ impl EagerSpace {
             }
             let before = state.outlived.remove(&address);
             if !state.users.has(address) && now.is_some() && before.is_none_or(|stream| Some(stream) == now) {
-                // The next user is on the same stream, so after all uses of this block.
                 state.current.layout.free(place).map_err(|why| why.at(address))?;
             } else {
                 let (mut own, noted) = (Fence::default(), noted(state));
@@ -171,10 +169,8 @@ impl EagerSpace {
         Ok(())
     }
 
-    /// Unmaps memory of old addresses needed only by the freed block.
     fn shrink_old(&self, state: &mut State, index: usize, place: Place, bytes: u64) {
         let old: &mut Generation = &mut state.old[index];
-        // Drops finished parts.
         let _ = old.readers.done(self.common.pool().events());
         let fence = old.readers.clone();
         if old.layout.usage().blocks == 0 {

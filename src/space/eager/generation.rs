@@ -11,15 +11,13 @@ use crate::space::Common;
 use crate::space::layout::{Layout, Place};
 use crate::units::Address;
 
-/// A layout, its ranges with the same indices, and the pages of its numbers.
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) layout: Layout,
     pub(super) ranges: Vec<Reservation>,
     pub(super) slots: Slots,
-    /// Bytes of mapped addresses.
     pub(super) mapped: u64,
-    /// Fence after the users of blocks freed since the generation became old.
+    /// Fence after users of blocks freed since the generation became old.
     pub(super) readers: Fence,
 }
 
@@ -42,14 +40,13 @@ impl Generation {
         ranges.find_map(|(range, found)| found.offset_of(address).map(|offset| Place { range, offset }))
     }
 
-    /// Returns whether the addresses are many times the size of the pages.
+    /// Whether the addresses are many times the size of the pages.
     pub(super) fn sprawls(&self) -> bool {
         const SLOTS: usize = 64;
         let numbers: usize = CLASSES.into_iter().map(|class| self.layout.numbers(class)).sum();
         self.layout.page_slots().count() > SLOTS + 8 * numbers
     }
 
-    /// Unmaps all slots of the numbers selected by `gone`, after a fence.
     pub(super) fn unmap(&mut self, common: &Common, fence: Fence, gone: impl Fn(PageNo) -> bool) {
         let (mut pending, mut bytes) = (PendingUnmap::default(), 0);
         for (range, offset, no) in self.layout.page_slots().filter(|(.., no)| gone(*no)) {
@@ -61,7 +58,6 @@ impl Generation {
         common.pool().unmap_after(fence, pending);
     }
 
-    /// Frees all memory, after a fence.
     pub(super) fn leave(mut self, common: &Common, fence: Fence) {
         common.totals.reserved.fetch_sub(self.reserved(), Ordering::Relaxed);
         let mapped = self.mapped;
@@ -71,7 +67,6 @@ impl Generation {
         common.pool().unmap_after(fence, pending);
     }
 
-    /// Replaces `before` by `after` in the count of mapped bytes.
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.mapped = (self.mapped + after).saturating_sub(before);
         common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);

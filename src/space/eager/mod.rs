@@ -1,37 +1,23 @@
 //! Eager work on the shared pages of an arena, ordered as one replay.
 //!
-//! [`EagerSpace`] owns the addresses and blocks of an arena's eager work. A *scope* occupies the
-//! arena's replay slot from its beginning to its end. So eager work never overlaps graphs and may
-//! use the same pages.
+//! [`EagerSpace`] owns the addresses and blocks. A *scope* occupies the arena's replay slot, so
+//! eager work never overlaps graphs and may use the same pages. See docs/design/capture.md.
 //!
 //! ```text
 //!   begin     take the replay slot; remap slots with outdated pages, after the last scope
-//!             (mostly no driver call)
 //!   allocate  layout as in a capture; addresses and mappings persist between scopes
 //!   end       pages under live blocks *leave* the shared set: own pages now, in place
-//!   later     a space which maps such a page replaces the mapping before its next replay
-//!             (refresh.rs)
+//!   later     a space which maps such a page replaces it before its next replay (refresh.rs)
 //! ```
 //!
-//! A page is in one of two states:
+//! A *shared* page has a number in the shared set. An *own* page held a live block when a scope
+//! ended; it becomes shared when a scope ends without a live or waiting block on the page. Layout
+//! numbers are not numbers of the shared set (`slots.rs`).
 //!
-//! * *Shared*: the page has a number in the shared set. Its contents last for one scope.
-//! * *Own*: owned by the eager space ([`EagerSpace::own`]), because a block on the page was live at
-//!   the end of a scope. Later scopes place blocks in the rest of the page. The page becomes shared
-//!   again when a scope ends with no live or waiting block on the page. So work with results in the
-//!   same places moves no page.
+//! A new generation of addresses (`generation.rs`) begins if the addresses sprawl, an undo failed
+//! or memory is short. Old generations keep only live blocks.
 //!
-//! Numbers of the layout are not numbers of the shared set (`slots.rs`). Own pages have no shared
-//! number, and shared pages take the lowest free ones. So an arena holds the maximum of two counts:
-//! pages of graphs plus own pages, or all pages of eager work. Leased pages are recalled if a scope
-//! needs their memory, else unused in the scope.
-//!
-//! Addresses come in generations (`generation.rs`). A new generation begins if the addresses
-//! sprawl, an undo failed or memory is short. Old generations keep only live blocks.
-//!
-//! [`EagerSpace::state`] is the lock of this module and ranks as a space's lock. It is released
-//! before any wait for the device. Slots are remapped at the beginning of a scope, inside the
-//! replay slot. Blocks are freed on any thread, with the lock only.
+//! [`EagerSpace::state`] ranks as a space's lock. It is released before any wait for the device.
 //!
 //! Invariants, checked by [`EagerSpace::audit`]:
 //!
@@ -65,14 +51,13 @@ mod slots;
 use blocks::Waiting;
 use generation::Generation;
 
-/// Stream of all blocks in the layout, which separates streams: a scope uses one stream, and scopes
-/// are ordered.
+/// One stream for the layout: a scope uses one stream, and scopes are ordered.
 const ANY: Stream = Stream::LEGACY;
 
 /// Statistics of an arena's eager work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EagerStats {
-    /// Scopes begun so far.
+    /// Scopes so far.
     pub scopes: u64,
     /// Live blocks.
     pub blocks: u64,
@@ -80,7 +65,7 @@ pub struct EagerStats {
     pub live_bytes: u64,
     /// Peak of `live_bytes`.
     pub peak_live_bytes: u64,
-    /// Bytes of pages owned by eager work: a block was live there when a scope ended.
+    /// Bytes of pages owned by eager work.
     pub own_bytes: u64,
     /// Bytes of addresses reserved.
     pub reserved_bytes: u64,
@@ -88,17 +73,16 @@ pub struct EagerStats {
     pub mapped_bytes: u64,
     /// Mappings made so far.
     pub maps: u64,
-    /// Pages that left the shared set so far.
+    /// Pages that left the shared set.
     pub pages_left: u64,
-    /// Pages returned to the shared set so far.
+    /// Pages returned to the shared set.
     pub pages_returned: u64,
-    /// Mappings made in graphs to replace pages which left.
+    /// Mappings replaced in graphs because their page left.
     pub graph_maps: u64,
     /// Restarts with new addresses.
     pub renewals: u64,
 }
 
-/// Addresses and blocks of an arena's eager work.
 pub(crate) struct EagerSpace {
     id: u64,
     common: Arc<Common>,
@@ -106,32 +90,26 @@ pub(crate) struct EagerSpace {
 }
 
 struct State {
-    /// Stream of the active scope, and a mark after all earlier replays.
+    /// Stream of the active scope, and a mark after earlier replays.
     scope: Option<(NamedStream, Mark)>,
     current: Generation,
-    /// Earlier addresses, which only live blocks need.
     old: Vec<Generation>,
-    /// Streams recorded for live blocks, besides the streams of the blocks.
     users: Users,
-    /// Blocks live at the end of a scope, with the stream of the scope.
+    /// Blocks live at the end of a scope, with the scope's stream.
     outlived: HashMap<Address, NamedStream>,
-    /// Freed blocks, perhaps still in use.
     waiting: Vec<Waiting>,
     kept: BTreeMap<Address, u64>,
     live_count: LiveCount,
     /// Mark after the last scope; `None` if recording failed.
     last: Option<Mark>,
-    /// Version of the shared set at the last check.
     seen: u64,
     /// Whether a slot must map a different page.
     moved: bool,
-    /// Shared-set numbers of leased large pages, read at the beginning of the scope and again
-    /// later.
-    /// The scope uses none of these pages.
+    /// Leased shared numbers, which the scope does not use.
     lent: BTreeSet<u32>,
-    /// Layout numbers of leased pages, out of use until the scope ends.
+    /// Layout numbers out of use until the scope ends.
     excluded: Vec<PageNo>,
-    /// Set if an undo failed: nothing more is mapped at these addresses.
+    /// After a failed undo, nothing more is mapped here.
     broken: bool,
     counts: EagerStats,
 }
@@ -174,7 +152,6 @@ impl EagerSpace {
         space
     }
 
-    /// Returns the owner of pages which left the shared set.
     pub(super) fn own(&self) -> Owner {
         Owner::Retained { arena: self.common.shared.arena(), space: self.id }
     }
@@ -196,13 +173,10 @@ impl EagerSpace {
         }
     }
 
-    /// Returns a fence after all known users of the blocks.
     pub(crate) fn users(&self) -> Fence {
         self.state.lock().users(self.common.pool().events())
     }
 
-    /// Checks the invariants of the module: no page at two numbers, each slot maps the page of its
-    /// number, and blocks which outlived a scope lie on own pages.
     pub(crate) fn audit(&self) -> Result<()> {
         let state = self.state.lock();
         if state.broken {
@@ -222,8 +196,8 @@ impl EagerSpace {
         }
     }
 
-    /// Frees all memory except under live blocks. Returns the bytes of mapped addresses freed; 0 in
-    /// an active scope.
+    /// Frees all memory except under live blocks. Returns the bytes of addresses freed; 0 in an
+    /// active scope.
     pub(crate) fn release(&self) -> u64 {
         let state = &mut *self.state.lock();
         if state.scope.is_some() || state.current.ranges.is_empty() {
@@ -238,12 +212,11 @@ impl EagerSpace {
 }
 
 impl Reclaimer for EagerSpace {
-    /// Frees idle addresses and mappings, which costs the next scope a few driver calls.
     fn reclaim(&self, bytes: u64) -> u64 {
         let free = |pool: &crate::pages::PagePool| pool.stats().free_bytes;
         let before = free(self.common.pool());
         if bytes > 0 && self.release() > 0 {
-            // The pages are free after the arena's replays, for which the caller may wait.
+            // The pages are free after the arena's replays.
             self.common.pool().wait_and_reap(std::time::Duration::from_secs(2));
         }
         free(self.common.pool()).saturating_sub(before)
@@ -265,7 +238,6 @@ impl Drop for EagerSpace {
         let mut fence = common.order.fence();
         fence.join(state.users(common.pool().events()));
         for waiting in state.waiting.drain(..) {
-            // Ignored: the block no longer counts.
             let _ = state.current.layout.free(waiting.place);
         }
         common.live_counts.give(&state.live_count);
@@ -278,8 +250,7 @@ impl Drop for EagerSpace {
         }
         common.shared.forget();
         common.forget_copies();
-        // Cleared last: a concurrent pause finds the fences in this space, or afterwards in the
-        // heap and pool.
+        // Cleared last, so a concurrent pause finds the fences here or in the heap and pool.
         *common.eager.lock() = Weak::new();
         common.pool().check();
     }
@@ -291,8 +262,7 @@ impl fmt::Debug for EagerSpace {
     }
 }
 
-/// Blocks of an arena's eager work: frees blocks which outlive their scope. Holds the blocks, not
-/// the arena.
+/// Frees blocks which outlive their [`EagerScope`]. Holds the blocks, not the arena.
 ///
 /// Thread-safe. Only [`allocate`](Self::allocate) may wait.
 #[derive(Clone, Debug)]
@@ -305,9 +275,9 @@ impl EagerBlocks {
         Self { space }
     }
 
-    /// Frees a block. In a scope on the block's stream, the next block of the scope may use the
-    /// bytes. Otherwise the bytes are reused after the block's stream and the streams in `readers`.
-    /// In both cases they are reused after the [recorded](Self::record_stream) streams.
+    /// Frees a block. In a scope on the block's stream, the next block may use the bytes at once;
+    /// otherwise after the block's stream and `readers`. In both cases after the
+    /// [recorded](Self::record_stream) streams.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] or [`Error::DoubleFree`], with nothing changed; [`Error::Closed`].
@@ -315,11 +285,8 @@ impl EagerBlocks {
         self.space.free(address, readers)
     }
 
-    /// Records a use of the block on `stream`: once freed, the bytes are reused only after the work
-    /// submitted to `stream` before the free.
-    ///
-    /// # Errors
-    /// As [`free`](Self::free).
+    /// Records a use of the block on `stream`: its bytes are reused only after the work submitted
+    /// there before the free. Fails like [`free`](Self::free).
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.space.record_stream(address, stream)
     }
@@ -329,43 +296,36 @@ impl EagerBlocks {
         self.space.common.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Allocates in the active scope; see [`EagerScope::allocate`] and
+    /// Allocates in the active scope like [`EagerScope::allocate`] or
     /// [`EagerScope::allocate_kept`].
     ///
     /// # Errors
-    /// Those of [`EagerScope::allocate`]; [`Error::WrongState`] if no scope is active on this
-    /// stream.
+    /// [`Error::WrongState`] if no scope is active on this stream.
     pub fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
         self.space.allocate(size, stream, kept)
     }
 }
 
-/// Eager work of one stream with blocks on the arena's shared pages, so work outside graphs uses
-/// the memory of the graphs. The scope counts as one replay: no other replay of the arena is
-/// launched from [`SharedVmmAllocator::eager_scope`](crate::SharedVmmAllocator::eager_scope) until
-/// the scope is dropped.
+/// Eager work of one stream on the arena's shared pages. The scope counts as one replay: no other
+/// replay of the arena is launched until the scope is dropped.
 ///
-/// Contents are preserved: a block live at the end of the scope keeps its address, pages and bytes
-/// until it is freed ([`EagerBlocks`]), across any replays. The arena cannot use its pages
-/// meanwhile, so allocate small long-lived blocks as [persistent](Self::allocate_kept).
+/// A block live at the end keeps its address, pages and bytes until freed ([`EagerBlocks`]), and
+/// the arena cannot use its pages. So allocate small long-lived blocks as
+/// [persistent](Self::allocate_kept).
 ///
-/// For one thread. The thread must not replay, capture, pause or begin a second scope in this arena
-/// before the end. Submit work only to the scope's stream, or to streams joined with this stream
-/// before the end.
+/// For one thread, which must not replay, capture, pause or begin a second scope in this arena
+/// before the end. Submit work only to the scope's stream, or to streams joined with it before the
+/// end.
 pub struct EagerScope {
     end: EagerEnd,
-    /// Not `Send`: the thread holds the replay slot.
     thread: PhantomData<*const ()>,
 }
 
-/// Ends an [`EagerScope`], also on a different thread than the scope's: for programs whose scopes
-/// are garbage-collected or cancelled. Dropping ends the scope.
+/// Ends an [`EagerScope`] when dropped, on any thread.
 pub struct EagerEnd {
     space: Arc<EagerSpace>,
     stream: NamedStream,
-    /// Number of the scope in the arena.
     number: u64,
-    /// Token of the thread which holds the replay slot.
     thread: u64,
 }
 
@@ -376,40 +336,25 @@ impl EagerScope {
         self.end.stream.stream()
     }
 
-    /// Allocates a block of at least `size` bytes (rounded up to 512), aligned to 512 bytes, with
-    /// undefined contents, for work on the scope's stream. Like
-    /// [`Space::allocate`](crate::Space::allocate). Makes no driver call once earlier scopes needed
-    /// as much.
-    ///
-    /// # Errors
-    /// Those of [`Space::allocate`](crate::Space::allocate).
+    /// Allocates at least `size` bytes like [`Space::allocate`](crate::Space::allocate), for work
+    /// on the scope's stream. Makes no driver call once earlier scopes needed as much.
     pub fn allocate(&self, size: u64) -> Result<Address> {
         self.end.space.allocate(size, self.stream(), false)
     }
 
-    /// Allocates a persistent (kept) block, which outlives the scope. The block is packed with the
-    /// arena's other persistent blocks on pages used by no graph, so no mapping of a graph is
-    /// replaced.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
+    /// Allocates a persistent (kept) block, which outlives the scope. The block is packed on pages
+    /// used by no graph. Fails like [`allocate`](Self::allocate).
     pub fn allocate_kept(&self, size: u64) -> Result<Address> {
         self.end.space.allocate(size, self.stream(), true)
     }
 
     /// Frees a block. The next block may use the bytes, unless the block is persistent, from a
-    /// scope on another stream, or recorded on another stream.
-    ///
-    /// # Errors
-    /// Those of [`EagerBlocks::free`].
+    /// scope on another stream, or recorded on another stream. Fails like [`EagerBlocks::free`].
     pub fn free(&self, address: Address) -> Result<()> {
         self.end.space.free(address, &[])
     }
 
     /// See [`EagerBlocks::record_stream`].
-    ///
-    /// # Errors
-    /// Those of [`EagerBlocks::record_stream`].
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.end.space.record_stream(address, stream)
     }
@@ -420,8 +365,7 @@ impl EagerScope {
         EagerBlocks { space: Arc::clone(&self.end.space) }
     }
 
-    /// Returns the handle which ends the scope on any thread. Until then, allocate by
-    /// [`EagerBlocks::allocate`].
+    /// Returns the handle which ends the scope. Until then, use [`EagerBlocks::allocate`].
     #[must_use]
     pub fn into_end(self) -> EagerEnd {
         self.end
@@ -429,12 +373,11 @@ impl EagerScope {
 }
 
 impl EagerEnd {
-    /// Ends the scope, after all its work was submitted to the stream. No effect if the scope has
-    /// ended.
+    /// Ends the scope, after all its work was submitted; no effect if it has ended.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if the stream cannot be named on this thread: a default stream of a
-    /// different thread or of a context which is not current. The scope then stays active.
+    /// [`Error::WrongState`] if this thread cannot name the stream (a default stream of a different
+    /// thread or context): the scope stays active.
     pub fn end(&self) -> Result<()> {
         if !self.space.common.pool().events().can_name(self.stream) {
             return Err(Error::wrong_state(

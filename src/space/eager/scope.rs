@@ -12,7 +12,7 @@ use crate::pages::{Class, PageId, PageNo, SharedSet, Transaction};
 use crate::space::layout::Layout;
 use crate::units::Stream;
 
-/// Announces eager work to the shared set until dropped; pages cannot be pinned meanwhile.
+/// Announces eager work until dropped: pages cannot be pinned meanwhile.
 struct UnderWay<'a>(&'a SharedSet);
 
 impl Drop for UnderWay<'_> {
@@ -22,8 +22,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl EagerSpace {
-    /// Takes the arena's replay slot and updates the mappings of the eager space. Returns the
-    /// number of the scope.
+    /// Takes the replay slot and updates the mappings. Returns the number of the scope.
     pub(super) fn enter(self: &Arc<Self>, stream: Stream, bytes: Option<u64>) -> Result<u64> {
         let common = &self.common;
         common.shared.begin_eager();
@@ -41,9 +40,7 @@ impl EagerSpace {
         Ok(state.counts.scopes)
     }
 
-    /// Maps the right page at every slot. The caller holds the replay slot, so no page leaves or is
-    /// lent meanwhile. With `bytes`, leased pages stay in place if work of this size does not need
-    /// them.
+    /// Maps the right page at every slot. The caller holds the replay slot.
     fn bring_up(&self, bytes: Option<u64>) -> Result<()> {
         let common = &self.common;
         let mut waited = false;
@@ -85,7 +82,7 @@ impl EagerSpace {
                 state.moved = true;
                 state.last.clone()
             };
-            // Waits without a lock: the device may still run the last scope.
+            // Waits without a lock.
             match last {
                 Some(mark) => mark.block()?,
                 None => {
@@ -96,7 +93,6 @@ impl EagerSpace {
         }
     }
 
-    /// Puts pages whose lease has ended back into use.
     pub(super) fn put_back(&self, state: &mut State) {
         if state.lent.is_empty() {
             return;
@@ -112,7 +108,7 @@ impl EagerSpace {
         });
     }
 
-    /// Maps the shared set's current pages at the slots of these numbers, in one transaction.
+    /// Maps the current pages at the slots of these numbers, in one transaction.
     fn replace(&self, state: &mut State, stale: &[(PageNo, u32)]) -> Result<()> {
         let shared = &self.common.shared;
         let mut transaction = Transaction::on(self.common.pool());
@@ -142,8 +138,7 @@ impl EagerSpace {
         Ok(())
     }
 
-    /// Ends the scope of this number, after its work was submitted. Returns false if the scope is
-    /// not active.
+    /// Ends the scope of this number. Returns false if not active.
     pub(super) fn end(&self, number: u64) -> bool {
         let common = &self.common;
         let (shared, own) = (&common.shared, self.own());
@@ -153,7 +148,7 @@ impl EagerSpace {
         }
         self.settle(state, None);
         let Some((stream, before)) = state.scope.take() else { return false };
-        // Blocks which outlive the scope may be freed where the stream cannot be named.
+        // Later frees may run where the stream cannot be named.
         common.pool().events().keep_named(stream);
         let made = &mut state.current;
         state.excluded.drain(..).for_each(|no| made.layout.put_back(no));
@@ -188,8 +183,7 @@ impl EagerSpace {
         if left < leaving.len() as u64 {
             tracing::error!(space = ?self, "pages under live blocks were not the arena's");
         }
-        // Recorded even if no page left: leases and pins also change pages at this scope's
-        // addresses.
+        // Recorded even if no page left: leases and pins also change pages here.
         state.last = common.pool().events().record_named(stream).ok();
         state.counts.pages_left += left;
         state.counts.pages_returned += returned;
@@ -198,8 +192,8 @@ impl EagerSpace {
         true
     }
 
-    /// Restarts with new addresses. Earlier addresses stay only under live blocks. Not in an active
-    /// scope.
+    /// Restarts with new addresses, outside any scope. Earlier addresses stay only under live
+    /// blocks.
     pub(super) fn renew(&self, state: &mut State) {
         let common = &self.common;
         let layout = Layout::new(common.shared.geometry());
@@ -225,8 +219,7 @@ impl EagerSpace {
 }
 
 impl State {
-    /// Records the version of the shared set to which the mappings were updated. With leased pages
-    /// mapped, the next scope checks again.
+    /// Records the version. With leased pages mapped, the next scope checks again.
     fn brought_up(&mut self, version: u64) {
         let on_lease = |no| on_lease(&self.current, &self.lent, no);
         let looks_again = self.current.slots.all().into_iter().any(|(no, _)| on_lease(no));
@@ -237,13 +230,11 @@ impl State {
     }
 }
 
-/// Returns whether a layout number has a leased page.
 fn on_lease(made: &Generation, lent: &BTreeSet<u32>, no: PageNo) -> bool {
     let number = made.slots.get(no).and_then(|slot| slot.shared);
     no.class == Class::Large && number.is_some_and(|number| lent.contains(&number))
 }
 
-/// Takes leased pages out of use.
 fn exclude_leased(state: &mut State) {
     let State { excluded, lent, current, .. } = state;
     let numbers = current.slots.all().into_iter().map(|(no, _)| no);
@@ -251,7 +242,6 @@ fn exclude_leased(state: &mut State) {
     excluded.retain(|no| current.layout.exclude_page(*no));
 }
 
-/// Returns the layout numbers which must map a different page, with their shared numbers.
 fn stale(state: &State, common: &Common) -> Vec<(PageNo, u32)> {
     let all = state.current.slots.all().into_iter();
     let wanted = |(no, slot): (PageNo, Slot)| {

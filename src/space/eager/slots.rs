@@ -1,20 +1,14 @@
-//! Page of each layout number of an eager space, and which pages are shared with the arena.
-
 use std::collections::BTreeSet;
 
 use crate::pages::{Class, PageId, PageNo, SharedSet};
 
-/// The page of one layout number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// Page mapped at the slots of the number.
     pub(super) page: PageId,
-    /// Number of the page in the shared set; `None` for an own page. Before an update, `page` may
-    /// differ.
+    /// Number in the shared set; `None` for an own page. Before an update, `page` may differ.
     pub(super) shared: Option<u32>,
 }
 
-/// Pages of both classes, indexed by layout number.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     small: Vec<Slot>,
@@ -60,14 +54,12 @@ impl Slots {
         self.of(class).iter().filter(|slot| slot.shared.is_none()).count() as u64
     }
 
-    /// Returns the shared numbers in use.
     pub(super) fn taken(&self, class: Class) -> BTreeSet<u32> {
         self.of(class).iter().filter_map(|slot| slot.shared).collect()
     }
 
-    /// Chooses shared numbers so that eager work and graphs together need few pages. Excludes pages
-    /// fixed in place, and leased pages unless mapped already. Prefers numbers with a page to
-    /// higher numbers.
+    /// Chooses shared numbers so that eager work and graphs together need few pages. Excludes fixed
+    /// pages, and leased ones unless mapped. Prefers numbers with a page.
     pub(super) fn assign(&mut self, shared: &SharedSet, lent: &BTreeSet<u32>) {
         for class in CLASSES {
             let lowest_free = |taken: &BTreeSet<u32>| lowest_free(shared, class, taken, lent);
@@ -98,8 +90,7 @@ impl Slots {
     }
 }
 
-/// Returns the lowest number not in `taken` with a page neither fixed in place nor leased. Only
-/// large pages are leased.
+/// Lowest usable number; only large pages are leased.
 pub(super) fn lowest_free(
     shared: &SharedSet,
     class: Class,

@@ -1,6 +1,3 @@
-//! Extents: addresses of blocks across several pages, and the choice of an extent for the next
-//! block.
-
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
@@ -12,24 +9,20 @@ use crate::space::page_table::{PageSlot, Stay};
 use crate::space::recency::Recency;
 use crate::units::BlockBytes;
 
-/// Limit of slots visited in a search among extents of other sizes: a longer search costs as much
-/// as mapping.
+/// Limit of slots visited per search: a longer search costs as much as mapping.
 const MOST_PASSED: usize = 4096;
 
-/// Slots for blocks of one size.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
     first: PageSlot,
     page_slots: usize,
-    /// Offset of the block in the first page; above 0 after other blocks on the page.
+    /// Offset of the block in the first page, after other blocks there.
     from: u64,
-    /// Index in [`Extents::sizes`], and index among the extents of this size.
     size: (usize, usize),
 }
 
 impl Extent {
-    /// Returns whether a block may use the extent: blocks below a large page avoid extents of one
-    /// page.
+    /// Blocks below a large page avoid extents of one page.
     fn is_for(&self, bytes: u64, large: u64) -> bool {
         bytes >= large || self.page_slots > 1
     }
@@ -37,9 +30,8 @@ impl Extent {
 
 #[derive(Debug, Default)]
 struct Size {
-    /// Extent numbers, oldest first.
     extents: Vec<usize>,
-    /// Extents without one of their own blocks; blocks of other extents may lie on the same pages.
+    /// Extents without a block of their own; other blocks may lie on the same pages.
     vacant: Bits,
 }
 
@@ -48,13 +40,10 @@ pub(super) struct Extents {
     all: Vec<Extent>,
     recency: Recency,
     sizes: Vec<Size>,
-    /// Index in `sizes`, by bytes of the block.
     by_bytes: BTreeMap<u64, usize>,
 }
 
 impl Extents {
-    /// Adds the extent of a block which begins at byte `from` of its first page. Returns its
-    /// number.
     pub(super) fn add(&mut self, first: PageSlot, page_slots: usize, from: u64, bytes: u64) -> usize {
         let number = self.all.len();
         let size = *self.by_bytes.entry(bytes).or_insert(self.sizes.len());
@@ -70,35 +59,29 @@ impl Extents {
         number
     }
 
-    /// Sets whether an extent holds no block of its own.
     pub(super) fn set_vacant(&mut self, number: u32, vacant: bool) {
         let (size, place) = self.all[number as usize].size;
         self.sizes[size].vacant.set(place, vacant);
     }
 
-    /// Returns the vacant extents of a size, oldest first.
     fn vacant(&self, bytes: u64) -> impl Iterator<Item = usize> {
         let size = self.by_bytes.get(&bytes).map(|size| &self.sizes[*size]);
         size.into_iter().flat_map(|size| size.vacant.iter().map(|place| size.extents[place]))
     }
 }
 
-/// A block without an extent of its size, and the limit of pages without blocks which the block may
-/// take unless it begins with an extent. The limit is the cost of stitching, because mapped
-/// addresses must not cost an extra page. Blocks below two pages have no limit: the rest of a page
-/// serves similar blocks.
+/// A block without an extent of its size. It may take as many pages without blocks as stitching
+/// would cost; blocks below two pages have no limit.
 struct Guest {
     bytes: u64,
     lane: Lane,
-    /// Computed at the first candidate.
     most_idle: OnceCell<u64>,
 }
 
 impl Layout {
-    /// Finds an extent for a block. First choice: the oldest free extent of the block's size,
-    /// because identical layers settle in an order independent of use. Second: the first gap in the
-    /// most recently used extent with a gap; the gap becomes an extent unless it begins one. Third:
-    /// the first run of free slots, which becomes an extent.
+    /// Finds an extent: first the oldest free one of the size, because identical layers settle in
+    /// an order independent of use; then the first gap in the most recently used extent with one;
+    /// then the first run of free slots. Gaps and runs become extents.
     pub(super) fn find(&mut self, bytes: u64, lane: Lane) -> Option<usize> {
         let large = self.geometry.large();
         let own = self.extents.vacant(bytes).find(|number| {
@@ -123,13 +106,11 @@ impl Layout {
         Some(self.extents.add(first, page_slots, from, bytes))
     }
 
-    /// Returns how many pages without blocks a block would take from byte `from` of a slot; `None`
-    /// if any byte is covered.
+    /// Returns how many pages without blocks a block would take; `None` if any byte is covered.
     fn covers(&self, first: PageSlot, from: u64, bytes: u64, lane: Lane) -> Option<u64> {
         self.pages.covers(&self.ranges[first.range].page_slots[first.index..], from, bytes, lane)
     }
 
-    /// Returns whether a guest may lie at a place: free, and within the guest's limit.
     fn admits(&self, guest: &Guest, first: PageSlot, from: u64) -> bool {
         let Guest { bytes, lane, most_idle } = guest;
         let Some(idle) = self.covers(first, from, *bytes, *lane) else { return false };
@@ -137,14 +118,12 @@ impl Layout {
             || idle <= *most_idle.get_or_init(|| self.pages.planned_free(*bytes, *lane))
     }
 
-    /// Returns whether a block may begin at byte `at` of its first page. Blocks of whole pages
-    /// begin only at 0.
+    /// Blocks of whole pages begin only at 0.
     fn may_begin(&self, bytes: u64, at: u64) -> bool {
         at == 0 || !bytes.is_multiple_of(self.geometry.large())
     }
 
-    /// Returns the most recently used extent with a gap for a guest, and the beginning of its first
-    /// gap.
+    /// First gap in the most recently used extent with one.
     fn gap(&self, guest: &Guest) -> Option<(usize, PageSlot, u64)> {
         let (mut next, mut passed) = (self.extents.recency.newest(), 0);
         while let Some(number) = next.filter(|_| passed < MOST_PASSED) {
@@ -192,7 +171,7 @@ impl Layout {
         None
     }
 
-    /// Returns the first run of free slots for a guest, in address order.
+    /// First free run in address order.
     fn run(&self, guest: &Guest) -> Option<(PageSlot, u64)> {
         let (ranges, large) = (self.ranges.iter().enumerate(), self.geometry.large());
         let usable = ranges.filter(|(_, range)| range.is_for(Class::Large, guest.lane));
@@ -208,7 +187,6 @@ impl Layout {
         begins.find(|(page_slot, at)| self.admits(guest, *page_slot, *at))
     }
 
-    /// Places a block at the beginning of an extent.
     pub(super) fn settle(&mut self, extent: usize, bytes: BlockBytes) -> Place {
         let Extent { first, from, .. } = self.extents.all[extent];
         self.extents.recency.touch(extent);
@@ -230,7 +208,6 @@ impl Layout {
         Place { range: first.range, offset: self.offset(first) + from }
     }
 
-    /// Places a block in a page, at the page's first slot.
     pub(super) fn settle_within(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
         let (page_slot, serial) = (self.pages.first_slot(page), self.count(bytes));
         let (end, block) = (start + bytes.get(), bytes.get());
@@ -239,7 +216,7 @@ impl Layout {
     }
 
     fn occupy(&mut self, page: u32, stay: Stay) {
-        // Small pages are powers of two, and a shift takes a fifth of a division.
+        // A shift takes a fifth of a division.
         let (log, base) = (self.geometry.small().trailing_zeros(), self.offset(stay.page_slot));
         let (mut unit, end) = ((base + stay.start) >> log, ((base + stay.end - 1) >> log) + 1);
         let used = &mut self.ranges[stay.page_slot.range].used;

@@ -1,12 +1,10 @@
-//! Growth of a layout: plans the mappings for a block, and commits after the pages are mapped.
-
 use super::{Layout, Place, Range, Slot, granules};
 use crate::pages::{Class, PageNo};
 use crate::space::lane::Lane;
 use crate::space::page_table::{PageSlot, Part};
 use crate::units::BlockBytes;
 
-/// Size of the first range in pages; sizes double up to [`RANGE_PAGES_MAX`].
+/// Pages of the first range; sizes double up to [`RANGE_PAGES_MAX`].
 pub(in crate::space) const RANGE_PAGES_FIRST: u64 = 64;
 pub(in crate::space) const RANGE_PAGES_MAX: u64 = 256;
 
@@ -15,21 +13,20 @@ pub(in crate::space) const RANGE_PAGES_MAX: u64 = 256;
 pub(crate) struct Growth {
     bytes: BlockBytes,
     lane: Lane,
-    /// First slot of the block.
     first: PageSlot,
-    /// Page parts of the block, in address order; empty for a slab.
+    /// In address order; empty for a slab.
     parts: Vec<Part>,
-    /// Index of the range. If equal to the number of ranges, reserve a new range first.
+    /// The number of ranges: reserve a new range first.
     pub(crate) range: usize,
     pub(crate) range_bytes: u64,
-    /// Offset of the first new slot in the range; further slots follow without gap.
+    /// First new slot in the range; further slots follow without gap.
     pub(crate) offset: u64,
-    /// Pages of the new slots, in address order; empty if mapped slots suffice.
+    /// Pages of the new slots; empty if mapped slots suffice.
     pub(crate) pages: Vec<PageNo>,
 }
 
 impl Layout {
-    /// Plans the mappings for a block for which [`place`](Self::place) found no room.
+    /// Plans mappings for a block for which [`place`](Self::place) found no room.
     pub(crate) fn plan(&self, bytes: BlockBytes, lane: Lane) -> Growth {
         if self.packed(bytes) {
             let page = PageNo { class: Class::Small, index: self.slabs.len() as u32 };
@@ -55,9 +52,8 @@ impl Layout {
         Growth { bytes, lane, first, parts, range: first.range, range_bytes, offset, pages }
     }
 
-    /// Returns the slots at the end of a range with which a block of these parts can begin: the
-    /// first slot, and how many, as many as possible. They map the block's head, if any, followed
-    /// by free pages.
+    /// Returns the longest run of slots at the end of a range with which these parts can begin: the
+    /// block's head, if any, and free pages.
     fn shown_end(&self, parts: &[Part], lane: Lane) -> Option<(PageSlot, usize)> {
         let head = parts.first().filter(|part| part.from > 0).map(|head| head.page);
         let free = parts.iter().filter(|part| self.pages.is_idle(part.page)).count();
@@ -87,7 +83,6 @@ impl Layout {
         best
     }
 
-    /// Reorders the free pages of a plan, so the block begins on mapped slots.
     fn begin_at(&self, first: PageSlot, shown: usize, parts: &mut [Part]) {
         let there = &self.ranges[first.range].page_slots[first.index..first.index + shown];
         let planned: Vec<u32> = parts.iter().map(|part| part.page).collect();
@@ -98,8 +93,7 @@ impl Layout {
         }
     }
 
-    /// Returns the first of `page_slots` new slots of a class, and the bytes of their range, which
-    /// may be new.
+    /// Returns the first new slot, and the bytes of its range, which may be new.
     fn next_slots(&self, class: Class, lane: Lane, page_slots: usize) -> (PageSlot, u64) {
         let page = self.page_bytes(class);
         let length = page_slots as u64 * page;
@@ -115,8 +109,7 @@ impl Layout {
         }
     }
 
-    /// Places the block on the planned pages, after they are mapped. The layout must be unchanged
-    /// since the plan.
+    /// Places the block after its pages are mapped. The layout must be unchanged since the plan.
     pub(crate) fn commit(&mut self, growth: &Growth) -> Place {
         let Growth { bytes, lane, first, parts, range, range_bytes, offset, pages } = growth;
         let class = if parts.is_empty() { Class::Small } else { Class::Large };
@@ -140,8 +133,6 @@ impl Layout {
             self.slab_slots.push(*first);
             self.slabs.add(*lane);
             let slot = self.slabs.allocate(granules(*bytes), *lane, self.usage.allocations + 1);
-            // An empty slab has room for any packed block, and no other slab has, or no plan would
-            // exist.
             debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
             let slot = slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 });
             return self.settle_in_slab(slot, *bytes);

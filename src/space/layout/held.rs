@@ -1,4 +1,4 @@
-//! Queries by page number: its slots and blocks, for code which changes the pages of numbers.
+//! Queries by page number, for code which changes the pages of numbers.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,6 @@ impl Layout {
         }
     }
 
-    /// Returns every slot: range, offset and page number.
     pub(crate) fn page_slots(&self) -> impl Iterator<Item = (usize, u64, PageNo)> {
         self.ranges.iter().enumerate().flat_map(move |(number, range)| {
             range.page_slots.iter().enumerate().map(move |(page_slot, index)| {
@@ -23,7 +22,6 @@ impl Layout {
         })
     }
 
-    /// Returns whether a block lies on the page of a number.
     pub(crate) fn holds(&self, no: PageNo) -> bool {
         match no.class {
             Class::Small => self.slabs.live(no.index as usize) > 0,
@@ -31,31 +29,26 @@ impl Layout {
         }
     }
 
-    /// Takes a large page without blocks out of use, until [`put_back`](Self::put_back). Returns
-    /// whether the page is out of use.
+    /// Takes a large page without blocks out of use; false if it has one.
     pub(crate) fn exclude_page(&mut self, no: PageNo) -> bool {
         no.class == Class::Large && self.pages.exclude_page(no.index)
     }
 
-    /// Puts a page back into use.
     pub(crate) fn put_back(&mut self, no: PageNo) {
         self.pages.release(no.index, 0);
     }
 
-    /// Returns the slots for peer-visible (remote) blocks: range and offset.
     pub(crate) fn remote_slots(&self) -> HashSet<(usize, u64)> {
         let page_slots = self.page_slots().filter(|(range, ..)| self.ranges[*range].remote);
         page_slots.map(|(range, offset, _)| (range, offset)).collect()
     }
 
-    /// Returns number and bytes of the live peer-visible blocks.
     pub(crate) fn live_remote(&self) -> (u64, u64) {
         let blocks = self.blocks();
         let remote = blocks.iter().filter(|live| self.is_remote(live.place.range));
         remote.fold((0, 0), |(count, bytes), live| (count + 1, bytes + live.bytes))
     }
 
-    /// Returns whether the blocks of a range are peer-visible.
     pub(crate) fn is_remote(&self, range: usize) -> bool {
         self.ranges[range].remote
     }
@@ -71,7 +64,6 @@ impl Layout {
         Ok(self.live(self.locate(place)?)?.0)
     }
 
-    /// Returns the page numbers under a block.
     pub(crate) fn under(&self, place: Place, bytes: u64) -> Vec<PageNo> {
         let Some(range) = self.ranges.get(place.range) else { return Vec::new() };
         let page = self.page_bytes(range.class);

@@ -1,34 +1,30 @@
-//! Live-out blocks of a layout, and the use of its addresses at the seal.
-
 use super::{Layout, Live, NotLive, PageSlot, Place, Sealed};
 use crate::pages::Class;
 use crate::units::BLOCK_GRANULE;
 
-/// Use of a small-page unit of a range's addresses.
+/// Use of a small-page unit of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Never used by a block: needs no memory.
+    /// Never used: needs no memory.
     Idle,
-    /// Only freed blocks: the graph writes there on every replay, but no contents last.
+    /// Only freed blocks: every replay writes there, but no contents last.
     Passing,
     Retained,
 }
 
 impl Layout {
-    /// Returns the live blocks, in address order within a range, without parked ones.
+    /// Live blocks in address order, without parked ones.
     pub(crate) fn blocks(&self) -> Vec<Live> {
         let mut blocks = Vec::with_capacity(self.usage.blocks as usize);
         (0..self.ranges.len()).for_each(|range| self.each_block(range, |live| blocks.push(live)));
         blocks
     }
 
-    /// Returns the use of each small-page unit of a range, up to its last slot. Parked blocks are
-    /// not live-out.
+    /// Use of each small-page unit, up to the last slot. Parked blocks are not live-out.
     pub(crate) fn units(&self, range: usize) -> Vec<Unit> {
         let (small, found) = (self.geometry.small(), &self.ranges[range]);
         let units = found.page_slots.len() as u64 * (self.page_bytes(found.class) / small);
         let used = |unit: u64| match found.class {
-            // A slab exists only if a block needed the slab.
             Class::Small => true,
             Class::Large => found.used[unit as usize / 64] >> (unit % 64) & 1 == 1,
         };
@@ -41,7 +37,7 @@ impl Layout {
         units
     }
 
-    /// Ends the capture: frees parked blocks and returns the table of live-out blocks.
+    /// Frees parked blocks and returns the table of live-out blocks.
     pub(crate) fn seal(mut self) -> Sealed {
         self.crossing.clear();
         for place in std::mem::take(&mut self.parked) {
@@ -62,7 +58,7 @@ impl Layout {
         self.peak.blocks(self.blocks().into_iter().chain(parked))
     }
 
-    /// Calls `found` with each block of a range, except parked ones.
+    /// Skips parked blocks.
     fn each_block(&self, range: usize, mut found: impl FnMut(Live)) {
         for page_slot in
             (0..self.ranges[range].page_slots.len()).map(|page_slot| PageSlot { range, index: page_slot })

@@ -14,7 +14,6 @@ mod naive;
 use naive::Naive;
 
 const SMALL: u64 = 1 << 14;
-/// Limit of blocks in slabs, in bytes.
 const PACKED: u64 = SMALL / 8;
 
 fn geometry(pages_per_large: u64) -> Geometry {
@@ -45,7 +44,7 @@ impl Mapped {
         (place, Some(growth))
     }
 
-    /// Returns the page bytes under a block: (page, first byte, bytes).
+    /// Page bytes of a block: (page, first byte, bytes).
     fn backing(&self, place: Place, bytes: u64) -> Vec<(PageNo, u64, u64)> {
         let range = &self.layout.ranges[place.range];
         let page_bytes = self.layout.page_bytes(range.class);
@@ -64,25 +63,13 @@ impl Mapped {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Allocate {
-        bytes: u64,
-        stream: u64,
-    },
-    Free {
-        which: usize,
-    },
-    Record {
-        which: usize,
-        stream: u64,
-    },
-    /// Joins all uses of a parked block into its own stream.
-    Join {
-        which: usize,
-    },
+    Allocate { bytes: u64, stream: u64 },
+    Free { which: usize },
+    Record { which: usize, stream: u64 },
+    Join { which: usize },
 }
 
 fn ops(streams: u64) -> impl Strategy<Value = Vec<Op>> {
-    // Few distinct sizes, so blocks reuse places, as in a model's layers.
     let size = prop_oneof![
         4 => (1u64..12).prop_map(|n| n * SMALL),
         2 => (1u64..12).prop_map(|n| n * SMALL - 4096),
@@ -218,8 +205,7 @@ proptest! {
         prop_assert_eq!((sealed.usage().blocks, sealed.usage().bytes), (0, 0));
     }
 
-    /// A peer-visible block lies on one page or on whole pages. Its pages hold only peer-visible
-    /// blocks of its stream, live or freed. The seal receives all of these pages.
+    /// Its pages hold only peer-visible blocks of its stream. The seal receives all of them.
     #[test]
     fn a_remote_block_crosses_no_seam_and_has_its_like_beside_it_only(
         per_large in prop_oneof![Just(1u64), Just(4), Just(8)],
@@ -289,7 +275,6 @@ proptest! {
         }
     }
 
-    /// Selects the same pages as the naive model, block by block.
     #[test]
     fn chooses_as_the_naive_twin(per_large in prop_oneof![Just(1u64), Just(4), Just(8)], ops in ops(2)) {
         let large = per_large * SMALL;
@@ -298,7 +283,6 @@ proptest! {
         let mut live: Vec<(Place, Vec<Part>)> = Vec::new();
         for op in ops {
             match op {
-                // Packed blocks go to slabs, tested against a separate model.
                 Op::Allocate { bytes, stream } if bytes > PACKED => {
                     let (place, growth) = space.allocate(bytes, stream);
                     let bytes = bytes.next_multiple_of(BLOCK_GRANULE);

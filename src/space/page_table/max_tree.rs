@@ -1,11 +1,7 @@
-//! Maximum tree: finds the first page whose number is large enough.
-
-/// Binary tree of maxima over a row of numbers, all 0 at first. Setting and searching take one step
-/// per level.
+/// Binary tree of maxima over a row of numbers, all 0 at first.
 #[derive(Debug, Default)]
 pub(super) struct MaxTree {
-    /// The second half are leaves; entry `n` is the maximum of entries `2 n` and `2 n + 1`. Empty,
-    /// or a power of two long.
+    /// Entry `n` is the maximum of entries `2 n` and `2 n + 1`; the second half are leaves.
     nodes: Vec<u64>,
 }
 
@@ -33,7 +29,7 @@ impl MaxTree {
         }
     }
 
-    /// Returns the first index with a number of at least `least`, which must not be 0.
+    /// `least` must not be 0.
     pub(super) fn first(&self, least: u64) -> Option<usize> {
         let mut node = 1;
         if *self.nodes.get(node)? < least {

@@ -1,50 +1,39 @@
-//! Plan of a new extent: selects its pages.
-
 use super::PageTable;
 use crate::space::lane::Lane;
 
-/// Part of a page under a block of several pages: up to the page's end, or from its beginning, or
-/// both.
+/// Part of a page under a block of several pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) page: u32,
-    /// First byte within the page.
     pub(crate) from: u64,
-    /// End within the page.
     pub(crate) to: u64,
 }
 
-/// Cost of a plan, compared field by field; smaller is better.
+/// Compared field by field; smaller is better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
-    /// New page numbers.
     fresh: u64,
-    /// Pages without blocks, new ones included.
     free: u64,
-    /// Pages in total; each costs a map.
+    /// Each costs a map.
     parts: u64,
-    /// Bytes wasted after the tail, in a gap or a free page.
+    /// Bytes wasted after the tail.
     gap: u64,
 }
 
-/// A plan before free pages are assigned to its middle.
 #[derive(Clone, Copy)]
 struct Choice {
     cost: Cost,
-    /// The page in use at whose end the block begins.
     head: Option<Part>,
-    /// The page in use at whose beginning the block ends.
     tail: Option<u32>,
 }
 
 impl PageTable {
-    /// Selects pages for a block without an extent. First the *head*: the free end of a page in
-    /// use. Then whole free pages: used ones first, fewest slots first, so the extents of the space
-    /// take turns on its pages. Last the *tail*: the free beginning of a page in use.
+    /// Selects pages for a block without an extent: the *head* at the free end of a page in use;
+    /// whole free pages, used ones and fewest slots first, so extents take turns; the *tail* at the
+    /// free beginning of a page in use.
     ///
-    /// Head and tail save free pages. A head must be at least a quarter of a page, because a
-    /// smaller one costs a map and saves little. Peer-visible (remote) blocks have neither: they
-    /// begin and end at page boundaries.
+    /// A head under a quarter of a page costs a map and saves little. Peer-visible (remote) blocks
+    /// have neither.
     pub(crate) fn plan(&self, bytes: u64, lane: Lane) -> Vec<Part> {
         let page = self.bytes();
         let Choice { cost, head, tail } = self.choose(bytes, lane);
@@ -63,7 +52,7 @@ impl PageTable {
         while rest > 0 {
             let to = rest.min(page);
             let number = tail.filter(|_| rest < page).or_else(|| free.next());
-            // Page numbers do not run out: 2^32 pages exceed any address space.
+            // 2^32 pages exceed any address space.
             let Some(page) = number else { break };
             parts.push(Part { page, from: 0, to });
             rest -= to;
@@ -71,7 +60,6 @@ impl PageTable {
         parts
     }
 
-    /// Returns how many pages without blocks a plan would take, for a block of any size.
     pub(crate) fn planned_free(&self, bytes: u64, lane: Lane) -> u64 {
         self.choose(bytes, lane).cost.free
     }

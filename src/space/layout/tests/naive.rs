@@ -16,13 +16,12 @@ pub(super) struct Naive {
     large: u64,
     /// (range, page) in order of mapping.
     page_slots: Vec<(usize, u32)>,
-    /// In order of creation.
     extents: Vec<Extent>,
     /// Extent numbers, least recently used first.
     used: Vec<usize>,
     live: Vec<Part>,
     owner: BTreeMap<u32, u64>,
-    /// High-water mark of blocks in each page, in whole small pages.
+    /// In whole small pages.
     high_water: BTreeMap<u32, u64>,
 }
 
@@ -49,7 +48,6 @@ impl Naive {
         self.owner.len() as u32
     }
 
-    /// Returns the pages of a stream with blocks, or without, lowest first.
     fn of(&self, stream: u64, begun: bool) -> Vec<u32> {
         let holds = |page: &u32| self.live.iter().any(|live| live.page == *page) == begun;
         (0..self.known()).filter(|page| self.owner[page] == stream && holds(page)).collect()
@@ -68,8 +66,8 @@ impl Naive {
             && self.live.iter().all(|l| l.page != part.page || l.to <= part.from || part.to <= l.from)
     }
 
-    /// Returns the page bytes of a new block, and whether they were mapped before. The place of new
-    /// slots is not modelled: `first` is the range of the block and its first slot.
+    /// Returns the page bytes of a new block, and whether they were mapped. `first` is the range of
+    /// the block and its first slot, which is not modelled.
     pub(super) fn allocate(&mut self, bytes: u64, stream: u64, first: (usize, usize)) -> (Vec<Part>, bool) {
         let (parts, reused) = match self.within(bytes, stream) {
             Ok(part) => (vec![part], true),
@@ -85,7 +83,6 @@ impl Naive {
         (parts, reused)
     }
 
-    /// Returns a place within one page; otherwise an extent, if found.
     fn within(&mut self, bytes: u64, stream: u64) -> Result<Part, Option<Extent>> {
         let part = |page, from| Part { page, from, to: from + bytes };
         if bytes >= self.large {
@@ -113,10 +110,9 @@ impl Naive {
         idle.first().map(|page| part(*page, 0)).ok_or(None)
     }
 
-    /// Returns the page parts of a block in an extent, if enough slots exist.
     fn extent(&self, (first, _, from, _): Extent, bytes: u64) -> Option<Vec<Part>> {
         let (first_slot, mut parts, mut from, mut rest) = (self.page_slots[first].0, Vec::new(), from, bytes);
-        // A range left for a larger one may be filled later: its slots are adjacent all the same.
+        // Slots of the range are adjacent, whenever they were mapped.
         for (_, page) in self.page_slots[first..].iter().filter(|page_slot| page_slot.0 == first_slot) {
             let to = self.large.min(from + rest);
             if rest > 0 {
@@ -154,12 +150,10 @@ impl Naive {
         Some(self.extents[number])
     }
 
-    /// Returns whether a place is the beginning of an extent and so belongs to the extent.
     fn begins(&self, number: usize, place: Extent) -> bool {
         (self.extents[number].0, self.extents[number].2) == (place.0, place.2)
     }
 
-    /// Returns how many pages without blocks a place takes.
     fn takes(&self, place: Extent, bytes: u64) -> u64 {
         let parts = self.extent(place, bytes).unwrap();
         parts.iter().filter(|part| self.live.iter().all(|live| live.page != part.page)).count() as u64
@@ -169,7 +163,6 @@ impl Naive {
         bytes < self.large && extent.1 < 2
     }
 
-    /// Returns the places for a block in a slot, from byte `from`.
     fn places(&self, page_slot: usize, from: u64, bytes: u64, stream: u64) -> Vec<Extent> {
         let place = |at: u64| (page_slot, (at + bytes).div_ceil(self.large) as usize, at, bytes);
         let gaps = self.gaps(self.page_slots[page_slot].1, self.large);
@@ -181,14 +174,13 @@ impl Naive {
         begins.map(place).filter(|w| self.fits(*w, bytes, stream)).collect()
     }
 
-    /// Returns the first place in the most recently used extent with one, and the extent. Only the
-    /// beginning of an extent may take more pages.
+    /// First place in the most recently used extent. Only the beginning of an extent may take more
+    /// pages.
     fn gap(&self, bytes: u64, stream: u64, most: u64) -> Option<(usize, Extent)> {
         let extents = self.used.iter().rev().filter(|n| !self.keeps_out(self.extents[**n], bytes));
         extents
             .filter_map(|number| {
                 let (first, page_slots, from, _) = self.extents[*number];
-                // Slots of the range; in order of mapping, slots of other ranges may lie between.
                 let of_range = self.of_range(self.page_slots[first].0);
                 let begin = of_range.iter().position(|page_slot| *page_slot == first).unwrap();
                 let page_slots = of_range[begin..begin + page_slots].to_vec();
@@ -202,7 +194,6 @@ impl Naive {
             .find(|(number, place)| self.begins(*number, *place) || self.takes(*place, bytes) <= most)
     }
 
-    /// Returns the first place anywhere in the free end of a page.
     fn run(&self, bytes: u64, stream: u64, most: u64) -> Option<Extent> {
         let ranges = self.page_slots.iter().map(|page_slot| page_slot.0).max().map_or(0, |last| last + 1);
         let mut page_slots = (0..ranges).flat_map(|range| self.of_range(range));
@@ -235,8 +226,7 @@ impl Naive {
         self.gaps(page, self.large).pop().unwrap().0
     }
 
-    /// Returns the best way to stitch a block: cost (the second field counts pages without blocks),
-    /// head, and page of the tail.
+    /// Returns the cost (the second field counts pages without blocks), head, and page of the tail.
     fn plan(&self, bytes: u64, stream: u64) -> Choice {
         let (idle, begun) = (self.of(stream, false), self.of(stream, true));
         let end = |page: u32| self.end(page);
@@ -284,7 +274,6 @@ impl Naive {
         let mut parts: Vec<Part> =
             head.map(|page| Part { page, from: end(page), to: self.large }).into_iter().collect();
         let mut rest = bytes - parts.first().map_or(0, |part| part.to - part.from);
-        // The first slots are not modelled: they map the block's head, if any, and free pages.
         let of_range = self.of_range(first.0);
         let shown = of_range[first.1..].to_vec();
         let mut there: Vec<u32> = shown.iter().map(|page_slot| self.page_slots[*page_slot].1).collect();
