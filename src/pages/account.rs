@@ -1,9 +1,5 @@
-//! Accounts: a tree of budgets, independent of page owners. Levels: device, tenant or model, then
-//! arena, region or buffer.
-//!
-//! The parent of an account is charged max(used, guaranteed + lent): see [`Limits`]. So guaranteed
-//! bytes are reserved in all ancestors even while unused or on lease. The mutex of [`PagePool`]
-//! guards the tree.
+//! Accounts: a tree of budgets, independent of page owners. Guaranteed bytes are reserved in all
+//! ancestors even while unused or on lease. The mutex of [`PagePool`] guards the tree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,16 +14,16 @@ use crate::units::MAX_BYTES;
 /// Limit and guaranteed bytes of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Limit in bytes on pages of the account and its descendants. `None`: only the limits of the
+    /// Limit in bytes for the account and its descendants. `None`: only the limits of the
     /// ancestors.
     pub most: Option<u64>,
-    /// Guaranteed bytes, charged to the ancestors even while unused. A guarantee needs an ancestor
-    /// with a limit, since otherwise the use by other accounts is unbounded.
+    /// Guaranteed bytes, charged to the ancestors even while unused. Needs an ancestor with a
+    /// limit: otherwise the use by other accounts is unbounded.
     pub least: u64,
 }
 
 impl Limits {
-    /// Clamps the guarantee to the address space, so sums cannot overflow.
+    /// Limits whose sums cannot overflow.
     fn bounded(self) -> Self {
         Self { least: self.least.min(MAX_BYTES), ..self }
     }
@@ -36,8 +32,8 @@ impl Limits {
 /// Current charge of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AccountStats {
-    /// Bytes of its own pages, of pages in creation, and of the charges of its child accounts. A
-    /// child is charged at least its guarantee.
+    /// Bytes of its pages, of pages in creation, and of the charges of its children (each at least
+    /// its guarantee).
     pub charged_bytes: u64,
     /// Limit in bytes. `None`: no limit.
     pub most_bytes: Option<u64>,
@@ -52,17 +48,16 @@ struct Entry {
     limits: Limits,
     /// Bytes of own pages, plus the charges of child accounts.
     used: u64,
-    /// Bytes in creation by the driver.
     moving: u64,
-    /// Bytes of own and descendant pages on lease to borrowers outside this subtree.
+    /// Bytes of the subtree on lease to borrowers outside.
     lent: u64,
-    /// Number of handles, pages and child accounts.
+    /// Handles, pages and child accounts.
     users: u64,
 }
 
 impl Entry {
-    /// Bytes charged to the parent account: max(used, guaranteed + lent). So the guarantee still
-    /// fits if used memory is freed during a loan.
+    /// max(used, guaranteed + lent), so the guarantee still fits if used memory is freed during a
+    /// loan.
     fn charge(&self) -> u64 {
         self.charge_of(self.used + self.moving)
     }
@@ -72,7 +67,7 @@ impl Entry {
     }
 }
 
-/// All accounts of a device. The root is the device's account.
+/// The root is the device's account.
 #[derive(Debug)]
 pub(super) struct Accounts {
     entries: SlotMap<AccountId, Entry>,
@@ -104,8 +99,8 @@ impl Accounts {
         })
     }
 
-    /// Returns an error for the tightest account without room for `bytes` more; of two equal ones,
-    /// the ancestor. `held`: bytes charged to the device only.
+    /// Names the tightest account without room; of two equal ones, the ancestor. `held`: bytes
+    /// charged to the device only.
     pub(super) fn refusal(&self, id: AccountId, bytes: u64, held: u64, device: i32) -> Option<Error> {
         let (mut tightest, mut lowest, mut more): (Option<(u64, Error)>, _, _) = (None, None, bytes);
         for id in self.up_from(id) {
@@ -136,7 +131,6 @@ impl Accounts {
         tightest.map(|(_, error)| error)
     }
 
-    /// Adds to the charge of an account and its ancestors.
     pub(super) fn change(&mut self, id: AccountId, used: i64, moving: i64) {
         let (mut next, mut used, mut moving) = (Some(id), used, moving);
         while let Some(entry) = next.and_then(|id| self.entries.get_mut(id)) {
@@ -148,26 +142,24 @@ impl Accounts {
         }
     }
 
-    /// Iterates over an account and its ancestors. Empty for a removed account.
+    /// The account and its ancestors; empty for a removed account.
     fn up_from(&self, id: AccountId) -> impl Iterator<Item = AccountId> + '_ {
         let first = self.entries.contains_key(id).then_some(id);
         std::iter::successors(first, |id| self.entries.get(*id).and_then(|entry| entry.parent))
     }
 
-    /// Returns true if `key` names the account or one of its ancestors.
+    /// Whether `key` names the account or an ancestor.
     pub(super) fn is_within(&self, id: AccountId, key: u64) -> bool {
         self.up_from(id).any(|id| id.data().as_ffi() == key)
     }
 
-    /// Returns `from` and its ancestors, up to the first ancestor shared with `to` or the device,
-    /// which is excluded.
+    /// `from` and its ancestors below the first one shared with `to`, or below the device.
     fn apart(&self, from: AccountId, to: AccountId) -> Vec<AccountId> {
         let both: Vec<AccountId> = self.up_from(to).chain([self.root]).collect();
         self.up_from(from).take_while(|id| !both.contains(id)).collect()
     }
 
-    /// Returns the bytes that `from` can lend to `to`: the minimum, over the accounts
-    /// [apart](Self::apart), of used bytes above the guarantee.
+    /// The minimum, over the accounts [apart](Self::apart), of used bytes above the guarantee.
     pub(super) fn lendable(&self, from: AccountId, to: AccountId) -> u64 {
         let entries = self.apart(from, to).into_iter().filter_map(|id| self.entries.get(id));
         let beyond = entries.map(|entry| entry.used.saturating_sub(entry.limits.least + entry.lent));
@@ -217,8 +209,8 @@ impl Accounts {
         }
     }
 
-    /// For the audit: returns each account's used bytes without the charges of its children, and
-    /// its bytes in creation.
+    /// For the audit: each account's used bytes without those of its children, and bytes in
+    /// creation.
     pub(super) fn own(&self) -> impl Iterator<Item = (AccountId, &str, u64, u64)> {
         self.entries.iter().map(|(id, entry)| {
             let below = self.entries.values().filter(|other| other.parent == Some(id));
@@ -235,7 +227,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// Creates an account below `parent`. `None`: below the device.
+    /// Creates an account below `parent`, or below the device.
     ///
     /// # Errors
     /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
@@ -277,8 +269,7 @@ impl Account {
         self.id
     }
 
-    /// Sets the limits. No memory is released: if the account exceeds a lower limit, new pages are
-    /// refused until enough is freed.
+    /// Sets the limits. Frees nothing: an account above its limit gets no new pages.
     pub fn set_limits(&self, limits: Limits) {
         self.pool.lock().accounts.limit(self.id, limits.bounded());
     }
@@ -303,14 +294,13 @@ impl fmt::Debug for Account {
 }
 
 impl PagePool {
-    /// Returns the bytes of pages in an account and its descendants, without pages in creation.
+    /// Returns the bytes of pages in an account and its descendants.
     #[must_use]
     pub fn account_bytes(&self, account: &Account) -> u64 {
         self.lock().accounts.entries.get(account.id).map_or(0, |entry| entry.used)
     }
 
-    /// Limits the bytes held by this pool, free pages included. `None` removes the limit. No memory
-    /// is released.
+    /// Limits the bytes held by this pool, free pages included. Frees nothing.
     pub fn set_budget(&self, bytes: Option<u64>) {
         let mut state = self.lock();
         let root = state.accounts.root();

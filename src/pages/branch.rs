@@ -1,6 +1,3 @@
-//! Branch of a capture: a stream of the library in the caller's capture, with copies from the host
-//! as graph nodes.
-
 use std::fmt;
 
 use super::HostPiece;
@@ -8,15 +5,15 @@ use crate::driver::{CopyNode, Event, Executable, GraphCopy, Graphs, SharedDriver
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// A stream, with events for its order relative to the captured stream. Lives until the end of the
-/// capture.
+/// A stream of the library in the caller's capture, for copies from the host as graph nodes, and
+/// events for its order. Lives until the capture ends.
 pub(crate) struct Branch {
     driver: SharedDriver,
     stream: Stream,
     points: Vec<Event>,
 }
 
-/// Source of a graph's copy: a part of registered host memory.
+/// Part of registered host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) piece: &'a HostPiece,
@@ -41,10 +38,8 @@ fn graphs(driver: &SharedDriver) -> Result<&dyn Graphs> {
 }
 
 impl Branch {
-    /// Creates a stream outside any capture, with `points` events.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] on a platform without graphs; driver errors.
+    /// Creates a stream outside any capture, with `points` events. Fails on a platform without
+    /// graphs ([`Error::InvalidArgument`]).
     pub(crate) fn new(driver: &SharedDriver, points: usize) -> Result<Self> {
         graphs(driver)?;
         let stream = driver.stream_create()?;
@@ -76,39 +71,36 @@ impl Branch {
 
     /// Records a point after the work of a captured stream.
     pub(crate) fn mark(&self, point: usize, stream: Stream) -> Result<()> {
-        // SAFETY: an event of this object. The stream is this object's, or one that its owner
-        // captures and passed for this purpose.
+        // SAFETY: our event; the stream is ours, or captured by the owner for this purpose.
         unsafe { self.driver.event_record(self.point(point)?, stream) }
     }
 
-    /// Makes a stream wait for a point, which adds the stream to the capture.
+    /// Adds the stream to the capture.
     pub(crate) fn wait(&self, point: usize, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.driver.event_wait(self.point(point)?, stream) }
     }
 
-    /// As [`wait`](Self::wait), for a stream already in the capture. The point becomes the first
-    /// dependency of its next node.
+    /// Waits in a stream already in the capture: the point becomes the first dependency of its next
+    /// node.
     pub(crate) fn join(&self, point: usize, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { graphs(&self.driver)?.capture_wait(self.point(point)?, stream) }
     }
 
-    /// Captures a copy on the branch. Before a launch of the graph, the destination is mapped and
-    /// the source is valid, or the executable has a different copy.
+    /// Captures a copy. Before a launch, the destination must be mapped and the source valid, or
+    /// the executable have a different copy.
     pub(crate) fn copy(&self, to: Address, part: Part<'_>) -> Result<CopyNode> {
         let copy = part.copy(to)?;
-        // SAFETY: this object's stream, in the capture. A launch of the graph is a separate unsafe
-        // call.
+        // SAFETY: our stream, in the capture; a launch is a separate unsafe call.
         unsafe { graphs(&self.driver)?.capture_copy(copy, self.stream) }
     }
 }
 
-/// Last parameters of a copy node in an executable. Only changes are sent: each update costs the
-/// host about as much as one node in a launch.
+/// Each update costs the host about as much as one node in a launch, so only changes are sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CopyNodeState {
-    /// Destination, source and bytes. `None`: unknown.
+    /// Destination, source and bytes, if known.
     copy: Option<(Address, usize, usize)>,
     enabled: Option<bool>,
 }
@@ -116,9 +108,8 @@ pub(crate) struct CopyNodeState {
 /// Updates or disables a copy node of an executable.
 ///
 /// # Safety
-/// The executable belongs to the node's graph, both live, without use by other threads. The part is
-/// as for [`Branch::copy`]. `known` describes this node of this executable, with still valid
-/// registrations.
+/// Executable of the node's graph, both live and unshared; `part` as for [`Branch::copy`]. `known`
+/// describes this node of this executable, with valid registrations.
 pub(crate) unsafe fn update_copy_node(
     driver: &SharedDriver,
     executable: Executable,
@@ -155,8 +146,7 @@ impl Drop for Branch {
             }
         };
         for event in self.points.drain(..) {
-            // SAFETY: an event of this object, destroyed once. Captured work already has its
-            // dependencies.
+            // SAFETY: our event, destroyed once; captured work already has its dependencies.
             warn(unsafe { self.driver.event_destroy(event) });
         }
         // SAFETY: a stream of this object, destroyed once.

@@ -1,8 +1,5 @@
 //! Copies between device and host: one stream for each direction, and a ring of registered buffers
-//! for unregistered host memory.
-//!
-//! Each of the two has its own mutex. The ring's mutex is held for a whole copy, so one thread
-//! copies through the ring at a time.
+//! for unregistered host memory. The ring's mutex is held for a whole copy.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,20 +15,17 @@ use crate::error::Result;
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// Bytes of a ring buffer: long compared to the cost of starting a copy, short enough for the CPU
-/// caches.
+/// Long compared to the cost of starting a copy, short enough for the CPU caches.
 const BUFFER: usize = 16 << 20;
 const BUFFERS: usize = 4;
-/// Attempts of a wait for copies and of the destruction of a stream, before a driver error is
-/// final.
+/// Attempts before a driver error is final.
 const TRIES: u32 = 8;
 
 pub(super) struct Copier {
     driver: SharedDriver,
     events: Arc<Events>,
-    /// Streams from the device and to the device.
+    /// From the device, to the device.
     streams: Mutex<[Option<Stream>; 2]>,
-    /// Locked for a whole copy through the ring.
     ring: Mutex<Ring>,
 }
 
@@ -43,7 +37,6 @@ enum Ring {
     Made(Vec<HostMemory>),
 }
 
-/// Part of a copy in a ring buffer.
 struct Part {
     done: Fence,
     buffer: usize,
@@ -85,15 +78,15 @@ impl Copier {
         }
     }
 
-    /// Copies device bytes into pieces. The caller has checked the mapping. Refused if the platform
-    /// forbids waits now, as a copy needs a later wait.
+    /// The caller has checked the mapping. Refused if the platform forbids waits now, as a copy
+    /// needs a later wait.
     pub(super) fn copy_out(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(0)?;
         let mut from = from;
         let copied = pieces.iter().try_fold(CopyPath::None, |worst, piece| {
             let path = if piece.registered {
-                // SAFETY: mapped, checked by the caller. The caller owns the piece until `done`.
+                // SAFETY: mapped, checked by the caller, who owns the piece until `done`.
                 unsafe { self.driver.copy_to_host(from, piece.at as *mut u8, piece.bytes, stream) }?;
                 CopyPath::Registered
             } else {
@@ -106,8 +99,8 @@ impl Copier {
         copied
     }
 
-    /// Copies pieces to device bytes. The next [`mark_in`](Self::mark_in) includes the copies: one
-    /// mark serves many copies. Refused as [`copy_out`](Self::copy_out).
+    /// The next [`mark_in`](Self::mark_in) includes the copies. Refused as
+    /// [`copy_out`](Self::copy_out).
     pub(super) fn copy_in(&self, to: Address, pieces: &[HostPiece]) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(1)?;
@@ -126,14 +119,13 @@ impl Copier {
     }
 
     pub(super) fn mark_in(&self, done: &mut Fence) {
-        // No stream: no copies.
         let stream = self.streams.lock()[1];
         if let Some(stream) = stream {
             done.add(&self.events, stream);
         }
     }
 
-    /// Copies an unregistered piece, and waits for the copy.
+    /// Waits for the copy.
     fn through_ring(
         &self,
         device: Address,
@@ -147,7 +139,7 @@ impl Copier {
         }
         let Ring::Made(buffers) = &mut *ring else {
             let mut done = Fence::default();
-            // SAFETY: mapped, checked by the caller. The caller owns the piece; waited for below.
+            // SAFETY: mapped, checked by the caller, who owns the piece; waited for below.
             let copied = unsafe {
                 if out {
                     self.driver.copy_to_host(device, piece.at as *mut u8, piece.bytes, stream)
@@ -171,7 +163,7 @@ impl Copier {
             }
             let (buffer, bytes) = (buffers[number % buffers.len()].base(), BUFFER.min(piece.bytes - start));
             let (host, at) = (piece.at + start, device.plus(start as u64));
-            // SAFETY: mapped, checked by the caller. The previous part in the buffer is done.
+            // SAFETY: mapped, checked by the caller; the previous part in the buffer is done.
             result = unsafe {
                 if out {
                     self.driver.copy_to_host(at, buffer as *mut u8, bytes, stream)
@@ -184,7 +176,7 @@ impl Copier {
             done.add(&self.events, stream);
             under_way.push_back(Part { done, buffer, host, bytes });
         }
-        // Also after a failure, since the buffers are reused.
+        // Also after a failure: the buffers are reused.
         for part in under_way {
             result = self.finish(part, out).and(result);
         }
@@ -194,7 +186,7 @@ impl Copier {
     fn finish(&self, mut part: Part, out: bool) -> Result<()> {
         self.wait(&mut part.done)?;
         if out {
-            // SAFETY: the device has written the buffer. The caller owns the piece.
+            // SAFETY: the device has written the buffer; the caller owns the piece.
             unsafe { copy_bytes(part.buffer, part.host, part.bytes) };
         }
         Ok(())
@@ -235,14 +227,11 @@ impl fmt::Debug for Copier {
     }
 }
 
-/// Returns the bytes of each piece.
 fn slices(pieces: &[HostPiece]) -> impl Iterator<Item = &[u8]> {
-    // SAFETY: pool memory, which stays while a piece exists. The caller has waited for copies to
-    // the piece.
+    // SAFETY: pool memory, alive while a piece exists; no copy to it runs.
     pieces.iter().map(|piece| unsafe { std::slice::from_raw_parts(piece.at as *const u8, piece.bytes) })
 }
 
-/// Reads bytes from pieces, from `skip` on.
 pub(super) fn read(pieces: &[HostPiece], mut skip: usize, mut into: &mut [u8]) {
     for bytes in slices(pieces) {
         let from = skip.min(bytes.len());
@@ -253,15 +242,14 @@ pub(super) fn read(pieces: &[HostPiece], mut skip: usize, mut into: &mut [u8]) {
     }
 }
 
-/// Writes bytes to a piece of the same length.
+/// The lengths are equal.
 pub(super) fn write(piece: &HostPiece, from: &[u8]) {
     let bytes = piece.bytes.min(from.len());
-    // SAFETY: pool memory, which stays while a piece exists. The caller has waited for copies from
-    // the piece. The source may overlap the piece only as the same bytes, allowed by `copy`.
+    // SAFETY: live pool memory, read by no copy; `copy` permits overlap.
     unsafe { std::ptr::copy(from.as_ptr(), piece.at as *mut u8, bytes) };
 }
 
-/// Returns a sum of eight-byte words, which depends on every byte and its position.
+/// A sum of eight-byte words which depends on every byte and its position.
 pub(super) fn checksum(pieces: &[HostPiece]) -> u64 {
     const PRIME: u64 = 0x517c_c1b7_2722_0a95;
     let mut sum = 0_u64;

@@ -1,7 +1,3 @@
-//! Recycled events of a device, and marks recorded with these events.
-//!
-//! The lists of unused events and of kept marks have one mutex each.
-
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +17,9 @@ pub struct Events {
     driver: SharedDriver,
     spare: Mutex<Vec<Event>>,
     marks: AtomicU64,
-    /// Last [kept](Self::keep) mark of default streams of threads and contexts. `None`: no mark
-    /// could be recorded. A missing stream has no running work. Marks refer to this object, so the
-    /// owner calls [`forget_kept`](Self::forget_kept) to break the cycle.
+    /// Last [kept](Self::keep) mark of default streams of threads and contexts; `None` if none
+    /// could be recorded. A missing stream has no running work. The owner calls
+    /// [`forget_kept`](Self::forget_kept) to break the cycle.
     pub(super) kept: Mutex<HashMap<NamedStream, Option<Mark>>>,
 }
 
@@ -42,10 +38,7 @@ impl Events {
         &self.driver
     }
 
-    /// Returns true if an event may be recorded in the stream without breaking a capture.
-    ///
-    /// # Errors
-    /// Driver errors.
+    /// Whether an event may be recorded in the stream without breaking a capture.
     pub fn ready(&self, stream: Stream) -> Result<bool> {
         // SAFETY: the stream's creator promised a valid stream.
         unsafe { self.driver.stream_state(stream) }.map(|state| state == StreamState::Ready)
@@ -63,12 +56,11 @@ impl Events {
         let event = spare.map_or_else(|| self.driver.event_create(), Ok)?;
         let (named, number) = (self.name(stream), self.marks.fetch_add(1, Ordering::Relaxed));
         let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event, stream: named, number }));
-        // SAFETY: an unused event of this object. The stream is valid and not under capture,
-        // checked above.
+        // SAFETY: our unused event; the stream is valid and not captured, checked above.
         let recorded = unsafe { self.driver.event_record(event, stream) };
-        // If a thread began a capture of the stream since, the event belongs to the capture. A
-        // query breaks the capture, and a wait joins the capture (CUDA programming guide,
-        // cross-stream dependencies). The event can still be recorded again.
+        // If a thread began a capture since, the event belongs to it: a query breaks the capture,
+        // and a wait joins it (CUDA programming guide, cross-stream dependencies). The event can be
+        // recorded again.
         if !self.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }
@@ -90,7 +82,7 @@ impl Events {
             return Ok(None);
         }
         let stream = self.driver.stream_create()?;
-        // SAFETY: the caller's event; a stream of this object, in no capture.
+        // SAFETY: the caller's event; our stream, in no capture.
         let mark = unsafe { self.driver.event_wait(event, stream) }.and_then(|()| self.record(stream));
         // SAFETY: no other user. Submitted work still runs.
         if let Err(error) = unsafe { self.driver.stream_destroy(stream) } {
@@ -99,7 +91,7 @@ impl Events {
         mark.map(Some)
     }
 
-    /// Destroys unused events, except `keep` events.
+    /// Destroys unused events, except `keep` ones.
     fn destroy(&self, keep: usize) -> Result<()> {
         let surplus = {
             let mut spare = self.spare.lock();
@@ -108,7 +100,7 @@ impl Events {
         };
         let mut first = Ok(());
         for event in surplus {
-            // SAFETY: an event of this object, removed from the list, so without other users.
+            // SAFETY: our event, removed from the list, so without users.
             let destroyed = unsafe { self.driver.event_destroy(event) };
             if let Err(error) = destroyed {
                 self.spare.lock().push(event);
@@ -129,7 +121,7 @@ impl Drop for Events {
     }
 }
 
-/// Events of closed devices, refused by their driver at destruction.
+/// Events of closed devices, refused by their driver.
 type Orphans = Vec<(SharedDriver, Vec<Event>)>;
 
 fn orphans() -> &'static ProcessMutex<Orphans> {
@@ -137,11 +129,9 @@ fn orphans() -> &'static ProcessMutex<Orphans> {
     ORPHANS.get_or_init(ProcessMutex::default)
 }
 
-/// Retries the destruction of events left on a driver's device.
 pub(super) fn retry_events(opened: &SharedDriver) {
     let left: Vec<_> = orphans().lock().extract_if(.., |(driver, _)| same_device(driver, opened)).collect();
     for (driver, spare) in left {
-        // Refused events return to the list.
         drop(Events::with_spare(driver, Mutex::new(spare)));
     }
 }
@@ -152,8 +142,7 @@ impl fmt::Debug for Events {
     }
 }
 
-/// A point in a stream's work. Clones are the same point. The event is recycled after the last
-/// clone.
+/// A point in a stream's work. Clones are the same point; the event is recycled after the last.
 #[derive(Clone, Debug)]
 pub struct Mark(Arc<Recorded>);
 
@@ -162,7 +151,6 @@ struct Recorded {
     events: Arc<Events>,
     event: Event,
     stream: NamedStream,
-    /// Increases with each mark.
     number: u64,
 }
 
@@ -174,51 +162,37 @@ impl Drop for Recorded {
             spare.len() > SPARE
         };
         if full {
-            // Refused events stay in the list.
             let _ = self.events.destroy(SPARE);
         }
     }
 }
 
 impl Mark {
-    /// Returns true if the work before the mark is done.
-    ///
-    /// # Errors
-    /// Driver errors.
+    /// Whether the work before the mark is done.
     pub fn done(&self) -> Result<bool> {
         // SAFETY: the event lives as long as its marks.
         unsafe { self.0.events.driver.event_query(self.0.event) }
     }
 
     /// Makes later work of a stream wait for the mark. Does not block.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
-        // SAFETY: as above. The stream's creator promised a valid stream.
+        // SAFETY: as above; the stream's creator promised a valid stream.
         unsafe { self.0.events.driver.event_wait(self.0.event, stream) }
     }
 
     /// Blocks the caller until the work before the mark is done.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub fn block(&self) -> Result<()> {
         // SAFETY: as above.
         unsafe { self.0.events.driver.event_synchronize(self.0.event) }
     }
 }
 
-/// One poll of many fences. After a running mark of a stream, later marks of the stream count as
-/// running without a query. So a poll costs one driver query per running stream, plus one per
-/// reached point.
-///
-/// If a destroyed stream's handle is reused, marks of the new stream count as running while a mark
-/// of the old stream is.
+/// One poll of many fences: one driver query per running stream, plus one per reached point. After
+/// a running mark of a stream, its later marks count as running; so do marks of a new stream with
+/// its handle.
 #[derive(Debug)]
 pub struct Poll<'a> {
     pub(super) events: &'a Arc<Events>,
-    /// First running mark of each stream.
     under_way: Vec<(NamedStream, u64)>,
 }
 

@@ -1,12 +1,7 @@
-//! Export pins: pages mapped by other processes too.
-//!
-//! A page is pinned before its export, and unpinned after the last process closed the page. A
-//! pinned page is not freed, released, lent, replaced or given to a different owner: such
-//! operations refuse, or take a different page. A pinned page without mappings in this process gets
-//! the owner [`Owner::Exported`], in its old account, until the last unpin.
-//!
-//! The mutex of [`PagePool`] guards the pins; an atomic counter answers "no exports" without the
-//! mutex.
+//! Export pins: pages mapped by other processes. From before its export until the last process
+//! closed it, a page is not freed, released, lent, replaced or given to a different owner. Without
+//! mappings in this process it belongs to [`Owner::Exported`]. An atomic counter answers "no
+//! exports" without the pool's mutex.
 
 use std::os::fd::OwnedFd;
 
@@ -26,7 +21,7 @@ impl PageId {
         self.data().as_ffi()
     }
 
-    /// Returns the key with this number. A number of no page gives an unused key.
+    /// Returns the key with this number, or an unused key.
     #[must_use]
     pub fn of_number(number: u64) -> Self {
         let data = KeyData::from_ffi(number);
@@ -46,11 +41,10 @@ pub struct Extent {
     pub bytes: u64,
     /// Address of the part.
     pub address: Address,
-    /// Bytes of the whole page, needed by the importer.
+    /// Bytes of the whole page, for the importer.
     pub page_bytes: u64,
 }
 
-/// Error for a page that cannot be exported.
 fn unknown(id: PageId) -> Error {
     let expected = "that of a page of an arena, as an export names it";
     Error::InvalidArgument { what: "a page's number", value: id.number().into(), expected }
@@ -66,7 +60,6 @@ fn too_many() -> Error {
 }
 
 impl State {
-    /// Gives an exported page without local mappings to [`Owner::Exported`].
     pub(super) fn abandon(&mut self, id: PageId) {
         let Some(page) = self.pages.get_mut(id) else { return };
         let (from, to) = (page.owner, Owner::Exported);
@@ -79,10 +72,6 @@ impl State {
         self.count(to, pages, bytes, mappings);
     }
 
-    /// Refuses an operation forbidden for exported pages.
-    ///
-    /// # Errors
-    /// [`Error::Exported`].
     pub(super) fn require_unexported(&self, id: PageId) -> Result<()> {
         match self.pages.get(id) {
             Some(page) if page.exported > 0 => Err(Error::Exported { pages: vec![id.number()] }),
@@ -92,19 +81,16 @@ impl State {
 }
 
 impl PagePool {
-    /// Returns the arena of a page.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a page without an arena.
+    /// Fails for a page without an arena.
     pub(crate) fn arena_of(&self, id: PageId) -> Result<u64> {
         self.owner(id).and_then(Owner::arena).ok_or_else(|| unknown(id))
     }
 
-    /// Adds export pins to a page of an arena.
+    /// Adds export pins to a page of the arena.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the arena does not own the page; [`Error::Lent`];
-    /// [`Error::WrongState`] for a non-resident page.
+    /// [`Error::InvalidArgument`] for any other page; [`Error::Lent`]; [`Error::WrongState`] for a
+    /// non-resident page.
     pub(crate) fn pin_export(&self, id: PageId, arena: u64, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let leases: Vec<u64> = state.lent.get(&id).map(super::lent::Lent::lease).into_iter().collect();
@@ -126,9 +112,6 @@ impl PagePool {
     }
 
     /// Adds export pins to a page used only by other processes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for any other page.
     pub(crate) fn pin_abandoned(&self, id: PageId, times: u32) -> Result<()> {
         let mut state = self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.owner == Owner::Exported);
@@ -137,10 +120,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Removes export pins. After the last one, a page without local users is free.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for too many; nothing changed.
+    /// Removes export pins; one too many fails. After the last, a page without local users is free.
     pub(crate) fn unpin_export(&self, id: PageId, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.exported > 0).ok_or_else(|| nobodys(id))?;
@@ -160,50 +140,39 @@ impl PagePool {
         self.exported.store(state.exported.0, Ordering::SeqCst);
     }
 
-    /// Returns the driver's functions for sharing pages.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if the device was opened without sharing.
+    /// Fails if the device was opened without sharing.
     pub(super) fn sharing(&self) -> Result<&dyn Sharing> {
         let sentence = "cannot share pages: the device was opened without sharing; open it with sharing by descriptors or fabric";
         self.driver().sharing().ok_or_else(|| Error::wrong_state(sentence))
     }
 
-    /// Returns a file descriptor of an export-pinned page.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if the device was opened without sharing; driver errors.
+    /// The page must be export-pinned.
     pub(crate) fn export_descriptor(&self, id: PageId) -> Result<OwnedFd> {
         let (sharing, handle) = (self.sharing()?, self.exported_handle(id)?);
-        // SAFETY: a page created by the pool. Pinned, so not released.
+        // SAFETY: a page of the pool; pinned, so not released.
         unsafe { sharing.export(handle) }
     }
 
-    /// As [`export_descriptor`](Self::export_descriptor), as a fabric handle.
-    ///
-    /// # Errors
-    /// As [`export_descriptor`](Self::export_descriptor), and without fabric handles.
     pub(crate) fn export_fabric(&self, id: PageId) -> Result<FabricHandle> {
         let (sharing, handle) = (self.sharing()?, self.exported_handle(id)?);
         // SAFETY: as above.
         unsafe { sharing.export_fabric(handle) }
     }
 
-    /// Returns the driver handle of an export-pinned page.
     fn exported_handle(&self, id: PageId) -> Result<PageHandle> {
         let state = self.lock();
         let page = state.pages.get(id).filter(|page| page.exported > 0);
         page.and_then(|page| page.handle).ok_or_else(|| nobodys(id))
     }
 
-    /// Returns true if the page is exported. Without exports on the device, reads one counter.
+    /// Whether the page is exported. Without exports on the device, reads one counter.
     #[must_use]
     pub fn is_exported(&self, id: PageId) -> bool {
         self.exported.load(Ordering::SeqCst) > 0
             && self.lock().pages.get(id).is_some_and(|page| page.exported > 0)
     }
 
-    /// Returns the numbers of exported pages that this arena's pause would release, in order.
+    /// Numbers of exported pages that this arena's pause would release, in order.
     pub(crate) fn exported_of(&self, arena: u64) -> Vec<u64> {
         if self.exported.load(Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -218,7 +187,7 @@ impl PagePool {
         pages
     }
 
-    /// Removes all pins when the device closes. Importers keep the memory.
+    /// Importers keep the memory.
     pub(super) fn forget_exports(&self) {
         let state = &mut *self.lock();
         let theirs = state.pages.iter().filter(|(_, page)| page.exported > 0);
@@ -235,8 +204,8 @@ impl PagePool {
     /// Returns the parts of pages in an address range, in order.
     ///
     /// # Errors
-    /// [`Error::ForeignPointer`] for an address outside the device's ranges;
-    /// [`Error::InvalidArgument`] if not all bytes are mapped.
+    /// [`Error::ForeignPointer`] outside the device's ranges; [`Error::InvalidArgument`] if not all
+    /// bytes are mapped.
     pub(crate) fn extents(&self, address: Address, bytes: u64) -> Result<Vec<Extent>> {
         let state = self.lock();
         let foreign = Error::ForeignPointer { address };

@@ -1,7 +1,5 @@
-//! Fences: points in stream work after which memory may be reused.
-//!
-//! A fence is plain data without a lock: the mutex of the object that stores a fence guards its
-//! points. Queries take only the locks of [`Events`].
+//! Fences: points in stream work after which memory may be reused. Plain data: the owner's mutex
+//! guards the points; queries take only the locks of [`Events`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -15,18 +13,18 @@ use crate::units::Stream;
 /// Sleep between two polls of an event.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Deferred event: a mark to be recorded later, shared by fences. After the first recording no
-/// fence needs the stream.
+/// A mark to be recorded later, shared by fences. After the first recording no fence needs the
+/// stream.
 #[derive(Clone, Debug, Default)]
 pub struct DeferredMark(Arc<OnceLock<Mark>>);
 
 impl DeferredMark {
-    /// Stores the recorded mark. Only the first mark is used; each later mark would be correct too.
+    /// Stores the recorded mark. Only the first is used; a later one would be correct too.
     pub fn set(&self, mark: Mark) {
         let _ = self.0.set(mark);
     }
 
-    /// Returns true if a fence still needs the mark.
+    /// Whether a fence still needs the mark.
     pub fn is_open(&self) -> bool {
         Arc::strong_count(&self.0) > 1 && self.0.get().is_none()
     }
@@ -35,8 +33,7 @@ impl DeferredMark {
 #[derive(Clone, Debug)]
 enum Point {
     At(Mark),
-    /// End of a stream's work, not yet recordable: the stream is under capture, or this thread
-    /// cannot name the stream.
+    /// End of a stream's work, not recordable: under capture, or not nameable on this thread.
     Later(NamedStream, DeferredMark),
     /// An event of the caller.
     Of(Arc<Events>, Event),
@@ -50,14 +47,14 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Adds all work submitted so far to the calling thread's stream of this handle. If the point
-    /// cannot be recorded now, a later query records the point.
+    /// Adds all work submitted so far to the calling thread's stream of this handle. A point not
+    /// recordable now is recorded by a later query.
     pub fn add(&mut self, events: &Arc<Events>, stream: Stream) {
         self.add_kept(events, events.name(stream));
     }
 
-    /// As [`add`](Self::add), for a stream [kept](Events::keep) earlier, possibly by a different
-    /// thread. If the calling thread cannot name the stream, its last kept mark is used.
+    /// Like [`add`](Self::add), for a stream [kept](Events::keep) earlier. If the calling thread
+    /// cannot name the stream, its last kept mark is used.
     pub fn add_kept(&mut self, events: &Arc<Events>, stream: NamedStream) {
         let recorded = if events.can_name(stream) {
             events.record_named(stream)
@@ -77,9 +74,9 @@ impl Fence {
         });
     }
 
-    /// As [`add_kept`](Self::add_kept), for a stream that may use the memory again without notice.
-    /// For a per-thread default stream the kept mark may be too early. So the fence stays open
-    /// until that thread queries or ends.
+    /// Like [`add_kept`](Self::add_kept), for a stream that may use the memory again without
+    /// notice. For a per-thread default stream the kept mark may be too early, so the fence stays
+    /// open until that thread queries or ends.
     pub fn add_user(&mut self, events: &Arc<Events>, stream: NamedStream) {
         if stream.is_never_anothers() && !events.can_name(stream) {
             self.add_deferred_mark(stream, &DeferredMark::default());
@@ -93,7 +90,7 @@ impl Fence {
         self.points.push(Point::At(mark));
     }
 
-    /// Adds a recorded event of the caller. Queries the event until the event is reached.
+    /// Adds a recorded event of the caller.
     ///
     /// # Safety
     /// An event of the device, valid until this fence is done.
@@ -107,7 +104,7 @@ impl Fence {
         self.points.push(Point::Later(stream, deferred_mark.clone()));
     }
 
-    /// Returns true if no point is left, without a driver call.
+    /// Whether no point is left; no driver call.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.points.is_empty()
@@ -118,18 +115,12 @@ impl Fence {
         self.points.extend(other.points);
     }
 
-    /// Returns true if all points are reached. Forgets reached points.
-    ///
-    /// # Errors
-    /// Driver errors; the fence is not done.
+    /// Whether all points are reached. A fence with a driver error is not done.
     pub fn done(&mut self, events: &Arc<Events>) -> Result<bool> {
         self.done_at(&mut Poll::new(events))
     }
 
-    /// As [`done`](Self::done), in one poll of many fences.
-    ///
-    /// # Errors
-    /// As [`done`](Self::done).
+    /// Like [`done`](Self::done), in one poll of many fences.
     pub fn done_at(&mut self, poll: &mut Poll<'_>) -> Result<bool> {
         let mut first = Ok(());
         self.points.retain_mut(|point| {
@@ -167,18 +158,14 @@ impl Fence {
         }
         self.points.iter().try_for_each(|point| match point {
             Point::At(mark) => mark.before(stream),
-            // SAFETY: the caller of `add_event` promised a valid event; the stream's creator, a
-            // valid stream.
+            // SAFETY: `add_event` promised a valid event; the stream's creator, a valid stream.
             Point::Of(events, event) => unsafe { events.driver().event_wait(*event, stream) },
             Point::Later(later, _) => Err(Error::StreamCapturing { stream: later.stream().raw() }),
         })
     }
 
-    /// As [`before`](Self::before), but blocks the caller if `stream` is under capture. So captured
-    /// work needs no wait.
-    ///
-    /// # Errors
-    /// As [`block`](Self::block).
+    /// Like [`before`](Self::before), but [blocks](Self::block) the caller if `stream` is under
+    /// capture, so captured work needs no wait.
     pub fn before_or_over(&mut self, events: &Arc<Events>, stream: Stream) -> Result<()> {
         match self.before(events, stream) {
             Err(Error::StreamCapturing { .. }) => self.block(events, Duration::MAX).map(drop),
@@ -186,7 +173,7 @@ impl Fence {
         }
     }
 
-    /// Blocks the caller until all points are reached, at most for `limit`. Returns true if all are
+    /// Blocks the caller until all points are reached, at most for `limit`. Returns whether all are
     /// reached.
     ///
     /// # Errors

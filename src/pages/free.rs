@@ -17,7 +17,6 @@ impl FreePages {
         self.0.contains_key(&bytes)
     }
 
-    /// Takes a page of this size.
     pub(super) fn take(&mut self, bytes: u64) -> Option<PageId> {
         let list = self.0.get_mut(&bytes)?;
         let page = list.pop();
@@ -27,13 +26,11 @@ impl FreePages {
         page
     }
 
-    /// Takes a page of the largest size.
     pub(super) fn take_largest(&mut self) -> Option<PageId> {
         let bytes = *self.0.keys().next_back()?;
         self.take(bytes)
     }
 
-    /// Iterates over sizes and their pages.
     pub(super) fn lists(&self) -> impl Iterator<Item = (u64, &[PageId])> {
         self.0.iter().map(|(bytes, pages)| (*bytes, pages.as_slice()))
     }
@@ -44,11 +41,10 @@ impl FreePages {
     }
 }
 
-/// Running driver calls that create or release pages. Counted before a release, because after the
-/// call, other threads may create pages from the memory.
+/// Driver calls that create or release pages, counted before a release: after it, other threads may
+/// create pages from the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RunningCalls {
-    /// Bytes in creation.
     creating: u64,
     /// Pages in release, and their bytes.
     releasing: (u64, u64),

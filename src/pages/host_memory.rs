@@ -11,8 +11,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 
-/// Most threads that fault in or copy memory. On a 16-core machine, huge pages were faulted in at
-/// 6.1 to 7.2 GiB/s by 8 threads and at 10.1 to 11.9 by 16.
+/// On a 16-core machine, huge pages were faulted in at 6.1 to 7.2 GiB/s by 8 threads and at 10.1 to
+/// 11.9 by 16.
 const THREADS: usize = 16;
 /// Smallest share of a thread in bytes.
 const SHARE: usize = 4 << 20;
@@ -20,11 +20,10 @@ const SHARE: usize = 4 << 20;
 const TRIES: u32 = 3;
 /// Smallest page of the machine in bytes.
 const FRAME: usize = 4096;
-/// Huge page of the machine in bytes: a five-hundredth of the faults and of the pages pinned by a
-/// registration.
+/// A five-hundredth of the faults and of the pages pinned by a registration.
 const HUGE: usize = 2 << 20;
 
-/// Mapped host memory. Drop unregisters and unmaps; the device must not use the memory then.
+/// Drop unregisters and unmaps; the device must not use the memory then.
 pub(super) struct HostMemory {
     driver: SharedDriver,
     base: usize,
@@ -33,25 +32,22 @@ pub(super) struct HostMemory {
 }
 
 impl HostMemory {
-    /// Maps memory and faults the memory in, without registration.
-    ///
-    /// # Errors
-    /// [`Error::OutOfHostMemory`], with nothing mapped.
+    /// Maps memory and faults it in, without registration. Maps nothing on error.
     pub(super) fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // Aligned to a huge page: the surplus is unmapped below.
+        // Aligned to a huge page; the surplus is unmapped below.
         let all = bytes + if bytes >= HUGE { HUGE } else { 0 };
         // SAFETY: a new anonymous mapping, at an address chosen by the kernel.
         let found =
             unsafe { mmap_anonymous(ptr::null_mut(), all, prot, flags) }.map_err(|_| short(bytes))? as usize;
         let base = if bytes >= HUGE { found.next_multiple_of(HUGE) } else { found };
         for (at, bytes) in [(found, base - found), (base + bytes, found + all - base - bytes)] {
-            // SAFETY: a part of the mapping without users. A failure leaks addresses only.
+            // SAFETY: a part of the mapping without users; a failure leaks addresses only.
             if bytes > 0 && unsafe { munmap(at as *mut c_void, bytes) }.is_err() {
                 tracing::debug!(bytes, "addresses stay with the process");
             }
         }
-        // SAFETY: as above. Without huge pages the kernel uses small pages.
+        // SAFETY: as above; without huge pages the kernel uses small pages.
         let _ = unsafe { madvise(base as *mut c_void, bytes, Advice::LinuxHugepage) };
         let memory = Self { driver: SharedDriver::clone(driver), base, bytes, registered: false };
         let failed = AtomicBool::new(false);
@@ -84,10 +80,10 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Ends the registration, if any. No copy may use the memory.
+    /// No copy may use the memory.
     pub(super) fn unregister(&mut self) -> Result<()> {
         if self.registered {
-            // SAFETY: registered once, by this object. The caller has no running copies.
+            // SAFETY: registered once, by this object; the caller has no running copies.
             unsafe { self.driver.host_unregister(self.base as *mut u8) }?;
             self.registered = false;
         }
@@ -104,7 +100,6 @@ impl Drop for HostMemory {
             }
         }
         if let Err(error) = ended {
-            // Registered memory must stay mapped.
             tracing::error!(%error, bytes = self.bytes, "the driver does not end a registration; the memory stays with the process");
             return;
         }
@@ -125,12 +120,12 @@ fn short(bytes: usize) -> Error {
     Error::OutOfHostMemory { requested: bytes as u64, held: 0, limit: 0, available: None }
 }
 
-/// Faults in a part of a new mapping. Returns false if the machine lacks memory.
+/// Returns false if the machine lacks memory.
 fn fault_in(at: usize, bytes: usize) -> bool {
     // SAFETY: a part of this object's mapping, without users.
     match unsafe { madvise(at as *mut c_void, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) => true,
-        // Kernels before 5.14 lack `MADV_POPULATE_WRITE`: write to every page.
+        // Kernels before 5.14 lack `MADV_POPULATE_WRITE`.
         Err(Errno::INVAL) => {
             for frame in (at..at + bytes).step_by(FRAME) {
                 // SAFETY: as above.
@@ -142,12 +137,11 @@ fn fault_in(at: usize, bytes: usize) -> bool {
     }
 }
 
-/// Calls `work` for parts of `bytes`, on several threads for long ranges. All parts but the last
-/// are multiples of a huge page.
+/// Calls `work` for parts of `bytes`, on several threads for long ranges. Parts are multiples of a
+/// huge page.
 pub(super) fn in_shares(bytes: usize, work: impl Fn(usize, usize) + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let shares = (bytes / SHARE).clamp(1, threads);
-    // A huge page is faulted in by one thread.
     let share = bytes.div_ceil(shares).next_multiple_of(HUGE);
     let work = &work;
     std::thread::scope(|scope| {

@@ -1,13 +1,10 @@
-//! Pieces of the host pool: short-lived ones for contents of pages, and whole pieces written once
-//! and copied many times.
-
 use super::host_memory::HostMemory;
 use super::host_pool::{CHUNK, CopyPath, HostPool, HostStats, PIECE, State, TRIES};
 use super::{Fence, PagePool, RangeId};
 use crate::error::{Error, Result};
 use crate::units::Address;
 
-/// A piece of the pool's memory. Its owner must return the piece to the pool.
+/// A piece of the pool's memory, which its owner must return to the pool.
 #[derive(Debug)]
 pub struct HostPiece {
     pub(super) at: usize,
@@ -28,7 +25,7 @@ impl HostPiece {
         self.registered
     }
 
-    /// Returns a part of the piece. A part is not returned to the pool.
+    /// A part is not returned to the pool.
     fn part(&self, skip: u64, bytes: u64) -> Result<Self> {
         if skip.checked_add(bytes).is_none_or(|end| end > self.bytes as u64) {
             let limit = (self.bytes as u64).saturating_sub(skip);
@@ -39,8 +36,8 @@ impl HostPiece {
 }
 
 impl HostPool {
-    /// Takes one registered piece of `bytes`. If only unregistered memory is left, retries its
-    /// registration. Grows the pool only if no free part is long enough.
+    /// Takes one registered piece of `bytes`. Retries the registration of unregistered memory, and
+    /// grows the pool only if no free part is long enough.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare); [`Error::InvalidSize`] for zero bytes, or more than one
@@ -80,11 +77,8 @@ impl HostPool {
         Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
-    /// Submits the copy of a part of a piece to the device. Adds the copy to `done`, also after a
-    /// partial failure.
-    ///
-    /// # Errors
-    /// As [`copy_in`](Self::copy_in); [`Error::InvalidSize`] beyond the piece's end.
+    /// Copies a part of a piece as [`copy_in`](Self::copy_in). Adds the copy to `done`, also after
+    /// a partial failure.
     pub(crate) fn load_part(
         &self,
         pool: &PagePool,
@@ -98,11 +92,7 @@ impl HostPool {
         copied
     }
 
-    /// Submits the copy of device bytes to a part of a registered piece. Otherwise as
-    /// [`copy_out`](Self::copy_out).
-    ///
-    /// # Errors
-    /// As [`copy_out`](Self::copy_out); [`Error::InvalidSize`] beyond the piece's end.
+    /// Copies to a part of a registered piece as [`copy_out`](Self::copy_out).
     ///
     /// # Safety
     /// The bytes are mapped at `from` until `done`.
@@ -121,10 +111,7 @@ impl HostPool {
         self.store(from, &[part], done)
     }
 
-    /// Writes host bytes to a piece from `skip` on. No copy reads the piece.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] beyond the piece's end.
+    /// No copy reads the piece.
     pub(crate) fn write(&self, piece: &HostPiece, skip: u64, from: &[u8]) -> Result<()> {
         super::copier::write(&piece.part(skip, from.len() as u64)?, from);
         Ok(())
@@ -132,7 +119,7 @@ impl HostPool {
 }
 
 impl State {
-    /// Takes `bytes` from the smallest fitting free part, in chunks accepted by `which`.
+    /// Takes the smallest fitting free part, in chunks accepted by `which`.
     fn take_whole(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<HostPiece> {
         let at = self.take_in(bytes.next_multiple_of(PIECE), which)?;
         let registered = self.chunk_of(at).is_some_and(HostMemory::registered);

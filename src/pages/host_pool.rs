@@ -1,9 +1,6 @@
-//! Host pool of a device: host memory for the contents of paused pages. Memory is kept between
-//! uses, bounded, and handed out in pieces.
-//!
-//! The pool consists of chunks, each registered with the device if the driver allows. `State` has
-//! the chunks and the free parts, guarded by one mutex. The mutex is never held while memory is
-//! mapped, registered or copied.
+//! Host pool of a device: bounded host memory for the contents of paused pages, registered with the
+//! device if the driver allows. The mutex is never held while memory is mapped, registered or
+//! copied.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,30 +16,26 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream, checked_bytes};
 
-/// Largest bytes registered with one call. Longer registrations would block other users of the
-/// machine.
+/// Limit of one registration: longer ones would block other users of the machine.
 pub(super) const CHUNK: u64 = 1 << 30;
-/// Chunk sizes are multiples of this, in bytes.
 const GRAIN: u64 = 2 << 20;
-/// Piece sizes are multiples of this, in bytes.
 pub(super) const PIECE: u64 = 4096;
-/// Attempts of one allocation while other threads take new memory.
+/// Attempts while other threads take new memory.
 pub(super) const TRIES: u32 = 8;
 /// Longest wait for copies when the device closes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Path of copies between host and device. A report has the slowest path used.
+/// Path of copies between host and device: a report has the slowest used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyPath {
     /// No copies.
     #[default]
     None,
-    /// Registered host memory: at link speed, asynchronous to the caller.
+    /// Registered host memory: link speed, asynchronous.
     Registered,
-    /// Registration was refused: copies through a ring of small registered buffers, filled and
-    /// emptied by threads.
+    /// Registration was refused: a ring of small registered buffers, filled and emptied by threads.
     Ring,
-    /// No registered buffers either: the driver's copies of pageable memory.
+    /// No registered buffers either: pageable memory.
     Pageable,
 }
 
@@ -62,18 +55,16 @@ pub struct HostStats {
 #[derive(Default)]
 pub(super) struct State {
     chunks: BTreeMap<usize, HostMemory>,
-    /// Free parts. Each chunk begins at a wall, so no free part spans two chunks.
+    /// Each chunk begins at a wall, so no free part spans two.
     free: Stretches,
-    /// Returned pieces, possibly still in use by copies.
+    /// Returned pieces, possibly in use by copies.
     waiting: Vec<(Fence, Vec<HostPiece>)>,
     held: u64,
-    /// Bytes in allocation from the operating system.
     growing: u64,
     limit: Option<u64>,
 }
 
-/// Host memory of one device for contents of pages. Thread-safe. No lock is held while memory is
-/// mapped or registered.
+/// Host memory of one device for contents of pages. Thread-safe.
 pub struct HostPool {
     driver: SharedDriver,
     pub(super) events: Arc<Events>,
@@ -89,7 +80,7 @@ impl HostPool {
         Self { copier: Copier::new(&driver, &events), driver, events, state: Mutex::default() }
     }
 
-    /// Limits the bytes of the pool. `None`: no limit. No memory is freed.
+    /// Limits the bytes of the pool. Frees nothing.
     pub fn set_limit(&self, bytes: Option<u64>) {
         self.state.lock().limit = bytes;
     }
@@ -108,12 +99,12 @@ impl HostPool {
     }
 
     /// Grows the pool to at least `bytes`, used or free: mapped, faulted in, and registered if
-    /// possible. Also retries refused registrations.
+    /// possible. Also retries refused registrations, which are no error.
     ///
     /// # Errors
-    /// Nothing changed: [`Error::InvalidSize`] above [`MAX_BYTES`](crate::units::MAX_BYTES);
-    /// [`Error::OutOfHostMemory`] above the limit or the machine's available memory. A refused
-    /// registration is no error: see [`stats`](Self::stats).
+    /// [`Error::InvalidSize`] above [`MAX_BYTES`](crate::units::MAX_BYTES);
+    /// [`Error::OutOfHostMemory`] above the limit or the machine's available memory. Nothing has
+    /// changed.
     pub fn prepare(&self, bytes: u64) -> Result<()> {
         checked_bytes("host memory", bytes)?;
         let held = {
@@ -125,7 +116,7 @@ impl HostPool {
         self.grow(bytes.saturating_sub(held))
     }
 
-    /// Returns chunks without contents to the operating system, and the number of bytes.
+    /// Returns chunks without contents to the operating system. Returns their bytes.
     ///
     /// # Errors
     /// Driver errors at the end of a registration; this memory is kept for a retry.
@@ -151,20 +142,17 @@ impl HostPool {
         result.map(|()| given)
     }
 
-    /// Retries the registration of empty chunks.
     pub(super) fn register_again(&self) {
         if !self.driver.capabilities().register_host {
             return;
         }
         let again = self.state.lock().take_unused(|chunk| !chunk.registered());
         for mut chunk in again {
-            // Unregistered memory is usable too.
             let _ = chunk.register();
             self.state.lock().add(chunk);
         }
     }
 
-    /// Maps, faults in and registers all `bytes` or none.
     pub(super) fn grow(&self, bytes: u64) -> Result<()> {
         let more = bytes.next_multiple_of(GRAIN);
         if more == 0 {
@@ -184,7 +172,7 @@ impl HostPool {
         let made = self.make_chunks(more, held);
         let mut state = self.state.lock();
         state.growing -= more;
-        // After a failure, the chunks already made return to the operating system.
+        // After a failure, the chunks made return to the operating system.
         for chunk in made? {
             state.held += chunk.bytes() as u64;
             state.add(chunk);
@@ -192,11 +180,11 @@ impl HostPool {
         Ok(())
     }
 
-    /// Makes chunks of `bytes` in total, in addition to `held` bytes. The caller has no lock.
+    /// Makes chunks in addition to `held` bytes. The caller has no lock.
     fn make_chunks(&self, bytes: u64, held: u64) -> Result<Vec<HostMemory>> {
         let (mut chunks, mut left) = (Vec::new(), bytes);
         while left > 0 {
-            // Checks all remaining bytes, so an impossible request fails before taking memory.
+            // All remaining bytes, so an impossible request takes no memory.
             check_host_room(left, held + (bytes - left))?;
             let more = left.min(CHUNK);
             let mut made = HostMemory::new(&self.driver, more as usize)?;
@@ -211,7 +199,7 @@ impl HostPool {
         Ok(chunks)
     }
 
-    /// Makes `bytes` free. Other threads may take this memory.
+    /// Makes `bytes` free; other threads may take this memory.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         let free = {
             let mut state = self.state.lock();
@@ -221,7 +209,6 @@ impl HostPool {
         self.grow(bytes.saturating_sub(free))
     }
 
-    /// Takes pieces of `bytes` in total.
     pub(crate) fn take(&self, bytes: u64) -> Result<Vec<HostPiece>> {
         for _ in 0..TRIES {
             {
@@ -252,10 +239,7 @@ impl HostPool {
     }
 
     /// Copies mapped bytes of a range into pieces of the same length. Adds the copies to `done`,
-    /// also after a partial failure.
-    ///
-    /// # Errors
-    /// Driver errors; [`Error::Internal`] if a byte is unmapped.
+    /// also after a partial failure. Fails if a byte is unmapped.
     pub(crate) fn copy_out(
         &self,
         pool: &PagePool,
@@ -268,8 +252,7 @@ impl HostPool {
         self.copier.copy_out(from, pieces, done)
     }
 
-    /// Copies pieces to mapped bytes of a range. The next [`mark_in`](Self::mark_in) includes these
-    /// copies.
+    /// The next [`mark_in`](Self::mark_in) includes these copies.
     pub(crate) fn copy_in(
         &self,
         pool: &PagePool,
@@ -281,14 +264,13 @@ impl HostPool {
         self.copier.copy_in(to, pieces)
     }
 
-    /// Adds all submitted copies to the device to `done`.
     pub(crate) fn mark_in(&self, done: &mut Fence) {
         self.copier.mark_in(done);
     }
 
-    /// Copies bytes of the device to the host and waits. Runs on its own stream. A synchronous copy
-    /// would run on the legacy default stream, and break the capture of any stream ordered with it
-    /// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an H200).
+    /// Copies device bytes to the host and waits, on its own stream: a synchronous copy would break
+    /// captures ordered with the legacy default stream (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an
+    /// H200).
     ///
     /// # Safety
     /// The bytes are mapped until the return.
@@ -297,33 +279,25 @@ impl HostPool {
         self.copier.copy_out(from, &[piece], &mut Fence::default()).map(drop)
     }
 
-    /// Copies bytes of the device into pieces. The caller has checked the mapping.
+    /// The caller has checked the mapping.
     pub(super) fn store(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<()> {
         self.copier.copy_out(from, pieces, done).map(drop)
     }
 
-    /// Returns the stream of copies from the device.
     pub(crate) fn stream_out(&self) -> Result<Stream> {
         self.copier.stream_out()
     }
 
-    /// Returns the stream of copies to the device.
     pub(crate) fn stream_in(&self) -> Result<Stream> {
         self.copier.stream_in()
     }
 
-    /// Waits for a fence of copies. Repeats waits refused by the driver.
-    ///
-    /// # Errors
-    /// Driver errors after several attempts.
+    /// Repeats waits refused by the driver.
     pub(crate) fn wait(&self, fence: &mut Fence) -> Result<()> {
         self.copier.wait(fence)
     }
 
-    /// Reads bytes from pieces, `skip` bytes after their start. No copy writes the pieces.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] beyond the end of the last piece; nothing is read.
+    /// Reads bytes from `skip` on. No copy writes the pieces.
     pub(crate) fn read(&self, pieces: &[HostPiece], skip: u64, into: &mut [u8]) -> Result<()> {
         let (bytes, all) = (into.len() as u64, pieces.iter().map(HostPiece::bytes).sum::<u64>());
         if skip.checked_add(bytes).is_none_or(|end| end > all) {
@@ -334,7 +308,7 @@ impl HostPool {
         Ok(())
     }
 
-    /// Returns a checksum of pieces. No copy writes the pieces.
+    /// No copy writes the pieces.
     pub(crate) fn checksum(&self, pieces: &[HostPiece]) -> u64 {
         super::copier::checksum(pieces)
     }
@@ -347,7 +321,7 @@ impl State {
         self.chunks.insert(chunk.base(), chunk);
     }
 
-    /// Removes empty chunks. They still count as held.
+    /// Removes empty chunks, which still count as held.
     fn take_unused(&mut self, which: impl Fn(&HostMemory) -> bool) -> Vec<HostMemory> {
         let is_free = |chunk: &&HostMemory| self.free.covers(chunk.base() as u64, chunk.bytes() as u64);
         let unused = self.chunks.values().filter(is_free);
@@ -366,15 +340,14 @@ impl State {
         self.chunks.range(..=at).next_back().map(|(_, chunk)| chunk)
     }
 
-    /// Takes `bytes` from the smallest fitting free part, in chunks accepted by `which`. Returns
-    /// the address.
+    /// Takes the smallest fitting free part, in chunks accepted by `which`. Returns the address.
     pub(super) fn take_in(&mut self, bytes: u64, which: impl Fn(&HostMemory) -> bool) -> Option<usize> {
         let Self { chunks, free, .. } = self;
         let chunk_of = |at: u64| chunks.range(..=at as usize).next_back();
         free.take_where(bytes, |at| chunk_of(at).is_some_and(|(_, chunk)| which(chunk))).map(|at| at as usize)
     }
 
-    /// Takes `bytes` from the smallest fitting free part, else from the longest parts.
+    /// Takes the smallest fitting free part, else the longest parts.
     fn take(&mut self, bytes: u64) -> Option<Vec<HostPiece>> {
         let mut left = usize::try_from(bytes).ok()?;
         let mut pieces = Vec::new();
@@ -418,7 +391,7 @@ impl Drop for HostPool {
         let mut over = true;
         for (fence, _) in &mut state.waiting {
             let left = PATIENCE.saturating_sub(start.elapsed());
-            // Tried twice, since one refusal says nothing about the copies.
+            // Twice, since one refusal says nothing about the copies.
             let done = fence.block(&self.events, left).or_else(|_| fence.block(&self.events, left));
             over &= done.unwrap_or(false);
         }

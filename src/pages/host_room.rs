@@ -6,15 +6,10 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Most bytes left to the rest of the machine. On small machines, a sixteenth of the available
-/// memory.
+/// Left to the rest of the machine; on small machines, a sixteenth of the available memory.
 const RESERVE: u64 = 1 << 30;
 
-/// Refuses a request for more host memory than the machine has available. `held`: bytes already
-/// held by the caller, for the message.
-///
-/// # Errors
-/// [`Error::OutOfHostMemory`].
+/// `held`: bytes already held by the caller, for the message.
 pub(crate) fn check_host_room(requested: u64, held: u64) -> Result<()> {
     match available() {
         Some(available) if requested > available => {
@@ -24,8 +19,7 @@ pub(crate) fn check_host_room(requested: u64, held: u64) -> Result<()> {
     }
 }
 
-/// Returns the bytes available to the process: the minimum of the machine and its control groups
-/// (v2), less the reserve. `None`: unknown to the kernel.
+/// Available bytes: the minimum of the machine and its control groups (v2), less the reserve.
 fn available() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kib_of(&text, "MemAvailable:"))?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -36,14 +30,12 @@ fn available() -> Option<u64> {
     Some(left - (left / 16).min(RESERVE))
 }
 
-/// Returns a value of `/proc/meminfo` in bytes.
 fn kib_of(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns the bytes below a control group's limit. Inactive file cache counts as free, as the
-/// kernel drops file pages first. `None`: no limit.
+/// Inactive file cache counts as free, as the kernel drops it first.
 fn left_in_group(group: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;

@@ -1,11 +1,6 @@
-//! Pages on lease: arena pages also mapped at a borrower's addresses.
-//!
-//! A lease is recorded before the page is mapped at the borrower, and removed at the unmap, by any
-//! caller. The mutex of [`PagePool`] guards the records; an atomic counter answers "no leases"
-//! without the mutex.
-//!
-//! An account lends only bytes above its guarantee: see
-//! [`Accounts::lendable`](super::account::Accounts::lendable).
+//! Pages on lease: arena pages also mapped at a borrower's addresses. A lease is recorded before
+//! that mapping, and removed at its unmap, by any caller. An atomic counter answers "no leases"
+//! without the pool's mutex. An account lends only bytes above its guarantee.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -14,11 +9,9 @@ use super::{Account, AccountId, PageId, PagePool, RangeId};
 use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
 
-/// Record of a page on lease.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lent {
     lease: u64,
-    /// Range and offset at the borrower.
     range: RangeId,
     offset: u64,
     bytes: u64,
@@ -32,16 +25,14 @@ impl Lent {
     }
 }
 
-/// Range and offset of a lent page at the borrower.
 pub(crate) type LentPlace = (RangeId, u64);
 
-/// All leases of a device, indexed by page, lease and lending account. So the cost of a query does
-/// not grow with the number of leases.
+/// Indexed by page, lease and lending account, so the cost of a query does not grow with the
+/// leases.
 #[derive(Debug, Default)]
 pub(super) struct LentPages {
     pages: HashMap<PageId, Lent>,
     leases: HashMap<u64, Leased>,
-    /// Bytes on lease, by lending account.
     lenders: HashMap<AccountId, u64>,
     candidates: HashMap<AccountId, Candidates>,
 }
@@ -52,14 +43,13 @@ struct Leased {
     places: BTreeMap<LentPlace, PageId>,
 }
 
-/// Lending order: number of spaces that map the page, page number in descending order, page.
+/// Lending order: spaces that map the page, page number descending, page.
 pub(crate) type Rank = (usize, u32, PageId);
 
 /// Pages that an arena may lend, in lending order. Leases update the order; other changes require a
 /// new ranking.
 #[derive(Debug, Default)]
 struct Candidates {
-    /// Pages without a lease.
     ready: BTreeSet<Rank>,
     ranks: HashMap<PageId, Rank>,
     /// `State::shared_changes` at the ranking.
@@ -75,7 +65,7 @@ impl LentPages {
         self.pages.len() as u64
     }
 
-    /// Returns true if a mapping of a page belongs to its lease.
+    /// Whether a mapping of a page belongs to its lease.
     pub(super) fn is_at(&self, page: PageId, place: LentPlace) -> bool {
         self.pages.get(&page).is_some_and(|lent| (lent.range, lent.offset) == place)
     }
@@ -120,13 +110,12 @@ impl LentPages {
 }
 
 impl PagePool {
-    /// Records pages of account `from` as on lease to account `to`, each at its place. The pages
-    /// stay charged to `from`. Each account from `from` up to the first ancestor shared with `to`
-    /// lends at most its bytes above the [guarantee](super::Limits).
+    /// Records pages of account `from` as on lease to account `to`, each at its place. They stay
+    /// charged to `from`. Each account up to the first ancestor shared with `to` lends at most its
+    /// bytes above the [guarantee](super::Limits).
     ///
     /// # Errors
-    /// Nothing changed: [`Error::InvalidArgument`] for more bytes; [`Error::Exported`] for an
-    /// exported page.
+    /// [`Error::InvalidArgument`] for more bytes; [`Error::Exported`]. Nothing has changed.
     pub(crate) fn lend(
         &self,
         lease: u64,
@@ -144,7 +133,6 @@ impl PagePool {
         state.accounts.lend(from.id(), to.id(), bytes as i64);
         for (page, (range, offset)) in pages {
             let (range, offset, from, to) = (*range, *offset, from.id(), to.id());
-            // The borrower's account lives as long as its leases.
             state.accounts.join(to);
             state.lent.insert(*page, Lent { lease, range, offset, bytes: page_bytes, from, to });
         }
@@ -170,14 +158,13 @@ impl PagePool {
         self.lent.store(state.lent.len(), Ordering::SeqCst);
     }
 
-    /// Returns the bytes that an account could lend to a second account. `None`: an account without
-    /// common ancestors.
+    /// `None`: an account without common ancestors.
     pub(crate) fn lendable(&self, from: &Account, to: Option<&Account>) -> u64 {
         let state = self.lock();
         state.accounts.lendable(from.id(), to.map_or(state.accounts.root(), Account::id))
     }
 
-    /// Returns the leases on these pages. Without leases on the device, reads one counter.
+    /// Leases on these pages. Without leases on the device, reads one counter.
     pub(crate) fn leases<'a>(&self, pages: impl Iterator<Item = &'a PageId>) -> Vec<u64> {
         if self.lent.load(Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -190,18 +177,17 @@ impl PagePool {
         leases
     }
 
-    /// Returns true if a page of the device is on lease. Reads one counter.
+    /// Reads one counter.
     pub(crate) fn any_lent(&self) -> bool {
         self.lent.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns the places of a lease's pages.
     pub(crate) fn lent_places(&self, lease: u64) -> Vec<LentPlace> {
         let state = self.lock();
         state.lent.leases.get(&lease).map_or(Vec::new(), |leased| leased.places.keys().copied().collect())
     }
 
-    /// Returns the bytes on lease, of one lease, or of an account's own pages.
+    /// Bytes of one lease, or of an account's own pages.
     pub(crate) fn lent_bytes(&self, lease: Option<u64>, from: &Account) -> u64 {
         if !self.any_lent() {
             return 0;
@@ -213,15 +199,14 @@ impl PagePool {
         }
     }
 
-    /// Returns true if the account's pages are [ranked](Self::rank_candidates), and no page of an
-    /// arena has changed since, other than by leases.
+    /// Whether the account's pages are [ranked](Self::rank_candidates), and only leases have
+    /// changed them since.
     pub(crate) fn is_ranked(&self, from: &Account) -> bool {
         let state = self.lock();
         let candidates = state.lent.candidates.get(&from.id());
         candidates.is_some_and(|known| known.ranked_at == state.shared_changes)
     }
 
-    /// Ranks the pages that an account may lend, each with its number.
     pub(crate) fn rank_candidates(&self, from: &Account, pages: &[(u32, PageId)]) {
         let state = &mut *self.lock();
         let rank = |(number, page): &(u32, PageId)| (state.shown_by(*page), u32::MAX - number, *page);
@@ -232,7 +217,6 @@ impl PagePool {
         state.lent.candidates.insert(from.id(), Candidates { ready, ranks, ranked_at });
     }
 
-    /// Returns the next page to lend after `after` in lending order, or the first.
     pub(crate) fn next_candidate(&self, from: &Account, after: Option<Rank>) -> Option<Rank> {
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
         let state = self.lock();
@@ -244,8 +228,7 @@ impl PagePool {
         self.lock().lent.candidates.remove(&from.id());
     }
 
-    /// Called at every unmap: ends the lease of the page at this place. Returns true if there was
-    /// one.
+    /// Called at every unmap: ends the lease of the page at this place, if any.
     pub(super) fn unmapped_from(
         &self,
         state: &mut super::pool::State,

@@ -1,7 +1,5 @@
-//! Ranges of addresses and their mappings.
-//!
-//! A mapping is recorded twice: in the range, by offset, and in the page. The mutex of [`PagePool`]
-//! guards both. A range has one user; its lock serializes map and unmap calls on the range.
+//! Ranges of addresses and their mappings, each recorded in the range and in the page under the
+//! mutex of [`PagePool`]. A range has one user, whose lock serializes map and unmap calls on it.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +12,11 @@ use crate::units::{Address, Peers, Stream};
 pub(super) struct Range {
     pub(super) base: Address,
     pub(super) len: u64,
-    /// The user's own number for the range, for example its space number.
+    /// The user's own number, for example its space.
     pub(super) tag: u64,
-    /// Other devices with access to mappings of the range.
     pub(super) peers: Peers,
-    /// Mapped page and its bytes, by offset.
     pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
-    /// Set while pages of the range are paused or resumed. No part is torn down in this time.
+    /// Set while its pages are paused or resumed: no part is torn down.
     pub(super) held: bool,
 }
 
@@ -50,15 +46,13 @@ impl PagePool {
         Ok((id, base))
     }
 
-    /// Maps pages one after the other, readable and writable. Also returns the bytes mapped from
-    /// `offset` on, which may be non-zero after a failure.
+    /// Maps pages. Also returns the bytes mapped from `offset` on, non-zero also after a failure.
     pub(super) fn map(&self, range: RangeId, offset: u64, pages: &[PageId]) -> (Result<()>, u64) {
         let (at, wholes, peers) = match self.place(range, offset, pages) {
             Ok(found) => found,
             Err(error) => return (Err(error), 0),
         };
-        // SAFETY: the addresses are reserved and unmapped, checked above. The range's only user
-        // calls under its own lock. The pages are pinned.
+        // SAFETY: reserved, unmapped, used under the user's lock; the pages are pinned.
         let (mut result, mapped) = match unsafe { self.driver().map(at, &wholes, peers) } {
             Ok(()) => (Ok(()), pages.len()),
             Err(not) => (Err(not.error), not.mapped),
@@ -86,7 +80,6 @@ impl PagePool {
         (result, end - offset)
     }
 
-    /// Returns the devices with access to all mappings.
     pub(crate) fn peers(&self) -> Peers {
         self.lock().peers
     }
@@ -94,8 +87,8 @@ impl PagePool {
     /// Grants other devices access to all current and future mappings.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a device without peer access: nothing changed. Driver errors
-    /// for current mappings: future mappings still grant access.
+    /// [`Error::InvalidArgument`] without peer access: nothing changed. Driver errors for current
+    /// mappings: future mappings still grant access.
     pub(crate) fn admit(&self, peers: Peers) -> Result<()> {
         let driver = self.driver();
         driver.capabilities().require_peers(peers)?;
@@ -113,8 +106,8 @@ impl PagePool {
         };
         let mut result = Ok(());
         for (range, base, offset, page, bytes) in there {
-            // SAFETY: was one whole mapping. If another thread unmapped it since, the driver
-            // returns an error, ignored below.
+            // SAFETY: was one whole mapping; if unmapped since, the driver returns an error,
+            // ignored below.
             let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
             let there = || self.shows(range, offset, page) && !self.lock().is_unmapped(page, range, offset);
             if granted.is_err() && there() {
@@ -124,8 +117,7 @@ impl PagePool {
         result
     }
 
-    /// Returns the address, driver handles and peers for a map call. Fails unless the addresses are
-    /// unmapped.
+    /// Fails unless the addresses are unmapped.
     fn place(&self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<(Address, Vec<Whole>, Peers)> {
         let state = self.lock();
         let found = state.ranges.get(range).ok_or(gone("a range"))?;
@@ -144,11 +136,7 @@ impl PagePool {
     }
 
     /// Unmaps every mapping that begins in a part of a range, one contiguous run per driver call.
-    /// Pages without remaining mappings and pins become free. Non-resident pages need no driver
-    /// call.
-    ///
-    /// # Errors
-    /// Driver errors; earlier runs stay unmapped.
+    /// Pages without mappings and pins become free. After an error, earlier runs stay unmapped.
     pub(super) fn unmap(&self, range: RangeId, offset: u64, len: u64) -> Result<()> {
         loop {
             let (at, from, to, unmapped) = {
@@ -168,7 +156,7 @@ impl PagePool {
                 (found.base.plus(from), from, to, unmapped)
             };
             if !unmapped {
-                // SAFETY: whole mappings without a gap. The caller has waited for the device.
+                // SAFETY: whole mappings without a gap; the caller has waited for the device.
                 unsafe { self.driver().unmap(at, to - from) }?;
             }
             let state = &mut *self.lock();
@@ -192,12 +180,10 @@ impl PagePool {
         }
     }
 
-    /// Returns the mappings of a range, by offset.
     pub(super) fn mapped(&self, range: RangeId) -> Vec<Mapping> {
         self.mapped_in(range, 0, u64::MAX)
     }
 
-    /// Returns the mappings that begin in a part of a range.
     pub(crate) fn mapped_in(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
         let state = self.lock();
         let part = offset..offset.saturating_add(len);
@@ -207,7 +193,6 @@ impl PagePool {
             .collect()
     }
 
-    /// Returns the mappings that overlap a part of a range.
     pub(super) fn mapped_under(&self, range: RangeId, offset: u64, len: u64) -> Vec<Mapping> {
         let first = {
             let state = self.lock();
@@ -217,22 +202,21 @@ impl PagePool {
         self.mapped_in(range, first, offset.saturating_add(len) - first)
     }
 
-    /// Returns true if the page is mapped at this offset of the range.
     pub(super) fn shows(&self, range: RangeId, offset: u64, page: PageId) -> bool {
         let state = self.lock();
         let found = state.ranges.get(range).and_then(|range| range.mapped.get(&offset));
         found.is_some_and(|(there, _)| *there == page)
     }
 
-    /// Gives a range a new tag. Returns false if its peers differ or its pages are being moved.
+    /// Returns false if its peers differ or its pages are being moved.
     pub(crate) fn hand_range(&self, range: RangeId, peers: Peers, tag: u64) -> bool {
         let mut state = self.lock();
         let found = state.ranges.get_mut(range).filter(|range| range.peers == peers && !range.held);
         found.map(|range| range.tag = tag).is_some()
     }
 
-    /// Returns true if a page has this owner and size, is resident, and has no pin, lease or export
-    /// pin. All its mappings must be in ranges with a tag below `tag`.
+    /// Whether a page has this owner and size, is resident, without pin, lease or export pin, and
+    /// mapped only in ranges with a tag below `tag`.
     pub(super) fn is_unseen(&self, page: PageId, (owner, bytes): (Owner, u64), tag: u64) -> bool {
         let state = self.lock();
         let Some(found) = state.pages.get(page) else { return false };
@@ -245,7 +229,6 @@ impl PagePool {
                 .all(|(range, _)| state.ranges.get(*range).is_some_and(|range| range.tag < tag))
     }
 
-    /// Returns the first unmapped part of `[from, to)`.
     pub(super) fn gap(&self, range: RangeId, from: u64, to: u64) -> Option<(u64, u64)> {
         let state = self.lock();
         let found = state.ranges.get(range)?;
@@ -260,10 +243,8 @@ impl PagePool {
         (start < to).then_some((start, to))
     }
 
-    /// Fills mapped bytes of a range with a repeated 32-bit value, in stream order.
-    ///
-    /// # Errors
-    /// Driver errors; [`Error::Internal`] if a byte is unmapped.
+    /// Fills mapped bytes with a repeated 32-bit value, in stream order. Fails if a byte is
+    /// unmapped.
     pub(crate) fn fill(
         &self,
         range: RangeId,
@@ -273,14 +254,11 @@ impl PagePool {
         stream: Stream,
     ) -> Result<()> {
         let at = self.mapped_at(range, offset, len)?;
-        // SAFETY: mapped, checked above. The caller is the range's only user.
+        // SAFETY: mapped, checked above; the caller is the range's only user.
         unsafe { self.driver().fill(at, len, value, stream) }
     }
 
-    /// Returns the address of an offset, if the next `len` bytes are mapped.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] if a byte is unmapped or non-resident.
+    /// Fails if one of the next `len` bytes is unmapped or non-resident.
     pub(super) fn mapped_at(&self, range: RangeId, offset: u64, len: u64) -> Result<Address> {
         let gap = self.gap(range, offset, offset + len);
         let state = self.lock();

@@ -2,21 +2,17 @@
 //!
 //! # Terms
 //!
-//! * **Page**: one physical allocation of the driver, small or large. A page is mapped as a whole.
-//! * **Range**: reserved addresses. A [`Reservation`] is the handle of a range.
-//! * **Mapping**: a page at an offset of a range, recorded in the page and in the range.
-//! * **Owner** ([`Owner`]): the user of a page: an arena, space, region, elastic buffer, ring or
-//!   group of workspaces, or the device for a free page.
-//! * **Account** ([`Account`]): the budget charged for a page. Accounts form a tree and are
-//!   independent of owners.
-//! * **Pin**: a running transaction needs the page (`Page::pins`). An **export pin**
-//!   (`Page::exported`) means: other processes map the page.
+//! * **Page**: one physical allocation of the driver, small or large, mapped as a whole.
+//! * **Range** ([`Reservation`]): reserved addresses.
+//! * **Mapping**: a page at an offset of a range, recorded in both.
+//! * **Owner** ([`Owner`]): the user of a page; the device for a free page.
+//! * **Account** ([`Account`]): the budget charged for a page.
+//! * **Pin**: a running transaction needs the page. An **export pin**: other processes map it.
 //! * **Transaction** ([`Transaction`]): driver calls and table updates that commit together or are
-//!   undone in reverse order.
-//! * **Fence** ([`Fence`]): points in stream work. Memory is reused or unmapped after its fence.
-//! * **Pending unmap** ([`PendingUnmap`]): ranges or parts of ranges to unmap after a fence.
-//! * **Non-resident page**: a page of a paused arena. Owner, account and addresses stay, the memory
-//!   is released. A paused region has none: its pages are released.
+//!   undone.
+//! * **Fence** ([`Fence`]): points in stream work after which memory is reused or unmapped.
+//! * **Pending unmap** ([`PendingUnmap`]): ranges or parts to unmap after a fence.
+//! * **Non-resident page**: a page of a paused arena, without memory.
 //!
 //! # Life of a page
 //!
@@ -27,68 +23,40 @@
 //!                                                                  └─> driver.release
 //! ```
 //!
-//! The last unmap or unpin makes a resident page *free*, unless the page is exported or goes to the
-//! driver at once: a page is reference-counted by its mappings and pins. A free page serves the
-//! next allocation of its size without a driver call.
-//! Free pages are released to the driver when an allocation of a different size is refused (even if
-//! only an account below the device lacks room), at a trim, and at the end of an arena.
+//! The last unmap or unpin makes a resident page *free*, unless it is exported or goes to the
+//! driver at once. Free pages are released when an allocation of a different size is refused (even
+//! if only an account below the device lacks room), at a trim, and at the end of an arena.
 //!
 //! # Invariants
 //!
 //! [`PagePool::audit`] checks:
 //!
-//! * A page has exactly one owner. A page is charged to exactly one account, except free pages and
-//!   pages refused by the driver (`Owner::Leaving`).
-//! * An owned page is mapped or pinned. The exception is a page used only by other processes
+//! * A page has exactly one owner, and one account, except free pages and pages refused by the
+//!   driver (`Owner::Leaving`).
+//! * An owned page is mapped or pinned, except one used only by other processes
 //!   (`Owner::Exported`).
 //! * A free page has no mapping and no pin, and is in the free list of its size. Its old `PageId`
 //!   finds nothing.
-//! * Each mapping is recorded in its page and its range. Mappings of a range do not overlap.
+//! * Mappings of a range do not overlap.
 //! * All counters equal the sums over the tables.
 //!
 //! The code also guarantees:
 //!
 //! * A pending unmap runs after its fence, and after the resume copies of each arena with pages in
 //!   its parts. One thread at a time tears down a part of a range.
-//! * A transaction pins the pages it unmaps until its end. So an undo maps the same pages again.
+//! * A transaction pins the pages it unmaps until its end, so an undo maps the same pages again.
 //! * Memory refused by the driver stays in the tables until `trim`, or the device's close or next
-//!   opening, releases the memory.
+//!   opening, releases it.
 //!
 //! # Locks
 //!
 //! One mutex guards all tables of a pool (`State` in `pool.rs`). Nothing else is locked, called or
-//! waited for under this mutex: no driver call, reclaimer or log line. An operation reads the
-//! tables under the lock, calls the driver without the lock, and records the result under the lock.
-//! In between, the objects of the operation are protected by pins, held ranges, the table of
-//! running teardowns, and the counters of bytes in creation and release.
+//! waited for under it: no driver call, reclaimer or log line. Between an operation's reads and its
+//! result, pins, held ranges, the table of running teardowns, and the counters of bytes in creation
+//! and release protect its objects.
 //!
 //! [`SharedSet`], [`HostPool`], [`Events`] and the reclaimers have their own locks. [`SharedSet`]
 //! keeps its lock across calls into the pool, never the reverse.
-//!
-//! # Files
-//!
-//! | file | contents |
-//! |---|---|
-//! | `pool.rs`, `page.rs`, `pool_stats.rs` | [`PagePool`]: tables, creation and release of pages |
-//! | `free.rs` | free pages, and memory on its way between pool and driver |
-//! | `owner.rs` | owners and the audit |
-//! | `mappings.rs`, `reservation.rs` | ranges and mappings |
-//! | `account.rs` | tree of budgets |
-//! | `transaction.rs` | transactions |
-//! | `events.rs`, `fence.rs`, `stream.rs` | recycled events, fences, names of streams |
-//! | `teardown.rs`, `pending_unmaps.rs` | unmapping after a fence, pending unmaps, retries |
-//! | `reclaim.rs` | out-of-memory retry |
-//! | `waits.rs` | captures, and platforms on which a capture forbids waits |
-//! | `shared.rs`, `shared/` | numbered pages of one arena; its tape, leases and passed blocks |
-//! | `lent.rs` | pages on lease |
-//! | `exports.rs`, `peer.rs` | pages exported to and imported from other processes |
-//! | `non_resident.rs` | pages of paused arenas (pipeline: `src/pause/`) |
-//! | `host_pool.rs`, `host_piece.rs` | host memory for contents of pages |
-//! | `host_memory.rs`, `host_room.rs` | mapped host memory, limits of the machine |
-//! | `copier.rs` | copies between device and host |
-//! | `branch.rs` | copies as nodes of a captured graph |
-//! | `stretches.rs` | free address ranges |
-//! | `survey.rs` | snapshot of all pages |
 
 mod account;
 mod branch;
@@ -151,10 +119,10 @@ pub use transaction::{Calls, Transaction};
 pub(crate) use waits::Capturing;
 
 slotmap::new_key_type! {
-    /// Key of a page in the pool, never reused. A page gets a new key when it becomes free and when
-    /// it is taken.
+    /// Key of a page, never reused: a page gets a new key when it becomes free and when it is
+    /// taken.
     pub struct PageId;
-    /// Key of a range of addresses in the pool.
+    /// Key of a range of addresses.
     pub struct RangeId;
     /// Key of an account.
     pub struct AccountId;
@@ -165,13 +133,11 @@ slotmap::new_key_type! {
 pub enum Class {
     /// Slabs, live-out blocks, and fillers of addresses between live-out blocks.
     Small,
-    /// All other blocks. Large pages need fewer driver calls.
+    /// All other blocks, since large pages need fewer driver calls.
     Large,
 }
 
-/// Number of a page in the shared set of an arena.
-///
-/// Placement works with numbers instead of handles. So a space with the same requests uses the same
+/// Number of a page in the shared set of an arena. Spaces with the same requests use the same
 /// numbers, whatever was captured before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNo {

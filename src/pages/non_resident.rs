@@ -1,18 +1,14 @@
-//! Non-resident pages: pages of a paused arena. They keep key, owner, account and addresses, but
-//! have no memory. So spaces, seals and the shared set need not know about pauses.
+//! Non-resident pages: pages of a paused arena. They keep key, owner, account and addresses without
+//! memory, so spaces, seals and the shared set need not know about pauses.
 //!
 //! ```text
 //!  resident ─ pause ─> partial ─> non-resident ─ resume, new memory ─> partial ─> resident
 //!                         └─ the driver refused a call: the next pause or resume continues here
 //! ```
 //!
-//! A non-resident page counts zero bytes, and its mappings do not exist in the driver. Teardown of
-//! its addresses makes no driver call. A non-resident page without mappings is removed.
-//!
-//! While pages are paused or resumed, the thread *holds* their ranges: no part is torn down, even
-//! after its fence. Such requests stay pending until the hold ends.
-//!
-//! The mutex of [`PagePool`] guards all of this; driver calls are made without the mutex.
+//! A non-resident page counts zero bytes, and its teardown makes no driver call. Without mappings
+//! it is removed. While pages are paused or resumed, the thread *holds* their ranges: teardowns
+//! stay pending.
 
 use super::pool::State;
 use super::{Owner, PageId, PagePool, RangeId};
@@ -21,21 +17,19 @@ use crate::error::{Error, Result};
 use crate::sync::yield_now;
 use crate::units::Address;
 
-/// State of a page that a pause of its arena releases.
 #[derive(Clone, Debug)]
 pub(crate) struct ArenaPage {
     pub(crate) page: PageId,
     pub(crate) bytes: u64,
     pub(crate) owner: Owner,
-    /// The page has memory.
     pub(crate) present: bool,
-    /// Some of its mappings do not exist in the driver.
+    /// Some mappings do not exist in the driver.
     pub(crate) unmapped: bool,
-    /// A mapping with memory, if one exists: preferably the owner's, which stays; else the first.
+    /// A mapping with memory, if any: preferably the owner's, which stays.
     pub(crate) at: (RangeId, u64),
 }
 
-/// Keeps an arena's ranges from teardown, until dropped.
+/// Keeps an arena's ranges from teardown.
 #[derive(Debug)]
 pub(crate) struct Hold<'a> {
     pool: &'a PagePool,
@@ -52,13 +46,12 @@ impl Drop for Hold<'_> {
                 }
             }
         }
-        // Reaps requests that arrived during the hold.
         self.pool.reap();
     }
 }
 
 impl State {
-    /// Returns true if the mapping at this address does not exist in the driver.
+    /// Whether the mapping at this address does not exist in the driver.
     pub(super) fn is_unmapped(&self, page: PageId, range: RangeId, at: u64) -> bool {
         self.pages
             .get(page)
@@ -68,7 +61,7 @@ impl State {
 
 impl PagePool {
     /// Holds all ranges with pages that this arena's pause releases. No transaction may run on
-    /// these ranges, and no second hold may exist.
+    /// them, and no second hold may exist.
     pub(crate) fn hold(&self, arena: u64) -> Hold<'_> {
         loop {
             {
@@ -92,7 +85,7 @@ impl PagePool {
         }
     }
 
-    /// Returns the pages that this arena's pause releases, by address.
+    /// Pages that the pause releases, by address.
     pub(crate) fn arena_pages(&self, arena: u64) -> Vec<ArenaPage> {
         let state = self.lock();
         let ours = state.pages.iter().filter(|(_, page)| page.owner.movable_arena() == Some(arena));
@@ -118,8 +111,7 @@ impl PagePool {
         found
     }
 
-    /// Returns the address ranges of all pages that this arena's pause releases, in order. Adjacent
-    /// ranges are merged.
+    /// Addresses of these pages in order, adjacent ranges merged.
     pub(crate) fn addresses(&self, arena: u64) -> Vec<(Address, u64)> {
         let state = self.lock();
         let ours = state.pages.values().filter(|page| page.owner.movable_arena() == Some(arena));
@@ -138,13 +130,10 @@ impl PagePool {
         all
     }
 
-    /// Makes a page non-resident: unmaps all its addresses and releases its memory. Returns the
-    /// number of driver calls, and false if the driver refused the release (retried later). The
-    /// caller [holds](Self::hold) its ranges and has waited for the device.
-    ///
-    /// # Errors
-    /// [`Error::Exported`] for an exported page. Driver errors of an unmap: completed unmaps stay,
-    /// and the page keeps memory and contents.
+    /// Unmaps a page and releases its memory. Returns the number of driver calls, and false if the
+    /// driver refused the release (retried later). The caller [holds](Self::hold) its ranges and
+    /// has waited for the device. After an error, completed unmaps stay, and the page keeps memory
+    /// and contents.
     pub(crate) fn make_non_resident(&self, id: PageId) -> Result<(u64, bool)> {
         let mut calls = 0;
         loop {
@@ -163,8 +152,7 @@ impl PagePool {
                 let Some(found) = state.ranges.get(range) else { break };
                 (range, at, found.base.plus(at), page.bytes)
             };
-            // SAFETY: one whole mapping. Its range is held, so no other thread unmaps. The caller
-            // has waited for the device.
+            // SAFETY: one whole mapping of a held range; the caller has waited for the device.
             unsafe { self.driver().unmap(address, bytes) }?;
             calls += 1;
             let state = &mut *self.lock();
@@ -185,7 +173,6 @@ impl PagePool {
             let (bytes, owner, account) = (page.bytes, page.owner, page.account);
             state.count(owner, -1, -(bytes as i64), 0);
             if let Some(account) = account {
-                // The page stays in its account, with zero bytes.
                 state.accounts.change(account, -(bytes as i64), 0);
             }
             state.stats.physical_bytes -= bytes;
@@ -196,9 +183,8 @@ impl PagePool {
         Ok((calls + 1, self.release_handle(handle, bytes)))
     }
 
-    /// Makes a page resident: moves the memory of `memory`, which leaves the tables, into the page,
-    /// and maps all its addresses. Returns the number of mappings and their bytes. Called by
-    /// [`Transaction::make_resident`](super::Transaction::make_resident).
+    /// See [`Transaction::make_resident`](super::Transaction::make_resident). Returns the number of
+    /// mappings and their bytes.
     pub(super) fn make_resident(&self, id: PageId, memory: Option<PageId>) -> (Result<()>, (u64, u64)) {
         if let Some(memory) = memory {
             self.lock().adopt(id, memory);
@@ -218,8 +204,7 @@ impl PagePool {
                 let whole = Whole { page: handle, bytes: page.bytes };
                 (range, at, found.base.plus(at), whole, found.peers.and(state.peers))
             };
-            // SAFETY: the page's own addresses, not mapped in the driver. The range is held, so no
-            // other thread frees the addresses.
+            // SAFETY: the page's own addresses, unmapped in the driver, in a held range.
             let mapped = unsafe { self.driver().map(address, &[whole], peers) };
             let is_there = mapped.as_ref().map_or_else(|not| not.mapped > 0, |()| true);
             let late = {
@@ -249,8 +234,6 @@ impl PagePool {
 }
 
 impl State {
-    /// Moves the memory of one page to a non-resident page of the same size, and removes the first
-    /// page.
     fn adopt(&mut self, id: PageId, memory: PageId) {
         let fits = |page: &super::page::Page, bytes: u64| page.handle.is_none() && page.bytes == bytes;
         let bytes = self.pages.get(memory).map_or(0, |page| page.bytes);

@@ -1,5 +1,3 @@
-//! Owners of pages, and the audit of the pool's tables.
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,50 +7,49 @@ use super::PagePool;
 use super::pool::State;
 use crate::error::{Error, Result};
 
-/// Returns a number for a region, an arena or a lease, unique in the process.
+/// Number of a region, an arena or a lease, unique in the process.
 pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Owner of a page. The account charged for the page is independent: see
-/// [`Account`](super::Account).
+/// Owner of a page. Its account is independent: see [`Account`](super::Account).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Owner {
-    /// An arena. Each of its spaces may map the page.
+    /// An arena, whose spaces may map the page.
     Shared {
         /// Arena number.
         arena: u64,
     },
-    /// One space. The page has live-out (retained) blocks and is mapped by no other space.
+    /// One space: the page has live-out (retained) blocks and is mapped by no other space.
     Retained {
         /// Arena number.
         arena: u64,
         /// Space number.
         space: u64,
     },
-    /// An arena, for persistent (kept) blocks. No two of these blocks overlap.
+    /// An arena, for persistent (kept) blocks, which do not overlap.
     Kept {
         /// Arena number.
         arena: u64,
     },
-    /// An arena, for one private (exclusive) block. The page is never replaced.
+    /// An arena, for one private (exclusive) block. Never replaced.
     Exclusive {
         /// Arena number.
         arena: u64,
     },
-    /// A region. Its blocks do not overlap.
+    /// A region, whose blocks do not overlap.
     Region {
         /// Region number.
         region: u64,
     },
-    /// An elastic buffer or cache. No other object maps the page.
+    /// An elastic buffer or cache; nothing else maps the page.
     Elastic {
         /// Buffer number.
         buffer: u64,
     },
-    /// A ring. The units of one slot, used one after the other, map the page.
+    /// A ring: the units of one slot, used one after the other.
     Ring {
         /// Ring number.
         ring: u64,
@@ -62,16 +59,15 @@ pub enum Owner {
         /// Number of the workspace group.
         group: u64,
     },
-    /// No owner in this process: only other processes map the page. Free after the last export pin.
+    /// Only other processes map the page. Free after the last export pin.
     Exported,
-    /// The device. The next allocation may take the page.
+    /// The device: the next allocation may take the page.
     Free,
-    /// No owner: the driver refused to release the page. Retried later.
+    /// No owner: the driver refused the release, retried later.
     Leaving,
 }
 
 impl Owner {
-    /// Returns the arena that owns the page, directly or by one of its spaces.
     pub(super) fn arena(self) -> Option<u64> {
         match self {
             Self::Exclusive { arena } => Some(arena),
@@ -79,7 +75,7 @@ impl Owner {
         }
     }
 
-    /// Returns the arena that owns the page, if a pause of the arena releases the page.
+    /// The arena whose pause releases the page, if any.
     pub(super) fn movable_arena(self) -> Option<u64> {
         match self {
             Self::Shared { arena } | Self::Retained { arena, .. } | Self::Kept { arena } => Some(arena),
@@ -88,13 +84,12 @@ impl Owner {
         }
     }
 
-    /// Returns true if the owner's blocks outlive replays and do not overlap.
+    /// Whether the owner's blocks outlive replays and do not overlap.
     pub(super) fn retains(self) -> bool {
         matches!(self, Self::Retained { .. } | Self::Kept { .. } | Self::Exclusive { .. })
     }
 }
 
-/// Totals of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) pages: u64,
@@ -130,8 +125,8 @@ impl PagePool {
         all.into_iter().map(owned).collect()
     }
 
-    /// Checks the invariants of the tables (see the module documentation). May run while other
-    /// threads use the pool. Walks all pages and mappings.
+    /// Checks the invariants of the tables (see the module), also while other threads use the pool.
+    /// Walks all pages and mappings.
     ///
     /// # Errors
     /// [`Error::Internal`] names the first violation.
@@ -142,11 +137,8 @@ impl PagePool {
         state.audit_mappings()
     }
 
-    /// Checks the invariants, and the absence of pins and unfinished driver calls. No other call
-    /// may run.
-    ///
-    /// # Errors
-    /// As [`audit`](Self::audit).
+    /// [Audits](Self::audit), and checks that no pin or unfinished driver call is left. No other
+    /// call may run.
     pub fn audit_idle(&self) -> Result<()> {
         self.audit()?;
         let state = self.lock();
@@ -164,7 +156,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Audits in debug builds and logs a violation. Skips most calls if the pool has many mappings.
+    /// Logs a violation in debug builds. Skips most calls if the pool has many mappings.
     pub(crate) fn check(&self) {
         const FEW: u64 = 1000;
         if !cfg!(debug_assertions) {

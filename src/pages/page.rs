@@ -1,5 +1,3 @@
-//! A page of the pool: its memory, owner and mappings.
-
 use std::collections::BTreeSet;
 
 use super::{AccountId, Owner, RangeId};
@@ -7,20 +5,19 @@ use crate::driver::PageHandle;
 
 #[derive(Debug)]
 pub(super) struct Page {
-    /// `None`: the page is non-resident, see `non_resident.rs`. Owner, account and mappings stay.
+    /// `None`: the page is non-resident, see `non_resident.rs`.
     pub(super) handle: Option<PageHandle>,
     pub(super) bytes: u64,
     pub(super) owner: Owner,
-    /// Account charged for the page. `None` for free pages and pages refused by the driver.
+    /// `None` for free pages and pages refused by the driver.
     pub(super) account: Option<AccountId>,
-    /// All mappings: range and offset.
+    /// Range and offset.
     pub(super) mappings: BTreeSet<(RangeId, u64)>,
-    /// Subset of `mappings` unknown to the driver: all of a non-resident page, some of a page whose
-    /// pause or resume is incomplete.
+    /// Subset of `mappings` unknown to the driver, after a pause or an incomplete resume.
     pub(super) unmapped: BTreeSet<(RangeId, u64)>,
-    /// Number of running transactions that need the page.
+    /// Running transactions that need the page.
     pub(super) pins: u32,
-    /// Number of export pins: other processes map the page.
+    /// Other processes map the page.
     pub(super) exported: u32,
 }
 
@@ -36,7 +33,7 @@ impl Page {
         Self { handle: Some(handle), bytes, owner, account, mappings, unmapped, pins, exported: 0 }
     }
 
-    /// Returns the page's share of the totals: pages, bytes, and mappings known to the driver.
+    /// Pages, bytes, and mappings known to the driver.
     pub(super) fn weight(&self) -> (i64, i64, i64) {
         let mappings = (self.mappings.len() - self.unmapped.len()) as i64;
         if self.handle.is_some() { (1, self.bytes as i64, mappings) } else { (0, 0, mappings) }

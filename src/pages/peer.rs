@@ -1,8 +1,5 @@
-//! Imported pages of other processes, mapped in spans of addresses. Imported pages are not pages of
-//! the pool: they use no budget, and have no owner.
-//!
-//! Spans in use by the device and pages refused by the driver are plain data in the pool, retried
-//! as in `pending_unmaps.rs`. The mutex of [`PagePool`] guards the tables.
+//! Imported pages of other processes, mapped in spans of addresses. They are not pages of the pool:
+//! no budget, no owner. Pending spans and refused pages are retried as in `pending_unmaps.rs`.
 
 use std::os::fd::BorrowedFd;
 
@@ -14,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::units::{Address, Peers};
 
 slotmap::new_key_type! {
-    /// Key of an imported page.
     pub(crate) struct PeerId;
 }
 
@@ -22,16 +18,15 @@ slotmap::new_key_type! {
 struct PeerPage {
     handle: PageHandle,
     bytes: u64,
-    /// Number of users: the importer and each span. 0: the driver refused the release.
+    /// The importer and each span. 0: the driver refused the release.
     users: u32,
 }
 
-/// Addresses with imported pages.
 #[derive(Debug)]
 pub(crate) struct PeerSpan {
     base: Address,
     bytes: u64,
-    /// Offset, page and bytes of each mapping. Unmapping removes entries from the end.
+    /// Offset, page and bytes. Unmapping removes entries from the end.
     mapped: Vec<(u64, PeerId, u64)>,
 }
 
@@ -41,7 +36,6 @@ impl PeerSpan {
     }
 }
 
-/// Imported pages and pending spans of a device.
 #[derive(Debug, Default)]
 pub(super) struct PeerPages {
     pages: SlotMap<PeerId, PeerPage>,
@@ -57,7 +51,6 @@ impl PeerPages {
         self.waiting.iter().map(|(fence, _)| fence.clone())
     }
 
-    /// Returns the number of pending spans and refused pages.
     pub(super) fn pending(&self) -> usize {
         self.waiting.len() + self.pages.values().filter(|page| page.users == 0).count()
     }
@@ -68,25 +61,19 @@ fn closed() -> Error {
 }
 
 impl PagePool {
-    /// Imports a page of a different process, with one user.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if the device was opened without sharing; driver errors.
+    /// Imports a page with one user. Fails if the device was opened without sharing.
     pub(crate) fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import(fd, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
     }
 
-    /// As [`import`](Self::import), from a fabric handle.
-    ///
-    /// # Errors
-    /// As [`import`](Self::import), and without fabric handles.
+    /// Imports from a fabric handle, as [`import`](Self::import).
     pub(crate) fn import_fabric(&self, handle: &FabricHandle, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import_fabric(handle, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
     }
 
-    /// Removes a user of an imported page. After the last one, the page is released.
+    /// Removes a user. After the last, the page is released.
     pub(crate) fn close_peer(&self, id: PeerId) {
         let page = {
             let pages = &mut self.lock().foreign.pages;
@@ -98,18 +85,14 @@ impl PagePool {
             let Some(page) = pages.remove(id) else { return };
             page
         };
-        // SAFETY: no user is left. Already removed from the table, so no other thread releases the
-        // page.
+        // SAFETY: without users and removed from the table: released once.
         if let Err(error) = unsafe { self.driver().release(page.handle) } {
             tracing::warn!(%error, "the driver did not take a peer's page back; kept for another try");
             self.lock().foreign.pages.insert(page);
         }
     }
 
-    /// Maps whole imported pages one after the other at new addresses.
-    ///
-    /// # Errors
-    /// Driver errors; nothing is mapped.
+    /// Maps whole pages one after the other at new addresses, or none.
     pub(crate) fn map_peers(&self, pages: &[PeerId]) -> Result<PeerSpan> {
         let mut wholes = Vec::with_capacity(pages.len());
         {
@@ -159,7 +142,7 @@ impl PagePool {
         self.lock().foreign.waiting.push((fence, span));
     }
 
-    /// Unmaps and frees a span. Returns false if the driver refused; the rest stays in the span.
+    /// Returns false if the driver refused; the rest stays in the span.
     fn tear_down_span(&self, span: &mut PeerSpan) -> bool {
         while let Some((at, id, bytes)) = span.mapped.last().copied() {
             // SAFETY: one whole mapping of the span, unused after its fence.
@@ -180,7 +163,6 @@ impl PagePool {
         }
     }
 
-    /// Tears down spans with finished fences, and retries refused calls.
     pub(super) fn reap_peers(&self) {
         let (waiting, refused) = {
             let peers = &mut self.lock().foreign;

@@ -1,7 +1,5 @@
-//! Pending unmaps: memory still in use by the device (a fence), and memory refused by the driver.
-//!
-//! Both lists have only keys and marks, so neither keeps the pool alive. The mutex of [`PagePool`]
-//! guards the lists.
+//! Pending unmaps: memory in use by the device (a fence), and memory refused by the driver. The
+//! lists hold only keys and marks, so neither keeps the pool alive.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -14,9 +12,7 @@ use crate::error::Result;
 use crate::sync::ProcessMutex;
 
 slotmap::new_key_type! {
-    /// Key of a pending unmap.
     pub(super) struct FencedUnmapId;
-    /// Key of a resumed arena with running copies.
     pub(super) struct ArrivingId;
 }
 
@@ -34,8 +30,7 @@ pub(super) struct Arriving {
 }
 
 impl State {
-    /// Returns the fence of all running copies to pages mapped in these parts. Teardown waits for
-    /// this fence too.
+    /// The fence of running copies to pages in these parts. Teardown waits for it too.
     fn arriving(&self, pending: &PendingUnmap) -> Fence {
         let mut fence = Fence::default();
         let arenas = self.arriving.values().filter(|arriving| pending.show(self, arriving.arena));
@@ -43,20 +38,17 @@ impl State {
         fence
     }
 
-    /// Returns the complete fence of a pending unmap.
     fn behind(&self, item: &FencedUnmap) -> Fence {
         let mut fence = self.arriving(&item.pending);
         fence.join(item.fence.clone());
         fence
     }
 
-    /// Iterates over the ranges in pending unmaps and refused teardowns.
     pub(super) fn pending_ranges(&self) -> impl Iterator<Item = RangeId> {
         let waiting = self.pending_unmaps.values().flat_map(|item| item.pending.ranges.iter());
         waiting.chain(&self.stuck).copied()
     }
 
-    /// Iterates over the parts of other ranges in pending unmaps: range, offset and bytes.
     pub(super) fn pending_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
         self.pending_unmaps.values().flat_map(|item| item.pending.parts.iter().copied())
     }
@@ -69,10 +61,9 @@ fn warn_of(torn: &TornDown) {
 }
 
 impl PagePool {
-    /// Tears down after a fence: at once if the fence is done, else in a later call. Pending unmaps
-    /// are reaped by a refused [`take`](super::Transaction::take), a [`trim`](Self::trim), the
-    /// begin of a capture, the end of a hold, and a teardown with a conflicting request. Does not
-    /// block.
+    /// Tears down after a fence: at once if done, else when pending unmaps are reaped: by a refused
+    /// [`take`](super::Transaction::take), a [`trim`](Self::trim), the begin of a capture, the end
+    /// of a hold, or a conflicting teardown. Does not block.
     pub fn unmap_after(&self, mut fence: Fence, pending: PendingUnmap) {
         if pending.is_empty() {
             return;
@@ -96,7 +87,7 @@ impl PagePool {
         }
     }
 
-    /// Returns the fence of all pending unmaps with pages that this arena's pause releases.
+    /// Fence of pending unmaps with pages that this arena's pause releases.
     pub(crate) fn pending_fence(&self, arena: u64) -> Fence {
         let (state, mut fence) = (self.lock(), Fence::default());
         let items = state.pending_unmaps.values().filter(|item| item.pending.show(&state, arena));
@@ -104,7 +95,7 @@ impl PagePool {
         fence
     }
 
-    /// Records running copies to the pages of a resumed arena. No mapping of these pages is torn
+    /// Records running copies to the pages of a resumed arena: no mapping of these pages is torn
     /// down before `contents`. The caller holds the ranges.
     pub(crate) fn arrives(&self, arena: u64, mut contents: Fence) {
         if !contents.done(self.events()).unwrap_or(false) {
@@ -112,7 +103,7 @@ impl PagePool {
         }
     }
 
-    /// Returns true if no running copy writes pages mapped in these parts.
+    /// Whether no running copy writes pages in these parts.
     pub(super) fn arrived(&self, pending: &PendingUnmap) -> bool {
         let mut arriving = self.lock().arriving(pending);
         arriving.done(self.events()).unwrap_or(false)
@@ -122,13 +113,13 @@ impl PagePool {
         let (arriving, mut poll) = (self.lock().arriving.clone(), Poll::new(self.events()));
         for (id, Arriving { mut contents, .. }) in arriving {
             if contents.done_at(&mut poll).unwrap_or(false) {
-                // Dropped without the lock, as its marks may destroy events.
+                // Without the lock: its marks may destroy events.
                 let _contents = self.lock().arriving.remove(id);
             }
         }
     }
 
-    /// Reaps pending unmaps with a finished fence. Returns true if there was one.
+    /// Runs pending unmaps with a finished fence. Returns whether there was one.
     pub(crate) fn reap(&self) -> bool {
         let mut any = false;
         loop {
@@ -140,12 +131,11 @@ impl PagePool {
         }
     }
 
-    /// As [`reap`](Self::reap), once. Also returns whether requests arrived
-    /// meanwhile.
+    /// Polls once. Also returns whether requests arrived meanwhile.
     fn poll_once(&self) -> (bool, bool) {
         self.reap_peers();
         self.forget_arrived();
-        // The items stay in the list during the driver calls, so `pending_fence` sees all fences.
+        // Items stay listed during the driver calls, so `pending_fence` sees all fences.
         let waiting: Vec<_> = {
             let state = self.lock();
             state.pending_unmaps.iter().map(|(id, item)| (id, state.behind(item))).collect()
@@ -157,7 +147,7 @@ impl PagePool {
                 let item = self.lock().pending_unmaps.remove(id);
                 done.extend(item);
             } else {
-                // Dropped without the lock: the last reference to a mark may destroy its event.
+                // Without the lock: the last reference to a mark may destroy its event.
                 let _previous = {
                     let state = &mut *self.lock();
                     state.pending_unmaps.get_mut(id).map(|item| std::mem::replace(&mut item.fence, fence))
@@ -174,8 +164,8 @@ impl PagePool {
         (any, awaited)
     }
 
-    /// Waits for the fences of pending unmaps, at most for `limit`, and reaps. Returns true if
-    /// there was one. Does not wait for fences that depend on the end of a capture.
+    /// Waits at most for `limit`, and reaps. Returns whether there was one. Does not wait for the
+    /// end of a capture.
     pub(crate) fn wait_and_reap(&self, limit: Duration) -> bool {
         let fences: Vec<Fence> = {
             let state = self.lock();
@@ -187,16 +177,12 @@ impl PagePool {
         let start = Instant::now();
         for mut fence in fences {
             let left = if limit == Duration::MAX { limit } else { limit.saturating_sub(start.elapsed()) };
-            // A failed wait leaves the item pending.
             let _ = fence.block(self.events(), left);
         }
         self.reap()
     }
 
-    /// Retries everything the driver refused earlier.
-    ///
-    /// # Errors
-    /// Driver errors; the memory stays pending.
+    /// Retries everything the driver refused; memory refused again stays pending.
     pub fn retry(&self) -> Result<()> {
         self.reap();
         let mut first = Ok(());
@@ -209,14 +195,14 @@ impl PagePool {
         first.and(pages)
     }
 
-    /// Releases unused memory to the driver: waits for fences, retries refused calls and releases
-    /// free pages. Returns the released bytes.
+    /// Releases unused memory: waits for fences, retries refused calls and releases free pages.
+    /// Returns the released bytes.
     ///
     /// # Errors
     /// Driver errors of the last retry.
     pub fn trim(&self) -> Result<u64> {
         self.wait_and_reap(Duration::MAX);
-        // Errors of the first retry are repeated by the last one.
+        // The last retry repeats the errors.
         let _ = self.retry();
         let released = self.release_free(u64::MAX);
         self.retry()?;
@@ -224,14 +210,13 @@ impl PagePool {
     }
 }
 
-/// Pools without users but with memory in use or refused by the driver. Retried at the next opening
+/// Pools without users but with memory in use or refused by the driver, retried at the next opening
 /// of their device.
 fn orphans() -> &'static ProcessMutex<Vec<Arc<PagePool>>> {
     static ORPHANS: OnceLock<ProcessMutex<Vec<Arc<PagePool>>>> = OnceLock::new();
     ORPHANS.get_or_init(ProcessMutex::default)
 }
 
-/// Retries the orphaned pools of a driver's device.
 pub(crate) fn retry_orphans(driver: &SharedDriver) {
     let left: Vec<_> = orphans().lock().extract_if(.., |pool| same_device(pool.driver(), driver)).collect();
     left.into_iter().for_each(PagePool::retire);
@@ -239,8 +224,8 @@ pub(crate) fn retry_orphans(driver: &SharedDriver) {
 }
 
 impl PagePool {
-    /// Called when the last user of the device is gone: releases all possible memory. A pool with
-    /// remaining memory becomes an orphan.
+    /// Called when the last user of the device is gone. A pool with remaining memory becomes an
+    /// orphan.
     pub(crate) fn retire(self: Arc<Self>) {
         self.reap();
         self.events().forget_kept();

@@ -1,7 +1,5 @@
-//! Tables of the page pool, and the creation, reuse and release of pages.
-//!
-//! `State` has all tables, guarded by the mutex of [`PagePool`]. The mutex is a leaf lock: see the
-//! module documentation of `pages`.
+//! Tables of the page pool, and the creation, reuse and release of pages. See the module
+//! documentation of `pages`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -30,9 +28,9 @@ use crate::sync::atomic::AtomicU64;
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Address, Peers};
 
-/// Attempts of one allocation while other threads release memory.
+/// Attempts while other threads release memory.
 const TRIES: u32 = 1000;
-/// Attempts with a yield between; later ones pause, for a tenth of a second in all.
+/// Later attempts pause, for a tenth of a second in all.
 const YIELDS: u32 = 16;
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -40,50 +38,46 @@ pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
     pub(super) free: FreePages,
     pub(super) ranges: SlotMap<RangeId, Range>,
-    /// Devices with access to all mappings of the pool.
     pub(super) peers: Peers,
-    /// All ranges, by base address.
     pub(super) bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
     pub(super) tallies: HashMap<Owner, Tally>,
-    /// Bytes of free pages, and bytes of pages refused by the driver.
+    /// Free bytes, and bytes refused by the driver.
     free_bytes: u64,
     refused_bytes: u64,
-    /// Pages refused by the driver at release.
+    /// Refused by the driver at release.
     refused: Vec<PageId>,
-    /// Non-resident pages and their bytes.
+    /// Pages and bytes.
     pub(super) non_resident: (u64, u64),
-    /// Exported pages and their bytes.
+    /// Pages and bytes.
     pub(super) exported: (u64, u64),
-    /// Pages imported from other processes.
+    /// Imported from other processes.
     pub(super) foreign: PeerPages,
     /// Ranges whose teardown the driver refused.
     pub(super) stuck: Vec<RangeId>,
     pub(super) pending_unmaps: SlotMap<FencedUnmapId, FencedUnmap>,
-    /// Parts of ranges in teardown, by start. Parts do not overlap.
+    /// By start; parts do not overlap.
     pub(super) teardowns: BTreeMap<(RangeId, u64), RunningTeardown>,
-    /// Resumed arenas with running copies of contents.
     pub(super) arriving: SlotMap<ArrivingId, Arriving>,
     pub(super) lent: LentPages,
-    /// Counts changes of shared pages, except those by leases.
+    /// Changes of shared pages, except by leases.
     pub(super) shared_changes: u64,
     pub(super) running: RunningCalls,
     pub(super) stats: PoolStats,
 }
 
 impl State {
-    /// Returns the bytes of the device charged to no account.
+    /// Bytes charged to no account.
     pub(super) fn unaccounted(&self) -> u64 {
         self.free_bytes + self.refused_bytes + self.running.releasing().1
     }
 
-    /// Returns a number that changes with each creation, release, reuse, map and unmap.
+    /// Changes with each creation, release, reuse, map and unmap.
     fn activity(&self) -> u64 {
         let stats = &self.stats;
         stats.pages_created + stats.pages_released + stats.pages_reused + stats.maps + stats.unmaps
     }
 
-    /// Adds a page to the tables.
     fn enter(&mut self, page: Page) -> PageId {
         self.stats.physical_bytes += page.bytes;
         self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
@@ -91,7 +85,6 @@ impl State {
         self.pages.insert(page)
     }
 
-    /// Adds a page to the totals of its owner and account.
     fn begin(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.owner, page.account) {
@@ -106,7 +99,6 @@ impl State {
         self.count(page.owner, pages, bytes, mappings);
     }
 
-    /// Subtracts a page from the totals of its owner and account.
     pub(super) fn end(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.owner, page.account) {
@@ -121,7 +113,6 @@ impl State {
         self.count(page.owner, -pages, -bytes, -mappings);
     }
 
-    /// Adds to the totals of an owner.
     pub(super) fn count(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
         self.shared_changes += u64::from(matches!(owner, Owner::Shared { .. }));
         if owner.retains() {
@@ -136,7 +127,7 @@ impl State {
         }
     }
 
-    /// Counts mappings of an owner's page. `lent`: the mapping belongs to a lease.
+    /// `lent`: the mapping belongs to a lease.
     pub(super) fn count_mapping(&mut self, owner: Owner, mappings: i64, lent: bool) {
         let before = self.shared_changes;
         self.count(owner, 0, 0, mappings);
@@ -145,7 +136,7 @@ impl State {
         }
     }
 
-    /// Returns the number of spaces that map a page, counted by the tags of the ranges.
+    /// Counts spaces by the tags of the ranges.
     pub(super) fn shown_by(&self, id: PageId) -> usize {
         let Some(page) = self.pages.get(id) else { return 0 };
         let ranges = page.mappings.iter().filter_map(|(range, _)| self.ranges.get(*range));
@@ -171,7 +162,7 @@ impl State {
         Some(self.pages.insert(page))
     }
 
-    /// Makes a page without mappings and pins free, under a new key. So stale keys find nothing.
+    /// Makes a page free under a new key, so stale keys find nothing.
     pub(super) fn settle(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
         if page.pins > 0 || !page.mappings.is_empty() || matches!(page.owner, Owner::Free | Owner::Leaving) {
@@ -181,7 +172,6 @@ impl State {
         if page.exported > 0 {
             self.abandon(id);
         } else if page.handle.is_none() {
-            // A non-resident page has no memory to reuse.
             self.remove(id);
         } else if let Some(id) = self.rename(id, Owner::Free, None) {
             self.free.add(bytes, id);
@@ -189,16 +179,15 @@ impl State {
     }
 }
 
-/// Page pool of one device: records the owner and the mappings of every physical page.
-///
-/// Thread-safe. Its mutex is a leaf lock.
+/// Page pool of one device: records the owner and the mappings of every physical page. Thread-safe;
+/// its mutex is a leaf lock.
 pub struct PagePool {
     driver: SharedDriver,
     events: Arc<Events>,
     state: Mutex<State>,
-    /// Number of pages on lease, readable without the lock.
+    /// Readable without the lock.
     pub(super) lent: AtomicU64,
-    /// Number of exported pages, readable without the lock.
+    /// Readable without the lock.
     pub(super) exported: AtomicU64,
     pub(super) captures: Captures,
     pub(super) reclaimers: Reclaimers,
@@ -248,8 +237,7 @@ impl PagePool {
         &self.driver
     }
 
-    /// Returns [`Error::OutOfMemory`] if `requested` exceeds the memory of the device. Checked
-    /// before a request is split into pages.
+    /// Fails if `requested` exceeds the device's memory; checked before a split into pages.
     pub(crate) fn refuse_hopeless(&self, requested: u64) -> Result<()> {
         let (total, device) = (self.driver.info().total_bytes, self.driver.info().ordinal);
         if requested <= total {
@@ -272,13 +260,8 @@ impl PagePool {
         self.driver.info().ordinal
     }
 
-    /// Takes a page of `bytes` for an owner: a free page of this size, else a new page. Returns the
-    /// page, pinned once, and whether it is new. If the device or a budget has no room, first reaps
-    /// finished pending unmaps, then releases free pages of other sizes, even if only an account
-    /// below the device lacks room.
-    ///
-    /// # Errors
-    /// [`Error::OverBudget`] of the account or an ancestor; driver errors.
+    /// Takes a free page of this size, else a new one, pinned once. Returns whether it is new.
+    /// Without room, reaps finished pending unmaps, then releases free pages of other sizes.
     pub(super) fn take(&self, bytes: u64, owner: Owner, account: AccountId) -> Result<(PageId, bool)> {
         let mut tries = 0;
         loop {
@@ -290,8 +273,7 @@ impl PagePool {
             if self.reap() || self.release_free(bytes) > 0 {
                 continue;
             }
-            // Other threads may be releasing memory now, or may have released memory since the
-            // attempt.
+            // Other threads may be releasing memory, or have done so since the attempt.
             let unchanged = {
                 let state = self.lock();
                 !state.running.any() && state.activity() == before
@@ -300,7 +282,7 @@ impl PagePool {
             if unchanged || tries > TRIES {
                 return Err(refused);
             }
-            // Yields alone may pass before a releasing thread runs again.
+            // Yields may pass before a releasing thread runs again.
             if tries <= YIELDS || cfg!(feature = "shuttle") {
                 std::thread::yield_now();
             } else {
@@ -341,8 +323,7 @@ impl PagePool {
         entered
     }
 
-    /// Pins an owner's page until [`unpin`](Self::unpin) and returns its bytes. `None`: the page
-    /// has a different owner or key.
+    /// `None`: the page has a different owner or key.
     pub(super) fn pin(&self, id: PageId, owner: Owner) -> Option<u64> {
         let mut state = self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.owner == owner)?;
@@ -350,7 +331,6 @@ impl PagePool {
         Some(page.bytes)
     }
 
-    /// As [`pin`](Self::pin), for any owner.
     pub(super) fn pin_any(&self, id: PageId) {
         if let Some(page) = self.lock().pages.get_mut(id) {
             page.pins += 1;
@@ -365,8 +345,8 @@ impl PagePool {
         }
     }
 
-    /// As [`unpin`](Self::unpin), but releases an unused page to the driver instead of the free
-    /// list. Returns false if the driver refused. Used to undo a creation and to pause memory.
+    /// Releases an unused page to the driver, to undo a creation and to pause memory. Returns false
+    /// if the driver refused.
     pub(super) fn unpin_and_release(&self, id: PageId) -> bool {
         let unused = {
             let mut state = self.lock();
@@ -383,8 +363,8 @@ impl PagePool {
         unused.is_none_or(|page| self.release(page))
     }
 
-    /// Changes the owner of a page from `from` to `to` and returns the page's bytes. With `sole`,
-    /// only if the page has one mapping and no pin. `None`: nothing changed.
+    /// Changes the owner and returns the page's bytes. With `sole`, only if the page has one
+    /// mapping and no pin. `None`: nothing changed.
     pub(crate) fn hand_over(&self, id: PageId, from: Owner, to: Owner, sole: bool) -> Option<u64> {
         let state = &mut *self.lock();
         let page = state.pages.get_mut(id)?;
@@ -404,7 +384,7 @@ impl PagePool {
         self.lock().pages.get(id).map(|page| page.owner)
     }
 
-    /// Returns the owner of a page and the ranges that map the page.
+    /// Owner of a page, and the ranges that map it.
     pub(crate) fn showing(&self, id: PageId) -> Option<(Owner, BTreeSet<RangeId>)> {
         let state = self.lock();
         let page = state.pages.get(id)?;
@@ -435,16 +415,15 @@ impl PagePool {
         released
     }
 
-    /// Releases a page already removed from the tables. Returns false if the driver refused: the
-    /// page is retried later.
+    /// Releases a page already removed from the tables. Returns false if the driver refused: it is
+    /// retried later.
     fn release(&self, page: Page) -> bool {
         page.handle.is_none_or(|handle| self.release_handle(handle, page.bytes))
     }
 
-    /// As [`release`](Self::release), for the memory of a page counted in `State::running`.
+    /// Releases memory counted in `State::running`.
     pub(super) fn release_handle(&self, handle: PageHandle, bytes: u64) -> bool {
-        // SAFETY: a page of this driver without mappings. Already removed from the tables, so no
-        // other thread releases it.
+        // SAFETY: our page without mappings, removed from the tables: released once.
         let result = unsafe { self.driver.release(handle) };
         let mut state = self.lock();
         state.running.end_release(bytes);
@@ -459,7 +438,6 @@ impl PagePool {
         false
     }
 
-    /// Retries the release of pages refused by the driver.
     pub(super) fn retry_pages(&self) -> Result<()> {
         let refused = std::mem::take(&mut self.lock().refused);
         let mut left = 0;
@@ -503,7 +481,6 @@ impl PagePool {
 }
 
 impl State {
-    /// Removes a page that is about to be released.
     fn leave(&mut self, id: PageId) -> Option<Page> {
         let page = self.remove(id)?;
         if page.handle.is_some() {

@@ -1,8 +1,6 @@
-//! Counts of a page pool.
-
 use serde::Serialize;
 
-/// Exact counts of pages and driver calls of one device since its opening.
+/// Counts of pages and driver calls of one device since its opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PoolStats {
     /// Bytes of pages held now.
@@ -11,14 +9,14 @@ pub struct PoolStats {
     pub peak_physical_bytes: u64,
     /// Bytes of pages for live-out, persistent and private blocks.
     pub retained_bytes: u64,
-    /// Bytes of free pages: unmapped, and available to the next allocation.
+    /// Bytes of free pages.
     pub free_bytes: u64,
-    /// Budget in bytes. `None`: no budget.
+    /// Budget in bytes, if any.
     pub budget_bytes: Option<u64>,
-    /// Bytes of non-resident pages: owner and addresses exist, memory does not.
+    /// Bytes of non-resident pages.
     pub absent_bytes: u64,
     /// Bytes of pages exported to other processes
-    /// ([`Device::export_page`](crate::Device::export_page)). Exported pages are not released.
+    /// ([`Device::export_page`](crate::Device::export_page)).
     pub exported_bytes: u64,
     /// Pages held now.
     pub pages: u64,
@@ -26,7 +24,7 @@ pub struct PoolStats {
     pub pages_created: u64,
     /// Pages released.
     pub pages_released: u64,
-    /// Allocations served by a free page, without a driver call.
+    /// Allocations served by a free page.
     pub pages_reused: u64,
     /// Current mappings.
     pub mappings: u64,
@@ -38,6 +36,6 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Current reservations.
     pub reservations: u64,
-    /// Pending unmaps and refused releases. `trim` retries both.
+    /// Pending unmaps and refused releases, retried by `trim`.
     pub pending: u64,
 }

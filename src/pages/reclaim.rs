@@ -1,5 +1,3 @@
-//! Out-of-memory retry: waits for pending memory and asks reclaimers before an allocation fails.
-
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -9,42 +7,37 @@ use super::{AccountId, PagePool};
 use crate::error::Error;
 use crate::sync::{Mutex, thread_token};
 
-/// Maximum retries of one call.
 const TRIES: u32 = 8;
-/// Longest single wait for memory in use by the device. One attempt waits up to twice.
+/// Longest wait for memory in use by the device; one attempt waits up to twice.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Source of memory in a shortage, for example an engine with a cache, or a shrinkable buffer.
+/// Source of memory in a shortage, for example an engine with a cache.
 pub trait Reclaimer: Send + Sync {
-    /// Frees as much as possible of the `bytes` missing, and returns the freed bytes. Called on the
-    /// thread of the allocation, without library locks, also during its capture. May free blocks,
-    /// drop spaces and allocate. A shortage in this call asks no reclaimer.
+    /// Frees as much as possible of the `bytes` missing, and returns the freed bytes:
+    /// `vmmgraph_device_add_reclaimer`. Runs without library locks.
     fn reclaim(&self, bytes: u64) -> u64;
 
-    /// Account of the reclaimer's memory, or an ancestor. `None`: any memory of the device. Such a
-    /// reclaimer is asked only if the device or its budget is short, since memory outside an
-    /// account does not help the account.
+    /// Account of the reclaimer's memory, or an ancestor. `None`: any memory of the device; asked
+    /// only if the device or its budget is short.
     fn account(&self) -> Option<AccountId> {
         None
     }
 
-    /// Cost of freeing memory, in the caller's own unit. The cheapest reclaimer is asked first.
+    /// Cost of freeing memory, in the caller's own unit: cheapest first.
     fn cost(&self) -> u64;
 }
 
-/// Registered reclaimers. Each list has its own lock, not held during calls.
+/// Each list has its own lock, not held during calls.
 #[derive(Default)]
 pub(super) struct Reclaimers {
     all: Mutex<Vec<Weak<dyn Reclaimer>>>,
-    /// Threads in a call of a reclaimer.
     reclaiming: Mutex<HashSet<u64>>,
 }
 
-/// Marks this thread as asking, until dropped.
 struct ReclaimCall<'a>(&'a Reclaimers);
 
 impl<'a> ReclaimCall<'a> {
-    /// `None`: this thread is already asking, so a reclaimer itself is short of memory.
+    /// `None`: a reclaimer on this thread is itself short of memory.
     fn begin(reclaimers: &'a Reclaimers) -> Option<Self> {
         let begins = reclaimers.reclaiming.lock().insert(thread_token());
         begins.then(|| Self(reclaimers))
@@ -65,13 +58,12 @@ impl PagePool {
         all.push(Arc::downgrade(reclaimer));
     }
 
-    /// Begins the out-of-memory retry of one call.
     pub(crate) fn memory_retry(&self) -> MemoryRetry<'_> {
         MemoryRetry { pool: self, tries: 0 }
     }
 
-    /// Asks reclaimers, cheapest first, until `bytes` are freed. Returns true if a retry is useful.
-    /// With `lowest`, asks only reclaimers within the account of that key. The caller has no lock.
+    /// Asks reclaimers, cheapest first, until `bytes` are freed. Returns whether a retry is useful.
+    /// With `lowest`, asks only those within that account. The caller has no lock.
     pub(crate) fn ask_reclaimers(&self, bytes: u64, lowest: Option<u64>) -> bool {
         let Some(_call) = ReclaimCall::begin(&self.reclaimers) else { return false };
         let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
@@ -88,26 +80,23 @@ impl PagePool {
                 break;
             }
         }
-        // Freed memory may still be in use by the device.
         self.wait_and_reap(PATIENCE) || given > 0
     }
 }
 
-/// Out-of-memory retry of one call.
 pub(crate) struct MemoryRetry<'a> {
     pool: &'a PagePool,
     tries: u32,
 }
 
 impl MemoryRetry<'_> {
-    /// Tries to get memory after this error. Returns true if the call should try again, at most
-    /// eight times. The caller has no lock.
+    /// Returns true if the call should try again, at most eight times. The caller has no lock.
     pub(crate) fn helps(&mut self, error: &Error) -> bool {
         self.helps_with(error, || false)
     }
 
-    /// As [`helps`](Self::helps), after the caller's own measures. `own` returns true if the
-    /// measures helped.
+    /// Retries as [`helps`](Self::helps), after the caller's own measures; `own` returns whether
+    /// they helped.
     pub(crate) fn helps_with(&mut self, error: &Error, own: impl FnOnce() -> bool) -> bool {
         if self.tries == TRIES || !error.is_out_of_memory() {
             return false;
@@ -116,9 +105,9 @@ impl MemoryRetry<'_> {
         self.once(error) || own
     }
 
-    /// As [`helps`](Self::helps), without a limit of attempts. Waits for pending memory first. Asks
-    /// reclaimers if no pending memory finished, and from the second attempt on: in a busy process
-    /// some pending memory always finishes.
+    /// Retries as [`helps`](Self::helps), without a limit of attempts. Asks reclaimers if no
+    /// pending memory finished, and from the second attempt on: in a busy process some always
+    /// finishes.
     pub(crate) fn once(&mut self, error: &Error) -> bool {
         self.tries = self.tries.saturating_add(1);
         let finished = self.pool.wait_and_reap(PATIENCE);

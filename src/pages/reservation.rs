@@ -1,5 +1,3 @@
-//! Handle of reserved addresses.
-
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,9 +8,9 @@ use super::{PagePool, PendingUnmap, RangeId};
 use crate::error::Result;
 use crate::units::{Address, Stream};
 
-/// Reserved addresses, made by a transaction ([`Transaction`](super::Transaction)). Drop unmaps all
-/// pages and frees the addresses: the device must not use them any more. [`leave`](Self::leave)
-/// defers this to a fence.
+/// Reserved addresses, made by a [`Transaction`](super::Transaction). Drop unmaps all pages and
+/// frees the addresses, which the device must not use any more; [`leave`](Self::leave) defers this
+/// to a fence.
 pub struct Reservation {
     pool: Arc<PagePool>,
     id: RangeId,
@@ -61,7 +59,10 @@ impl Reservation {
         self.pool.mapped_under(self.id, offset, bytes)
     }
 
-    /// Returns the first unmapped part of `[from, to)`.
+    /// Fills mapped bytes with a repeated 32-bit value, in stream order.
+    ///
+    /// # Errors
+    /// Driver errors; [`Error::Internal`](crate::Error::Internal) if a byte is unmapped.
     #[must_use]
     pub fn gap(&self, from: u64, to: u64) -> Option<(u64, u64)> {
         self.pool.gap(self.id, from, to)
@@ -75,7 +76,7 @@ impl Reservation {
         self.pool.fill(self.id, offset, bytes, value, stream)
     }
 
-    /// Converts into a pending unmap, for [`PagePool::unmap_after`] after a fence.
+    /// Converts into a pending unmap for [`PagePool::unmap_after`].
     #[must_use]
     pub fn leave(mut self) -> PendingUnmap {
         PendingUnmap::range(std::mem::take(&mut self.id))

@@ -1,22 +1,18 @@
 //! Shared set of an arena: the numbered pages that all its spaces may map, and the tape of its bump
 //! spaces.
 //!
-//! Page numbers are stable, pages are not. A number gets a page when a space first needs the
-//! number. The number loses the page when a seal or eager work gives the page to a new owner, or
-//! when no space maps the page. Spaces with the same number map the same page.
+//! A number gets a page when a space first needs it, and loses the page when a seal or eager work
+//! gives it to a new owner, or when no space maps it. Spaces with the same number map the same
+//! page.
 //!
-//! * **Spare page**: a shared page without a number, still mapped by graphs. Serves the next number
-//!   without a page.
-//! * **Tape**: the pages of all bump spaces in a row. Every bump space maps the tape from its
-//!   start.
+//! * **Spare page**: without a number, still mapped by graphs. Serves the next number without a
+//!   page.
+//! * **Tape**: the pages of all bump spaces in a row, mapped from its start.
 //! * **Version**: changes when spaces must check their pages before the next launch.
 //!
-//! The tables may be stale: a page freed by its last space has a new key, and a page sealed into a
-//! space has a new owner. So an entry is valid only if the pool names this arena as the owner
-//! ([`is_ours`](SharedSet::is_ours)).
-//!
-//! One mutex guards the tables ([`Numbers`]). The mutex is held across calls into the pool,
-//! including the creation of a page, so two spaces with the same number get one page.
+//! An entry is valid only if the pool names this arena as the owner
+//! ([`is_ours`](SharedSet::is_ours)). One mutex guards the tables ([`Numbers`]), also across the
+//! creation of a page, so two spaces with the same number get one page.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -39,9 +35,9 @@ use tape::Tape;
 /// Devices with access to an arena's pages, besides its own device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetPeers {
-    /// Access to all pages.
+    /// All pages.
     pub all: Peers,
-    /// Access to pages of peer-visible (remote) and private blocks. Includes `all`.
+    /// Pages of peer-visible (remote) and private blocks; includes `all`.
     pub remote: Peers,
 }
 
@@ -53,35 +49,32 @@ pub struct SharedSet {
     geometry: Geometry,
     peers: SetPeers,
     numbers: Mutex<Numbers>,
-    /// Changes when a space must check its pages again: see [`version`](Self::version).
+    /// See [`version`](Self::version).
     version: AtomicU64,
 }
 
-/// Number of newest marks kept.
 const MARKS: usize = 8;
 
 #[derive(Default)]
 struct Numbers {
     pages: HashMap<PageNo, PageId>,
     tape: Tape,
-    /// Pages without a number, by size. Formerly live-out, freed since, still mapped at their
-    /// addresses.
+    /// Pages without a number, by size: formerly live-out, still mapped.
     spare: BTreeMap<u64, Vec<PageId>>,
-    /// Live-out pages with only freed blocks, possibly still in use by a stream: fence, page,
-    /// previous owner, and first space that may use the page.
+    /// Live-out pages with only freed blocks: fence, page, previous owner, first space that may use
+    /// the page.
     returning: Vec<(Fence, PageId, Owner, u64)>,
-    /// For recent versions: the version, and a mark after all replays before the version.
+    /// Recent versions, each with a mark after all replays before.
     marks: VecDeque<(u64, Mark)>,
-    /// Pinned pages: they stay at their numbers and addresses.
+    /// Pages which stay at their numbers and addresses.
     pinned: HashSet<PageId>,
     passed: Passed,
-    /// Number of eager scopes active or waiting for the replay slot. Pages may leave their numbers
-    /// at the end of a scope.
+    /// Eager scopes active or waiting: pages may leave their numbers when one ends.
     eager: u32,
 }
 
 impl SharedSet {
-    /// Creates an empty set for an arena. Its pages are charged to `account`.
+    /// Creates an empty set; its pages are charged to `account`.
     #[must_use]
     pub fn new(
         pool: &Arc<PagePool>,
@@ -118,7 +111,7 @@ impl SharedSet {
         self.arena
     }
 
-    /// Returns the account of the arena's pages, including those of its spaces.
+    /// Returns the account of the arena and its spaces.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
@@ -145,23 +138,18 @@ impl SharedSet {
         Owner::Shared { arena: self.arena }
     }
 
-    /// Returns the page of a number, pinned by the transaction. A number without a page gets a
-    /// spare, a free or a new page. `space`: number of the calling space. 0: eager work, for a
-    /// number whose page [may be replaced](Self::is_pinned).
-    ///
-    /// The lock is held across the driver call: two spaces with the same number must get one page.
+    /// Returns the page of a number, pinned by the transaction: its own, a spare, a free or a new
+    /// one. `space` is the calling space; 0: eager work, for a number whose page [may be
+    /// replaced](Self::is_pinned).
     ///
     /// # Errors
-    /// As [`Transaction::take`]; [`Error::Lent`] for a page on lease.
+    /// As [`Transaction::take`]; [`Error::Lent`].
     pub fn page(&self, transaction: &mut Transaction, no: PageNo, space: u64) -> Result<PageId> {
         self.page_apart(transaction, no, &HashSet::new(), space)
     }
 
-    /// As [`page`](Self::page), but skips numbers with a page in `shown`, the pages already mapped
-    /// by the caller.
-    ///
-    /// # Errors
-    /// As [`page`](Self::page).
+    /// Like [`page`](Self::page), but skips numbers with a page in `shown`, already mapped by the
+    /// caller.
     pub fn page_apart(
         &self,
         transaction: &mut Transaction,
@@ -197,22 +185,21 @@ impl SharedSet {
         let page = self.spare_or_new(transaction, numbers, self.page_bytes(no.class), shown, space)?;
         numbers.pages.insert(no, page);
         if numbers.passed.contains(page) {
-            // Older spaces skip this number and use the page of the next one, which they may
-            // already map.
+            // Older spaces skip this number, as they may already map the next one's page.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
         Ok(page)
     }
 
-    /// Returns the version. The version changes when a page leaves its number, is lent or pinned,
-    /// or when its set of allowed spaces changes. A space with an older version
-    /// [checks](Self::is_ours) each of its pages before the device uses the pages.
+    /// Returns the version. It changes when a page leaves its number, is lent or pinned, or when
+    /// its set of allowed spaces changes. A space with an older version [checks](Self::is_ours) its
+    /// pages before the device uses them.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)
     }
 
-    /// Returns true if the page is a shared page of this arena.
+    /// Whether the page is a shared page of this arena.
     #[must_use]
     pub fn is_ours(&self, page: PageId) -> bool {
         self.pool.owner(page) == Some(self.owner())
@@ -235,9 +222,8 @@ impl SharedSet {
         self.numbers.lock().eager -= 1;
     }
 
-    /// Gives pages to a new owner and frees their numbers. The pages stay mapped at all addresses.
-    /// Returns how many pages changed owner. `before`: a mark after all replays before the work
-    /// that wrote to these pages.
+    /// Gives pages, which stay mapped, to a new owner and frees their numbers. Returns how many
+    /// changed owner. `before`: a mark after all replays before the work that wrote to these pages.
     pub fn leave(&self, pages: &[(PageNo, PageId)], to: Owner, before: Mark) -> u64 {
         let numbers = &mut *self.numbers.lock();
         let mut left = 0;
@@ -259,17 +245,15 @@ impl SharedSet {
         left
     }
 
-    /// Returns a mark after every replay launched at `version`. `None`: no mark of a later version
-    /// is known.
+    /// Returns a mark after every replay launched at `version`, if known.
     #[must_use]
     pub fn behind(&self, version: u64) -> Option<Mark> {
         let numbers = self.numbers.lock();
         numbers.marks.iter().find(|(began, _)| *began > version).map(|(_, mark)| mark.clone())
     }
 
-    /// Takes back a page given away by [`leave`](Self::leave), used in replay order only. The page
-    /// gets `no` if the number has no page, else becomes a spare page. Returns true if the page got
-    /// the number.
+    /// Takes back a page given away by [`leave`](Self::leave), used in replay order only. It gets
+    /// `no` if free (returns true), else becomes a spare page.
     pub fn return_page(&self, page: PageId, from: Owner, no: PageNo) -> bool {
         let numbers = &mut *self.numbers.lock();
         let Some(bytes) = self.pool.hand_over(page, from, self.owner(), false) else { return false };
@@ -296,15 +280,12 @@ impl SharedSet {
             ));
         }
         numbers.pinned.extend(pages);
-        // Eager work with such a page must check.
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Called after the export pin of a page: the page keeps its addresses while pinned.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] while eager work is active, since a page could leave its number.
+    /// Called after the export pin of a page. Fails while eager work is active
+    /// ([`Error::WrongState`]), since a page could leave its number.
     pub fn note_export(&self) -> Result<()> {
         let numbers = self.numbers.lock();
         if numbers.eager > 0 {
@@ -312,12 +293,11 @@ impl SharedSet {
                 "cannot pin a page of the arena: an eager scope is active; end it first",
             ));
         }
-        // Eager work with the page must check.
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Returns true if the page of this number is pinned, exported, or reserved for older graphs.
+    /// Whether the page of this number is pinned, exported, or reserved for older graphs.
     #[must_use]
     pub fn is_pinned(&self, no: PageNo) -> bool {
         let numbers = self.numbers.lock();
@@ -337,7 +317,7 @@ impl SharedSet {
         space: u64,
     ) -> Result<PageId> {
         self.settle(numbers);
-        // A number chosen by eager work must not get a page reserved for older graphs.
+        // Eager work must not get a page reserved for older graphs.
         let space = if numbers.eager > 0 { 0 } else { space };
         let Numbers { spare, passed, .. } = numbers;
         if let Some(spare) = spare.get_mut(&bytes) {
@@ -352,28 +332,24 @@ impl SharedSet {
         transaction.take(bytes, self.owner(), self.account.id())
     }
 
-    /// Returns a live-out page with only freed blocks. After the fence, the page becomes spare:
-    /// spaces from number `since` on may map the page, under any number of its size. The page stays
-    /// mapped at its addresses.
+    /// Returns a live-out page with only freed blocks. After the fence, the page becomes spare, for
+    /// spaces from number `since` on. It stays mapped at its addresses.
     pub fn give(&self, page: PageId, from: Owner, fence: Fence, since: u64) {
         let mut numbers = self.numbers.lock();
         numbers.returning.push((fence, page, from, since));
         self.settle(&mut numbers);
     }
 
-    /// Returns true if the space may map the shared page.
+    /// Whether the space may map the shared page.
     #[must_use]
     pub fn is_for(&self, page: PageId, space: u64) -> bool {
         self.numbers.lock().passed.is_for(page, space)
     }
 
     /// Takes up to `count` pages of `bytes` for blocks written by one space and read only by graphs
-    /// captured since. The pages already have such blocks of earlier graphs, and are mapped by no
-    /// space from `space` on. `writer`: owner of the space. `until`: first space that may use the
-    /// pages for other blocks.
-    ///
-    /// In capture order no other graph writes these pages between the space's graph and the last
-    /// reader.
+    /// captured since: pages with such blocks of earlier graphs, mapped by no space from `space`
+    /// on. In capture order no other graph writes them between the space's graph and the last
+    /// reader. `writer` owns the space; spaces from `until` on may use the pages for other blocks.
     pub fn take_passed(
         &self,
         (bytes, count): (u64, usize),
@@ -394,23 +370,21 @@ impl SharedSet {
         let returning = numbers.returning.iter_mut().filter(|(_, _, of, _)| *of == from);
         returning.for_each(|(.., since)| *since = 0);
         if numbers.passed.end(from) {
-            // Eager work with substitute pages must check.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// Makes returned pages spare, if their fences are done.
+    /// Makes returned pages with finished fences spare.
     pub fn settle_returning(&self) {
         self.settle(&mut self.numbers.lock());
     }
 
-    /// Makes returned pages spare, if their fences are done. An earlier number of such a page is
-    /// removed: otherwise a space could find one page under two numbers.
+    /// Removes an earlier number of such a page: otherwise a space could find one page under two
+    /// numbers.
     fn settle(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, passed, .. } = numbers;
         let mut poll = Poll::new(self.pool.events());
         returning.retain_mut(|(fence, page, from, space)| {
-            // Exported pages are not reused by other graphs.
             if !fence.done_at(&mut poll).unwrap_or(false) || self.pool.is_exported(*page) {
                 return true;
             }
@@ -425,15 +399,14 @@ impl SharedSet {
         });
     }
 
-    /// Returns the names of the shared pages. A name is valid only if the pool names this arena as
-    /// the owner.
+    /// A name is valid only if the pool names this arena as the owner.
     pub(crate) fn names(&self) -> HashMap<PageId, PageName> {
         let numbers = self.numbers.lock();
         let numbered = numbers.pages.iter().map(|(no, page)| (*page, PageName::Number(*no)));
         numbered.chain(numbers.tape.pages().map(|(page, at)| (page, PageName::Tape(at)))).collect()
     }
 
-    /// Removes stale entries from all tables.
+    /// Removes stale entries.
     pub fn forget(&self) {
         let mut numbers = self.numbers.lock();
         let owner = Some(self.owner());

@@ -1,5 +1,5 @@
-//! Named streams. A default stream's handle means different streams on different threads and in
-//! different contexts, so a stream is stored with the scope of its handle.
+//! Named streams: a default stream's handle means different streams on different threads and in
+//! different contexts.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::pages::Mark;
 use crate::sync::{thread_has_ended, thread_token};
 use crate::units::Stream;
 
-/// Above this number of kept streams, finished ones are removed from time to time.
+/// Above this number, finished streams are removed from time to time.
 const KEPT: usize = 64;
 
-/// Stream handle with its scope. Streams stored for later use are stored in this form.
+/// Stream handle with its scope, for later use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamedStream {
     stream: Stream,
     /// Thread of a per-thread default stream, else 0.
     thread: u64,
-    /// Context of a default stream, if not the device's primary context; else 0.
+    /// Context of a default stream outside the device's primary context, else 0.
     context: u64,
 }
 
@@ -29,14 +29,13 @@ impl NamedStream {
         self.stream
     }
 
-    /// Returns true if the handle means the same stream on every thread and in every context.
+    /// Whether the handle means the same stream on every thread and in every context.
     #[must_use]
     pub fn is_everywhere(self) -> bool {
         self.thread == 0 && self.context == 0
     }
 
-    /// Returns true if this name cannot mean a different stream later. All other names can be
-    /// reused, after a stream or a context is destroyed.
+    /// Whether this name cannot mean a different stream later.
     #[must_use]
     pub fn is_never_anothers(self) -> bool {
         self.thread != 0 && self.context == 0
@@ -54,8 +53,8 @@ impl Events {
         NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
     }
 
-    /// As [`name`](Self::name), for a stream stored for later use. A default stream of a thread or
-    /// of a non-primary context may be unreachable later, so its submitted work is marked now.
+    /// Like [`name`](Self::name), for later use: a default stream of a thread or of a non-primary
+    /// context may be unreachable then, so its work is marked now.
     #[must_use]
     pub fn keep(self: &Arc<Self>, stream: Stream) -> NamedStream {
         let named = self.name(stream);
@@ -71,20 +70,19 @@ impl Events {
         let mark = self.record(named.stream).ok();
         let mut kept = self.kept.lock();
         kept.insert(named, mark);
-        // Drops finished streams: ended threads leave entries behind.
+        // Ended threads leave entries behind.
         if kept.len() >= KEPT && kept.len().is_power_of_two() {
             kept.retain(|_, mark| !mark.as_ref().is_some_and(|mark| mark.done().unwrap_or(false)));
         }
     }
 
-    /// Drops all kept marks, at the end of the device.
     pub(super) fn forget_kept(&self) {
         let kept = std::mem::take(&mut *self.kept.lock());
         drop(kept);
     }
 
-    /// Returns all streams that a caller may mean as readers. While a non-primary context is
-    /// current, a default stream's handle may also mean the primary context's stream.
+    /// Returns all streams that a caller may mean as readers: in a non-primary context, a default
+    /// stream's handle may also mean the primary context's stream.
     #[must_use]
     pub fn name_readers(&self, streams: &[Stream]) -> Vec<NamedStream> {
         let mut named: Vec<_> = streams.iter().map(|stream| self.name(*stream)).collect();
@@ -102,13 +100,12 @@ impl Events {
     }
 
     /// Records a mark after all work submitted to a named stream. For the default stream of an
-    /// ended thread, the mark is recorded in the legacy default stream, which waits for that
-    /// stream. Observed with CUDA (`tests/gpu/conformance.rs`). HIP's own tests show this for
-    /// running threads; ended threads are untested.
+    /// ended thread, the legacy default stream records: it waits for that stream with CUDA
+    /// (`tests/gpu/conformance.rs`); untested with HIP.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`], with the stream unchanged: also if the calling thread [cannot
-    /// name](Self::can_name) the stream. Driver errors.
+    /// [`Error::StreamCapturing`], also if the calling thread [cannot name](Self::can_name) the
+    /// stream; driver errors.
     pub fn record_named(self: &Arc<Self>, named: NamedStream) -> Result<Mark> {
         let here = self.name(named.stream);
         if here == named {
@@ -129,7 +126,6 @@ impl Events {
     }
 }
 
-/// Returns the name in the primary context.
 fn in_primary(here: NamedStream) -> NamedStream {
     NamedStream { context: 0, ..here }
 }

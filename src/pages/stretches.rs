@@ -1,16 +1,12 @@
-//! Free address ranges (stretches). No driver, no lock.
-
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Free ranges, found by address and by length in logarithmic time. Adjacent ranges are merged,
-/// except across a wall.
+/// Free address ranges (stretches), found by address and by length in logarithmic time. Adjacent
+/// ranges are merged, except across a wall.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches {
-    /// Bytes by address.
     free: BTreeMap<u64, u64>,
-    /// Same ranges, as (bytes, address).
+    /// (bytes, address).
     by_bytes: BTreeSet<(u64, u64)>,
-    /// Addresses that no range spans.
     walls: BTreeSet<u64>,
     bytes: u64,
 }
@@ -29,14 +25,13 @@ impl Stretches {
         Some(bytes)
     }
 
-    /// Takes `bytes` from the start of the smallest fitting range; of equal ranges, the lowest.
-    /// Returns the address.
+    /// Takes the start of the smallest fitting range; of equal ones, the lowest. Returns the
+    /// address.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         self.take_where(bytes, |_| true)
     }
 
-    /// As [`take`](Self::take), of ranges with an address accepted by `which`. Time is linear in
-    /// the rejected ranges.
+    /// Takes from ranges with an address accepted by `which`. Linear in the rejected ranges.
     pub(crate) fn take_where(&mut self, bytes: u64, which: impl Fn(u64) -> bool) -> Option<u64> {
         let mut fits = self.by_bytes.range((bytes, 0)..);
         let (_, at) = *fits.find(|(_, at)| which(*at))?;
@@ -44,7 +39,7 @@ impl Stretches {
         Some(at)
     }
 
-    /// Takes the longest range; of equal ranges, the highest. Returns address and bytes.
+    /// Takes the longest range; of equal ones, the highest. Returns address and bytes.
     pub(crate) fn take_longest(&mut self) -> Option<(u64, u64)> {
         let (bytes, at) = *self.by_bytes.last()?;
         self.remove(at);
@@ -76,12 +71,12 @@ impl Stretches {
         self.walls.remove(&at);
     }
 
-    /// Returns the last range that begins at or before an address.
+    /// The last range that begins at or before an address.
     fn around(&self, at: u64) -> Option<(u64, u64)> {
         self.free.range(..=at).next_back().map(|(at, free)| (*at, *free))
     }
 
-    /// Returns the bytes of the range that ends at `end`, or 0.
+    /// Bytes of the range that ends at `end`, or 0.
     pub(crate) fn before(&self, end: u64) -> u64 {
         let found = self.free.range(..end).next_back();
         found
@@ -89,12 +84,12 @@ impl Stretches {
             .map_or(0, |(_, free)| *free)
     }
 
-    /// Returns true if all bytes are free, in one range.
+    /// Whether all bytes are free, in one range.
     pub(crate) fn covers(&self, at: u64, bytes: u64) -> bool {
         self.around(at).is_some_and(|(start, free)| start + free >= at + bytes)
     }
 
-    /// Removes a part of one range. No effect if a byte is not free.
+    /// No effect if a byte is not free.
     pub(crate) fn cut(&mut self, at: u64, bytes: u64) {
         let Some((start, free)) = self.around(at) else { return };
         let (end, free_end) = (at + bytes, start + free);

@@ -13,19 +13,17 @@ pub(crate) struct SurveyedPage {
     pub(crate) id: PageId,
     pub(crate) bytes: u64,
     pub(crate) owner: Owner,
-    /// Without memory, because the arena is paused.
+    /// The arena is paused.
     pub(crate) non_resident: bool,
-    /// Lease number, if on lease.
     pub(crate) lease: Option<u64>,
     /// Mapped ranges and addresses, without pending unmaps.
     pub(crate) shown: Vec<(RangeId, Address)>,
 }
 
-/// Totals of a different owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Other {
     pub(crate) owner: Owner,
-    /// Label of its account; empty without an account.
+    /// Of its account; empty without one.
     pub(crate) name: String,
     pub(crate) pages: u64,
     pub(crate) bytes: u64,
@@ -37,18 +35,15 @@ pub(crate) struct Survey {
     pub(crate) others: Vec<Other>,
 }
 
-/// Name of a page in its arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PageName {
-    /// Number in the shared set.
     Number(PageNo),
-    /// First byte on the tape of the bump spaces.
+    /// First byte on the tape.
     Tape(u64),
 }
 
 impl PagePool {
-    /// Takes a snapshot under the pool's lock. Walks all pages once, and the mappings of the
-    /// arena's pages.
+    /// Walks all pages once, under the pool's lock, and the mappings of the arena's pages.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
         let state = self.lock();
         let going: HashSet<RangeId> = state.pending_ranges().collect();

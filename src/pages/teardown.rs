@@ -1,11 +1,7 @@
-//! Teardown: unmaps ranges or parts of ranges, and frees their addresses.
-//!
-//! The driver is called without the pool's lock. So one thread at a time tears down a part of a
-//! range: otherwise a second thread could unmap addresses already mapped for a new user. Nothing is
-//! torn down while its pages are paused or resumed, or while copies write its pages.
-//!
-//! A thread with a conflicting request does not wait. Its request joins the pending unmaps, and the
-//! active thread runs the pending unmaps at its end.
+//! Teardown: unmaps ranges or parts, and frees their addresses, without the pool's lock. So one
+//! thread at a time tears down a part: a second could unmap addresses already mapped for a new
+//! user. Nothing is torn down while its pages are paused, resumed or written by copies. A
+//! conflicting request joins the pending unmaps, which the active thread runs at its end.
 
 use super::pending_unmaps::FencedUnmap;
 use super::pool::State;
@@ -15,9 +11,8 @@ use crate::error::Result;
 /// A pending unmap: ranges and parts of ranges, to be torn down after a fence.
 #[derive(Clone, Debug, Default)]
 pub struct PendingUnmap {
-    /// Ranges to unmap and free as a whole.
     pub(super) ranges: Vec<RangeId>,
-    /// Parts of remaining ranges: range, offset and bytes.
+    /// Range, offset and bytes.
     pub(super) parts: Vec<(RangeId, u64, u64)>,
 }
 
@@ -45,7 +40,6 @@ impl PendingUnmap {
         self.ranges.is_empty() && self.parts.is_empty()
     }
 
-    /// Iterates over all parts: range, start and end.
     fn spans(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
         let ranges = self.ranges.iter().map(|range| (*range, 0, u64::MAX));
         let parts =
@@ -53,7 +47,7 @@ impl PendingUnmap {
         ranges.chain(parts)
     }
 
-    /// Returns all parts in order. Overlapping or adjacent parts are merged.
+    /// All parts in order, merged.
     fn apart(&self) -> Vec<(RangeId, u64, u64)> {
         let mut apart: Vec<_> = self.spans().filter(|(_, from, to)| from < to).collect();
         apart.sort_unstable();
@@ -67,7 +61,7 @@ impl PendingUnmap {
         apart
     }
 
-    /// Returns true if a page that an arena's pause releases is mapped in one of the parts.
+    /// Whether a part maps a page that the arena's pause releases.
     pub(super) fn show(&self, state: &State, arena: u64) -> bool {
         let mut pages = self.spans().flat_map(|(range, from, to)| {
             let mapped = state.ranges.get(range).map(|range| range.mapped.range(from..to));
@@ -77,37 +71,36 @@ impl PendingUnmap {
     }
 }
 
-/// Part of a range in teardown; the key of the table is its start.
+/// The key of the table is the part's start.
 #[derive(Debug, Default)]
 pub(super) struct RunningTeardown {
     to: u64,
-    /// An overlapping request was added to the pending unmaps since.
+    /// An overlapping request joined the pending unmaps.
     awaited: bool,
 }
 
 pub(super) struct TornDown {
-    /// False if the parts are in use by a different teardown, a pause, a resume or copies.
+    /// False if the parts are in use.
     pub(super) done: bool,
-    /// Requests arrived meanwhile: the pending unmaps must be polled again.
+    /// Requests arrived meanwhile: poll the pending unmaps again.
     pub(super) awaited: bool,
-    /// First driver error of a refused range. The pool retries refused ranges.
+    /// First driver error; the pool retries.
     pub(super) refused: Result<()>,
 }
 
 impl State {
-    /// Returns true if a part of the range is in teardown.
     pub(super) fn is_in_teardown(&self, range: RangeId) -> bool {
         self.teardowns.range((range, 0)..=(range, u64::MAX)).next().is_some()
     }
 
-    /// Registers [merged](PendingUnmap::apart) parts as in teardown. Returns false if a part is in
-    /// use. With `keep`, the conflicting teardown polls the pending unmaps at its end.
+    /// Registers [merged](PendingUnmap::apart) parts. Returns false if one is in use; with `keep`,
+    /// that teardown then polls the pending unmaps at its end.
     fn begin_teardown(&mut self, apart: &[(RangeId, u64, u64)], keep: bool) -> bool {
         for (range, from, to) in apart {
             if self.ranges.get(*range).is_some_and(|range| range.held) {
                 return false;
             }
-            // Parts do not overlap, so the last part that begins before `to` also ends last.
+            // Parts do not overlap, so the last one before `to` also ends last.
             let before = self.teardowns.range_mut((*range, 0)..(*range, *to)).next_back();
             if let Some((_, other)) = before.filter(|(_, other)| other.to > *from) {
                 other.awaited |= keep;
@@ -121,7 +114,7 @@ impl State {
         true
     }
 
-    /// Unregisters the parts. Returns true if conflicting requests arrived.
+    /// Returns whether conflicting requests arrived.
     fn end_teardown(&mut self, apart: &[(RangeId, u64, u64)]) -> bool {
         let mut awaited = false;
         for (range, from, _) in apart {
@@ -145,13 +138,13 @@ impl PagePool {
         {
             let state = &mut *self.lock();
             if !state.begin_teardown(&apart, keep) {
-                // Under the same lock, so the conflicting teardown finds the request at its end.
+                // Under the same lock, so the conflicting teardown finds it.
                 wait(state, pending);
                 return TornDown { done: false, awaited: false, refused: Ok(()) };
             }
         }
-        // Checked after the registration: a resume holds the ranges before its copies, and the hold
-        // waits for this teardown.
+        // After the registration: a resume holds the ranges before its copies, and the hold waits
+        // for this teardown.
         let done = self.arrived(&pending);
         let mut refused = Ok(());
         if done {
@@ -177,26 +170,21 @@ impl PagePool {
         TornDown { done, awaited, refused }
     }
 
-    /// Tears down now, for a caller that otherwise keeps the request. Returns false if a part is in
-    /// use.
+    /// Tears down for a caller that keeps the request: false if a part is in use.
     pub(crate) fn unmap_now(&self, pending: PendingUnmap) -> bool {
         let torn = self.tear_down(pending, false);
         self.poll_pending(&torn);
         torn.done
     }
 
-    /// Unmaps a whole range and frees its addresses, at once or when its other users are done. The
-    /// caller has waited for the device.
-    ///
-    /// # Errors
-    /// Driver errors; the pool retries.
+    /// Unmaps a whole range and frees its addresses, at once or after its other users. The caller
+    /// has waited for the device. The pool retries driver errors.
     pub(super) fn close(&self, range: RangeId) -> Result<()> {
         let torn = self.tear_down(PendingUnmap::range(range), true);
         self.poll_pending(&torn);
         torn.refused
     }
 
-    /// Runs the requests that arrived during a teardown.
     pub(super) fn poll_pending(&self, torn: &TornDown) {
         if torn.awaited {
             self.reap();
@@ -209,11 +197,11 @@ impl PagePool {
             let mut state = self.lock();
             let Some(found) = state.ranges.get(range) else { return Ok(()) };
             let (base, len) = (found.base, found.len);
-            // Before the driver call: after the call, other threads may reserve the same addresses.
+            // Before the driver call: afterwards other threads may reserve the same addresses.
             state.bases.remove(&base.0);
             (base, len)
         };
-        // SAFETY: a reservation of this driver without mappings. Its only user is gone.
+        // SAFETY: our reservation without mappings or users.
         let freed = unsafe { self.driver().free_addresses(base, len) };
         let mut state = self.lock();
         if freed.is_ok() {

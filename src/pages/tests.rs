@@ -29,7 +29,7 @@ const OWNERS: [Owner; 4] = [
 /// Host driver with planted failures in calls that change state.
 struct Faulty {
     host: HostDriver,
-    /// Calls until the planted failure, plus one. 0: no failure.
+    /// 0: no failure.
     fail_in: Mutex<u64>,
 }
 
@@ -69,7 +69,7 @@ impl Driver for Faulty {
     }
 }
 
-// SAFETY: all work is done by the host driver, under the callers' contracts.
+// SAFETY: the host driver does the work, under the callers' contracts.
 unsafe impl Memory for Faulty {
     fn free_bytes(&self) -> Result<u64> {
         self.host.free_bytes()
@@ -187,7 +187,6 @@ unsafe impl Transfer for Faulty {
     }
 }
 
-/// A page that is not free.
 #[derive(Clone, Debug)]
 struct Page {
     id: PageId,
@@ -198,7 +197,7 @@ struct Page {
     pins: u32,
 }
 
-/// Model: expected state of the pool. Account 0 is the device's; parents are in [`PARENTS`].
+/// Expected state of the pool. Account 0 is the device's; parents are in [`PARENTS`].
 #[derive(Clone, Debug, Default)]
 struct Twin {
     pages: Vec<Page>,
@@ -207,11 +206,9 @@ struct Twin {
     limits: [Limits; 5],
 }
 
-/// Two children of a tenant, and one child of the device.
 const PARENTS: [Option<usize>; 5] = [None, Some(0), Some(1), Some(1), Some(0)];
 
 impl Twin {
-    /// Returns the bytes of an account's pages and the charges of its children.
     fn used(&self, account: usize) -> u64 {
         let own = self.pages.iter().filter(|page| page.account == account).map(|page| page.bytes);
         let below = (0..5).filter(|below| PARENTS[*below] == Some(account));
@@ -222,7 +219,6 @@ impl Twin {
         self.free.iter().sum()
     }
 
-    /// Returns true if all accounts have room for a page.
     fn room(&self, bytes: u64, account: usize) -> bool {
         let mut with = self.clone();
         let id = PageId::default();
@@ -233,7 +229,6 @@ impl Twin {
         while let Some(account) = next {
             let held = self.used(account);
             let more = with.used(account) - held;
-            // Free pages count toward the device's account.
             let free = if account == 0 { self.free_bytes() - if reused { bytes } else { 0 } } else { 0 };
             if let Some(most) = self.limits[account].most
                 && more > most.saturating_sub(held + free)
@@ -270,7 +265,6 @@ impl Twin {
         self.pages.iter().flat_map(of).collect()
     }
 
-    /// Removes all pins. Pages without mappings become free.
     fn settle(&mut self) {
         self.pages.iter_mut().for_each(|page| page.pins = 0);
         let idle = self.pages.extract_if(.., |page| page.at.is_empty());
@@ -314,7 +308,6 @@ impl Twin {
     }
 }
 
-/// Numbers from input bytes; 0 after the end.
 struct Numbers(std::vec::IntoIter<u8>);
 
 impl Numbers {
@@ -353,7 +346,6 @@ impl World {
         self.twin.agrees(&self.pool, &self.accounts);
     }
 
-    /// Operations outside transactions: limits, the end of a range, the release of free pages.
     fn outside(&mut self, input: &mut Numbers) {
         match input.below(4) {
             0 => {
@@ -379,8 +371,7 @@ impl World {
         }
     }
 
-    /// Runs a transaction of several steps and compares with the model. Returns false if the state
-    /// is unknown after a failed undo.
+    /// Compares with the model. Returns false if the state is unknown after a failed undo.
     fn change(&mut self, input: &mut Numbers) -> bool {
         let Self { driver, pool, accounts, twin, ranges } = self;
         let mut before = twin.clone();
@@ -400,7 +391,7 @@ impl World {
                     let (Some(owner), account) = (input.pick(&OWNERS), 1 + input.below(4)) else {
                         continue;
                     };
-                    // These free pages are released first, whatever the result.
+                    // Released first, whatever the result.
                     let mut room = twin.room(bytes, account);
                     let mut after = twin.clone();
                     let mut released = Vec::new();
@@ -408,7 +399,7 @@ impl World {
                         released.extend(after.release(bytes));
                         room = after.room(bytes, account);
                     }
-                    // A refused release is no error; a different page is released.
+                    // Not an error; a different page is released.
                     let refusing = *driver.fail_in.lock() > 0 && !released.is_empty();
                     if refusing {
                         driver.fail_in(0);
@@ -512,7 +503,6 @@ impl World {
             }
             twin.agrees(pool, accounts);
         }
-        // A failed transaction is undone, as all callers do.
         if !failed && input.below(3) > 0 {
             driver.fail_in(0);
             let (_, reserved) = transaction.commit();
@@ -548,7 +538,6 @@ proptest! {
                 world.agrees();
             }
         }
-        // Retries release all refused memory.
         world.ranges.clear();
         prop_assert!(world.pool.trim().is_ok());
         let stats = world.pool.stats();

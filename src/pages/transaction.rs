@@ -10,13 +10,9 @@
 //! | hand over | hand back, unless the owner changed since |
 //! | resume a page (`make_resident`) | make the page non-resident again |
 //!
-//! No page becomes free before the commit, so an undo never finds a page of a new owner. An undo
-//! restores neither free pages released by `take` nor pending unmaps reaped by `take`. If the
-//! driver refuses an undo step, the tables stay true. The affected object is then unusable, and its
-//! teardown retries.
-//!
-//! A transaction belongs to one thread and has no lock. Each step locks the pool's tables for a
-//! short time.
+//! No page becomes free before the commit, so an undo never finds a page of a new owner. Free pages
+//! released, or pending unmaps reaped, by `take` are not restored. If the driver refuses an undo
+//! step, the tables stay true; the affected object is unusable, and its teardown retries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,13 +45,13 @@ pub struct Calls {
     pub unmapped_bytes: u64,
 }
 
-/// Transaction over several steps (`MapTransaction` in the published design). Undone at drop unless
+/// Transaction over several steps (`MapTransaction` in the published design), undone at drop unless
 /// [committed](Self::commit).
 pub struct Transaction<'a> {
     pool: &'a Arc<PagePool>,
     journal: Vec<Step>,
     calls: Calls,
-    /// Bytes of pages still to be taken or pinned.
+    /// Bytes still to be taken or pinned.
     expected_bytes: u64,
 }
 
@@ -66,9 +62,8 @@ impl<'a> Transaction<'a> {
         Self { pool, journal: Vec::new(), calls: Calls::default(), expected_bytes: 0 }
     }
 
-    /// Announces the total bytes of pages which will be taken or pinned. An out-of-memory or
-    /// over-budget error then reports all missing bytes, and reclaimers free enough for the whole
-    /// transaction.
+    /// Announces the total bytes: an error then reports all missing bytes, and reclaimers free
+    /// enough for the whole transaction.
     pub(crate) fn expect_bytes(&mut self, bytes: u64) {
         self.expected_bytes = self.expected_bytes.saturating_add(bytes);
     }
@@ -79,7 +74,7 @@ impl<'a> Transaction<'a> {
         self.pool
     }
 
-    /// Reserves addresses under the caller's tag. [`commit`](Self::commit) returns the
+    /// Reserves addresses under the caller's tag; [`commit`](Self::commit) returns the
     /// reservations.
     ///
     /// # Errors
@@ -88,7 +83,7 @@ impl<'a> Transaction<'a> {
         self.reserve_at(bytes, tag, peers).map(|(id, _)| id)
     }
 
-    /// As [`reserve`](Self::reserve). Also returns the base address.
+    /// Reserves as above. Also returns the base address.
     pub(crate) fn reserve_at(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<(RangeId, Address)> {
         let (id, base) = self.pool.reserve(bytes, tag, peers)?;
         self.journal.push(Step::Reserved(id, base, bytes));
@@ -96,7 +91,7 @@ impl<'a> Transaction<'a> {
         Ok((id, base))
     }
 
-    /// Takes a free or a new page of `bytes` for an owner.
+    /// Takes a free or a new page for an owner.
     ///
     /// # Errors
     /// [`Error::OverBudget`](crate::Error::OverBudget) of the account or an ancestor; driver
@@ -110,8 +105,8 @@ impl<'a> Transaction<'a> {
         Ok(page)
     }
 
-    /// Pins an owner's page until the commit and returns its bytes. `None`: the page has a
-    /// different owner or key.
+    /// Pins an owner's page until the commit and returns its bytes. `None`: a different owner or
+    /// key.
     pub fn pin_owned(&mut self, page: PageId, owner: Owner) -> Option<u64> {
         let bytes = self.pool.pin(page, owner)?;
         self.expected_bytes = self.expected_bytes.saturating_sub(bytes);
@@ -120,9 +115,6 @@ impl<'a> Transaction<'a> {
     }
 
     /// Maps taken or pinned pages one after the other at unmapped addresses, readable and writable.
-    ///
-    /// # Errors
-    /// Driver errors.
     pub fn map(&mut self, range: RangeId, offset: u64, pages: &[PageId]) -> Result<()> {
         let (result, bytes) = self.pool.map(range, offset, pages);
         if bytes > 0 {
@@ -136,14 +128,10 @@ impl<'a> Transaction<'a> {
         result
     }
 
-    /// Unmaps every mapping that begins in a part of a range. The device must not use these
-    /// addresses.
-    ///
-    /// # Errors
-    /// Driver errors.
+    /// Unmaps every mapping that begins in a part of a range, unused by the device.
     pub fn unmap(&mut self, range: RangeId, offset: u64, bytes: u64) -> Result<()> {
         let before = self.pool.mapped_in(range, offset, bytes);
-        // Pinned while an undo is possible, so no other owner takes these pages.
+        // So no other owner takes these pages while an undo is possible.
         before.iter().for_each(|mapped| self.pool.pin_any(mapped.page));
         let (count, length) = (before.len() as u64, before.iter().map(|mapped| mapped.bytes).sum::<u64>());
         self.journal.push(Step::Unmapped(range, before.into_iter().map(|at| (at.offset, at.page)).collect()));
@@ -153,8 +141,8 @@ impl<'a> Transaction<'a> {
         Ok(())
     }
 
-    /// Changes the owner of a page from `from` to `to`. With `sole`, only if the page has one
-    /// mapping and no pin. Returns true if the owner changed.
+    /// Changes the owner of a page. With `sole`, only if it has one mapping and no pin. Returns
+    /// whether the owner changed.
     pub fn hand_over(&mut self, page: PageId, from: Owner, to: Owner, sole: bool) -> bool {
         let done = self.pool.hand_over(page, from, to, sole).is_some();
         if done {
@@ -163,11 +151,11 @@ impl<'a> Transaction<'a> {
         done
     }
 
-    /// Makes a page resident: moves the memory of `memory` into the page and maps all its
-    /// addresses. `None`: the page still has memory, as its last pause or resume was incomplete.
-    /// The caller [holds](PagePool::hold) its ranges.
+    /// Moves the memory of `memory` into a page and maps all its addresses. `None`: the page still
+    /// has memory after an incomplete pause or resume. The caller [holds](PagePool::hold) its
+    /// ranges.
     pub(crate) fn make_resident(&mut self, page: PageId, memory: Option<PageId>) -> Result<()> {
-        // Logged first, so a partial failure is undone too.
+        // First, so a partial failure is undone too.
         self.journal.push(Step::MadeResident(page));
         let (result, (maps, bytes)) = self.pool.make_resident(page, memory);
         self.calls.all += 2 * maps;
@@ -192,8 +180,8 @@ impl<'a> Transaction<'a> {
         (self.calls, reserved)
     }
 
-    /// Commits, and releases unmapped pages without other users to the driver instead of the free
-    /// lists. Returns false if the driver refused a release; the pool retries.
+    /// Releases pages without other users to the driver instead of the free lists. Returns false if
+    /// the driver refused; the pool retries.
     pub(crate) fn commit_to_driver(mut self) -> bool {
         let mut taken = true;
         let steps = std::mem::take(&mut self.journal);
@@ -209,7 +197,7 @@ impl<'a> Transaction<'a> {
         taken
     }
 
-    /// Undoes all steps, last step first. Returns true if the previous state is restored.
+    /// Undoes all steps, last first. Returns whether the previous state is restored.
     #[must_use]
     pub fn undo(mut self) -> bool {
         self.roll_back()
@@ -245,7 +233,7 @@ impl<'a> Transaction<'a> {
                 before.iter().for_each(|(_, page)| self.pool.unpin(*page));
                 result?;
             }
-            // Memory refused by the driver stays with the pool.
+            // The pool keeps memory refused by the driver.
             Step::MadeResident(page) => drop(self.pool.make_non_resident(page)?),
             Step::HandedOver { page, from, to } => {
                 self.pool.hand_over(page, to, from, false);

@@ -1,7 +1,5 @@
-//! Captures and waits. Captures are counted, because a graph may read blocks live during its
-//! capture. On some platforms a capture also forbids waits
-//! ([`Timeline::may_wait`](crate::driver::Timeline::may_wait)). The counters are atomic, without a
-//! lock.
+//! Counts captures, because a graph may read blocks live during its capture. On some platforms a
+//! capture also forbids waits ([`Timeline::may_wait`](crate::driver::Timeline::may_wait)).
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +15,6 @@ pub(super) struct Captures {
     over: AtomicU64,
 }
 
-/// An active capture of the device, until dropped.
 pub(crate) struct Capturing(Arc<PagePool>);
 
 impl PagePool {
@@ -27,26 +24,25 @@ impl PagePool {
         Capturing(Arc::clone(self))
     }
 
-    /// Counts a capture outside the library. Its end is unknown, so a space sealed meanwhile counts
-    /// as captured alone.
+    /// Counts a capture outside the library, of unknown end: a space sealed meanwhile counts as
+    /// captured alone.
     pub(crate) fn note_capture(&self) {
         self.captures.begun.fetch_add(1, Ordering::SeqCst);
         self.captures.over.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Returns the number of captures begun.
     pub(crate) fn captures(&self) -> u64 {
         self.captures.begun.load(Ordering::SeqCst)
     }
 
-    /// Returns the number of captures begun. `None` during a capture.
+    /// Captures begun; `None` during a capture.
     pub(crate) fn captures_if_over(&self) -> Option<u64> {
-        // Read first: a capture that begins and ends between the two reads counts as active.
+        // Read first: a capture within the two reads counts as active.
         let over = self.captures.over.load(Ordering::SeqCst);
         Some(self.captures()).filter(|begun| *begun == over)
     }
 
-    /// Begins work with a later wait. These waits stay allowed if a capture begins meanwhile.
+    /// Begins work with a later wait, allowed even if a capture begins meanwhile.
     ///
     /// # Errors
     /// [`Error::DeviceCapturing`](crate::Error::DeviceCapturing).
@@ -69,7 +65,6 @@ impl fmt::Debug for Capturing {
     }
 }
 
-/// Permission of this thread to wait for its submitted work, also if a capture begins meanwhile.
 pub(crate) struct Wait<'a>(&'a SharedDriver);
 
 impl<'a> Wait<'a> {

@@ -1,5 +1,3 @@
-//! Large pages of the shared set for leases: which pages can be lent, and which are on lease.
-
 use std::collections::BTreeSet;
 
 use super::super::{Class, PageId, Transaction};
@@ -7,20 +5,20 @@ use super::{Numbers, SharedSet};
 use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
 
-/// Returns the leases on pages, each once, ascending.
+/// Leases on pages, each once, ascending.
 fn leases_of<'a>(pages: impl Iterator<Item = &'a (u32, PageId, Option<u64>)>) -> Vec<u64> {
     pages.filter_map(|(.., lease)| *lease).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 impl SharedSet {
-    /// Returns the number of large pages with a number, not on lease and not [bound to the
+    /// Returns the number of large pages not on lease and not [bound to their
     /// number](Self::is_pinned).
     #[must_use]
     pub fn lendable(&self) -> u64 {
         self.free_large_ones().len() as u64
     }
 
-    /// Returns these pages, those mapped by the fewest spaces first.
+    /// Large pages which may be lent, mapped by the fewest spaces first.
     #[must_use]
     pub(crate) fn free_large_pages(&self) -> Vec<PageId> {
         let free = self.free_large_ones().into_iter();
@@ -37,18 +35,14 @@ impl SharedSet {
         self.large_ones(&numbers).filter(|(_, page)| free(*page)).collect()
     }
 
-    /// Iterates over large pages with their numbers.
     fn large_ones(&self, numbers: &Numbers) -> impl Iterator<Item = (u32, PageId)> {
         let large = numbers.pages.iter().filter(|(no, _)| no.class == Class::Large);
         large.filter(|(_, page)| self.is_ours(**page)).map(|(no, page)| (no.index, *page))
     }
 
-    /// Takes large pages to lend, pinned by the transaction: pages with a number, not on lease and
-    /// not bound to the number, those mapped by the fewest spaces first. Returns `wanted` pages or
-    /// all available ones.
-    ///
-    /// Pages are ranked again only if pages of an arena changed since the last lease, other than by
-    /// leases.
+    /// Takes large pages to lend, pinned by the transaction, mapped by the fewest spaces first:
+    /// `wanted` or all available ones. Pages are ranked again only if pages of an arena changed
+    /// since the last lease.
     pub(crate) fn to_lend(&self, transaction: &mut Transaction<'_>, wanted: usize) -> Vec<PageId> {
         let (numbers, pool) = (self.numbers.lock(), &self.pool);
         if !pool.is_ranked(&self.account) {
@@ -58,7 +52,7 @@ impl SharedSet {
         while taken.len() < wanted {
             after = pool.next_candidate(&self.account, after);
             let Some((.., page)) = after else { break };
-            // A trim or seal on a different thread may have taken the page since the ranking.
+            // A trim or seal on a different thread may have taken the page.
             let may_leave = self.is_ours(page) && !self.keeps_number(&numbers, page);
             if may_leave && transaction.pin_owned(page, self.owner()) == Some(self.geometry.large()) {
                 taken.push(page);
@@ -76,13 +70,11 @@ impl SharedSet {
         self.large().into_iter().filter(|(_, _, lease)| lease.is_some()).map(|(index, ..)| index).collect()
     }
 
-    /// Returns the numbers of large pages on lease, for work that needs `bytes` of other large
-    /// pages. A number without a page counts as available, since graphs need a new page for the
-    /// number anyway.
+    /// Returns the numbers on lease, for work that needs `bytes` of other large pages. A number
+    /// without a page counts as available, since graphs need a new page anyway.
     ///
     /// # Errors
-    /// [`Error::Lent`] if too few pages are available: names the leases on the lowest numbers,
-    /// enough to cover the difference.
+    /// [`Error::Lent`] with enough leases, on the lowest numbers, to cover the difference.
     pub fn beside_leases(&self, bytes: u64) -> Result<BTreeSet<u32>> {
         if !self.pool.any_lent() {
             return Ok(BTreeSet::new());
@@ -106,7 +98,7 @@ impl SharedSet {
         Ok(lent().map(|(index, ..)| *index).collect())
     }
 
-    /// Returns true if a large page has a number above `index`.
+    /// Whether a large page has a number above `index`.
     #[must_use]
     pub fn listed_above(&self, index: u32) -> bool {
         self.large().last().is_some_and(|(last, ..)| *last > index)
@@ -118,7 +110,6 @@ impl SharedSet {
         leases_of(self.large().iter().filter(|(_, _, lease)| lease.is_some()).take(pages))
     }
 
-    /// Returns all large pages with a number, by number, with their lease.
     fn large(&self) -> Vec<(u32, PageId, Option<u64>)> {
         let numbers = self.numbers.lock();
         let lease = |page: PageId| self.pool.leases([page].iter()).first().copied();
@@ -128,7 +119,7 @@ impl SharedSet {
         all
     }
 
-    /// Called after a lease: spaces with a lent page must check before the device uses the page.
+    /// Called after a lease: spaces with a lent page must check before the device uses it.
     pub fn lent(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
     }

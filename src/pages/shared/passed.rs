@@ -1,11 +1,10 @@
-//! Pages of freed blocks that graphs captured before the free may still read.
-
 use std::collections::HashMap;
 
 use super::super::{Owner, PageId};
 
-/// For each page, the writers of such blocks: the owner of the writing space, and the first space
-/// that may use the page for other blocks. Eager work does not use these pages.
+/// Pages of freed blocks that graphs captured before the free may still read. For each, the writing
+/// owner and the first space that may use the page for other blocks. Eager work does not use these
+/// pages.
 #[derive(Default)]
 pub(super) struct Passed(HashMap<PageId, Vec<(u64, Owner)>>);
 
@@ -14,17 +13,15 @@ impl Passed {
         self.0.contains_key(&page)
     }
 
-    /// Returns true if the space may map the page.
     pub(super) fn is_for(&self, page: PageId, space: u64) -> bool {
         self.0.get(&page).is_none_or(|writers| writers.iter().all(|(from, _)| space >= *from))
     }
 
-    /// Adds a page: spaces from `from` on may use it.
+    /// Spaces from `from` on may use the page.
     pub(super) fn add(&mut self, page: PageId, from: u64, writer: Owner) {
         self.0.insert(page, vec![(from, writer)]);
     }
 
-    /// Takes up to `count` unseen pages for blocks written by `space`, and adds the writer.
     pub(super) fn take(
         &mut self,
         count: usize,
@@ -42,7 +39,7 @@ impl Passed {
         taken
     }
 
-    /// Removes a writer whose graph ended. Returns true if the writer had pages.
+    /// Removes a writer whose graph ended. Returns whether it had pages.
     pub(super) fn end(&mut self, writer: Owner) -> bool {
         let mut changed = false;
         self.0.retain(|_, writers| {

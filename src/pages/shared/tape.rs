@@ -11,7 +11,6 @@ use crate::error::Result;
 pub(super) struct Tape(BTreeMap<u64, (PageId, u64)>);
 
 impl Tape {
-    /// Returns the pages, each with its start.
     pub(super) fn pages(&self) -> impl Iterator<Item = (PageId, u64)> {
         self.0.iter().map(|(at, (page, _))| (*page, *at))
     }
@@ -22,13 +21,9 @@ impl Tape {
 }
 
 impl SharedSet {
-    /// Returns the pages of the tape in `[from, to)`, pinned by the transaction: start and bytes of
-    /// each. At the end of the tape, a new page extends to `to`. Its size is at least a sixteenth
-    /// of the tape or half a large page, whichever is less. Otherwise a series of slightly larger
-    /// spaces would fragment the tape.
-    ///
-    /// # Errors
-    /// As [`page`](Self::page).
+    /// Returns the pages of the tape in `[from, to)`, pinned: start and bytes of each. A new page
+    /// at the end extends to `to`, by at least a sixteenth of the tape or half a large page,
+    /// whichever is less, so slightly larger spaces do not fragment the tape.
     pub fn tape(&self, transaction: &mut Transaction, from: u64, to: u64) -> Result<Vec<(u64, PageId, u64)>> {
         let numbers = &mut *self.numbers.lock();
         let mut found = Vec::new();
@@ -38,8 +33,7 @@ impl SharedSet {
             let page = match there.filter(|(page, _)| transaction.pin_owned(*page, self.owner()).is_some()) {
                 Some(page) => page,
                 None => {
-                    // Later pages still owned by the arena stay at their bytes. The page at `at` is
-                    // gone.
+                    // The page at `at` is gone; later pages of the arena stay at their bytes.
                     numbers.tape.0.retain(|start, (page, _)| {
                         *start < at || *start > at && self.pool.owner(*page) == Some(self.owner())
                     });
@@ -58,8 +52,7 @@ impl SharedSet {
         Ok(found)
     }
 
-    /// Returns the start of the page at a byte of the tape, or the byte itself at the end of the
-    /// tape.
+    /// Returns the start of the page at a byte of the tape, or the byte at the tape's end.
     #[must_use]
     pub fn tape_start(&self, at: u64) -> u64 {
         let numbers = self.numbers.lock();
