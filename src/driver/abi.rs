@@ -1,8 +1,5 @@
-//! C interface of a vendor's library as data, for comparison with the vendor's header.
-//!
-//! The macros `c_types`, `c_structs`, `c_constants` and (in `library`) `c_functions` generate Rust
-//! declarations and C names from the same source. So the two cannot differ. CUDA's types come from
-//! cudarc and are not listed.
+//! C interface of a vendor's library as data, for comparison with the vendor's header. The macros
+//! generate Rust declarations and C names from one source. CUDA's types come from cudarc.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -30,7 +27,7 @@ pub struct Function {
     pub result: String,
     /// Argument types in C.
     pub arguments: Vec<String>,
-    /// Not required, so older headers may lack the function.
+    /// Older headers may lack the function.
     pub optional: bool,
 }
 

@@ -1,7 +1,5 @@
-//! Loads a vendor's library at run time and looks up all functions before the first call.
-//!
-//! Uses libloading directly: cudarc loads CUDA only, and panics on a missing symbol. A loaded
-//! library is never unloaded, so its function pointers stay valid.
+//! Loads a vendor's library at run time, for good, and looks up all functions before the first
+//! call. cudarc loads CUDA only, and panics on a missing symbol.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::mem::ManuallyDrop;
@@ -11,19 +9,18 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use super::abi::CType;
 use crate::error::{Error, Result};
 
-/// `RTLD_NOLOAD` of Linux's C libraries: finds only libraries already loaded.
+/// Finds only libraries already loaded.
 const RTLD_NOLOAD: i32 = 4;
 
-/// Location of a platform's library.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vendor {
     pub(super) driver: &'static str,
-    /// Environment variable with the name or path of a file to load instead.
+    /// Environment variable with a file to load instead.
     pub(super) variable: &'static str,
-    /// Library names, preferred first. A name already loaded in the process comes first: a second
-    /// copy does not know the streams of the first.
+    /// Preferred first, but a loaded name wins: a second copy does not know the streams of the
+    /// first.
     pub(super) names: &'static [&'static str],
-    /// Name prefixes which are always refused, with the reason.
+    /// Refused name prefixes, with the reason.
     pub(super) refused: &'static [(&'static str, &'static str)],
 }
 
@@ -35,7 +32,7 @@ pub(super) struct Loaded {
 }
 
 impl Vendor {
-    /// Loads the library named by the environment variable, or the first available name.
+    /// Loads the library of the environment variable, or the first available name.
     ///
     /// # Errors
     /// [`Error::DriverMissing`] with the names tried; [`Error::UnfitDriver`] for a refused name.
@@ -62,7 +59,7 @@ impl Vendor {
         found.ok_or_else(|| Error::DriverMissing { driver: self.driver, tried: self.names.join(", ") })
     }
 
-    /// Refuses a file by its name, or by the name of its link target.
+    /// Refuses a file by its name, or the name of its link target.
     fn refuse(&self, file: &OsStr) -> Result<()> {
         let real = std::fs::canonicalize(file).ok();
         for path in [Some(file.as_ref()), real.as_deref()].into_iter().flatten() {
@@ -79,18 +76,15 @@ impl Vendor {
     }
 
     fn load(&self, name: &OsStr, flags: i32) -> Option<Loaded> {
-        // SAFETY: loading runs the library's initialisers, as intended by the choice of this
-        // platform.
+        // SAFETY: runs the library's initialisers, as intended.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }.ok()?;
         Some(Loaded { driver: self.driver, library: ManuallyDrop::new(library) })
     }
 }
 
 impl Loaded {
-    /// Looks up a required function.
-    ///
     /// # Errors
-    /// [`Error::SymbolMissing`] with its name.
+    /// [`Error::SymbolMissing`].
     ///
     /// # Safety
     /// The symbol, if present, is a function with this signature.
@@ -101,12 +95,10 @@ impl Loaded {
         unsafe { self.optional(name) }.ok_or_else(missing)
     }
 
-    /// Looks up an optional function.
-    ///
     /// # Safety
     /// As [`required`](Self::required).
     pub(super) unsafe fn optional<F: Signature>(&self, name: &'static CStr) -> Option<F> {
-        // SAFETY: the caller's contract; the library is never unloaded, so the pointer stays valid.
+        // SAFETY: the caller's contract; the library is never unloaded.
         unsafe { self.library.get::<F>(name.to_bytes_with_nul()) }.ok().map(|symbol| *symbol)
     }
 }
@@ -140,10 +132,9 @@ signatures! {
     A B C D E F;
 }
 
-/// Defines a table of a vendor's functions, looked up at the first call, and the same list as data.
-///
-/// `Api of VENDOR { required { name(Type, Type) -> Type; } optional { .. } }`: required functions
-/// become function pointers, optional ones an `Option`.
+/// Defines a table of a vendor's functions, looked up at the first call, and the same list as data:
+/// `Api of VENDOR { required { name(Type, Type) -> Type; } optional { .. } }`. Optional functions
+/// become an `Option`.
 macro_rules! c_functions {
     ($(#[$doc:meta])* $api:ident of $vendor:ident {
         required { $($name:ident($($arg:ty),*) -> $result:ty;)* }
@@ -158,7 +149,6 @@ macro_rules! c_functions {
         }
 
         impl $api {
-            /// Returns the table; the first call looks up all functions.
             pub(super) fn get() -> $crate::error::Result<&'static Self> {
                 static API: std::sync::OnceLock<$crate::error::Result<$api>> = std::sync::OnceLock::new();
                 API.get_or_init(|| Self::of($vendor.find()?)).as_ref().map_err(Clone::clone)
@@ -168,8 +158,7 @@ macro_rules! c_functions {
                 Ok(Self {
                     $($name: {
                         const NAME: &std::ffi::CStr = $crate::driver::library::symbol(concat!(stringify!($name), "\0"));
-                        // SAFETY: the vendor's signature for this name; tests compare it with the
-                        // vendor's header.
+                        // SAFETY: the vendor's signature, compared with the header by tests.
                         unsafe { library.required(NAME) }?
                     },)*
                     $($extra: {
@@ -218,12 +207,10 @@ mod tests {
     };
 
     c_types! {
-        /// Any type with its own name.
         Word(c_int) = "word_t";
     }
 
     c_functions! {
-        /// Two existing functions and two missing ones.
         Api of C_LIBRARY {
             required {
                 strlen(*const c_char) -> usize;
@@ -237,7 +224,6 @@ mod tests {
     }
 
     c_functions! {
-        /// A required function which is missing.
         #[allow(dead_code, reason = "it is never called")]
         Lacking of C_LIBRARY {
             required { vmmgraph_is_not_there() -> Word; }
@@ -249,7 +235,7 @@ mod tests {
     fn names_are_tried_in_order_and_optional_functions_may_be_missing() {
         let api = Api::get().unwrap();
         let mut copy = [0_u8; 4];
-        // SAFETY: functions of the C library, on a string and a buffer of its size.
+        // SAFETY: on a string and a buffer of its size.
         let length = unsafe {
             (api.memcpy)(copy.as_mut_ptr().cast(), c"four".as_ptr().cast(), 4);
             (api.strlen)(c"four".as_ptr())
@@ -295,7 +281,7 @@ mod tests {
             assert!(refused.to_string().contains("it is old"), "{refused}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
-        // A loaded library is refused too, before any name is tried.
+        // Also if loaded, before any name is tried.
         let loaded = Vendor { refused: &[("libc.so.6", "it is there")], ..C_LIBRARY };
         assert!(matches!(loaded.find_as(None), Err(Error::UnfitDriver { .. })));
     }

@@ -1,19 +1,14 @@
-//! Driver interface: all operations the library needs of a platform.
-//!
-//! Traits: [`Memory`] (addresses and pages), [`Timeline`] (streams and events), [`Transfer`]
-//! (bytes), and the optional [`Graphs`] and [`Sharing`]. Differences between platforms are data
-//! ([`Capabilities`]); code above this module does not know the platform. Platforms are opened by
-//! name ([`platform`]). Only CUDA was run on hardware; `hip` was built against AMD's declarations
-//! and is tested on a stand-in.
+//! Driver interface: all operations the library needs of a platform; see docs/design/drivers.md.
+//! Traits: [`Memory`], [`Timeline`] (streams and events), [`Transfer`] (bytes), and the optional
+//! [`Graphs`] and [`Sharing`]. Differences between platforms are data ([`Capabilities`]).
 //!
 //! # Contract
 //!
-//! The traits and the functions with handles, addresses or streams are `unsafe`. Their callers
-//! (mostly `pages/`) guarantee:
+//! Callers (mostly `pages/`) guarantee, as the `unsafe` functions need:
 //!
-//! * Lengths are non-zero multiples of [`Capabilities::granularity`], and so are addresses.
-//! * A page is mapped whole. An unmap covers one or more whole mappings without a gap; exactly one,
-//!   with [`Capabilities::unmap_each`].
+//! * Lengths and addresses are multiples of [`Capabilities::granularity`], and lengths non-zero.
+//! * A page is mapped whole. An unmap covers whole mappings without a gap; exactly one, with
+//!   [`Capabilities::unmap_each`].
 //! * Addresses are freed with the base and length of their reservation, after the last unmap
 //!   inside.
 //! * A page is released once. If still mapped, its memory is freed at the last unmap.
@@ -27,9 +22,6 @@
 //! * A failed call has no effect, unless documented.
 //! * After the platform's shutdown, functions which free (`free_addresses`, `release`, `unmap`,
 //!   `event_destroy`, `executable_destroy`) succeed.
-//!
-//! Each driver guards its own tables (events, streams, reservations) with leaf locks. Some locks
-//! are held during calls of the vendor's library.
 
 use std::fmt;
 use std::sync::Arc;
@@ -68,23 +60,22 @@ pub struct DeviceInfo {
     pub name: String,
     /// Bytes of the device.
     pub total_bytes: u64,
-    /// Options at its opening, on a platform with options.
+    /// Options at its opening, if the platform has any.
     pub options: Option<HostOptions>,
 }
 
-/// When a write through one address of a page is visible at another address.
+/// When a write through one address of a page is visible at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alias {
     /// A page can be mapped only once.
     None,
-    /// After the writing operation (launch, copy, fill) completes (CUDA programming guide, "virtual
-    /// aliasing").
+    /// After the writing operation completes (CUDA programming guide, "virtual aliasing").
     AtBoundaries,
     /// At once.
     Coherent,
 }
 
-/// Properties of a platform. Sizes are in bytes.
+/// Properties of a platform; sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Granularity of mapped lengths and addresses.
@@ -95,40 +86,36 @@ pub struct Capabilities {
     pub largest_reservation: u64,
     /// Visibility between two addresses of a page.
     pub alias: Alias,
-    /// `alias` was verified on hardware by the project's tests. Otherwise the first opening of a
-    /// device runs [`self_test()`].
+    /// `alias` was verified on hardware. Otherwise the first opening of a device runs
+    /// [`self_test()`].
     pub alias_proven: bool,
-    /// Pages can be mapped at any free place of a reservation. Otherwise only directly after the
-    /// pages mapped from the reservation's first mapping on; [`Memory::map`] refuses all else
-    /// ([`Error::UnfitDriver`]).
+    /// Pages can be mapped at any free place of a reservation; otherwise only directly after the
+    /// mapped ones, and [`Memory::map`] refuses all else ([`Error::UnfitDriver`]).
     pub map_in_any_order: bool,
     /// Pages can be mapped during a capture.
     pub map_while_capturing: bool,
-    /// A page under an instantiated, idle graph can be replaced. If unknown, a seal keeps pages in
-    /// place and arenas cannot be paused ([`Error::NotOffered`]); graphs over regions or elastic
-    /// buffers must be captured again after their pages changed.
+    /// A page under an instantiated, idle graph can be replaced. Otherwise a seal keeps pages in
+    /// place, arenas cannot be paused ([`Error::NotOffered`]), and graphs over regions or elastic
+    /// buffers must be captured again after a change.
     pub replace_under_graph: bool,
-    /// `unmap` waits until the device no longer uses the addresses.
+    /// `unmap` waits for the device.
     pub unmap_waits: bool,
     /// `unmap` takes exactly one mapping, as mapped.
     pub unmap_each: bool,
-    /// File descriptors of the process for each page.
+    /// File descriptors for each page.
     pub descriptors_per_page: u32,
-    /// Host memory can be registered, so copies run asynchronously at full speed. The operating
-    /// system may still refuse.
+    /// Host memory can be registered, so copies run asynchronously at full speed, unless the
+    /// operating system refuses.
     pub register_host: bool,
-    /// Devices of the platform which can be granted access to this device's pages.
+    /// Devices which can be granted access to this device's pages.
     pub peers: Peers,
-    /// A thread without a current context has none after a call. Otherwise the device's context
-    /// stays current. On every platform, a previous context is restored.
+    /// A thread without a current context has none after a call; otherwise the device's context
+    /// stays current. A previous context is always restored.
     pub restores_no_context: bool,
 }
 
 impl Capabilities {
-    /// Checks that all these peers can be granted access.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for the first invalid peer.
+    /// Fails for the first peer which cannot be granted access ([`Error::InvalidArgument`]).
     pub fn require_peers(&self, peers: Peers) -> Result<()> {
         let expected = "another device of the platform that can reach this one's memory (peer access)";
         match peers.without(self.peers).iter().next() {
@@ -137,10 +124,7 @@ impl Capabilities {
         }
     }
 
-    /// Checks that pages under graphs can be replaced; `instead` names the remedy.
-    ///
-    /// # Errors
-    /// [`Error::NotOffered`] unless [`replace_under_graph`](Self::replace_under_graph).
+    /// Fails if pages under graphs cannot be replaced; `instead` names the remedy.
     pub(crate) fn require_replacing(&self, info: &DeviceInfo, instead: &str) -> Result<()> {
         if self.replace_under_graph {
             return Ok(());
@@ -160,7 +144,7 @@ macro_rules! handle {
             /// Creates a handle from the driver's value.
             ///
             /// # Safety
-            /// The driver returned the value for an object of this kind, which still exists.
+            /// The driver returned the value for an existing object of this kind.
             #[must_use]
             pub const unsafe fn from_raw(value: u64) -> Self {
                 Self(value)
@@ -193,7 +177,7 @@ handle! {
 }
 
 handle! {
-    /// A captured graph: a template of work, in host memory.
+    /// A captured graph, in host memory.
     Graph
 }
 handle! {
@@ -230,15 +214,14 @@ pub struct Whole {
 pub struct NotMapped {
     /// The error.
     pub error: Error,
-    /// Number of pages, from the first, still mapped because the undo failed too; usually 0.
+    /// Pages, from the first, still mapped because the undo failed too; usually 0.
     pub mapped: usize,
 }
 
 /// Addresses and pages.
 ///
 /// # Safety
-/// An implementation follows the contract of this module, so callers which keep the contract never
-/// access foreign memory.
+/// An implementation follows the contract of this module.
 pub unsafe trait Memory {
     /// Returns the free bytes of the device.
     fn free_bytes(&self) -> Result<u64>;
@@ -252,7 +235,7 @@ pub unsafe trait Memory {
     /// A reservation of this driver, unused and without mappings.
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()>;
 
-    /// Creates a physical page. Returns [`Error::OutOfMemory`] only if memory is short.
+    /// Creates a physical page. [`Error::OutOfMemory`] means only short memory.
     fn create(&self, len: u64) -> Result<PageHandle>;
 
     /// Releases a physical page.
@@ -262,20 +245,14 @@ pub unsafe trait Memory {
     unsafe fn release(&self, page: PageHandle) -> Result<()>;
 
     /// Maps pages one after the other from `at`, readable and writable by the device and these
-    /// peers, which are among its [`Capabilities::peers`].
-    ///
-    /// # Errors
-    /// Driver errors, with the number of pages still mapped.
+    /// peers, of its [`Capabilities::peers`]. An error has the number of pages still mapped.
     ///
     /// # Safety
     /// The addresses are reserved and unmapped; the pages are live and have these lengths.
     unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped>;
 
-    /// Grants peers access to a range, as [`map`](Self::map). The device may use the range
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// Driver errors; also if the range was unmapped meanwhile.
+    /// Grants peers access to a range, also while the device uses it. Fails if the range was
+    /// unmapped meanwhile.
     ///
     /// # Safety
     /// Whole mappings without a gap, present now or earlier.
@@ -293,8 +270,7 @@ pub unsafe trait Memory {
 pub enum StreamState {
     /// Accepted.
     Ready,
-    /// The stream is under capture, or is the legacy default stream and its use would break another
-    /// capture.
+    /// Under capture, or the legacy default stream while its use would break another capture.
     Capturing,
 }
 
@@ -310,15 +286,11 @@ pub unsafe trait Timeline {
     /// The stream exists.
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
-    /// Returns the thread's current context, if it belongs to this device but is not the primary
-    /// context (for example a green context). [Default streams](Stream::is_default) then belong to
-    /// this context.
+    /// Returns the thread's current context of this device other than the primary (for example a
+    /// green context), which then has the [default streams](Stream::is_default).
     fn other_context(&self) -> Option<u64>;
 
-    /// Calls `work` with the primary context current, so default streams are the device's.
-    ///
-    /// # Errors
-    /// Driver errors, without calling `work`.
+    /// Calls `work` with the primary context current, or fails without calling it.
     fn in_primary(&self, work: &mut dyn FnMut()) -> Result<()>;
 
     /// Creates an unrecorded event.
@@ -343,7 +315,7 @@ pub unsafe trait Timeline {
     /// As [`event_record`](Self::event_record).
     unsafe fn event_wait(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Returns true if the event is reached.
+    /// Whether the event is reached.
     ///
     /// # Safety
     /// A live event of this driver.
@@ -355,7 +327,7 @@ pub unsafe trait Timeline {
     /// A live event of this driver.
     unsafe fn event_synchronize(&self, event: Event) -> Result<()>;
 
-    /// Creates a stream for the library, not synchronized with the legacy default stream.
+    /// Creates a stream not synchronized with the legacy default stream.
     fn stream_create(&self) -> Result<Stream>;
 
     /// Destroys a stream. Submitted work still runs.
@@ -364,26 +336,25 @@ pub unsafe trait Timeline {
     /// A stream of [`stream_create`](Self::stream_create), destroyed once and not used afterwards.
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()>;
 
-    /// Reports the beginning of a capture on the device. No platform can list captures, and some
-    /// forbid waits meanwhile.
+    /// Reports the beginning of a capture: no platform can list captures, and some forbid waits
+    /// meanwhile.
     fn capture_begins(&self) {}
 
     /// Reports the end of a capture.
     fn capture_ends(&self) {}
 
-    /// Checks that the thread may wait for the device. Called before operations which end in a
-    /// wait. [`event_synchronize`](Self::event_synchronize) checks too;
-    /// [`event_query`](Self::event_query) returns false if a query is forbidden.
+    /// Checks that the thread may wait for the device, before operations which end in a wait.
+    /// [`event_synchronize`](Self::event_synchronize) checks too; a forbidden
+    /// [`event_query`](Self::event_query) returns false.
     ///
     /// # Errors
-    /// [`Error::DeviceCapturing`], without calling the driver.
+    /// [`Error::DeviceCapturing`].
     fn may_wait(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Begins a wait of this thread, permitted by [`may_wait`](Self::may_wait), until
-    /// [`wait_ends`](Self::wait_ends). The wait continues if a capture begins meanwhile, as a wait
-    /// inside the driver would.
+    /// Begins a wait permitted by [`may_wait`](Self::may_wait), until
+    /// [`wait_ends`](Self::wait_ends); it continues if a capture begins meanwhile.
     fn wait_begins(&self) {}
 
     /// Ends such a wait.
@@ -413,8 +384,7 @@ pub unsafe trait Transfer {
     /// As [`fill`](Self::fill).
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()>;
 
-    /// Registers host memory with the device, for asynchronous copies. No part may be registered
-    /// already.
+    /// Registers host memory, for asynchronous copies. No part may be registered already.
     ///
     /// # Safety
     /// Memory of this process, mapped until unregistered.
@@ -426,15 +396,15 @@ pub unsafe trait Transfer {
     /// As registered, once, without a running copy.
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()>;
 
-    /// Copies device bytes to the host in stream order. Asynchronous if the host memory is
-    /// registered, otherwise perhaps not. A copy does not cross the end of a registration.
+    /// Copies device bytes to the host in stream order; asynchronously if the host memory is
+    /// registered. A copy does not cross the end of a registration.
     ///
     /// # Safety
     /// The source is mapped memory of the device; the destination is writable by the caller until
     /// the copy ends.
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()>;
 
-    /// Copies host bytes to the device in stream order, as [`copy_to_host`](Self::copy_to_host).
+    /// Copies host bytes to the device like [`copy_to_host`](Self::copy_to_host).
     ///
     /// # Safety
     /// The destination is mapped and writable by the caller; the source is unchanged until the copy
@@ -447,7 +417,7 @@ pub unsafe trait Transfer {
 pub struct GraphNodes {
     /// Number of nodes, without nodes of child graphs.
     pub count: u64,
-    /// A node allocates or frees memory, or is a child graph or condition, whose nodes may.
+    /// A node allocates or frees memory, or its child nodes may.
     pub may_allocate: bool,
 }
 
@@ -462,9 +432,8 @@ pub unsafe trait Graphs {
     /// The graph exists, and no other thread uses it.
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes>;
 
-    /// Instantiates a graph as libtorch 2.11. Nodes keep the priorities of their captured streams.
-    /// Memory allocated by the graph and not freed is freed at its next launch. Returns
-    /// [`Error::OutOfMemory`] only if memory is short.
+    /// Instantiates a graph as libtorch 2.11: nodes keep the priorities of their captured streams,
+    /// and memory allocated by the graph and not freed is freed at its next launch.
     ///
     /// # Safety
     /// As [`graph_nodes`](Self::graph_nodes).
@@ -473,11 +442,11 @@ pub unsafe trait Graphs {
     /// Destroys an executable after its last launch.
     ///
     /// # Safety
-    /// An executable of this driver, destroyed once and not launched again.
+    /// An executable of this driver, destroyed once.
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()>;
 
     /// Captures a copy from the host, after the stream's captured work. Within a capture, events
-    /// may be recorded on its streams and awaited by other streams, which then join the capture.
+    /// may be recorded on its streams and awaited by other streams, which then join it.
     ///
     /// # Safety
     /// The caller may extend the stream's capture. At each launch with this copy, the destination
@@ -489,14 +458,14 @@ pub unsafe trait Graphs {
     /// concurrent kernels instead of 24 (docs/performance.md, Rings).
     ///
     /// # Safety
-    /// The caller may extend the stream's capture, and the event was recorded in this capture.
+    /// The caller may extend the capture, in which the event was recorded.
     unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()>;
 
     /// Replaces a copy of an executable, for later launches.
     ///
     /// # Safety
-    /// A live executable of this driver, used by no other thread, made of the existing graph with
-    /// this node; the copy as above.
+    /// A live executable of this driver, used by no other thread, of the existing graph with this
+    /// node; the copy as above.
     unsafe fn executable_set_copy(
         &self,
         executable: Executable,
@@ -525,7 +494,7 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
     /// Returns the platform's properties.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Returns the driver's version in its own format; empty if unknown.
+    /// Returns the driver's version; empty if unknown.
     fn version(&self) -> String {
         String::new()
     }
@@ -535,12 +504,12 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the functions for other processes, if supported and requested at the opening.
+    /// Returns the functions for other processes, if requested at the opening.
     fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
 
-    /// Returns true if network cards can access the pages: supported and requested at the opening.
+    /// Whether network cards can access the pages.
     fn rdma(&self) -> bool {
         false
     }
@@ -549,8 +518,7 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
 /// A driver shared by all objects of a device.
 pub type SharedDriver = Arc<dyn Driver>;
 
-/// Returns true if both drivers have the same memory. A platform with options creates a new device
-/// for each driver.
+/// A platform with options creates a new device for each driver.
 pub(crate) fn same_device(one: &SharedDriver, other: &SharedDriver) -> bool {
     let device = |driver: &SharedDriver| {
         let info = driver.info();

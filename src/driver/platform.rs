@@ -1,5 +1,5 @@
-//! Choice of the platform: by the caller, else the environment, else the first usable device. The
-//! host is never chosen unasked.
+//! Choice of the platform: by the caller, else the environment, else the first usable device; never
+//! the host unasked.
 
 use super::abi::Abi;
 use super::sharing::rdma_refused;
@@ -16,15 +16,15 @@ pub struct Platform {
     pub name: &'static str,
     /// Number in C: positive and permanent (`VMMGRAPH_DRIVER_...`).
     pub number: i32,
-    /// Returns the number of usable devices. An error names the missing part of the driver.
+    /// Returns the number of usable devices; an error names the missing part.
     pub count: fn() -> Result<i32>,
-    /// Opens device `ordinal`. A platform may leave missing features to be reported by [`open`].
+    /// Opens device `ordinal`; [`open`] checks the options.
     pub open: fn(ordinal: i32, options: DeviceOptions) -> Result<SharedDriver>,
-    /// Returns the declarations expected in the vendor's header; empty if none.
+    /// Returns the declarations expected in the vendor's header, if any.
     pub abi: fn() -> Abi,
 }
 
-/// All platforms, preferred first. The last one needs no hardware.
+/// All platforms, preferred first. The last needs no hardware.
 pub const PLATFORMS: &[Platform] =
     &[cuda::PLATFORM, hip::PLATFORM, ascend::PLATFORM, mlu::PLATFORM, host::PLATFORM];
 
@@ -40,7 +40,6 @@ pub fn number_of(name: &str) -> i32 {
     PLATFORMS.iter().find(|platform| platform.name == name).map_or(0, |platform| platform.number)
 }
 
-/// Returns the names of all platforms, comma-separated.
 pub(crate) fn names() -> String {
     PLATFORMS.iter().map(|platform| platform.name).collect::<Vec<_>>().join(", ")
 }
@@ -48,11 +47,11 @@ pub(crate) fn names() -> String {
 /// Requested platform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverChoice<'a> {
-    /// The platform in `VMMGRAPH_DRIVER`, if set; else the first platform with a usable device,
-    /// never the host.
+    /// From `VMMGRAPH_DRIVER`, if set; else the first platform with a usable device, never the
+    /// host.
     #[default]
     Auto,
-    /// A platform by name; an error if unavailable.
+    /// By name.
     Named(&'a str),
 }
 
@@ -87,7 +86,6 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
                 );
                 driver
             }
-            // Sharing was not requested.
             _ => (platform.open)(ordinal, options)?,
         },
         None => (platform.open)(ordinal, options)?,
@@ -113,9 +111,8 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
 /// With 0, NCCL does not register buffers of captured collectives.
 const NCCL_REGISTERS: &str = "NCCL_GRAPH_REGISTER";
 
-/// Returns options with default sharing. Exportable pages cost nothing, but NCCL registers these in
-/// captures, and a seal cannot replace registered pages. So pages are exportable by default only if
-/// the environment disables this registration.
+/// Pages are exportable by default only if NCCL does not register these in captures: a seal cannot
+/// replace registered pages.
 fn promised(options: DeviceOptions) -> Option<DeviceOptions> {
     let promise = std::env::var(NCCL_REGISTERS).is_ok_and(|value| value == "0");
     (promise && options.sharing == Handles::None).then_some(DeviceOptions { sharing: Handles::Fd, ..options })

@@ -1,9 +1,6 @@
-//! Self-test of a device at its opening, on platforms without verified aliases.
-//!
-//! A copy and a fill write through one address of a page, and a copy reads through another. A page
-//! is mapped, written and read at once, and is unmapped and mapped again. All checks are at
-//! operation boundaries, as in the library. Takes milliseconds. Cannot test caches of kernels,
-//! because the driver interface has no kernels.
+//! Self-test of a device at its opening, on platforms without verified aliases: writes through one
+//! address of a page and reads through another, after mapping and mapping again. Takes
+//! milliseconds. Cannot test caches of kernels.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -13,16 +10,16 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Peers, Stream};
 
-/// Environment variable; `0` disables the test.
+/// `0` disables the test.
 const VARIABLE: &str = "VMMGRAPH_SELF_TEST";
 const ROUNDS: u32 = 8;
 
-/// Results in this process, by device; `None`: passed.
+/// Results by device; `None`: passed.
 type Tested = HashMap<(&'static str, i32), Option<Error>>;
 
 /// Runs [`self_test`] once a process for a device without verified aliases
-/// ([`alias_proven`](super::Capabilities::alias_proven)), and returns the same result afterwards.
-/// `VMMGRAPH_SELF_TEST=0` disables the test. Called by [`open`](super::open).
+/// ([`alias_proven`](super::Capabilities::alias_proven)), and then returns the same result.
+/// `VMMGRAPH_SELF_TEST=0` disables the test.
 ///
 /// # Errors
 /// Errors of [`self_test`]. After driver errors, the next opening repeats the test;
@@ -37,7 +34,7 @@ pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
         tracing::warn!(driver = info.platform, device = info.ordinal, "the self-test is left out");
         return Ok(());
     }
-    // Held during the test: concurrent openings test a device once.
+    // Also during the test: concurrent openings test a device once.
     let mut tested = TESTED.get_or_init(Mutex::default).lock();
     if let Some(known) = tested.get(&(info.platform, info.ordinal)) {
         return known.clone().map_or(Ok(()), Err);
@@ -53,11 +50,10 @@ pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
     result
 }
 
-/// Tests aliases and new mappings with two pages of the smallest size, and frees everything.
+/// Tests aliases and new mappings with two pages of the smallest size.
 ///
 /// # Errors
-/// [`Error::Incoherent`] if a read differs from the write; driver errors, including those while
-/// freeing.
+/// [`Error::Incoherent`] if a read differs from the write; driver errors.
 pub fn self_test(driver: &dyn Driver) -> Result<()> {
     let mut ground = Ground {
         driver,
@@ -82,14 +78,11 @@ struct Ground<'d> {
     driver: &'d dyn Driver,
     granule: u64,
     base: Option<Address>,
-    /// Page mapped at each address.
     shown: [Option<PageHandle>; 2],
     pages: Vec<PageHandle>,
     stream: Option<Stream>,
     event: Option<Event>,
-    /// Submitted work was not awaited yet.
     unsettled: bool,
-    /// Last pattern written.
     last: u32,
 }
 
@@ -113,7 +106,7 @@ impl Ground<'_> {
 
     fn show(&mut self, place: usize, page: PageHandle) -> Result<()> {
         let whole = Whole { page, bytes: self.granule };
-        // SAFETY: a free place of our reservation, and a live page of this length.
+        // SAFETY: a free place of our reservation, and a live page.
         let mapped = unsafe { self.driver.map(self.at(place)?, &[whole], Peers::NONE) };
         if let Err(stopped) = mapped {
             self.shown[place] = (stopped.mapped > 0).then_some(page);
@@ -130,7 +123,6 @@ impl Ground<'_> {
         Ok(())
     }
 
-    /// Copies a new pattern to a place and returns the pattern.
     fn write(&mut self, place: usize) -> Result<Vec<u8>> {
         let mut word = self.last;
         let mut bytes = Vec::with_capacity(self.granule as usize);
@@ -144,7 +136,7 @@ impl Ground<'_> {
         Ok(bytes)
     }
 
-    /// Fills with equal bytes, as every platform can, and waits.
+    /// Fills with equal bytes, as every platform can.
     fn fill(&mut self, place: usize, byte: u8) -> Result<Vec<u8>> {
         let (at, stream, event) = (self.at(place)?, prepared(self.stream)?, prepared(self.event)?);
         self.unsettled = true;
@@ -175,7 +167,7 @@ impl Ground<'_> {
         })
     }
 
-    /// Returns the page, mapped at both places.
+    /// Maps one page at both places.
     fn aliases(&mut self) -> Result<PageHandle> {
         let page = self.create()?;
         self.show(0, page)?;
@@ -214,7 +206,7 @@ impl Ground<'_> {
         self.expect(0, &theirs, "a page that moved to another address")
     }
 
-    /// Frees everything. Each refused call is repeated once.
+    /// Repeats each refused call once.
     fn give_back(&mut self) -> Result<()> {
         let driver = self.driver;
         let twice = |call: &mut dyn FnMut() -> Result<()>| call().or_else(|_| call());
@@ -236,7 +228,7 @@ impl Ground<'_> {
             result = result.and(twice(&mut || unsafe { driver.release(page) }));
         }
         if let Some(base) = self.base.take() {
-            // SAFETY: our reservation, without mappings; otherwise the driver refuses.
+            // SAFETY: our reservation; with mappings the driver refuses.
             result = result.and(twice(&mut || unsafe { driver.free_addresses(base, 2 * self.granule) }));
         }
         if let Some(event) = self.event.take() {

@@ -1,6 +1,3 @@
-//! Sharing of pages with other processes: options of a device, and the driver functions for export
-//! and import.
-
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{Driver, HostOptions, PageHandle};
@@ -13,14 +10,13 @@ pub enum Handles {
     /// None: pages stay in this process.
     #[default]
     None,
-    /// POSIX file descriptors, one a page, created at the export.
+    /// POSIX file descriptors, created at the export.
     Fd,
-    /// [Fabric handles](FabricHandle), valid on other hosts too, if the device can create one; else
-    /// descriptors.
+    /// [Fabric handles](FabricHandle), valid on other hosts too, if possible; else descriptors.
     Fabric,
 }
 
-/// Handle for importing a page over the fabric, sent as bytes: `CUmemFabricHandle`.
+/// Handle for importing a page over the fabric: `CUmemFabricHandle`.
 pub type FabricHandle = [u8; 64];
 
 impl Handles {
@@ -36,14 +32,14 @@ impl Handles {
     }
 }
 
-/// Options for opening a device. [`HostOptions`] alone convert, with defaults for the rest.
+/// Options for opening a device. [`HostOptions`] convert.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// For the host only.
     pub host: HostOptions,
-    /// Handle types for all pages of the device; opening fails if unavailable. With the default,
-    /// [`Handles::None`], [`open`](super::open) still makes pages exportable by descriptors, if
-    /// possible and if the environment has `NCCL_GRAPH_REGISTER=0`.
+    /// Handle types for all pages; opening fails if unavailable. With [`Handles::None`],
+    /// [`open`](super::open) still makes pages exportable by descriptors, if possible and if the
+    /// environment has `NCCL_GRAPH_REGISTER=0`.
     pub sharing: Handles,
     /// Network cards may access the pages (`gpuDirectRDMACapable` of CUDA, which makes every map
     /// slower); opening fails if unavailable.
@@ -73,25 +69,19 @@ pub unsafe trait Sharing {
         Handles::Fd
     }
 
-    /// Returns a descriptor for [importing](Self::import) the page in another process. The caller
-    /// owns the descriptor. The memory exists while the page, the descriptor or an imported page
-    /// exists.
+    /// Returns a descriptor, owned by the caller, for [importing](Self::import) the page in another
+    /// process. The memory exists while the page, the descriptor or an imported page exists.
     ///
     /// # Safety
     /// A live page of this driver, made by [`create`](super::Memory::create).
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd>;
 
-    /// Imports an exported page of this or another process. The page is mapped, unmapped and
-    /// released as any page, takes no memory of this device, and keeps the memory until released
-    /// and unmapped. The descriptor is not needed afterwards.
-    ///
-    /// # Errors
-    /// Driver errors for a descriptor without a page of this length. A platform which does not know
-    /// the length reports the error at the map.
+    /// Imports an exported page of this or another process. It is mapped, unmapped and released as
+    /// any page, takes no memory of this device, and keeps the memory. The descriptor is not needed
+    /// afterwards. Fails for a wrong length, perhaps only at the map.
     fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle>;
 
-    /// As [`export`](Self::export), for other hosts too. The memory exists while the page or an
-    /// imported page exists.
+    /// As [`export`](Self::export), for other hosts too.
     ///
     /// # Errors
     /// [`Error::WrongState`] unless [granted](Self::granted); driver errors.
@@ -103,9 +93,6 @@ pub unsafe trait Sharing {
     }
 
     /// As [`import`](Self::import), by a fabric handle.
-    ///
-    /// # Errors
-    /// As [`export_fabric`](Self::export_fabric).
     fn import_fabric(&self, _handle: &FabricHandle, _len: u64) -> Result<PageHandle> {
         Err(no_fabric())
     }

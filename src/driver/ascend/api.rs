@@ -1,5 +1,4 @@
-//! Functions, types and constants of libascendcl.so, from CANN's `acl_rt.h` (equal sizes, offsets
-//! and values from 8.5.0 to 9.1.0).
+//! From CANN's `acl_rt.h` (equal sizes, offsets and values from 8.5.0 to 9.1.0).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -15,15 +14,12 @@ pub(super) const LIBRARY: Vendor = Vendor {
 };
 
 c_types! {
-    /// Result; 0 is success.
     Code(c_int) = "aclError";
     /// Stream; null: the default stream of the current context.
     AclStream(*mut c_void) = "aclrtStream";
     AclEvent(*mut c_void) = "aclrtEvent";
     Context(*mut c_void) = "aclrtContext";
-    /// Result of a capture.
     Model(*mut c_void) = "aclmdlRI";
-    /// Physical page.
     Handle(*mut c_void) = "aclrtDrvMemHandle";
     MemAttr(c_uint) = "aclrtMemAttr";
     Granularity(c_uint) = "aclrtMemGranularityOptions";
@@ -31,9 +27,7 @@ c_types! {
     AllocationType(c_uint) = "aclrtMemAllocationType";
     LocationType(c_uint) = "aclrtMemLocationType";
     CopyKind(c_uint) = "aclrtMemcpyKind";
-    /// Whether the work before an event is done.
     EventStatus(c_uint) = "aclrtEventRecordedStatus";
-    /// Whether the work of a stream is done.
     StreamStatus(c_uint) = "aclrtStreamStatus";
     CaptureStatus(c_uint) = "aclmdlRICaptureStatus";
     CaptureMode(c_uint) = "aclmdlRICaptureMode";
@@ -41,30 +35,26 @@ c_types! {
 
 c_structs! {
     structs:
-    /// Location of memory. The device number comes first, unlike in CUDA.
+    /// The device number comes first, unlike in CUDA.
     Location = "aclrtMemLocation", 8 {
         id: c_uint = "id" @ 0,
         kind: LocationType = "type" @ 4,
     }
-    /// Properties of a new page.
     PhysicalMemProp = "aclrtPhysicalMemProp", 32 {
-        /// Always none: all other values are refused (CANN runtime 681ef76).
+        /// Always none: the runtime refuses all else (CANN runtime 681ef76).
         handle_type: HandleType = "handleType" @ 0,
-        /// Always pinned.
         allocation_type: AllocationType = "allocationType" @ 4,
-        /// Memory kind and its page size.
         attribute: MemAttr = "memAttr" @ 8,
         location: Location = "location" @ 12,
-        /// Always 0.
         reserve: u64 = "reserve" @ 24,
     }
 }
 
 c_constants! {
     numbers:
-    /// Device memory of any page size.
+    /// Of any page size.
     HBM: c_uint = 1, "ACL_HBM_MEM";
-    /// Device memory in pages of 2 MiB.
+    /// In pages of 2 MiB.
     HBM_HUGE: c_uint = 4, "ACL_HBM_MEM_HUGE";
     NO_HANDLE: c_uint = 0, "ACL_MEM_HANDLE_TYPE_NONE";
     PINNED: c_uint = 0, "ACL_MEM_ALLOCATION_TYPE_PINNED";
@@ -73,18 +63,16 @@ c_constants! {
     HOST_TO_DEVICE: c_uint = 1, "ACL_MEMCPY_HOST_TO_DEVICE";
     DEVICE_TO_HOST: c_uint = 2, "ACL_MEMCPY_DEVICE_TO_HOST";
     DEVICE_TO_DEVICE: c_uint = 3, "ACL_MEMCPY_DEVICE_TO_DEVICE";
-    /// Event with CUDA's behaviour: recorded repeatedly, and a wait uses the latest record.
+    /// As in CUDA: recorded repeatedly, and a wait uses the latest record.
     EVENT_SYNC: c_uint = 1, "ACL_EVENT_SYNC";
     EVENT_COMPLETE: c_uint = 1, "ACL_EVENT_RECORDED_STATUS_COMPLETE";
     STREAM_COMPLETE: c_uint = 0, "ACL_STREAM_STATUS_COMPLETE";
     CAPTURE_NONE: c_uint = 0, "ACL_MODEL_RI_CAPTURE_STATUS_NONE";
     CAPTURE_RELAXED: c_uint = 2, "ACL_MODEL_RI_CAPTURE_MODE_RELAXED";
-    /// Pins pageable memory.
     REGISTER_PINNED: c_uint = 0x1000_0000, "ACL_HOST_REG_PINNED";
 }
 
 c_functions! {
-    /// Functions of the runtime.
     Api of LIBRARY {
         required {
             aclInit(*const c_char) -> Code;
@@ -126,7 +114,7 @@ c_functions! {
     }
 }
 
-/// Returns the properties of plain device memory in pages of 2 MiB.
+/// Plain device memory in pages of 2 MiB.
 pub(super) fn allocation(ordinal: i32) -> PhysicalMemProp {
     PhysicalMemProp {
         handle_type: HandleType(NO_HANDLE),

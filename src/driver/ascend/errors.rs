@@ -1,5 +1,5 @@
-//! Meanings of ACL's results. ACL has no function for their names: the names are from
-//! `rt_error_codes.h` and `acl_base.h`, and `aclGetRecentErrMsg` adds the runtime's text.
+//! Meanings of ACL's results, by `rt_error_codes.h` and `acl_base.h`: ACL has no function for their
+//! names.
 
 use std::ffi::{CStr, c_int};
 
@@ -15,7 +15,7 @@ c_constants! {
     REPEAT_INITIALISE: c_int = 100_002, "ACL_ERROR_REPEAT_INITIALIZE";
     PARAM_INVALID: c_int = 107_000, "ACL_ERROR_RT_PARAM_INVALID";
     INVALID_DEVICE_ID: c_int = 107_001, "ACL_ERROR_RT_INVALID_DEVICEID";
-    /// The thread has no context, or its context was destroyed.
+    /// The thread has no context, or a destroyed one.
     CONTEXT_NULL: c_int = 107_002, "ACL_ERROR_RT_CONTEXT_NULL";
     STREAM_CONTEXT: c_int = 107_003, "ACL_ERROR_RT_STREAM_CONTEXT";
     ADDRESS_UNALIGNED: c_int = 107_008, "ACL_ERROR_RT_ADDR_UNALIGNED";
@@ -50,35 +50,33 @@ c_constants! {
     CAPTURE_INVALIDATED: c_int = 507_903, "ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED";
 }
 
-/// Maximum length of the runtime's text in an error.
+/// Limit of the runtime's text in an error.
 const WORDS: usize = 400;
 
 pub(super) fn out_of_memory(code: c_int) -> bool {
     matches!(code, MEMORY_ALLOCATION | DEVICE_OUT_OF_MEMORY | BAD_ALLOC)
 }
 
-/// Returns true if the driver or the device's context is gone, and all objects with it.
+/// Whether the driver or the device's context is gone, and all objects with it.
 pub(super) fn gone(code: c_int) -> bool {
     matches!(code, UNINITIALISED | CONTEXT_NULL)
 }
 
-/// Returns true if the driver never supports the call, so a fallback may work.
+/// Whether the driver never supports the call, so a fallback may work.
 pub(super) fn unsupported(code: c_int) -> bool {
     matches!(code, INVALID_PARAM | PARAM_INVALID | API_NOT_SUPPORTED | FEATURE_NOT_SUPPORTED)
 }
 
-/// Converts a result to an error with its name and the runtime's text for the thread's last
-/// failure.
+/// Adds the runtime's text for the thread's last failure.
 pub(super) fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     let Code(code) = code;
     if code == 0 {
         return Ok(());
     }
     let mut name = name(code).to_owned();
-    // For a lack of memory the numbers suffice, and reading the text would remove it for other
-    // callers.
+    // The numbers suffice, and reading the text would remove it for other callers.
     if !out_of_memory(code) {
-        // SAFETY: no preconditions; the runtime's text is valid until the thread's next call.
+        // SAFETY: no preconditions; the text is valid until the thread's next call.
         let words = unsafe { (api.aclGetRecentErrMsg)() };
         if !words.is_null() {
             // SAFETY: not null, and therefore zero-terminated.

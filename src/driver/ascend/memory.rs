@@ -1,6 +1,3 @@
-//! Addresses and pages: a mapped page is accessible by its device at once, is mapped whole, and is
-//! unmapped by its start address.
-
 use std::ffi::c_void;
 use std::ptr;
 
@@ -32,7 +29,6 @@ impl AscendDriver {
         }
     }
 
-    /// Maps a page at offset 0; the device has access at once (documentation).
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
         // SAFETY: a free place of our reservation and a live page of this size (contract).
         self.call("aclrtMapMem", |api| unsafe {
@@ -47,8 +43,7 @@ impl AscendDriver {
     }
 }
 
-// SAFETY: ACL's functions follow the contract, by its documentation; never run on hardware. Tested
-// on a stand-in.
+// SAFETY: ACL's functions follow the contract, by its documentation (stand-in only).
 unsafe impl Memory for AscendDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
@@ -65,8 +60,7 @@ unsafe impl Memory for AscendDriver {
             return Err(none);
         }
         let mut base = ptr::null_mut();
-        // SAFETY: the out pointer is valid; alignment and flags must be 0, and null lets the
-        // runtime choose.
+        // SAFETY: the out pointer is valid; alignment and flags must be 0.
         self.call("aclrtReserveMemAddress", |api| unsafe {
             (api.aclrtReserveMemAddress)(&raw mut base, len as usize, 0, ptr::null_mut(), 0)
         })
@@ -96,8 +90,7 @@ unsafe impl Memory for AscendDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: our handle, released once (contract). The memory stays while mapped
-        // (documentation).
+        // SAFETY: our handle, released once (contract); the memory stays while mapped.
         self.give_back("aclrtFreePhysical", |api| unsafe { (api.aclrtFreePhysical)(handle(page)) })
     }
 
@@ -108,7 +101,7 @@ unsafe impl Memory for AscendDriver {
         let mut end = at;
         for page in pages {
             if let Err(error) = self.map_one(end, *page) {
-                // In reverse, so that remaining mappings are at the start of the range.
+                // In reverse, so remaining mappings are at the start.
                 let undone = heads.iter().rev().take_while(|head| self.unmap_one(**head).is_ok());
                 return Err(NotMapped { error, mapped: heads.len() - undone.count() });
             }

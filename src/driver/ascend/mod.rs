@@ -1,17 +1,12 @@
 //! Ascend driver: CANN's ACL runtime, `aclrt*` over the device's default context. Never run on
-//! hardware.
+//! hardware. "Source" means the open runtime (hicann/runtime 681ef76, 2026-08), "documentation" its
+//! `docs/zh`.
 //!
-//! Every call makes the default context current, if needed, and relaxes the thread's capture mode,
-//! as the CUDA driver does. A thread without a context keeps ours: ACL cannot restore "no context".
-//! Rules marked "source" are of the open runtime (hicann/runtime 681ef76, 2026-08), "documentation"
-//! of its `docs/zh`.
+//! Every call makes the default context current, if needed, and relaxes the thread's capture mode.
+//! ACL cannot restore "no context".
 //!
-//! *Waits.* The documentation forbids waiting for, or querying, events, streams and devices "in any
-//! capture mode" during a capture (04-01); the source refuses only events of the capture. This
-//! driver follows the documentation for captures reported by
-//! [`capture_begins`](Timeline::capture_begins).
-//!
-//! The mutex `spare` guards unused streams and is held during their queries.
+//! During captures reported by [`capture_begins`](crate::driver::Timeline::capture_begins), nothing is awaited or
+//! queried, by the documentation (04-01); the source refuses only events of the capture.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -42,11 +37,11 @@ pub(super) const PLATFORM: Platform = Platform {
     abi: api::abi,
 };
 
-/// Maximum reservation of devices up to 910_93, by the HAL's documentation.
+/// Maximum of devices up to 910_93, by the HAL's documentation.
 const SHORT_RESERVATION: u64 = 128 << 30;
 
 thread_local! {
-    /// Number of nested waits of this thread.
+    /// Nested waits of this thread.
     static WAITING: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -56,18 +51,16 @@ pub struct AscendDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
-    /// The device's default context, also used by torch_npu; never destroyed.
+    /// Also used by torch_npu; never destroyed.
     context: Context,
     patterns: Patterns,
-    /// Unused streams of the library, reused once idle. Destroying a stream waits for its work
-    /// (documentation), and all processes share a few thousand streams a device.
+    /// Reused once idle: destroying a stream waits for its work (documentation), and all processes
+    /// share a few thousand a device.
     spare: Mutex<Vec<u64>>,
-    /// Running captures reported to this driver.
     captures: AtomicU64,
 }
 
-// SAFETY: any thread may set a context (documentation of aclrtSetCurrentContext); nothing else is
-// shared.
+// SAFETY: any thread may set a context (documentation of aclrtSetCurrentContext).
 unsafe impl Send for AscendDriver {}
 // SAFETY: as above; the runtime's functions are thread-safe.
 unsafe impl Sync for AscendDriver {}
@@ -81,8 +74,8 @@ impl AscendDriver {
         static STARTED: OnceLock<()> = OnceLock::new();
         let api = Api::get()?;
         if STARTED.get().is_none() {
-            // SAFETY: null means no configuration. Never finalized, which would also finalize
-            // torch_npu's runtime.
+            // SAFETY: null means no configuration. Never finalized, as torch_npu uses the runtime
+            // too.
             let code = unsafe { (api.aclInit)(ptr::null()) };
             if code != Code(errors::REPEAT_INITIALISE) {
                 check(api, "aclInit", code)?;
@@ -99,7 +92,7 @@ impl AscendDriver {
         Ok(i32::try_from(count).unwrap_or(i32::MAX))
     }
 
-    /// Opens NPU `ordinal` with its default context, also used by torch_npu.
+    /// Opens NPU `ordinal` with its default context.
     ///
     /// # Errors
     /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::UnfitDriver`] if operators may
@@ -120,8 +113,7 @@ impl AscendDriver {
         };
         cached(&name, std::env::var("AUTO_USE_UC_MEMORY").ok().as_deref())?;
         let before = current(api)?;
-        // SAFETY: the device exists. The call starts the memory management needed for maps
-        // (source).
+        // SAFETY: the device exists. Starts the memory management needed for maps (source).
         check(api, "aclrtSetDevice", unsafe { (api.aclrtSetDevice)(ordinal) })?;
         let opened = Self::in_context(api, ordinal, name);
         if let Some(before) = before {
@@ -131,7 +123,6 @@ impl AscendDriver {
         opened
     }
 
-    /// Opens the device; its default context is current.
     fn in_context(api: &'static Api, ordinal: i32, name: String) -> Result<Self> {
         let context = current(api)?.ok_or(Error::Unsupported { device: ordinal })?;
         let (mut free, mut total) = (0, 0);
@@ -152,15 +143,14 @@ impl AscendDriver {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
             largest_reservation: longest_reservation(&name),
-            // Undocumented. The driver counts references to a page and ignores its other addresses
-            // (source); xLLM's SharedVMMAllocator uses aliases on NPUs.
+            // Undocumented. The driver ignores a page's other addresses (source); xLLM's
+            // SharedVMMAllocator uses aliases on NPUs.
             alias: Alias::AtBoundaries,
             alias_proven: false,
             // These functions ignore captures (source).
             map_in_any_order: true,
             map_while_capturing: true,
-            // Captured tasks store addresses. vllm-ascend's sleep mode replaces pages under its
-            // graphs.
+            // Captured tasks store addresses; vllm-ascend's sleep mode replaces pages.
             replace_under_graph: true,
             // torch_npu synchronizes the device before an unmap.
             unmap_waits: false,
@@ -168,8 +158,7 @@ impl AscendDriver {
             unmap_each: true,
             descriptors_per_page: 0,
             register_host: api.aclrtHostRegisterV2.is_some() && api.aclrtHostUnregister.is_some(),
-            // Pages for peers are of a different kind, and the rules of aclrtMemSetAccess are not
-            // published.
+            // Pages for peers are of a different kind; rules of aclrtMemSetAccess are unpublished.
             peers: Peers::NONE,
             restores_no_context: false,
         };
@@ -185,7 +174,7 @@ impl AscendDriver {
         })
     }
 
-    /// Runs one call in our context without capture restrictions, and restores both.
+    /// Calls in our context with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let before = current(api)?;
@@ -196,9 +185,7 @@ impl AscendDriver {
             check(api, "aclrtSetCurrentContext", code)?;
         }
         let mut mode = api::CaptureMode(api::CAPTURE_RELAXED);
-        // SAFETY: the pointer is valid; the runtime writes the previous mode. If the exchange fails
-        // (as on chips without captures), the call below is at worst refused during a capture, so
-        // the result is not checked.
+        // SAFETY: the pointer is valid. If the exchange fails, the call is at worst refused.
         unsafe { (api.aclmdlRICaptureThreadExchangeMode)(&raw mut mode) };
         let code = call(api);
         // SAFETY: as above, restoring the previous mode.
@@ -211,7 +198,7 @@ impl AscendDriver {
         result
     }
 
-    /// As [`call`](Self::call), for calls which free: succeeds after the runtime's shutdown.
+    /// Succeeds after the runtime's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code, .. }) if errors::gone(code) => Ok(()),
@@ -219,13 +206,12 @@ impl AscendDriver {
         }
     }
 
-    /// Returns true during a reported capture, unless this thread is inside an earlier wait.
+    /// Whether a capture is reported, unless inside an earlier wait.
     fn must_not_wait(&self) -> bool {
         self.captures.load(SeqCst) > 0 && WAITING.get() == 0
     }
 
-    /// Returns ACL's stream. Null: the context's default stream. ACL has no per-thread default
-    /// streams.
+    /// Null is the context's default stream. ACL has no per-thread default streams.
     fn stream(&self, stream: Stream) -> Result<AclStream> {
         if stream == Stream::PER_THREAD {
             let expected =
@@ -282,20 +268,17 @@ fn current(api: &Api) -> Result<Option<Context>> {
     Ok((!context.0.is_null()).then_some(context))
 }
 
-/// Returns the maximum length of a reservation.
 fn longest_reservation(soc: &str) -> u64 {
     let later = soc.starts_with("Ascend910_95");
     let short = !later && ["Ascend310", "Ascend910"].iter().any(|name| soc.starts_with(name));
     if short { SHORT_RESERVATION } else { MAX_BYTES }
 }
 
-/// Refuses a device whose operators may bypass the level-2 cache (AUTO_USE_UC_MEMORY of CANN, on
-/// unless disabled before `aclInit`). Coherence between addresses of a page is then unknown, and
-/// untestable from outside.
+/// Operators may bypass the level-2 cache (AUTO_USE_UC_MEMORY of CANN, on unless disabled before
+/// `aclInit`): coherence between addresses of a page is then unknown.
 fn cached(soc: &str, setting: Option<&str>) -> Result<()> {
     let later = soc.starts_with("Ascend910_95");
     let may = !later && ["Ascend310P", "Ascend910B", "Ascend910_93"].iter().any(|name| soc.starts_with(name));
-    // As read by the runtime (source).
     let on = setting.is_none_or(|word| word.is_empty() || word.starts_with('1'));
     if may && on {
         return Err(Error::UnfitDriver {

@@ -1,5 +1,3 @@
-//! Streams, events, copies and fills.
-
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -14,10 +12,10 @@ use crate::driver::{Event, StreamState, Timeline, Transfer};
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// Bytes of a host pattern for fills, on devices which cannot repeat 32 bits.
+/// Host pattern for fills, on devices which cannot repeat 32 bits.
 const PATTERN: usize = 64 << 10;
 
-/// Patterns, one for each filled value. Never freed, because a copy may be running.
+/// Patterns by filled value; never freed, because a copy may be running.
 #[derive(Debug, Default)]
 pub(super) struct Patterns(Mutex<HashMap<u32, Arc<[u32]>>>);
 
@@ -41,7 +39,7 @@ impl AscendDriver {
         Error::DeviceCapturing { device: self.info.ordinal }
     }
 
-    /// Returns an unused, idle stream. `None` if queries are forbidden.
+    /// `None` if queries are forbidden.
     fn idle_stream(&self) -> Result<Option<u64>> {
         if self.must_not_wait() {
             return Ok(None);
@@ -59,8 +57,6 @@ impl AscendDriver {
         Ok(None)
     }
 
-    /// Copies in stream order.
-    ///
     /// # Safety
     /// Both are memory of the given kind until the copy ends.
     unsafe fn copy(
@@ -99,20 +95,17 @@ impl AscendDriver {
     }
 }
 
-// SAFETY: ACL's functions follow the contract, by its documentation; never run on hardware. Tested
-// on a stand-in.
+// SAFETY: ACL's functions follow the contract, by its documentation (stand-in only).
 unsafe impl Timeline for AscendDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let stream = self.stream(asked)?;
         if stream.0.is_null() {
-            // The default stream cannot be captured or queried, and must not be used during other
-            // captures (documentation).
+            // The default stream must not be used during other captures (documentation).
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
         let (mut status, mut model) = (CaptureStatus(api::CAPTURE_NONE), Model(ptr::null_mut()));
-        // SAFETY: the out pointers are valid, and the stream exists (contract). Needs no context
-        // (source).
+        // SAFETY: valid out pointers, existing stream (contract); needs no context (source).
         let code = unsafe { (self.api.aclmdlRICaptureGetInfo)(stream, &raw mut status, &raw mut model) };
         if code == Code(errors::FEATURE_NOT_SUPPORTED) {
             // The chip does not support captures.
@@ -125,7 +118,7 @@ unsafe impl Timeline for AscendDriver {
     }
 
     fn other_context(&self) -> Option<u64> {
-        // The null stream belongs to the context set for each call.
+        // Null belongs to the context set for each call.
         None
     }
 
@@ -163,7 +156,6 @@ unsafe impl Timeline for AscendDriver {
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
         if self.must_not_wait() {
-            // Unknown.
             return Ok(false);
         }
         let mut status = EventStatus(api::EVENT_COMPLETE);
@@ -190,7 +182,7 @@ unsafe impl Timeline for AscendDriver {
                 made.0 as u64
             }
         };
-        // SAFETY: a stream of the runtime; the caller destroys the stream.
+        // SAFETY: a stream of the runtime, destroyed by the caller.
         Ok(unsafe { Stream::from_raw(made) })
     }
 
@@ -204,7 +196,6 @@ unsafe impl Timeline for AscendDriver {
     }
 
     fn capture_ends(&self) {
-        // One end for each beginning.
         self.captures.fetch_sub(1, SeqCst);
     }
 
@@ -227,7 +218,7 @@ unsafe impl Transfer for AscendDriver {
         let stream = self.stream(on)?;
         let [byte, rest @ ..] = value.to_ne_bytes();
         if rest.iter().all(|other| *other == byte) {
-            // SAFETY: the range is mapped and writable by the caller; the stream exists (contract).
+            // SAFETY: mapped and writable by the caller; the stream exists (contract).
             return self.call("aclrtMemsetAsync", |api| unsafe {
                 (api.aclrtMemsetAsync)(pointer(at), len as usize, c_int::from(byte), len as usize, stream)
             });
@@ -248,8 +239,8 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         let len = into.len();
-        // SAFETY: the destination is a slice of this length; the source is mapped (contract). Waits
-        // for no stream, and is allowed in captures with the relaxed mode (documentation).
+        // SAFETY: a slice of this length, and mapped memory (contract). Allowed in relaxed
+        // captures.
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.aclrtMemcpy)(into.as_mut_ptr().cast(), len, pointer(at), len, kind)
@@ -258,7 +249,7 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         let len = from.len();
-        // SAFETY: the source is a slice of this length; the destination is mapped (contract).
+        // SAFETY: a slice of this length, and mapped memory (contract).
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::HOST_TO_DEVICE);
             (api.aclrtMemcpy)(pointer(at), len, from.as_ptr().cast(), len, kind)
@@ -268,19 +259,19 @@ unsafe impl Transfer for AscendDriver {
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
         let missing = Error::SymbolMissing { driver: super::NAME, name: "aclrtHostRegisterV2" };
         let register = self.api.aclrtHostRegisterV2.ok_or(missing)?;
-        // SAFETY: memory of this process, mapped until unregistered (contract).
+        // SAFETY: process memory, mapped until unregistered (contract).
         self.call("aclrtHostRegisterV2", |_| unsafe { register(at.cast(), len as u64, api::REGISTER_PINNED) })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
         let missing = Error::SymbolMissing { driver: super::NAME, name: "aclrtHostUnregister" };
         let unregister = self.api.aclrtHostUnregister.ok_or(missing)?;
-        // SAFETY: registered by this driver, without a running copy (contract).
+        // SAFETY: our registration, without a running copy (contract).
         self.give_back("aclrtHostUnregister", |_| unsafe { unregister(at.cast()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both ranges are mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends (contract).
         unsafe { self.copy(to.cast(), pointer(from), len, api::DEVICE_TO_HOST, on) }
     }
 

@@ -1,9 +1,5 @@
-//! Functions of libcuda.so used by the library, all looked up at once.
-//!
-//! cudarc loads the library and provides the types. Its wrappers are not used: they panic on a
-//! missing symbol. They also return a Rust enum, so a newer result code would be undefined
-//! behaviour. This module returns an error for a missing symbol, and results as plain integers of
-//! the C ABI.
+//! Functions of libcuda.so, all looked up at once. cudarc's wrappers are not used: they panic on a
+//! missing symbol, and a newer result code is undefined behaviour in their Rust enum.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -12,7 +8,7 @@ use cudarc::driver::sys;
 
 use crate::error::{Error, Result};
 
-/// Result of a driver function; 0 is success.
+/// 0 is success.
 pub(super) type Code = c_int;
 
 macro_rules! driver_functions {
@@ -23,7 +19,6 @@ macro_rules! driver_functions {
         pub(super) struct $api { $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Code,)* }
 
         impl $api {
-            /// Returns the table; the first call looks up all functions.
             pub(super) fn get() -> Result<&'static Self> {
                 static API: OnceLock<Result<$api>> = OnceLock::new();
                 API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
@@ -34,12 +29,11 @@ macro_rules! driver_functions {
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Error::DriverMissing { driver: "cuda", tried: "libcuda.so.1".to_owned() });
                 }
-                // SAFETY: the library can be loaded, as checked above, so this does not panic.
+                // SAFETY: the library can be loaded, as checked above.
                 let library = unsafe { sys::culib() };
                 Ok(Self { $($name: {
                     let symbol = concat!(stringify!($name), "\0");
-                    // SAFETY: the signature of the CUDA driver API for this name, checked against
-                    // cuda.h 13.0; the library is never unloaded, so the pointer stays valid.
+                    // SAFETY: this name's signature, checked against cuda.h 13.0; never unloaded.
                     *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>(symbol.as_bytes()) }
                         .map_err(|_| Error::SymbolMissing { driver: "cuda", name: stringify!($name) })?
                 },)* })
@@ -49,7 +43,7 @@ macro_rules! driver_functions {
 }
 
 driver_functions! {
-    /// Driver functions, under their exported (versioned) names.
+    /// Under their exported (versioned) names.
     Api {
         cuInit(c_uint);
         cuDriverGetVersion(*mut c_int);
@@ -97,7 +91,7 @@ driver_functions! {
 }
 
 driver_functions! {
-    /// Functions for graphs. Drivers before CUDA 12.3 lack some.
+    /// Drivers before CUDA 12.3 lack some.
     GraphApi {
         cuGraphGetNodes(sys::CUgraph, *mut sys::CUgraphNode, *mut usize);
         cuGraphNodeGetType(sys::CUgraphNode, *mut c_int);
@@ -111,14 +105,13 @@ driver_functions! {
 }
 
 driver_functions! {
-    /// Functions for sharing pages with other processes.
     ShareApi {
         cuMemExportToShareableHandle(*mut c_void, c_ulonglong, c_int, c_ulonglong);
         cuMemImportFromShareableHandle(*mut c_ulonglong, *mut c_void, c_int);
     }
 }
 
-/// `CUmemAllocationProp`. Handle types are an integer, because the enum has no name for two flags.
+/// `CUmemAllocationProp`, with handle types as an integer: the enum lacks two flags.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AllocationProp {
@@ -132,8 +125,7 @@ pub(super) struct AllocationProp {
     pub(super) reserved: [u8; 4],
 }
 
-// The size in cudarc is from cuda.h.
 const _: () = assert!(size_of::<AllocationProp>() == size_of::<sys::CUmemAllocationProp>());
 
-/// `CUgraphEdgeData`: ports, kind and reserved bytes.
+/// `CUgraphEdgeData`.
 pub(super) type EdgeData = [u8; 8];

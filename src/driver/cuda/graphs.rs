@@ -1,5 +1,3 @@
-//! CUDA graphs: `cuGraph*`.
-
 use std::ffi::c_int;
 use std::ptr;
 
@@ -19,13 +17,13 @@ const INSTANTIATE_FLAGS: u64 = 1 | 8;
 const SET_DEPENDENCIES: u32 = 1;
 /// `CU_STREAM_CAPTURE_STATUS_ACTIVE`
 const CAPTURE_ACTIVE: c_int = 1;
-/// Node types which allocate no memory: kernels, copies, fills, host functions, empty nodes, event
-/// waits and records, semaphore signals and waits, and batches of memory operations.
+/// Kernels, copies, fills, host functions, empty nodes, event waits and records, semaphore signals
+/// and waits, batches of memory operations.
 const NEVER_ALLOCATES: [c_int; 10] = [0, 1, 2, 3, 5, 6, 7, 8, 9, 12];
 
 /// Held during `cuGraphInstantiate` and `cuGraphExecDestroy`: concurrent calls crash, even for
-/// different graphs (driver 580.159.04, H200, 2026-11-28, `bench/cuda/executables_race.cu`). No
-/// other lock is taken under it.
+/// different graphs (driver 580.159.04, H200, 2026-11-28, `bench/cuda/executables_race.cu`). A leaf
+/// lock.
 static EXECUTABLES: ProcessMutex<()> = ProcessMutex::new(());
 
 impl CudaDriver {
@@ -33,7 +31,7 @@ impl CudaDriver {
         GraphApi::get()
     }
 
-    /// Runs one graph function, as [`call`](Self::call).
+    /// Calls a graph function as [`call`](Self::call).
     fn graph_call(&self, name: &'static str, call: impl FnOnce(&GraphApi) -> Code) -> Result<()> {
         let graphs = Self::graph_api()?;
         self.call(name, |_| call(graphs))
@@ -48,7 +46,7 @@ fn exec(executable: Executable) -> sys::CUgraphExec {
     executable.0 as sys::CUgraphExec
 }
 
-/// Returns a copy in the only form accepted for updating a node.
+/// Copy in the only form accepted for updating a node.
 fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
     sys::CUDA_MEMCPY3D {
         srcXInBytes: 0,
@@ -83,8 +81,7 @@ fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
 unsafe impl Graphs for CudaDriver {
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
         let mut count = 0;
-        // SAFETY: the graph exists (contract); null requests the count, and the out pointer is
-        // valid.
+        // SAFETY: the graph exists (contract); null requests the count.
         self.graph_call("cuGraphGetNodes", |api| unsafe {
             (api.cuGraphGetNodes)(template(graph), ptr::null_mut(), &raw mut count)
         })?;
@@ -100,7 +97,7 @@ unsafe impl Graphs for CudaDriver {
         let graphs = Self::graph_api()?;
         for node in &nodes {
             let mut kind = -1;
-            // SAFETY: a node of a live graph; the out pointer is valid. Needs no context.
+            // SAFETY: a node of a live graph; needs no context.
             let code = unsafe { (graphs.cuGraphNodeGetType)(*node, &raw mut kind) };
             check(self.api, "cuGraphNodeGetType", code)?;
             may_allocate |= !NEVER_ALLOCATES.contains(&kind);
@@ -110,8 +107,7 @@ unsafe impl Graphs for CudaDriver {
 
     unsafe fn instantiate(&self, graph: Graph) -> Result<Executable> {
         let mut made = ptr::null_mut();
-        // SAFETY: the graph exists and is used by no other thread (contract); the out pointer is
-        // valid.
+        // SAFETY: the graph exists, used by no other thread (contract).
         self.graph_call("cuGraphInstantiate", |api| unsafe {
             let _alone = EXECUTABLES.lock();
             (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), INSTANTIATE_FLAGS)
@@ -130,12 +126,12 @@ unsafe impl Graphs for CudaDriver {
     }
 
     unsafe fn capture_copy(&self, copy: GraphCopy, on: Stream) -> Result<CopyNode> {
-        // SAFETY: the contract; the copy is captured now and runs at each launch.
+        // SAFETY: the contract; captured now, run at each launch.
         unsafe { self.copy_from_host(copy.to, copy.from, copy.bytes, on) }?;
         // SAFETY: the stream exists (contract).
         let (status, behind) = unsafe { self.capture_info(on) }?;
-        // The stream's only dependency is now its last node, this copy. No other call is needed, so
-        // the capture cannot be invalidated.
+        // The stream's only dependency is now this copy; no further call can invalidate the
+        // capture.
         match behind[..] {
             [(node, _)] if status == CAPTURE_ACTIVE => Ok(CopyNode(node as u64)),
             _ => {
@@ -158,14 +154,13 @@ unsafe impl Graphs for CudaDriver {
         }
         // SAFETY: as above.
         let (_, mut behind) = unsafe { self.capture_info(stream) }?;
-        // The new dependencies are at the end.
         let more = behind.len().saturating_sub(before.len());
         if more == 0 {
             return Ok(());
         }
         behind.rotate_right(more);
         let (mut nodes, edges): (Vec<_>, Vec<_>) = behind.into_iter().unzip();
-        // SAFETY: nodes of the stream's capture with their edge data, `nodes.len()` of each.
+        // SAFETY: nodes of the stream's capture with their edge data.
         self.graph_call("cuStreamUpdateCaptureDependencies", |api| unsafe {
             let on = stream.raw() as sys::CUstream;
             (api.cuStreamUpdateCaptureDependencies_v2)(
@@ -185,8 +180,7 @@ unsafe impl Graphs for CudaDriver {
         copy: GraphCopy,
     ) -> Result<()> {
         let params = one_dimensional(copy);
-        // SAFETY: all objects exist, and no other thread uses the executable (contract); the
-        // context is ours.
+        // SAFETY: all objects exist, and no other thread uses the executable (contract).
         self.graph_call("cuGraphExecMemcpyNodeSetParams", |api| unsafe {
             let node = node.0 as sys::CUgraphNode;
             (api.cuGraphExecMemcpyNodeSetParams)(exec(executable), node, &raw const params, self.context)
@@ -207,15 +201,14 @@ unsafe impl Graphs for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Returns the status of a stream's capture, and the dependencies of its next node with their
-    /// edge data.
+    /// Returns the status of a capture, and the dependencies of its next node with their edge data.
     ///
     /// # Safety
     /// The stream exists.
     unsafe fn capture_info(&self, stream: Stream) -> Result<(c_int, Vec<(sys::CUgraphNode, EdgeData)>)> {
         let (mut status, mut id, mut graph, mut count) = (0, 0, ptr::null_mut(), 0);
         let (mut nodes, mut edges): (*const sys::CUgraphNode, *const EdgeData) = (ptr::null(), ptr::null());
-        // SAFETY: the out pointers are valid, and the stream exists (caller).
+        // SAFETY: valid out pointers; the stream exists (caller).
         self.graph_call("cuStreamGetCaptureInfo", |api| unsafe {
             (api.cuStreamGetCaptureInfo_v3)(
                 stream.raw() as sys::CUstream,
@@ -231,8 +224,7 @@ impl CudaDriver {
             return Ok((status, Vec::new()));
         }
         let of = |place| {
-            // SAFETY: the driver's arrays of `count` elements, valid until the next call with the
-            // stream; null edge data means plain edges.
+            // SAFETY: arrays of `count` elements, valid until the next call with the stream.
             unsafe {
                 (*nodes.add(place), if edges.is_null() { EdgeData::default() } else { *edges.add(place) })
             }

@@ -1,8 +1,6 @@
-//! CUDA driver: `cuMem*` over the device's primary context.
-//!
-//! Every call makes the primary context current, if needed, and relaxes the thread's capture mode.
-//! So memory can grow during a capture (as in PyTorch's allocator). Has no lock: all state is
-//! constant after the opening.
+//! CUDA driver: `cuMem*` over the device's primary context, made current by every call, in the
+//! thread's relaxed capture mode, so memory can grow during a capture. No lock: all state is
+//! constant.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -33,9 +31,8 @@ pub(super) const PLATFORM: Platform = Platform {
 };
 
 const ERROR_OUT_OF_MEMORY: Code = 2;
-/// The event is not reached yet.
 const ERROR_NOT_READY: Code = 600;
-/// Query of the legacy default stream while a synchronizing stream is under capture.
+/// Query of the legacy default stream while a synchronizing stream is captured.
 const ERROR_CAPTURE_IMPLICIT: Code = 906;
 const ERROR_NO_DEVICE: Code = 100;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
@@ -46,7 +43,6 @@ const CAPTURE_RELAXED: c_int = 2;
 const EVENT_DISABLE_TIMING: u32 = 2;
 /// `CU_STREAM_NON_BLOCKING`
 const STREAM_NON_BLOCKING: u32 = 1;
-/// `CU_MEMHOSTREGISTER_PORTABLE`: registered in every context of the process.
 const REGISTER_PORTABLE: u32 = 1;
 
 /// An NVIDIA GPU.
@@ -57,12 +53,11 @@ pub struct CudaDriver {
     capabilities: Capabilities,
     pages: PageKind,
     device: sys::CUdevice,
-    /// The device's primary context, retained by this object.
+    /// Retained by this object.
     context: sys::CUcontext,
 }
 
-// SAFETY: any thread may use the context (CUDA driver API, "Context Management"); nothing else is
-// shared.
+// SAFETY: any thread may use the context (CUDA driver API, "Context Management").
 unsafe impl Send for CudaDriver {}
 // SAFETY: as above; the driver's functions are thread-safe.
 unsafe impl Sync for CudaDriver {}
@@ -96,10 +91,7 @@ impl CudaDriver {
         Self::with_options(ordinal, DeviceOptions::default())
     }
 
-    /// As [`new`](Self::new), with options for sharing.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); [`Error::InvalidArgument`] for unavailable options.
+    /// As [`new`](Self::new), with options for sharing; [`Error::InvalidArgument`] if unavailable.
     pub fn with_options(ordinal: i32, options: DeviceOptions) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -117,10 +109,10 @@ impl CudaDriver {
             return Err(Error::Unsupported { device: ordinal });
         }
         let mut name = [0; 128];
-        // SAFETY: the buffer has the given length, and its last byte stays zero.
+        // SAFETY: the buffer has the given length; its last byte stays zero.
         let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
         check(api, "cuDeviceGetName", code)?;
-        // SAFETY: the buffer ends in a zero byte and lives on this stack.
+        // SAFETY: a zero-terminated buffer on this stack.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total = 0;
         // SAFETY: the out pointer is valid.
@@ -128,17 +120,16 @@ impl CudaDriver {
         let pages = PageKind::for_device(api, device, options)?;
         let mut granularity = 0;
         let prop = pages.of(ordinal);
-        // SAFETY: both pointers are valid; 0 is CU_MEM_ALLOC_GRANULARITY_MINIMUM.
+        // SAFETY: both pointers are valid.
         let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
         check(api, "cuMemGetAllocationGranularity", code)?;
         let peers = Self::peers_of(api, device, count)?;
         let mut context = ptr::null_mut();
-        // SAFETY: the out pointer is valid. Last call which can fail, so the reference cannot leak.
+        // SAFETY: the out pointer is valid. Last fallible call, so the reference cannot leak.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         check(api, "cuDevicePrimaryCtxRetain", code)?;
         let info =
             DeviceInfo { platform: PLATFORM.name, ordinal, name, total_bytes: total as u64, options: None };
-        // Measured on an H200, driver 580: tests/gpu/conformance.rs.
         let capabilities = Capabilities {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
@@ -176,13 +167,13 @@ impl CudaDriver {
         Ok(peers)
     }
 
-    /// Runs one driver call in our context without capture restrictions, and restores both.
+    /// Calls in our context with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         self.in_context(name, |api| relaxed(api, call))
     }
 
-    /// As [`call`](Self::call), for stream work. In another context of the device, default streams
-    /// belong to the other context.
+    /// Calls for stream work: in another context of the device, default streams belong to that
+    /// context.
     fn call_on(&self, on: Stream, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         if on.is_default() && self.other_context().is_some() {
             return check(self.api, name, relaxed(self.api, call));
@@ -190,7 +181,7 @@ impl CudaDriver {
         self.call(name, call)
     }
 
-    /// Runs one driver call in our context, and restores the previous one.
+    /// Restores the previous context.
     fn in_context(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let mut current = self.current()?;
@@ -201,7 +192,7 @@ impl CudaDriver {
         }
         let code = call(api);
         if foreign {
-            // SAFETY: pops the context pushed above; the out pointer is valid.
+            // SAFETY: pops the context pushed above.
             unsafe { (api.cuCtxPopCurrent_v2)(&raw mut current) };
         }
         check(api, name, code)
@@ -214,7 +205,7 @@ impl CudaDriver {
         Ok(current)
     }
 
-    /// As [`call`](Self::call), for calls which free: succeeds after the driver's shutdown.
+    /// Succeeds after the driver's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             // DEINITIALIZED, CONTEXT_IS_DESTROYED
@@ -239,8 +230,7 @@ impl CudaDriver {
 
 impl Drop for CudaDriver {
     fn drop(&mut self) {
-        // SAFETY: releases the reference of `new`. After the driver's shutdown the call fails
-        // without effect.
+        // SAFETY: our reference; after the driver's shutdown without effect.
         unsafe { (self.api.cuDevicePrimaryCtxRelease_v2)(self.device) };
     }
 }
@@ -250,10 +240,10 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
         return Ok(());
     }
     let mut text = ptr::null();
-    // SAFETY: the out pointer is valid; any integer is allowed as a code.
+    // SAFETY: the out pointer is valid; any code is allowed.
     let known = unsafe { (api.cuGetErrorName)(code, &raw mut text) } == 0 && !text.is_null();
     let name = if known {
-        // SAFETY: the driver returns a static, zero-terminated string.
+        // SAFETY: a static, zero-terminated string of the driver.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     } else {
         "unknown result".to_owned()
@@ -261,11 +251,9 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     Err(Error::Driver { call, code, name })
 }
 
-/// Runs one driver call without capture restrictions, and restores the mode.
 fn relaxed(api: &Api, call: impl FnOnce(&Api) -> Code) -> Code {
     let mut mode = CAPTURE_RELAXED;
-    // SAFETY: the pointer is valid; the driver writes the previous mode. If the exchange failed,
-    // the call below would only be refused during a capture, so the result is not checked.
+    // SAFETY: the pointer is valid. If the exchange failed, the call is at worst refused.
     unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
     let code = call(api);
     // SAFETY: as above, restoring the previous mode.
@@ -298,15 +286,14 @@ impl CudaDriver {
     }
 
     fn set_access(&self, at: Address, len: u64, devices: impl Iterator<Item = i32>) -> Result<()> {
-        // 64 peers and this device. No allocation, because every map calls this function.
+        // 64 peers and this device; no allocation, as every map calls this.
         let mut access = [access_by(self.info.ordinal); 65];
         let mut count = 0;
         for (place, device) in access.iter_mut().zip(devices) {
             *place = access_by(device);
             count += 1;
         }
-        // SAFETY: the pointer is valid for `count` elements; the driver returns an error for an
-        // unmapped range.
+        // SAFETY: valid for `count` elements; an unmapped range is an error.
         self.call("cuMemSetAccess", |api| unsafe {
             (api.cuMemSetAccess)(at.0, len as usize, access.as_ptr(), count)
         })
@@ -327,7 +314,7 @@ impl Driver for CudaDriver {
         let mut version = 0;
         // SAFETY: the out pointer is valid; no device is involved.
         let known = unsafe { (self.api.cuDriverGetVersion)(&raw mut version) } == 0;
-        // cuda.h, CUDA_VERSION: 1000 x major + 10 x minor.
+        // cuda.h: 1000 x major + 10 x minor.
         if known { format!("{}.{}", version / 1000, version % 1000 / 10) } else { String::new() }
     }
 
@@ -344,7 +331,7 @@ impl Driver for CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (tests/gpu/conformance.rs, on an H200).
+// SAFETY: the driver's functions follow the contract (tests/gpu/conformance.rs, H200).
 unsafe impl Memory for CudaDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
@@ -355,8 +342,7 @@ unsafe impl Memory for CudaDriver {
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = 0;
-        // SAFETY: the out pointer is valid; alignment 0 is the default, and address 0 lets the
-        // driver choose.
+        // SAFETY: the out pointer is valid; alignment 0 is the default.
         self.call("cuMemAddressReserve", |api| unsafe {
             (api.cuMemAddressReserve)(&raw mut base, len as usize, 0, 0, 0)
         })
@@ -407,7 +393,7 @@ unsafe impl Memory for CudaDriver {
             result = self.set_access(at, end.0 - at.0, devices);
         }
         result.map_err(|error| {
-            // In reverse, so that remaining mappings are at the start of the range.
+            // In reverse, so remaining mappings are at the start.
             let undone = starts.iter().rev().take_while(|(at, bytes)| {
                 // SAFETY: mapped above and never used.
                 unsafe { self.unmap(*at, *bytes) }.is_ok()
@@ -421,7 +407,7 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: our whole mappings, no longer used by the device (contract).
+        // SAFETY: our whole mappings, unused by the device (contract).
         self.give_back("cuMemUnmap", |api| unsafe { (api.cuMemUnmap)(at.0, len as usize) })
     }
 }
@@ -430,11 +416,10 @@ unsafe impl Memory for CudaDriver {
 unsafe impl Timeline for CudaDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = 0;
-        // SAFETY: the out pointer is valid and the stream exists (contract).
+        // SAFETY: valid out pointer, existing stream (contract).
         let mut ask = |api: &Api| unsafe { (api.cuStreamIsCapturing)(stream(asked), &raw mut status) };
-        // The query is allowed in every capture mode, so the mode is not relaxed. A created stream
-        // knows its context. Without a context, or in one of a different device, our default
-        // streams need our context.
+        // Allowed in every capture mode. A created stream knows its context; default streams need
+        // ours.
         let asked = if !asked.is_default() || self.other_context().is_some() {
             check(self.api, "cuStreamIsCapturing", ask(self.api))
         } else {
@@ -508,7 +493,7 @@ unsafe impl Timeline for CudaDriver {
         self.call("cuStreamCreate", |api| unsafe {
             (api.cuStreamCreate)(&raw mut created, STREAM_NON_BLOCKING)
         })?;
-        // SAFETY: a new stream of the driver; the caller destroys the stream.
+        // SAFETY: a new stream, destroyed by the caller.
         Ok(unsafe { Stream::from_raw(created as u64) })
     }
 
@@ -528,38 +513,36 @@ unsafe impl Transfer for CudaDriver {
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the destination is a slice of this length; the source is mapped (contract).
+        // SAFETY: a slice of this length, and mapped memory (contract).
         self.call("cuMemcpyDtoH", |api| unsafe {
             (api.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast::<c_void>(), at.0, into.len())
         })
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the source is a slice of this length; the destination is mapped (contract).
+        // SAFETY: a slice of this length, and mapped memory (contract).
         self.call("cuMemcpyHtoD", |api| unsafe {
             (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
         })?;
-        // The copy of unregistered memory returns after reading the source, possibly before writing
-        // the destination. Unmapping the destination then ended the context (H200, driver 580). The
-        // copy runs on the legacy stream, so this call waits for its end.
-        // SAFETY: the default stream of our context.
+        // The copy of unregistered memory may return before writing; unmapping the destination then
+        // ended the context (H200, driver 580). SAFETY: the default stream of our context.
         self.call("cuStreamSynchronize", |api| unsafe { (api.cuStreamSynchronize)(ptr::null_mut()) })
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: memory of this process, mapped until unregistered (contract).
+        // SAFETY: process memory, mapped until unregistered (contract).
         self.call("cuMemHostRegister", |api| unsafe {
             (api.cuMemHostRegister_v2)(at.cast::<c_void>(), len, REGISTER_PORTABLE)
         })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: registered by this driver, without a running copy (contract).
+        // SAFETY: our registration, without a running copy (contract).
         self.give_back("cuMemHostUnregister", |api| unsafe { (api.cuMemHostUnregister)(at.cast::<c_void>()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both ranges are mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends (contract).
         self.call_on(on, "cuMemcpyDtoHAsync", |api| unsafe {
             (api.cuMemcpyDtoHAsync_v2)(to.cast::<c_void>(), from.0, len, stream(on))
         })

@@ -1,6 +1,3 @@
-//! Sharing of CUDA pages: with processes by file descriptors (created at the export) or fabric
-//! handles, and with network cards.
-
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -33,8 +30,7 @@ pub(super) struct PageKind {
 }
 
 impl PageKind {
-    /// Returns the requested attributes supported by the device. Returns an error if they are not
-    /// sufficient.
+    /// Fails if the device lacks a requested attribute.
     pub(super) fn for_device(api: &Api, device: sys::CUdevice, options: DeviceOptions) -> Result<Self> {
         let has = |attribute| {
             let mut value = 0;
@@ -49,14 +45,13 @@ impl PageKind {
                 return Err(handles.refused());
             }
         }
-        // A driver without the attribute has no fabric.
         if handles == Handles::Fabric && !has(ATTRIBUTE_FABRIC).unwrap_or(false) {
             handles = Handles::Fd;
         }
         if rdma && !has(ATTRIBUTE_RDMA)? { Err(rdma_refused()) } else { Ok(Self { handles, rdma }) }
     }
 
-    /// Returns the properties of plain device memory. All unnamed fields must be zero.
+    /// All unnamed fields must be zero.
     pub(super) fn of(self, ordinal: i32) -> AllocationProp {
         let handle_types = match self.handles {
             Handles::None => 0,
@@ -77,8 +72,8 @@ impl PageKind {
 }
 
 impl CudaDriver {
-    /// Falls back to descriptors, unless a fabric page can be created and exported. Devices with
-    /// the attribute may refuse either call, if the process may not use fabric channels.
+    /// Falls back to descriptors unless a fabric page can be exported: devices with the attribute
+    /// may lack fabric channels.
     pub(super) fn try_fabric(&mut self) {
         if self.pages.handles != Handles::Fabric {
             return;
@@ -104,12 +99,11 @@ impl CudaDriver {
         Ok(into)
     }
 
-    /// `handle` is the descriptor itself, or the address of the fabric handle.
+    /// `handle` is the descriptor, or the address of the fabric handle.
     fn import_as(&self, handle: *mut c_void, kind: c_int) -> Result<PageHandle> {
         let share = ShareApi::get()?;
         let mut page = 0;
-        // SAFETY: the out pointer is valid; any handle value is allowed, and the driver does not
-        // keep the pointer.
+        // SAFETY: any handle value is allowed, and not kept by the driver.
         self.call("cuMemImportFromShareableHandle", |_| unsafe {
             (share.cuMemImportFromShareableHandle)(&raw mut page, handle, kind)
         })?;
@@ -117,8 +111,7 @@ impl CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (conformance, on an H200, in one process;
-// fabric functions on the stand-in only).
+// SAFETY: the driver's functions follow the contract (H200; fabric on the stand-in).
 unsafe impl Sharing for CudaDriver {
     fn granted(&self) -> Handles {
         self.pages.handles
@@ -129,7 +122,7 @@ unsafe impl Sharing for CudaDriver {
         if fd < 0 {
             return Err(Error::Internal { what: format!("the driver exported a page as {fd}") });
         }
-        // SAFETY: a new descriptor of the driver, owned by this process.
+        // SAFETY: a new descriptor of this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

@@ -1,23 +1,21 @@
-//! Ranges accepted by ROCm in `hipMemSetAccess`: whole mappings, with a defect in some versions.
-//!
-//! ROCm 7.0 to 7.13 count mappings from the first one of the reservation, whatever address is
-//! given. So calls for later mappings fail (ROCm/rocm-systems #2451, #2516, #6977). On these
-//! versions each call names all mappings from the first to the new ones, which must be adjacent.
+//! ROCm 7.0 to 7.13 count mappings in `hipMemSetAccess` from the first one of the reservation, so
+//! calls for later mappings fail (ROCm/rocm-systems #2451, #2516, #6977). There each call names all
+//! mappings from the first to the new ones, which must be adjacent.
 
 use std::collections::BTreeMap;
 
 use crate::units::Address;
 
-/// First version with the defect, as returned by `hipDriverGetVersion`.
+/// First version with the defect, by `hipDriverGetVersion`.
 const COUNTS_FROM_FIRST: i32 = 70_000_000;
-/// First later version without the defect (mori #640).
+/// First later version without it (mori #640).
 const COUNTS_NO_MORE: i32 = 71_400_000;
 
 pub(super) fn counts_from_first(version: i32) -> bool {
     (COUNTS_FROM_FIRST..COUNTS_NO_MORE).contains(&version)
 }
 
-/// Reservations and their mappings. Guarded by the mutex `HipDriver::ranges`.
+/// Guarded by the mutex `HipDriver::ranges`.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     /// Base to length, and the mappings: address to length.
@@ -45,7 +43,7 @@ impl Ranges {
         }
     }
 
-    /// Returns the start of a call for a new mapping at `at`. `None`: a gap precedes `at`.
+    /// Start of a call for a new mapping at `at`. `None`: a gap precedes `at`.
     pub(super) fn begin(&self, at: Address) -> Option<Address> {
         let (_, (_, mapped)) = self.reserved.range(..=at.0).next_back()?;
         let mut before = mapped.range(..at.0);

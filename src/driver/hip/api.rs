@@ -1,16 +1,13 @@
-//! Functions, structures and constants of libamdhip64.
-//!
-//! From hip_runtime_api.h of HIP 6.2 and 7.1, which are equal in all of these. HIP 5 has a
-//! different `hipMemAllocationProp` and no working virtual memory management, so its library is
-//! refused.
+//! From hip_runtime_api.h of HIP 6.2 and 7.1, equal here. HIP 5, with a different
+//! `hipMemAllocationProp`, is refused.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::driver::abi::{Abi, c_constants, c_structs, c_types};
 use crate::driver::library::{Vendor, c_functions};
 
-/// AMD's runtime. The last name is in development packages and in wheels with their own copy; its
-/// version is checked before use.
+/// The last name is in development packages and in wheels with their own copy; its version is
+/// checked.
 const LIBRARY: Vendor = Vendor {
     driver: "hip",
     variable: "VMMGRAPH_HIP_LIBRARY",
@@ -22,13 +19,13 @@ const LIBRARY: Vendor = Vendor {
 };
 
 c_types! {
-    /// Result; 0 is success. Any integer is possible.
+    /// 0 is success; any integer is possible.
     Code(c_int) = "hipError_t";
     Handle(*mut c_void) = "hipMemGenericAllocationHandle_t";
     StreamHandle(*mut c_void) = "hipStream_t";
     EventHandle(*mut c_void) = "hipEvent_t";
     DevicePointer(*mut c_void) = "hipDeviceptr_t";
-    /// Flags; always zero here.
+    /// Always zero.
     Flags(c_ulonglong) = "unsigned long long";
     Attribute(c_int) = "hipDeviceAttribute_t";
     AllocationType(c_int) = "hipMemAllocationType";
@@ -47,7 +44,7 @@ c_structs! { structs:
         id: c_int = "id" @ 4,
     }
 
-    /// Properties of new memory. All unnamed fields are zero.
+    /// All unnamed fields are zero.
     AllocationProp = "hipMemAllocationProp", 32 {
         kind: AllocationType = "type" @ 0,
         requested: HandleType = "requestedHandleType" @ 4,
@@ -86,7 +83,6 @@ c_constants! { constants:
 }
 
 c_functions! {
-    /// Functions of the runtime.
     Api of LIBRARY {
         required {
             hipInit(c_uint) -> Code;

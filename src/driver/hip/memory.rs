@@ -1,7 +1,5 @@
-//! Addresses and pages: one access call and one unmap for each mapping, with a workaround for ROCm
-//! 7.0 to 7.13.
-//!
-//! On these versions the mutex `ranges` is held during calls which map, unmap and free addresses.
+//! One access call and one unmap for each mapping. For ROCm 7.0 to 7.13 (`access`) the mutex
+//! `ranges` is held during calls which map, unmap and free addresses.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -60,8 +58,8 @@ impl HipDriver {
         .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    /// Makes whole mappings readable and writable by peers and this device. This device is last:
-    /// ROCm 7.14 breaks a mapping whose device had access before its peers (openxla/xla #46576).
+    /// Makes whole mappings accessible by peers, then this device: ROCm 7.14 breaks a mapping whose
+    /// device had access before its peers (openxla/xla #46576).
     fn set_access(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
         let mut access = [access_by(self.info.ordinal); 65];
         let mut count = 1;
@@ -69,22 +67,20 @@ impl HipDriver {
             *place = access_by(device);
             count += 1;
         }
-        // SAFETY: the pointer is valid for `count` elements; the runtime returns an error for an
-        // unmapped range.
+        // SAFETY: valid for `count` elements; an unmapped range is an error.
         self.call("hipMemSetAccess", |api| unsafe {
             (api.hipMemSetAccess)(pointer(at), len as usize, access.as_ptr(), count)
         })
         .map_err(|error| self.out_of_memory(len, error))
     }
 
-    /// Maps a page with access. The error includes whether the page is still mapped.
+    /// The error says whether the page is still mapped.
     fn map_with_access(&self, at: Address, page: Whole, peers: Peers) -> Result<(), (Error, bool)> {
         let Some(ranges) = &self.ranges else {
             self.map_one(at, page).map_err(|error| (error, false))?;
             return self.set_access(at, page.bytes, peers).map_err(|error| (error, !self.undo_map(at, page)));
         };
-        // Held during all calls: an unmap of an earlier mapping meanwhile would invalidate the
-        // range.
+        // An unmap of an earlier mapping meanwhile would invalidate the range.
         let mut ranges = ranges.lock();
         let first = ranges.begin(at).ok_or_else(|| {
             let problem = "this version of ROCm gives access only to mappings that follow a reservation's first one without a gap; 6.2 to 6.4 \
@@ -115,8 +111,7 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime's functions follow the contract, by its sources and documents;
-// tests/platforms/hip.rs checks the driver.
+// SAFETY: the runtime follows the contract, by its sources; checked by tests/platforms/hip.rs.
 unsafe impl Memory for HipDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
@@ -127,8 +122,7 @@ unsafe impl Memory for HipDriver {
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = ptr::null_mut();
-        // SAFETY: the out pointer is valid; alignment 0 is the default, and a null hint lets the
-        // runtime choose.
+        // SAFETY: the out pointer is valid; alignment 0 is the default.
         self.call("hipMemAddressReserve", |api| unsafe {
             (api.hipMemAddressReserve)(&raw mut base, len as usize, 0, ptr::null_mut(), Flags(0))
         })
@@ -146,7 +140,7 @@ unsafe impl Memory for HipDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // Locked first: freed addresses may be reserved by another thread at once.
+        // First: freed addresses may be reserved by another thread at once.
         let mut ranges = self.ranges.as_ref().map(Mutex::lock);
         // SAFETY: our reservation without mappings (contract).
         self.give_back("hipMemAddressFree", |api| unsafe {
@@ -182,7 +176,7 @@ unsafe impl Memory for HipDriver {
                 if stays {
                     return Err(NotMapped { error, mapped: starts.len() + 1 });
                 }
-                // In reverse, so that remaining mappings are at the start of the range.
+                // In reverse, so remaining mappings are at the start.
                 let undone = starts.iter().rev().take_while(|(at, bytes)| {
                     // SAFETY: mapped above and never used.
                     unsafe { self.unmap(*at, *bytes) }.is_ok()
@@ -201,7 +195,7 @@ unsafe impl Memory for HipDriver {
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         let mut ranges = self.ranges.as_ref().map(Mutex::lock);
-        // SAFETY: our whole mapping, no longer used by the device (contract).
+        // SAFETY: our whole mapping, unused by the device (contract).
         self.give_back("hipMemUnmap", |api| unsafe { (api.hipMemUnmap)(pointer(at), len as usize) })?;
         if let Some(ranges) = &mut ranges {
             ranges.unmap(at, len);

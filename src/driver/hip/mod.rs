@@ -1,18 +1,13 @@
-//! HIP driver: `hipMem*` of AMD's ROCm 6.2 and newer.
+//! HIP driver: `hipMem*` of AMD's ROCm 6.2 and newer, tested on a stand-in with ROCm's rules
+//! (sources of CLR 6.0 to 6.3 and rocm-systems of 2026, or the cited issue), never on a device.
 //!
-//! Built against the headers of HIP 6.2 and 7.1, and tested on a stand-in with ROCm's rules; never
-//! run on a device. Rules are from ROCm's sources (CLR 6.0 to 6.3, rocm-systems of 2026) or the
-//! cited issue.
-//!
-//! * Calls act on the thread's current device (newer `hipMemCreate` too, whatever its location), so
-//!   every call sets our device.
-//! * VMM and event calls work during captures if the thread's mode is RELAXED. Synchronous copies
-//!   and device-wide waits break **every** capture of the process in any mode. So copies use an own
-//!   stream not synchronized with the null stream, and no call waits for a device.
-//! * Each mapping needs its own `hipMemSetAccess` and `hipMemUnmap`; for ROCm 7.0 to 7.13 see
-//!   `access`.
-//! * `hipMemUnmap` waits for the device or for its null stream, depending on the version.
-//! * No graphs: the effect of `hipGraphExecUpdate` on similar nodes is unknown for all versions.
+//! * Calls act on the thread's current device, so every call sets ours.
+//! * VMM and event calls work during captures in mode RELAXED. Synchronous copies and device-wide
+//!   waits break **every** capture of the process, so copies use an own stream, and no call waits
+//!   for a device.
+//! * Each mapping needs its own `hipMemSetAccess` and `hipMemUnmap` (see `access`).
+//! * `hipMemUnmap` waits for the device or for its null stream.
+//! * No graphs: the effect of `hipGraphExecUpdate` on similar nodes is unknown.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -39,7 +34,7 @@ pub(super) const PLATFORM: Platform = Platform {
     abi: api::abi,
 };
 
-/// First version with these declarations, as returned by `hipDriverGetVersion`.
+/// First version with these declarations.
 const FIRST_VERSION: i32 = 60_200_000;
 
 /// An AMD GPU.
@@ -48,13 +43,13 @@ pub struct HipDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
-    /// Set for versions which count mappings from a reservation's first one.
+    /// For versions which count mappings from a reservation's first one.
     ranges: Option<Mutex<Ranges>>,
-    /// Stream for copies of `read` and `write`.
+    /// For `read` and `write`.
     copies: StreamHandle,
 }
 
-// SAFETY: any thread may use a stream (HIP programming guide); nothing else is shared.
+// SAFETY: any thread may use a stream (HIP programming guide).
 unsafe impl Send for HipDriver {}
 // SAFETY: as above; the runtime's functions are thread-safe.
 unsafe impl Sync for HipDriver {}
@@ -70,7 +65,7 @@ impl HipDriver {
         version(api)?;
         // SAFETY: no preconditions.
         let code = unsafe { (api.hipInit)(0) };
-        // The result without a device depends on the version.
+        // Depends on the version.
         if [api::NO_DEVICE, api::INVALID_DEVICE].contains(&code.0) {
             return Ok(0);
         }
@@ -107,10 +102,10 @@ impl HipDriver {
             return Err(Error::Unsupported { device: ordinal });
         }
         let mut name = [0; 128];
-        // SAFETY: the buffer has the given length, and its last byte stays zero.
+        // SAFETY: the buffer has the given length; its last byte stays zero.
         let code = unsafe { (api.hipDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, ordinal) };
         check(api, "hipDeviceGetName", code)?;
-        // SAFETY: the buffer ends in a zero byte and lives on this stack.
+        // SAFETY: a zero-terminated buffer on this stack.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total = 0;
         // SAFETY: the out pointer is valid.
@@ -127,19 +122,19 @@ impl HipDriver {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
             largest_reservation: MAX_BYTES,
-            // CUDA's contract in the programming guide, with a caveat for RDNA.
+            // CUDA's contract, with a caveat for RDNA.
             alias: Alias::AtBoundaries,
             alias_proven: false,
             map_in_any_order: !defective,
             map_while_capturing: true,
-            // Kernel nodes store addresses. The effect of a replaced page on copy nodes is unknown.
+            // Kernel nodes store addresses; the effect on copy nodes is unknown.
             replace_under_graph: false,
             unmap_waits: true,
             unmap_each: true,
             // In several releases (ROCm/rocm-systems #10604).
             descriptors_per_page: 1,
             register_host: true,
-            // With the defect, peers would also get access to all earlier mappings.
+            // Peers would also get access to all earlier mappings.
             peers: if defective { Peers::NONE } else { peers_of(api, ordinal, count)? },
             restores_no_context: true,
         };
@@ -151,23 +146,23 @@ impl HipDriver {
             options: None,
         };
         let mut copies = StreamHandle(ptr::null_mut());
-        // SAFETY: the out pointer is valid. Last call which can fail, so the stream cannot leak.
+        // SAFETY: the out pointer is valid. Last fallible call, so the stream cannot leak.
         with_device(api, ordinal, "hipStreamCreateWithFlags", |api| unsafe {
             (api.hipStreamCreateWithFlags)(&raw mut copies, api::STREAM_NON_BLOCKING)
         })?;
         Ok(Self { api, info, capabilities, ranges: defective.then(Mutex::default), copies })
     }
 
-    /// Runs one call with our device current and without capture restrictions, and restores both.
+    /// Calls on our device with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         with_device(self.api, self.info.ordinal, name, |api| relaxed(api, || call(api)))
     }
 
-    /// As [`call`](Self::call), for calls which free: succeeds after the runtime's shutdown.
+    /// Succeeds after the runtime's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code: api::DEINITIALIZED | api::CONTEXT_IS_DESTROYED, .. }) => Ok(()),
-            // Returned for every device once no device is left.
+            // Once no device is left.
             Err(Error::Driver { code: api::INVALID_DEVICE, .. }) if Self::count() == Ok(0) => Ok(()),
             result => result,
         }
@@ -185,7 +180,6 @@ impl Drop for HipDriver {
     }
 }
 
-/// Returns the runtime's version, or an error if unsupported.
 fn version(api: &Api) -> Result<i32> {
     let mut version = 0;
     // SAFETY: the out pointer is valid; allowed before `hipInit`.
@@ -200,7 +194,7 @@ fn version(api: &Api) -> Result<i32> {
     Ok(version)
 }
 
-/// Runs one call with a device current, and restores the previous device.
+/// Restores the previous device.
 fn with_device(
     api: &'static Api,
     ordinal: i32,
@@ -223,11 +217,9 @@ fn with_device(
     check(api, name, code)
 }
 
-/// Runs one call without the thread's capture restrictions.
 fn relaxed(api: &Api, call: impl FnOnce() -> Code) -> Code {
     let mut mode = CaptureMode(api::CAPTURE_RELAXED);
-    // SAFETY: the pointer is valid; the runtime writes the previous mode. If the exchange fails,
-    // the call is not made: in other modes some calls break captures instead of being refused.
+    // SAFETY: the pointer is valid. If this fails, no call is made: it might break captures.
     let code = unsafe { (api.hipThreadExchangeStreamCaptureMode)(&raw mut mode) };
     if code.0 != 0 {
         return code;
@@ -261,7 +253,7 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     let name = if text.is_null() {
         "unknown result".to_owned()
     } else {
-        // SAFETY: the runtime returns a static, zero-terminated string.
+        // SAFETY: a static, zero-terminated string of the runtime.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Err(Error::Driver { call, code: code.0, name })

@@ -1,5 +1,3 @@
-//! Streams, events, copies and fills.
-
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -18,9 +16,8 @@ fn event(event: Event) -> EventHandle {
 }
 
 impl HipDriver {
-    /// Copies on the driver's stream and waits.
     fn copy_and_wait(&self, to: *mut c_void, from: *const c_void, len: usize, kind: c_int) -> Result<()> {
-        // SAFETY: both are valid for `len` bytes until the wait below ends (callers).
+        // SAFETY: valid for `len` bytes until the wait below (callers).
         self.call("hipMemcpyAsync", |api| unsafe {
             (api.hipMemcpyAsync)(to, from, len, CopyKind(kind), self.copies)
         })?;
@@ -29,32 +26,30 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime's functions follow the contract, by its sources and documents;
-// tests/platforms/hip.rs checks the driver.
+// SAFETY: the runtime follows the contract, by its sources; checked by tests/platforms/hip.rs.
 unsafe impl Timeline for HipDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = CaptureStatus(api::CAPTURE_NONE);
-        // SAFETY: the out pointer is valid and the stream exists (contract).
+        // SAFETY: valid out pointer, existing stream (contract).
         let mut ask = |api: &Api| unsafe { (api.hipStreamIsCapturing)(stream(asked), &raw mut status) };
         let answer = if asked == Stream::LEGACY || asked == Stream::PER_THREAD {
             // Default streams belong to the current device.
             with_device(self.api, self.info.ordinal, "hipStreamIsCapturing", ask)
         } else {
-            // A created stream knows its device, and the query is allowed in every capture mode.
+            // A created stream knows its device; allowed in every capture mode.
             let code = ask(self.api);
             check(self.api, "hipStreamIsCapturing", code)
         };
         match answer {
             // An invalidated capture also blocks the stream until its end.
             Ok(()) if status.0 == api::CAPTURE_NONE => Ok(StreamState::Ready),
-            // The null stream, while a synchronizing stream is under capture.
+            // The null stream, while a synchronizing stream is captured.
             Ok(()) | Err(Error::Driver { code: api::CAPTURE_IMPLICIT, .. }) => Ok(StreamState::Capturing),
             Err(error) => Err(error),
         }
     }
 
     fn other_context(&self) -> Option<u64> {
-        // HIP has one context a device.
         None
     }
 
@@ -109,7 +104,7 @@ unsafe impl Timeline for HipDriver {
         self.call("hipStreamCreate", |api| unsafe {
             (api.hipStreamCreateWithFlags)(&raw mut created, api::STREAM_NON_BLOCKING)
         })?;
-        // SAFETY: a new stream of the runtime; the caller destroys the stream.
+        // SAFETY: a new stream, destroyed by the caller.
         Ok(unsafe { Stream::from_raw(created.0 as u64) })
     }
 
@@ -142,19 +137,19 @@ unsafe impl Transfer for HipDriver {
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: memory of this process, mapped until unregistered (contract).
+        // SAFETY: process memory, mapped until unregistered (contract).
         self.call("hipHostRegister", |api| unsafe {
             (api.hipHostRegister)(at.cast::<c_void>(), len, api::REGISTER_PORTABLE)
         })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: registered by this driver, without a running copy (contract).
+        // SAFETY: our registration, without a running copy (contract).
         self.give_back("hipHostUnregister", |api| unsafe { (api.hipHostUnregister)(at.cast::<c_void>()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both ranges are mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends (contract).
         self.call("hipMemcpyAsync", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.hipMemcpyAsync)(to.cast::<c_void>(), pointer(from), len, kind, stream(on))

@@ -7,7 +7,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::{Memory, Page, Refusal};
 
-/// Prevents changes of the length, which would fault in processes with the page mapped.
+/// Prevents changes of length, which would fault in processes with the page mapped.
 const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn refused(error: Errno) -> Refusal {
@@ -18,7 +18,7 @@ fn refused(error: Errno) -> Refusal {
 }
 
 impl Memory {
-    /// Returns a descriptor of a page's memory and fixes its length.
+    /// Exports a page, and fixes the length of its memory.
     pub fn export(&self, handle: u64) -> Result<OwnedFd, Refusal> {
         let state = self.state.lock();
         let page =
@@ -30,7 +30,7 @@ impl Memory {
         fcntl_dupfd_cloexec(&page.memory, 0).map_err(refused)
     }
 
-    /// Imports a page over exported memory of `len` bytes, if known.
+    /// Imports a page of `len` bytes, if known.
     pub fn import(&self, fd: BorrowedFd<'_>, len: Option<u64>) -> Result<u64, Refusal> {
         // Memory without a fixed length could be truncated while mapped.
         let seals = fcntl_get_seals(fd).map_err(|_| Refusal::Invalid("not the memory of a page"))?;

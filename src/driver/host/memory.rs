@@ -1,12 +1,9 @@
-//! Memory of a simulated device: one memfd a page, mapped into this process by the rules of the
-//! CUDA driver.
+//! Memory of a simulated device: one memfd a page, mapped by the rules of the CUDA driver (measured
+//! on an H200, driver 580; `tests/gpu/conformance.rs` checks both): aliases share contents,
+//! unmapped addresses fault.
 //!
-//! Aliasing, contents and use after unmap are real: all addresses of a page have the same contents,
-//! and unmapped addresses fault. Operations refused by CUDA are refused too (measured on an H200,
-//! driver 580; `tests/gpu/conformance.rs` checks both).
-//!
-//! One mutex (`state`) guards all tables and is held during the system calls. This file names
-//! nothing of the crate, because the test stand-ins compile the same source.
+//! One mutex (`state`) guards all tables, also during system calls. Names nothing of the crate: the
+//! test stand-ins compile this file too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -24,25 +21,23 @@ mod exports;
 /// Reason of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Violates the rule in the text.
+    /// Violates this rule.
     Invalid(&'static str),
     /// Unsupported by the device.
     NotSupported(&'static str),
-    /// The device has no memory.
     OutOfMemory,
-    /// The operating system has no addresses or mappings.
+    /// No addresses or mappings left.
     OutOfAddresses,
-    /// The process has no file descriptor.
+    /// No file descriptor left.
     OutOfDescriptors,
 }
 
 struct Page {
     memory: OwnedFd,
     len: u64,
-    /// Handles not released yet.
     handles: u32,
     mappings: u32,
-    /// Imported: takes no memory of this device.
+    /// Takes no memory of this device.
     imported: bool,
 }
 
@@ -50,7 +45,7 @@ struct Mapping {
     len: u64,
     page: u64,
     accessible: bool,
-    /// Peer devices with access, one bit each.
+    /// One bit each.
     peers: u64,
 }
 
@@ -59,7 +54,6 @@ struct State {
     last_handle: u64,
     used: u64,
     pages: HashMap<u64, Page>,
-    /// Base to length.
     reservations: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
 }
@@ -83,8 +77,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Creates a device of `total` bytes. `granularity` of pages and addresses: a power of two, at
-    /// least 4096.
+    /// Creates a device of `total` bytes. `granularity` is a power of two, at least 4096.
     pub fn new(granularity: u64, total: u64) -> Self {
         Self { granularity, total, state: Mutex::default() }
     }
@@ -123,16 +116,15 @@ impl Memory {
         }
     }
 
-    /// Reserves addresses at a multiple of the granularity.
     pub fn reserve(&self, len: u64) -> Result<u64, Refusal> {
         self.granular(&[len])?;
         if len == 0 {
             return Err(Refusal::Invalid("a reservation of nothing"));
         }
-        // The kernel aligns to 4 KiB only: take one granule more and trim both ends.
+        // The kernel aligns to 4 KiB only: trim one granule more.
         let padded = len.checked_add(self.granularity).ok_or(Refusal::OutOfAddresses)?;
         let padded = usize::try_from(padded).map_err(|_| Refusal::OutOfAddresses)?;
-        // SAFETY: a new anonymous mapping at an address chosen by the kernel replaces no memory.
+        // SAFETY: a new anonymous mapping replaces no memory.
         let raw = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -145,8 +137,7 @@ impl Memory {
         let base = raw.next_multiple_of(self.granularity);
         for (start, end) in [(raw, base), (base + len, raw + padded as u64)] {
             if start < end {
-                // SAFETY: the range lies inside the new mapping above, still unused. A failed trim
-                // only wastes addresses.
+                // SAFETY: inside the unused mapping above; a failed trim only wastes addresses.
                 let _ = unsafe { munmap(start as *mut c_void, (end - start) as usize) };
             }
         }
@@ -189,7 +180,7 @@ impl Memory {
         Ok(state.enter(Page { memory, len, handles: 1, mappings: 0, imported: false }))
     }
 
-    /// Releases one handle. The memory is freed after the last handle and mapping.
+    /// Releases a handle; the memory is freed after the last handle and mapping.
     pub fn release(&self, handle: u64) -> Result<(), Refusal> {
         let mut state = self.state.lock();
         let page =
@@ -199,7 +190,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns one more handle of the page mapped at an address, to be released too.
+    /// Returns one more handle of the page at an address.
     #[allow(dead_code, reason = "only stand-ins offer this")]
     pub fn retain_at(&self, at: u64) -> Result<u64, Refusal> {
         let mut state = self.state.lock();
@@ -211,7 +202,7 @@ impl Memory {
         Ok(handle)
     }
 
-    /// Maps a whole page at a free place of a reservation, without access.
+    /// Maps a whole page at a free place, without access.
     pub fn map(&self, at: u64, len: u64, offset: u64, handle: u64) -> Result<(), Refusal> {
         self.granular(&[at, len, offset])?;
         let mut state = self.state.lock();
@@ -231,7 +222,7 @@ impl Memory {
         if state.overlapping(at, end) {
             return Err(Refusal::Invalid("already mapped"));
         }
-        // SAFETY: the range lies in our reservation and is unmapped, so no live memory is replaced.
+        // SAFETY: unmapped addresses of our reservation.
         unsafe {
             mmap(
                 at as *mut c_void,
@@ -250,20 +241,19 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes a range of whole, adjacent mappings readable and writable.
+    /// Enables access to whole, adjacent mappings.
     pub fn set_access(&self, at: u64, len: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
         let end = state.whole_mappings(at, len)?;
-        // SAFETY: the range consists of our mappings, as checked above.
+        // SAFETY: our mappings, as checked above.
         unsafe { mprotect(at as *mut c_void, len as usize, MprotectFlags::READ | MprotectFlags::WRITE) }
             .map_err(|_| Refusal::OutOfAddresses)?;
         state.mappings.range_mut(at..end).for_each(|(_, m)| m.accessible = true);
         Ok(())
     }
 
-    /// Grants peers (one bit each) access to a range of whole, adjacent mappings. All peers are
-    /// this process.
+    /// Grants peers (one bit each) access to whole, adjacent mappings. All peers are this process.
     pub fn grant(&self, at: u64, len: u64, peers: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
@@ -272,17 +262,17 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the peers with access at an address, one bit each.
+    /// Peers with access, one bit each.
     pub fn granted(&self, at: u64) -> u64 {
         self.state.lock().mapping_over(at).map_or(0, |(_, mapping)| mapping.peers)
     }
 
-    /// Unmaps a range of whole, adjacent mappings.
+    /// Unmaps whole, adjacent mappings.
     pub fn unmap(&self, at: u64, len: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
         let end = state.whole_mappings(at, len)?;
-        // SAFETY: the range consists of our mappings, unused as guaranteed by the caller.
+        // SAFETY: our mappings, unused as guaranteed by the caller.
         unsafe {
             mmap_anonymous(
                 at as *mut c_void,
@@ -304,13 +294,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns start and length of the mapping at an address.
+    /// Start and length of the mapping at an address.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn mapping_at(&self, at: u64) -> Option<(u64, u64)> {
         self.state.lock().mapping_over(at).map(|(start, mapping)| (start, mapping.len))
     }
 
-    /// Returns the start of the first mapping in the reservation around an address.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn first_mapping(&self, at: u64) -> Option<u64> {
         let state = self.state.lock();
@@ -318,7 +307,7 @@ impl Memory {
         state.mappings.range(base..&(base + len)).next().map(|(start, _)| *start)
     }
 
-    /// Returns true if every byte of the range is readable and writable.
+    /// Whether every byte is readable and writable.
     pub fn accessible(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
         let Some(end) = at.checked_add(len) else { return false };
@@ -332,7 +321,7 @@ impl Memory {
         true
     }
 
-    /// Returns true if every byte of the range is reserved.
+    /// Whether every byte is reserved.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn reserved(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
@@ -345,8 +334,7 @@ impl Memory {
         if !at.is_multiple_of(4) || !len.is_multiple_of(4) || !self.accessible(at, len) {
             return Err(Refusal::Invalid("not accessible"));
         }
-        // SAFETY: the range is mapped readable and writable, aligned to four, and outside every
-        // Rust object.
+        // SAFETY: mapped, aligned to four, and outside every Rust object.
         unsafe { std::slice::from_raw_parts_mut(at as *mut u32, (len / 4) as usize) }.fill(value);
         Ok(())
     }
@@ -356,8 +344,7 @@ impl Memory {
         if !self.accessible(at, into.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
         }
-        // SAFETY: the source is mapped readable; the destination is a separate slice of this
-        // length.
+        // SAFETY: the source is mapped; the destination is a separate slice of this length.
         unsafe { ptr::copy_nonoverlapping(at as *const u8, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -367,7 +354,7 @@ impl Memory {
         if !self.accessible(at, from.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
         }
-        // SAFETY: the destination is mapped writable and outside every Rust object.
+        // SAFETY: the destination is mapped, outside every Rust object.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), at as *mut u8, from.len()) };
         Ok(())
     }
@@ -376,7 +363,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         for (base, len) in &self.state.get_mut().reservations {
-            // SAFETY: users of addresses drop their objects before the device.
+            // SAFETY: users drop their objects before the device.
             let _ = unsafe { munmap(*base as *mut c_void, *len as usize) };
         }
     }
@@ -409,8 +396,7 @@ impl State {
         self.mapping_over(at).is_some() || self.mappings.range(at..end).next().is_some()
     }
 
-    /// Returns the end of `[at, at + len)` if the range is one or more whole mappings without a
-    /// gap.
+    /// Returns the end, if the range is whole mappings without a gap.
     fn whole_mappings(&self, at: u64, len: u64) -> Result<u64, Refusal> {
         let end = at.checked_add(len).ok_or(Refusal::Invalid("beyond the address space"))?;
         let mut next = at;

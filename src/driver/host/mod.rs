@@ -1,7 +1,5 @@
-//! Host driver: real aliasing on any Linux machine, without GPU.
-//!
-//! Streams run their work at once in the caller's order, so every event is reached. Tests of
-//! `order` therefore check the calls made, not the timing.
+//! Host driver: real aliasing on any Linux machine, without GPU. Streams run their work at once in
+//! the caller's order, so every event is reached: tests of `order` check the calls, not the timing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -40,11 +38,9 @@ pub(super) const PLATFORM: Platform = Platform {
 /// Options of a host device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    /// Mapping granularity in bytes, a power of two, at least 4096. Default: 2 MiB, as on NVIDIA
-    /// GPUs.
+    /// Mapping granularity in bytes, a power of two, at least 4096; default 2 MiB.
     pub granularity: u64,
-    /// Bytes of the device. Default: the machine's memory. Pages use real memory only where
-    /// written.
+    /// Bytes of the device; default: the machine's memory, used only where written.
     pub memory_bytes: u64,
 }
 
@@ -68,13 +64,11 @@ pub struct HostDriver {
 struct Events {
     last: u64,
     live: HashSet<u64>,
-    /// Streams created by the library, by number.
     streams: HashSet<u64>,
-    /// Registered host memory: start to length.
     registered: BTreeMap<usize, usize>,
 }
 
-/// Number of the first created stream; streams invented by tests are below.
+/// Streams invented by tests are below.
 const FIRST_STREAM: u64 = 1 << 40;
 
 impl HostDriver {
@@ -128,14 +122,14 @@ impl HostDriver {
         })
     }
 
-    /// Returns the number of pages, reservations, mappings and events not freed.
+    /// Returns the pages, reservations, mappings and events not freed.
     #[must_use]
     pub fn leftovers(&self) -> [usize; 4] {
         let left = self.memory.leftovers();
         [left.pages, left.reservations, left.mappings, self.events.lock().live.len()]
     }
 
-    /// Returns the number of streams and registrations not freed.
+    /// Returns the streams and registrations not freed.
     #[must_use]
     pub fn host_leftovers(&self) -> [usize; 2] {
         let events = self.events.lock();
@@ -176,7 +170,7 @@ impl HostDriver {
 }
 
 impl HostDriver {
-    /// Checks that a copy is inside one registration or outside all, and that its stream exists.
+    /// A copy lies inside one registration or outside all, and its stream exists.
     fn crosses_no_registration(
         &self,
         call: &'static str,
@@ -224,7 +218,7 @@ impl Driver for HostDriver {
     }
 }
 
-// SAFETY: `Memory` checks every rule of the contract and refuses violations.
+// SAFETY: `Memory` checks every rule of the contract.
 unsafe impl super::Memory for HostDriver {
     fn free_bytes(&self) -> Result<u64> {
         Ok(self.memory.free())
@@ -254,7 +248,6 @@ unsafe impl super::Memory for HostDriver {
                     if peers.is_empty() { Ok(()) } else { self.memory.grant(end, *bytes, peers.bits()) }
                 });
                 if access.is_err() {
-                    // Cannot fail: one whole mapping.
                     let _ = self.memory.unmap(end, *bytes);
                 }
                 access
@@ -376,14 +369,14 @@ unsafe impl Transfer for HostDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
         self.crosses_no_registration("copy_to_host", to as usize, len, stream)?;
-        // SAFETY: memory of the caller (contract of the driver interface).
+        // SAFETY: memory of the caller (contract).
         let into = unsafe { std::slice::from_raw_parts_mut(to, len) };
         self.memory.read(from.0, into).map_err(|r| self.refused("copy_to_host", len as u64, r))
     }
 
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
         self.crosses_no_registration("copy_from_host", from as usize, len, stream)?;
-        // SAFETY: memory unchanged during the call (contract of the driver interface).
+        // SAFETY: memory unchanged during the call (contract).
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         self.memory.write(to.0, bytes).map_err(|r| self.refused("copy_from_host", len as u64, r))
     }

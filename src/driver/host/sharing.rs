@@ -1,5 +1,3 @@
-//! Export and import of the host driver.
-
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::{Handles, HostDriver, PageHandle, Sharing};
@@ -9,13 +7,12 @@ impl HostDriver {
     /// Returns the same unused device with exportable pages.
     #[must_use]
     pub fn with_sharing(mut self, sharing: Handles) -> Self {
-        // The host has no fabric.
         self.sharing = sharing.min(Handles::Fd);
         self
     }
 }
 
-// SAFETY: `Memory` checks every rule of the contract and refuses violations.
+// SAFETY: `Memory` checks every rule of the contract.
 unsafe impl Sharing for HostDriver {
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd> {
         self.memory.export(page.0).map_err(|r| self.refused("export", 0, r))

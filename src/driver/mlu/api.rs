@@ -1,8 +1,5 @@
-//! Functions, types and constants of libcndrv.so, from the published text of `cn_api.h` in CNDrv
-//! 2.15.5.
-//!
-//! No available package carries the header. `scripts/abi.sh` compares these declarations with the
-//! header where CNToolkit is installed.
+//! From the published text of `cn_api.h` in CNDrv 2.15.5. `scripts/abi.sh` compares these
+//! declarations where CNToolkit is installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -13,24 +10,20 @@ pub(super) const LIBRARY: Vendor =
     Vendor { driver: super::NAME, variable: "VMMGRAPH_MLU_LIBRARY", names: &["libcndrv.so"], refused: &[] };
 
 c_types! {
-    /// Result; 0 is success.
+    /// 0 is success.
     Code(c_int) = "CNresult";
     Device(u64) = "CNdev";
     CnAddress(u64) = "CNaddr";
-    /// Context; null: none.
     Context(*mut c_void) = "CNcontext";
-    /// Stream; null: the default queue.
+    /// Null: the default queue.
     Queue(*mut c_void) = "CNqueue";
-    /// Event.
     Notifier(*mut c_void) = "CNnotifier";
-    /// Physical page.
     Handle(u64) = "CNmemGenericAllocationHandle";
     Attribute(c_uint) = "CNdevice_attribute";
     AllocationType(c_uint) = "CNmemAllocationType";
     HandleType(c_uint) = "CNmemAllocationHandleType";
     LocationType(c_uint) = "CNmemLocationType";
     AccessFlags(c_uint) = "CNMemoryAccessFlags";
-    /// Use of the device's caches.
     CacheType(c_uint) = "CNMemoryCachingType";
     PinnedType(c_uint) = "CNMemoryCachePinnedType";
     Granularity(c_uint) = "CNmemAllocationGranularity";
@@ -42,30 +35,20 @@ c_structs! {
     structs:
     Location = "CNmemLocation", 8 {
         kind: LocationType = "type" @ 0,
-        /// Device number.
         id: c_uint = "id" @ 4,
     }
-    /// Properties of a new page.
     AllocationProp = "CNmemAllocationProp", 20 {
-        /// Always the default.
         kind: AllocationType = "type" @ 0,
-        /// Always none.
         handle_types: HandleType = "requestedHandleTypes" @ 4,
         location: Location = "location" @ 8,
-        /// 0: none.
         compression: u8 = "allocFlags.compressionType" @ 16,
-        /// 0: none.
         security: u8 = "allocFlags.securityType" @ 17,
     }
-    /// Access to a mapping.
     AccessDesc = "CNmemAccessDesc", 20 {
-        /// Device with the memory.
         location: Location = "location" @ 0,
-        /// Always read and write, which is 0.
+        /// Always read and write.
         access: AccessFlags = "accessFlags" @ 8,
-        /// Always not cached.
         cache: CacheType = "cacheType" @ 12,
-        /// Always not pinned.
         pinned: PinnedType = "pinnedType" @ 16,
     }
 }
@@ -79,7 +62,7 @@ c_constants! {
     INVALID_VALUE: c_int = 100_006, "CN_ERROR_INVALID_VALUE";
     NOT_SUPPORTED: c_int = 100_050, "CN_OPS_ERROR_NOT_SUPPORTED";
     OUT_OF_MEMORY: c_int = 100_100, "CN_MEMORY_ERROR_OUT_OF_MEMORY";
-    /// The limit of the process, set by its environment, is reached.
+    /// Limit set by the process's environment.
     OUT_OF_PROCESS_MEMORY: c_int = 100_101, "CN_MEMORY_ERROR_OUT_OF_PROCESS_MAX_MEMORY";
     CONTEXT_INVALID: c_int = 100_201, "CN_CONTEXT_ERROR_INVALID";
     VIRTUAL_ADDRESSES: c_uint = 0x30B, "CN_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED";
@@ -91,14 +74,13 @@ c_constants! {
     NOT_CACHED: c_uint = 0, "CN_MEM_NON_CACHEABLE";
     NOT_PINNED: c_uint = 0, "CN_MEM_CACHE_NON_PINNED";
     MINIMUM: c_uint = 0, "CN_MEM_ALLOC_GRANULARITY_MINIMUM";
-    /// The only notifiers without a limit on their number.
+    /// The only notifiers of unlimited number.
     NO_TIMING: c_uint = 4, "CN_NOTIFIER_DISABLE_TIMING_ALL";
     CAPTURE_NONE: c_uint = 0, "CN_QUEUE_CAPTURE_STATUS_NONE";
     CAPTURE_RELAXED: c_uint = 2, "CN_QUEUE_CAPTURE_MODE_RELAXED";
 }
 
 c_functions! {
-    /// Functions of the driver.
     Api of LIBRARY {
         required {
             cnInit(c_uint) -> Code;
@@ -156,8 +138,8 @@ pub(super) fn allocation(ordinal: i32) -> AllocationProp {
     }
 }
 
-/// Returns read and write access for the device with the memory. Cache coherence between addresses
-/// of a page is not documented, so caching is off, as in the vendor's example.
+/// Cache coherence between addresses of a page is not documented, so caching is off, as in the
+/// vendor's example.
 pub(super) fn access(ordinal: i32) -> AccessDesc {
     AccessDesc {
         location: location(ordinal),

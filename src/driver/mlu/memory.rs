@@ -1,5 +1,5 @@
-//! Addresses and pages: each mapping covers a whole page at offset 0, has its own access call, and
-//! is unmapped as mapped.
+//! Each mapping covers a whole page at offset 0, has its own access call, and is unmapped as
+//! mapped.
 
 use super::api::{self, CnAddress, Handle};
 use super::{MluDriver, out_of_memory};
@@ -29,10 +29,10 @@ impl MluDriver {
         .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    /// Makes one mapping readable and writable. CNDrv allows exactly one descriptor.
+    /// CNDrv allows exactly one descriptor.
     fn set_access(&self, at: Address, len: u64) -> Result<()> {
         let mut desc = api::access(self.info.ordinal);
-        // SAFETY: the pointer is valid for one descriptor; the range is one mapping of ours.
+        // SAFETY: valid for one descriptor; the range is one mapping of ours.
         self.call("cnMemSetAccess", |api| unsafe {
             (api.cnMemSetAccess)(CnAddress(at.0), len, &raw mut desc, 1)
         })
@@ -40,13 +40,12 @@ impl MluDriver {
     }
 
     fn unmap_one(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: our mapping, no longer used by the device (contract).
+        // SAFETY: our mapping, unused by the device (contract).
         self.give_back("cnMemUnmap", |api| unsafe { (api.cnMemUnmap)(CnAddress(at.0), len) })
     }
 }
 
-// SAFETY: CNDrv's functions follow the contract, by its header; never run on hardware. Tested on a
-// stand-in.
+// SAFETY: CNDrv's functions follow the contract, by its header (stand-in only).
 unsafe impl Memory for MluDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
@@ -57,8 +56,7 @@ unsafe impl Memory for MluDriver {
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = CnAddress(0);
-        // SAFETY: the out pointer is valid; alignment 0 is the default, and address 0 lets the
-        // driver choose.
+        // SAFETY: the out pointer is valid; alignment 0 is the default.
         self.call("cnMemAddressReserve", |api| unsafe {
             (api.cnMemAddressReserve)(&raw mut base, len, 0, CnAddress(0), 0)
         })
@@ -86,7 +84,7 @@ unsafe impl Memory for MluDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: our handle, released once (contract). The memory stays while mapped (header).
+        // SAFETY: our handle, released once (contract); the memory stays while mapped.
         self.give_back("cnMemRelease", |api| unsafe { (api.cnMemRelease)(Handle(page.raw())) })
     }
 
@@ -102,7 +100,7 @@ unsafe impl Memory for MluDriver {
                 made = self.set_access(end, page.bytes);
             }
             if let Err(error) = made {
-                // In reverse, so that remaining mappings are at the start of the range.
+                // In reverse, so remaining mappings are at the start.
                 let undone = maps.iter().rev().take_while(|(at, len)| self.unmap_one(*at, *len).is_ok());
                 return Err(NotMapped { error, mapped: maps.len() - undone.count() });
             }

@@ -1,19 +1,15 @@
 //! MLU driver: Cambricon's CNDrv, `cn*` over the device's shared context, which CNRT and torch_mlu
-//! also use.
-//!
-//! Never run on hardware, nor compiled against the vendor's header, which no available package
-//! carries; built from the published text of CNDrv 2.15.5's header. Every call makes the shared
-//! context current, if needed, and relaxes the thread's capture mode, as the CUDA driver does.
-//! Undocumented behaviour is not used:
+//! also use, made current by every call, in the thread's relaxed capture mode. Never run on
+//! hardware, nor compiled against the vendor's header. Undocumented behaviour is not used:
 //!
 //! * *Default queues.* CNDrv's numbers of the thread's and the legacy queue (1 and 2) are reversed
-//!   against CUDA's, and their synchronization is undocumented. The null queue is accepted outside
-//!   captures; [`Stream::PER_THREAD`] is refused.
-//! * *Notifiers* never placed are not awaited or queried. The mutex `unplaced` guards their set; it
-//!   is not held during CNDrv calls.
+//!   against CUDA's. The null queue is accepted outside captures; [`Stream::PER_THREAD`] is
+//!   refused.
+//! * *Notifiers* never placed are not awaited or queried. Their mutex `unplaced` is not held during
+//!   CNDrv calls.
 //! * *Host memory* is not registered: CNDrv has no function for foreign memory.
-//! * *Peers*: access descriptors name one device, in all documentation the memory's own.
-//! * *Graphs*: the effects of a replaced page on copy nodes, and of an update, are undocumented.
+//! * *Peers*: access descriptors name the memory's own device.
+//! * *Graphs*: the effects of a replaced page on copy nodes, and of an update, are unknown.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_int, c_uint};
@@ -49,17 +45,16 @@ pub struct MluDriver {
     info: DeviceInfo,
     capabilities: Capabilities,
     device: Device,
-    /// The device's shared context, retained by this object.
+    /// Retained by this object.
     context: Context,
-    /// Running captures reported to this driver.
     captures: AtomicU64,
     /// Own notifiers never placed.
     unplaced: Mutex<HashSet<u64>>,
 }
 
-// SAFETY: any thread may bind a context (header, cnCtxSetCurrent); nothing else is shared.
+// SAFETY: any thread may bind a context (header, cnCtxSetCurrent).
 unsafe impl Send for MluDriver {}
-// SAFETY: as above; CNRT itself calls the driver's functions from any thread.
+// SAFETY: as above; CNRT calls the driver from any thread.
 unsafe impl Sync for MluDriver {}
 
 impl MluDriver {
@@ -100,7 +95,7 @@ impl MluDriver {
         let attribute = Attribute(api::VIRTUAL_ADDRESSES);
         // SAFETY: the out pointer is valid.
         let code = unsafe { (api.cnDeviceGetAttribute)(&raw mut supported, attribute, device) };
-        // A driver without the attribute has no virtual memory management.
+        // Then the driver has no virtual memory management.
         if !matches!(code, Code(api::INVALID_VALUE | api::NOT_SUPPORTED)) {
             check(api, "cnDeviceGetAttribute", code)?;
         }
@@ -109,10 +104,10 @@ impl MluDriver {
         }
         // Longer names are an error (header).
         let mut name = [0; 256];
-        // SAFETY: the buffer has the given length, and its last byte stays zero.
+        // SAFETY: the buffer has the given length; its last byte stays zero.
         let code = unsafe { (api.cnDeviceGetName)(name.as_mut_ptr(), name.len() as c_uint - 1, device) };
         check(api, "cnDeviceGetName", code)?;
-        // SAFETY: the buffer ends in a zero byte and lives on this stack.
+        // SAFETY: a zero-terminated buffer on this stack.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total_bytes = 0;
         // SAFETY: the out pointer is valid.
@@ -128,7 +123,7 @@ impl MluDriver {
         };
         check(api, "cnMemGetAllocationGranularity", code)?;
         let mut context = Context(ptr::null_mut());
-        // SAFETY: the out pointer is valid. Last call which can fail, so the reference cannot leak.
+        // SAFETY: the out pointer is valid. Last fallible call, so the reference cannot leak.
         let code = unsafe { (api.cnSharedContextAcquire)(&raw mut context, device) };
         check(api, "cnSharedContextAcquire", code)?;
         let info = DeviceInfo { platform: NAME, ordinal, name, total_bytes, options: None };
@@ -139,8 +134,7 @@ impl MluDriver {
             // CNToolkit's guide, 6.5.8.4, in CUDA's words.
             alias: Alias::AtBoundaries,
             alias_proven: false,
-            // A relaxed thread may call allocating functions (header,
-            // cnThreadExchangeQueueCaptureMode).
+            // Header, cnThreadExchangeQueueCaptureMode.
             map_in_any_order: true,
             map_while_capturing: true,
             replace_under_graph: false,
@@ -164,7 +158,7 @@ impl MluDriver {
         })
     }
 
-    /// Runs one driver call in our context without capture restrictions, and restores both.
+    /// Calls in our context with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let mut before = Context(ptr::null_mut());
@@ -176,9 +170,7 @@ impl MluDriver {
             check(api, "cnCtxSetCurrent", unsafe { (api.cnCtxSetCurrent)(self.context) })?;
         }
         let mut mode = api::CaptureMode(api::CAPTURE_RELAXED);
-        // SAFETY: the pointer is valid; the driver writes the previous mode. If the exchange
-        // failed, the call below would only be refused during a capture, so the result is not
-        // checked.
+        // SAFETY: the pointer is valid. If the exchange failed, the call is at worst refused.
         unsafe { (api.cnThreadExchangeQueueCaptureMode)(&raw mut mode) };
         let code = call(api);
         // SAFETY: as above, restoring the previous mode.
@@ -190,7 +182,7 @@ impl MluDriver {
         check(api, name, code)
     }
 
-    /// As [`call`](Self::call), for calls which free: succeeds after the driver's shutdown.
+    /// Succeeds after the driver's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver {
@@ -231,8 +223,7 @@ impl Driver for MluDriver {
 
 impl Drop for MluDriver {
     fn drop(&mut self) {
-        // SAFETY: releases the reference of `new`. After the driver's shutdown the call fails
-        // without effect.
+        // SAFETY: our reference; after the driver's shutdown without effect.
         unsafe { (self.api.cnSharedContextRelease)(self.device) };
     }
 }
@@ -247,10 +238,10 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
         return Ok(());
     }
     let mut text = ptr::null();
-    // SAFETY: the out pointer is valid; any integer is allowed as a code (header).
+    // SAFETY: the out pointer is valid; any code is allowed (header).
     let known = unsafe { (api.cnGetErrorName)(code, &raw mut text) } == Code(0) && !text.is_null();
     let name = if known {
-        // SAFETY: the driver returns a static, zero-terminated string.
+        // SAFETY: a static, zero-terminated string of the driver.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     } else {
         "unknown result".to_owned()

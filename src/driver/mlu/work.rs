@@ -1,4 +1,4 @@
-//! Queues (streams), notifiers (events), copies and fills.
+//! Streams are queues, events are notifiers.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
 impl MluDriver {
-    /// Returns the notifier of an event, unless never placed: an unplaced event counts as reached,
-    /// as on other platforms. Caller-owned notifiers (of fences) must be placed by the caller.
+    /// `None`: our event was never placed, and counts as reached, as on other platforms. The caller
+    /// must place its own notifiers.
     fn asked(&self, event: Event) -> Option<Notifier> {
         (!self.unplaced.lock().contains(&event.raw())).then_some(notifier(event))
     }
@@ -22,19 +22,18 @@ fn notifier(event: Event) -> Notifier {
     Notifier(event.raw() as *mut c_void)
 }
 
-// SAFETY: CNDrv's functions follow the contract, by its header; never run on hardware. Tested on a
-// stand-in.
+// SAFETY: CNDrv's functions follow the contract, by its header (stand-in only).
 unsafe impl Timeline for MluDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let queue = self.queue(asked)?;
         if queue.0.is_null() {
-            // The null queue cannot be captured (header). Its effect on other captures is
+            // The null queue cannot be captured (header); its effect on other captures is
             // undocumented.
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
         let mut status = CaptureStatus(api::CAPTURE_NONE);
-        // SAFETY: the out pointer is valid, and the queue exists (contract).
+        // SAFETY: valid out pointer, existing queue (contract).
         self.call("cnQueueIsCapturing", |api| unsafe { (api.cnQueueIsCapturing)(queue, &raw mut status) })?;
         // An invalidated capture also blocks the queue until its end.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
@@ -59,16 +58,15 @@ unsafe impl Timeline for MluDriver {
         })?;
         let made = notifier.0 as u64;
         self.unplaced.lock().insert(made);
-        // SAFETY: a new notifier of the driver; the caller destroys the event.
+        // SAFETY: a new notifier, destroyed by the caller.
         Ok(unsafe { Event::from_raw(made) })
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // Removed first: CNDrv may reuse the notifier's value at once.
+        // First: CNDrv may reuse the notifier's value at once.
         let unplaced = self.unplaced.lock().remove(&destroyed.raw());
         let gone = self.give_back("cnDestroyNotifier", |api| {
-            // SAFETY: our notifier, destroyed once (contract). A pending notifier is released later
-            // (header).
+            // SAFETY: our notifier, destroyed once (contract); a pending one is released later.
             unsafe { (api.cnDestroyNotifier)(notifier(destroyed)) }
         });
         if gone.is_err() && unplaced {
@@ -113,13 +111,13 @@ unsafe impl Timeline for MluDriver {
         let mut made = Queue(ptr::null_mut());
         // SAFETY: the out pointer is valid; flags must be 0.
         self.call("cnCreateQueue", |api| unsafe { (api.cnCreateQueue)(&raw mut made, 0) })?;
-        // SAFETY: a new queue of the driver; the caller destroys the stream.
+        // SAFETY: a new queue, destroyed by the caller.
         Ok(unsafe { Stream::from_raw(made.0 as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
         let queue = Queue(destroyed.raw() as *mut _);
-        // SAFETY: our queue, destroyed once (contract). Submitted work still runs (header).
+        // SAFETY: our queue, destroyed once (contract); submitted work still runs.
         self.give_back("cnDestroyQueue", |api| unsafe { (api.cnDestroyQueue)(queue) })
     }
 
@@ -128,7 +126,6 @@ unsafe impl Timeline for MluDriver {
     }
 
     fn capture_ends(&self) {
-        // One end for each beginning.
         self.captures.fetch_sub(1, SeqCst);
     }
 }
@@ -137,21 +134,21 @@ unsafe impl Timeline for MluDriver {
 unsafe impl Transfer for MluDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: the range is mapped and writable by the caller; the queue exists (contract).
+        // SAFETY: mapped and writable by the caller; the queue exists (contract).
         self.call("cnMemsetD32Async", |api| unsafe {
             (api.cnMemsetD32Async)(CnAddress(at.0), value, len / 4, queue)
         })
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: the destination is a slice of this length; the source is mapped (contract).
+        // SAFETY: a slice of this length, and mapped memory (contract).
         self.call("cnMemcpyDtoH", |api| unsafe {
             (api.cnMemcpyDtoH)(into.as_mut_ptr().cast(), CnAddress(at.0), into.len() as u64)
         })
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: the source is a slice of this length; the destination is mapped (contract).
+        // SAFETY: a slice of this length, and mapped memory (contract).
         self.call("cnMemcpyHtoD", |api| unsafe {
             (api.cnMemcpyHtoD)(CnAddress(at.0), from.as_ptr().cast(), from.len() as u64)
         })
@@ -167,7 +164,7 @@ unsafe impl Transfer for MluDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: both ranges are mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends (contract).
         self.call("cnMemcpyDtoHAsync_V2", |api| unsafe {
             (api.cnMemcpyDtoHAsync_V2)(to.cast::<c_void>(), CnAddress(from.0), len as u64, queue)
         })
