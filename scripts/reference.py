@@ -62,7 +62,7 @@ def c_items(text):
         lines = part.split("\n")
         comment = [line[2:].removeprefix(" ") for line in lines if line.startswith("//")]
         body = "\n".join(line for line in lines if not line.startswith("//"))
-        if comment and body:
+        if body and not re.fullmatch(r"typedef struct (\w+) \1;|#define VMMGRAPH_VERSION_.*", body, re.DOTALL):
             yield comment, body.replace("VMMGRAPH_API\n", "").replace("VMMGRAPH_API ", "")
 
 
@@ -76,7 +76,7 @@ def c_page():
     conventions = [f"\n**{line}**\n" if re.fullmatch(r"[A-Z]\w*(,.*)?", line) else line for line in conventions]
     numbers, types, functions = {}, [], {}
     handles = set(re.findall(r"^typedef struct \w+ \*vmmgraph_(\w+)_t;$", header, re.MULTILINE))
-    for comment, body in c_items(header[header.index("#define VMMGRAPH_ABI_VERSION") - 200 :]):
+    for comment, body in c_items(header[header.index("// Version of the C ABI") :]):
         if define := re.fullmatch(r"#define (VMMGRAPH_(\w+?)_?\w*) (\S+)", body):
             group = re.match(r"VMMGRAPH_[A-Z]+", define[1])[0]
             numbers.setdefault(group, []).append(f"| `{define[1]}` | {define[3]} | {' '.join(prose(comment).split())} |")
@@ -96,7 +96,7 @@ def c_page():
             page += [f"#### {name}", "", code(body, "c"), prose(comment).replace("\nArguments:\n", "\n*Arguments:* "), ""]
     page += ["", "## Types", ""]
     for name, comment, body in types:
-        page += [f"### {name}", "", prose(comment), "", code(body, "c")]
+        page += [f"### {name}", "", *([prose(comment), ""] if comment else []), code(body, "c")]
     page += ["", "## Numbers", ""]
     for group, rows in numbers.items():
         page += [f"### {group}", "", "| name | value | meaning |", "|---|---|---|", *rows, ""]

@@ -15,7 +15,8 @@
  *   - Handles may be destroyed in any order: an object keeps the objects it needs. An arena, for
  *     example, keeps its device open.
  *   - Pointers are required unless described as "may be null". A required pointer which is null is
- *     VMMGRAPH_ERROR_NULL_ARGUMENT. An array of 0 items may be null.
+ *     VMMGRAPH_ERROR_NULL_ARGUMENT. An array of 0 items may be null. Any other pointer is valid
+ *     during the call, for all its items or bytes.
  *   - Outputs are the last arguments. An output array receives at most `capacity` items, and
  *     `count` the total number.
  *   - String arguments are zero-terminated UTF-8, and are copied.
@@ -70,16 +71,13 @@
 #define VMMGRAPH_VERSION_PATCH 0
 
 
-// Version of the C ABI. Calls, structs and numbers of equal ABI versions are compatible.
+// Version of the C ABI. Calls, structs and numbers of equal versions are compatible.
 #define VMMGRAPH_ABI_VERSION 1
 
-// Success.
 #define VMMGRAPH_OK 0
 
-// A required pointer is null.
 #define VMMGRAPH_ERROR_NULL_ARGUMENT 1
 
-// An argument is out of range.
 #define VMMGRAPH_ERROR_INVALID_ARGUMENT 2
 
 // A size is 0 or beyond 2^46 bytes, or a page size does not fit the device.
@@ -106,21 +104,21 @@
 // The object's state does not permit the call.
 #define VMMGRAPH_ERROR_WRONG_STATE 100
 
-// The object was closed by an earlier internal error and can only be destroyed.
+// Closed by an earlier internal error: the object can only be destroyed.
 #define VMMGRAPH_ERROR_CLOSED 101
 
 // The device is already open with other settings.
 #define VMMGRAPH_ERROR_DEVICE_IN_USE 102
 
-// A stream of the call is being captured. Also: any stream is, on platforms which forbid waits for
-// the device during a capture.
+// A stream of the call is being captured; on platforms which forbid waits during a capture, any
+// stream is.
 #define VMMGRAPH_ERROR_STREAM_CAPTURING 103
 
 // No device memory is left. State is unchanged.
 #define VMMGRAPH_ERROR_OUT_OF_MEMORY 200
 
 // The byte budget of the device, an account or an arena is used up; vmmgraph_last_error_message
-// names the budget. State is unchanged.
+// names it. State is unchanged.
 #define VMMGRAPH_ERROR_OVER_BUDGET 201
 
 // No address range of the length is left. State is unchanged.
@@ -129,25 +127,23 @@
 // The process has no file descriptor left (host driver). State is unchanged.
 #define VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS 203
 
-// No host memory is left: the limit of the host pool is reached, or the machine has no more.
+// The limit of the host pool is reached, or the machine has no more host memory.
 #define VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY 204
 
-// A driver call failed; vmmgraph_last_error holds the driver's result, vmmgraph_last_error_message
-// the name of the call.
+// A driver call failed: see vmmgraph_last_error for the driver's result, and
+// vmmgraph_last_error_message for the name of the call.
 #define VMMGRAPH_ERROR_DRIVER 300
 
 // The driver's library cannot be loaded, or VMMGRAPH_DRIVER_AUTO found no platform with a usable
 // device.
 #define VMMGRAPH_ERROR_DRIVER_MISSING 301
 
-// The driver's library is too old or incompatible.
 #define VMMGRAPH_ERROR_DRIVER_TOO_OLD 302
 
 // The device has no virtual memory management, or lacks a feature required by the call.
 #define VMMGRAPH_ERROR_UNSUPPORTED 303
 
-// Host memory could not be registered with the device (pinned), and the call requires
-// registration.
+// Host memory could not be registered with the device (pinned), as the call requires.
 #define VMMGRAPH_ERROR_HOST_NOT_REGISTERED 304
 
 // A bug in the library. The arena is closed; the process continues.
@@ -162,48 +158,43 @@
 // Release the memory of free blocks.
 #define VMMGRAPH_AHEAD_GIVE_BACK 2
 
-// The arena's policy. In arena options: VMMGRAPH_RETAIN_OWN_PAGES.
+// The arena's policy; in arena options VMMGRAPH_RETAIN_OWN_PAGES.
 #define VMMGRAPH_RETAIN_DEFAULT 0
 
-// Live-out blocks (live at the seal) get pages private to the space: other graphs never overwrite
-// the contents.
+// Blocks live at the seal (live-out) get pages private to the space.
 #define VMMGRAPH_RETAIN_OWN_PAGES 1
 
-// Live-out blocks stay on shared pages: the next replay of another graph may overwrite the
-// contents.
+// Live-out blocks stay on shared pages: the next replay of another graph may overwrite them.
 #define VMMGRAPH_RETAIN_SHARED_PAGES 2
 
-// Pages of live-out blocks become private to the space, and no page is replaced. The seal fails
-// with VMMGRAPH_ERROR_WRONG_STATE if another space, or another part of this space, maps one of
-// these pages. For captures with pages registered elsewhere: NCCL registers the buffers of
-// captured collectives.
+// Pages of live-out blocks become private to the space, and no page is replaced;
+// VMMGRAPH_ERROR_WRONG_STATE if such a page is also mapped elsewhere. For pages registered
+// elsewhere, as by NCCL in captured collectives.
 #define VMMGRAPH_RETAIN_IN_PLACE 3
 
-// As VMMGRAPH_RETAIN_OWN_PAGES, except for peer-visible (remote) blocks. These stay on shared
-// pages: the next replay of another graph may overwrite the contents. For peers which learned the
-// pages during the capture.
+// As VMMGRAPH_RETAIN_OWN_PAGES, except for peer-visible (remote) blocks, which stay on shared
+// pages. For peers which learned the pages during the capture.
 #define VMMGRAPH_RETAIN_SHARED_REMOTE 4
 
 // Fills the shared pages of a space before each replay, which exposes graphs depending on leftover
-// contents. Also enabled by VMMGRAPH_POISON=1 in the environment.
+// contents. Also VMMGRAPH_POISON=1 in the environment.
 #define VMMGRAPH_ARENA_POISON 1
 
 // Records the age and the allocating call stack of every block for vmmgraph_space_blocks_json.
-// Also enabled by VMMGRAPH_TRACE_BLOCKS=1 in the environment.
+// Also VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 #define VMMGRAPH_ARENA_TRACE_BLOCKS 2
 
-// Refuses replays and eager scopes on any stream or thread other than the first one's with
-// VMMGRAPH_ERROR_WRONG_STATE, before preparing or recording any work, until
-// vmmgraph_arena_lift_serial. For ranks which work together: the stream waits between an arena's
-// replays can deadlock ranks replaying in different orders.
+// Refuses replays and eager scopes on any stream or thread other than the first one's
+// (VMMGRAPH_ERROR_WRONG_STATE), until vmmgraph_arena_lift_serial. For ranks which work together:
+// the waits between an arena's replays can deadlock ranks replaying in different orders.
 #define VMMGRAPH_ARENA_SERIAL 4
 
-// Selected by VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host); without the
-// variable, the first of these with a usable device, never the host:
-// VMMGRAPH_ERROR_DRIVER_MISSING, whose message names each platform's reason.
+// VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host), else the first of these
+// with a usable device, never the host. Failure is VMMGRAPH_ERROR_DRIVER_MISSING, with each
+// platform's reason in the message.
 #define VMMGRAPH_DRIVER_AUTO 0
 
-// CUDA. If unusable, the error message names the missing part.
+// CUDA.
 #define VMMGRAPH_DRIVER_CUDA 1
 
 // Memory of this machine; addresses are ordinary pointers of this process.
@@ -222,15 +213,14 @@
 // Pages cannot be exported.
 #define VMMGRAPH_SHARING_NONE 0
 
-// Pages can be exported as POSIX file descriptors, one per page, created on export. Not on HIP,
-// Ascend and MLU.
+// Pages can be exported as POSIX file descriptors, created on export. Not on HIP, Ascend and MLU.
 #define VMMGRAPH_SHARING_FD 1
 
-// As VMMGRAPH_SHARING_FD, plus fabric handles, which reach other hosts, if the device can make one
-// when opened.
+// Pages can also be exported as fabric handles, which reach other hosts, if the device can make
+// one when opened.
 #define VMMGRAPH_SHARING_FABRIC 2
 
-// In options only. Decode: full graphs, then piecewise graphs. Other phases: piecewise graphs.
+// Decode: full graphs, then piecewise graphs. Other phases: piecewise graphs.
 #define VMMGRAPH_MODE_DEFAULT 0
 
 // No graph.
@@ -254,7 +244,6 @@
 // A graph with the exact shape exists.
 #define VMMGRAPH_REASON_HIT 0
 
-// A graph with a larger shape exists.
 #define VMMGRAPH_REASON_PADDED 1
 
 // A graph is captured for this step.
@@ -291,7 +280,6 @@
 // captured, failed or abandoned.
 #define VMMGRAPH_GRAPH_BEGIN 0
 
-// The graph was captured.
 #define VMMGRAPH_GRAPH_CAPTURED 1
 
 // The capture failed: its step runs eagerly, and the bucket has no graph until
@@ -304,12 +292,12 @@
 // Permits a new attempt for a failed bucket.
 #define VMMGRAPH_GRAPH_FORGIVEN 4
 
-// The capture was not attempted: the slot returns to its previous state. The step is counted when
-// dispatched again.
+// The capture was not attempted: the slot returns to its previous state, and the step is counted
+// when dispatched again.
 #define VMMGRAPH_GRAPH_ABANDONED 5
 
 // A step runs with this graph, or eagerly with slot UINT32_MAX, by the decision of another rank.
-// Counted in addition to the local decision; the graph counts as used.
+// Counted in addition to the local decision.
 #define VMMGRAPH_GRAPH_IMPOSED 6
 
 // The KV pages and the activation pages are granted.
@@ -322,12 +310,11 @@
 // The budget is too small for the request. The step left the queue.
 #define VMMGRAPH_GRANT_NEVER 2
 
-// Host memory must be registered with the device (pinned), else
-// VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
+// Memory must be registered with the device (pinned), else VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
 #define VMMGRAPH_PINNING_REQUIRED 0
 
-// Unregistered memory is accepted: copies then use the host pool's ring of small registered
-// buffers, and the thread which acquires a unit waits for each copy.
+// Unregistered memory is accepted: copies go through small registered buffers, and the thread
+// which acquires a unit waits for each copy.
 #define VMMGRAPH_PINNING_PREFERRED 1
 
 // The size is unchanged.
@@ -339,7 +326,7 @@
 // The size was lowered, at most halved: later tokens were late.
 #define VMMGRAPH_SLO_LOWERED 2
 
-// Written by the host before every step. One copy transfers all host inputs.
+// Written by the host before every step; one copy transfers all host inputs.
 #define VMMGRAPH_ROLE_HOST_INPUT 0
 
 // Written by the device before the graph runs.
@@ -348,53 +335,41 @@
 // Written by the graph.
 #define VMMGRAPH_ROLE_OUTPUT 2
 
-// Missing elements are filled with 0.
 #define VMMGRAPH_PAD_ZERO 0
 
 // Missing elements repeat the nearest element of the step, in every dimension.
 #define VMMGRAPH_PAD_REPEAT_LAST 1
 
-// Missing elements are filled with pad_bits.
+// Missing elements are pad_bits.
 #define VMMGRAPH_PAD_VALUE 2
 
 // The length is `times`.
 #define VMMGRAPH_EXTENT_FIXED 0
 
-// The length is the bucket's size along `axis`, multiplied by `times`, plus `plus`.
+// The bucket's size along `axis`, multiplied by `times`, plus `plus`.
 #define VMMGRAPH_EXTENT_ALONG 1
 
-// The length is set by each step, at most `times`. First dimension only. The rest is neither
-// padded nor copied.
+// Set by each step, at most `times`; first dimension only. The rest is neither padded nor copied.
 #define VMMGRAPH_EXTENT_UP_TO 2
 
-// One byte: false or true.
 #define VMMGRAPH_DTYPE_BOOL 0
 
-// Unsigned, 8 bits.
 #define VMMGRAPH_DTYPE_U8 1
 
-// Signed, 8 bits.
 #define VMMGRAPH_DTYPE_I8 2
 
-// Signed, 16 bits.
 #define VMMGRAPH_DTYPE_I16 3
 
-// Signed, 32 bits.
 #define VMMGRAPH_DTYPE_I32 4
 
-// Signed, 64 bits.
 #define VMMGRAPH_DTYPE_I64 5
 
-// IEEE half.
 #define VMMGRAPH_DTYPE_F16 6
 
-// bfloat16.
 #define VMMGRAPH_DTYPE_BF16 7
 
-// IEEE single.
 #define VMMGRAPH_DTYPE_F32 8
 
-// IEEE double.
 #define VMMGRAPH_DTYPE_F64 9
 
 // Any float of 8 bits.
@@ -403,8 +378,8 @@
 // One address range per plane, with contiguous blocks.
 #define VMMGRAPH_KV_BY_PLANE 0
 
-// One address range of contiguous blocks, each with its planes contiguous. Needs the fewest
-// mappings per range of blocks.
+// One address range of contiguous blocks, each with its planes: the fewest mappings per range of
+// blocks.
 #define VMMGRAPH_KV_BY_BLOCK 1
 
 // The limit is set, and no block beyond it has memory.
@@ -440,34 +415,30 @@
 // Nothing was copied.
 #define VMMGRAPH_COPY_NONE 0
 
-// Copied through registered (pinned) host memory, at the link's speed.
+// Through registered (pinned) host memory, at the link's speed.
 #define VMMGRAPH_COPY_REGISTERED 1
 
-// Copied through a ring of small registered buffers: registration of the host memory was refused.
+// Through a ring of small registered buffers: registration was refused.
 #define VMMGRAPH_COPY_RING 2
 
-// Copied as pageable memory by the driver: no buffer could be registered.
+// As pageable memory by the driver: no buffer could be registered.
 #define VMMGRAPH_COPY_PAGEABLE 3
 
-// List of xLLM: 1, 2, 4, 8, then multiples of 16 up to the first size of at least `max`.
+// xLLM's: 1, 2, 4, 8, then multiples of 16 up to the first size of at least `max`.
 #define VMMGRAPH_SIZES_XLLM 0
 
-// Default list of vLLM: 1, 2, 4, multiples of 8 below 256, then multiples of 16 up to `max`.
+// vLLM's default: 1, 2, 4, multiples of 8 below 256, then multiples of 16 up to `max`.
 #define VMMGRAPH_SIZES_VLLM 1
 
-// The number of graphs is not limited.
 #define VMMGRAPH_LIMITED_BY_NOTHING 0
 
-// most_graphs limits the number of graphs.
 #define VMMGRAPH_LIMITED_BY_GRAPHS 1
 
-// streams limits the number of graphs.
 #define VMMGRAPH_LIMITED_BY_STREAMS 2
 
-// most_graph_bytes limits the number of graphs.
 #define VMMGRAPH_LIMITED_BY_GRAPH_BYTES 3
 
-// In a block's policy: the region's policy. In a region's policy: VMMGRAPH_POLICY_DISCARD.
+// In a block's policy: the region's; in a region's: VMMGRAPH_POLICY_DISCARD.
 #define VMMGRAPH_POLICY_DEFAULT 0
 
 // A pause discards the contents: undefined after a resume.
@@ -476,7 +447,7 @@
 // The contents are zero after a resume.
 #define VMMGRAPH_POLICY_ZERO 2
 
-// A pause copies the contents to host memory, and a resume restores the contents.
+// A pause copies the contents to host memory, and a resume restores them.
 #define VMMGRAPH_POLICY_BACKUP 3
 
 // A pause leaves the memory resident.
@@ -486,14 +457,13 @@
 // copy nothing. Report later writes by vmmgraph_region_mark_written.
 #define VMMGRAPH_REGION_READ_ONLY 1
 
-// For debugging: a pause copies anyway and compares with the backup on the host. Costs the copy.
+// For debugging: a pause copies anyway and compares with the backup on the host.
 #define VMMGRAPH_REGION_VERIFY_CLEAN 2
 
 // Copies nothing ahead for the next step, whose sources will differ.
 #define VMMGRAPH_RING_WITHIN_STEP 1
 
-// If the number of streamed units is not a multiple of the slots, the surplus units become
-// resident, evenly spread.
+// Units in excess of a multiple of the slots become resident, evenly spread.
 #define VMMGRAPH_REMAINDER_KEEP_RESIDENT 0
 
 // A surplus is VMMGRAPH_ERROR_INVALID_ARGUMENT.
@@ -511,103 +481,72 @@
 // The graph is destroyed; only mappings under live blocks are left.
 #define VMMGRAPH_SPACE_RETIRED 3
 
-// Opaque; never defined.
 typedef struct vmmgraph_account vmmgraph_account;
 
-// Opaque; never defined.
 typedef struct vmmgraph_arena vmmgraph_arena;
 
-// Opaque; never defined.
 typedef struct vmmgraph_block_pool vmmgraph_block_pool;
 
-// Opaque; never defined.
 typedef struct vmmgraph_device vmmgraph_device;
 
-// Never defined: a vmmgraph_dispatcher_t is a key, not an address.
 typedef struct vmmgraph_dispatcher vmmgraph_dispatcher;
 
-// Never defined: a vmmgraph_elastic_buffer_t is a key, not an address.
 typedef struct vmmgraph_elastic_buffer vmmgraph_elastic_buffer;
 
-// Never defined: a vmmgraph_elastic_observer_t is a key, not an address.
 typedef struct vmmgraph_elastic_observer vmmgraph_elastic_observer;
 
-// Never defined: a vmmgraph_grants_t is a key, not an address.
 typedef struct vmmgraph_grants vmmgraph_grants;
 
-// Never defined: a vmmgraph_host_buffer_t is a key, not an address.
 typedef struct vmmgraph_host_buffer vmmgraph_host_buffer;
 
-// Never defined: a vmmgraph_host_kv_t is a key, not an address.
 typedef struct vmmgraph_host_kv vmmgraph_host_kv;
 
-// Never defined: a vmmgraph_input_plan_t is a key, not an address.
 typedef struct vmmgraph_input_plan vmmgraph_input_plan;
 
-// Never defined: a vmmgraph_kv_cache_t is a key, not an address.
 typedef struct vmmgraph_kv_cache vmmgraph_kv_cache;
 
-// Never defined: a vmmgraph_lease_t is a key, not an address.
 typedef struct vmmgraph_lease vmmgraph_lease;
 
-// Never defined: a vmmgraph_lengths_t is a key, not an address.
 typedef struct vmmgraph_lengths vmmgraph_lengths;
 
-// Opaque; never defined.
 typedef struct vmmgraph_pause_hooks vmmgraph_pause_hooks;
 
-// Opaque; never defined.
 typedef struct vmmgraph_peer_map vmmgraph_peer_map;
 
-// Opaque; never defined.
 typedef struct vmmgraph_peer_page vmmgraph_peer_page;
 
-// Never defined: a vmmgraph_pending_t is a key, not an address.
 typedef struct vmmgraph_pending vmmgraph_pending;
 
-// Opaque; never defined.
 typedef struct vmmgraph_pre_commit vmmgraph_pre_commit;
 
-// Never defined: a vmmgraph_ready_t is a key, not an address.
 typedef struct vmmgraph_ready vmmgraph_ready;
 
-// Opaque; never defined.
 typedef struct vmmgraph_reclaimer vmmgraph_reclaimer;
 
-// Opaque; never defined.
 typedef struct vmmgraph_region vmmgraph_region;
 
-// Never defined: a vmmgraph_ring_t is a key, not an address.
 typedef struct vmmgraph_ring vmmgraph_ring;
 
-// Never defined: a vmmgraph_ring_graph_t is a key, not an address.
 typedef struct vmmgraph_ring_graph vmmgraph_ring_graph;
 
-// Never defined: a vmmgraph_slo_control_t is a key, not an address.
 typedef struct vmmgraph_slo_control vmmgraph_slo_control;
 
-// Opaque; never defined.
 typedef struct vmmgraph_space vmmgraph_space;
 
-// Opaque; never defined.
 typedef struct vmmgraph_standing vmmgraph_standing;
 
-// Never defined: a vmmgraph_vacating_t is a key, not an address.
 typedef struct vmmgraph_vacating vmmgraph_vacating;
 
-// Result of a call: VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers. Numbers are never reused.
-// Treat an unknown number as a failure.
+// VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers, which are never reused. Treat an unknown
+// number as a failure.
 typedef int32_t vmmgraph_status_t;
 
 // Details of a failure. Fields without meaning for the failure are 0, `device` -1.
 typedef struct vmmgraph_error_info_t {
-  // Set to sizeof(vmmgraph_error_info_t) before the call.
   size_t struct_size;
-  // Status of the failed call.
   vmmgraph_status_t status;
   // Result of the failed driver call.
   int32_t driver_result;
-  // Device number.
   int32_t device;
   // Always 0.
   int32_t reserved;
@@ -621,170 +560,137 @@ typedef struct vmmgraph_error_info_t {
 // Device: its driver and its page pool.
 typedef struct vmmgraph_device *vmmgraph_device_t;
 
-// Account: a budget in the device's account tree, for a tenant or a model. Memory of arenas,
-// regions, elastic memory and rings is charged to their account and to all accounts above.
+// Account: a budget in the device's account tree, for a tenant or a model. Memory is charged to
+// its account and all accounts above.
 typedef struct vmmgraph_account *vmmgraph_account_t;
 
-// Options of vmmgraph_account_create.
 typedef struct vmmgraph_account_options_t {
-  // sizeof(vmmgraph_account_options_t).
   size_t struct_size;
   // Parent account on the same device; null: the device's account.
   vmmgraph_account_t above;
-  // Limit in bytes; 0: none.
+  // Limit in bytes.
   uint64_t budget_bytes;
-  // Guaranteed bytes, charged to the accounts above whether used or not. The guarantee holds
-  // only below an account with a limit.
+  // Guaranteed bytes, charged to the accounts above whether used or not; needs an account with a
+  // limit above.
   uint64_t least_bytes;
 } vmmgraph_account_options_t;
 
-// Statistics of an account.
 typedef struct vmmgraph_account_stats_t {
-  // Set to sizeof(vmmgraph_account_stats_t) before the call.
   size_t struct_size;
-  // Bytes charged: memory of the account and of accounts below, each at least its guaranteed
-  // bytes, and memory being requested from the driver.
+  // Bytes of the account and of accounts below, each at least its guaranteed bytes, and memory
+  // being requested from the driver.
   uint64_t charged_bytes;
-  // Byte budget; 0: none.
   uint64_t budget_bytes;
-  // Guaranteed bytes.
   uint64_t least_bytes;
 } vmmgraph_account_stats_t;
 
 // Releases as much as possible of the `bytes` bytes missing, and returns the number of bytes
-// released. Must not throw.
+// released.
 typedef uint64_t (*vmmgraph_reclaim_fn)(uint64_t bytes, void *user);
 
 // Reclaimer: a function called when memory is short, until destroyed.
 typedef struct vmmgraph_reclaimer *vmmgraph_reclaimer_t;
 
-// Pre-commit policy: when to commit ahead of need, and when to release. Has no clock and no
-// thread.
+// Pre-commit policy: when to commit ahead of need, and when to release.
 typedef struct vmmgraph_pre_commit *vmmgraph_pre_commit_t;
 
 // Residency policy: how much of the memory used by steps stays mapped between steps.
 typedef struct vmmgraph_standing *vmmgraph_standing_t;
 
-// Options of vmmgraph_arena_create.
 typedef struct vmmgraph_arena_options_t {
-  // sizeof(vmmgraph_arena_options_t).
   size_t struct_size;
-  // Bytes of a small page, a power of two; 0: 2 MiB or the device's granularity, whichever is
-  // larger.
+  // A power of two; 0: 2 MiB or the device's granularity, whichever is larger.
   uint64_t small_page_bytes;
-  // Bytes of a large page, a multiple of the small page; 0: derived from expected_bytes.
+  // A multiple of the small page; 0: derived from expected_bytes.
   uint64_t large_page_bytes;
   // One of VMMGRAPH_RETAIN_*.
   int32_t retain;
   // Sum of VMMGRAPH_ARENA_* flags.
   int32_t flags;
-  // Limit in bytes of the arena's physical memory; 0: none. See vmmgraph_arena_set_budget.
+  // See vmmgraph_arena_set_budget.
   uint64_t budget_bytes;
-  // Bytes of addresses reserved at creation for the current space (vmmgraph_arena_allocate),
-  // rounded up to the device's granularity; 0: reserved on demand.
+  // Addresses reserved at creation for the current space (vmmgraph_arena_allocate); 0: on
+  // demand.
   uint64_t reserve_bytes;
-  // Approximate peak of live bytes of the largest graph; sets the size of large pages. A large
-  // page has the largest power of two up to 1/48 of expected_bytes, at least a small page and at
-  // most 16 MiB; 32 MiB if expected_bytes is 8 GiB or more. 0: unknown; 16 MiB or a small page,
-  // whichever is larger.
+  // Approximate peak of live bytes of the largest graph, from which the large page is derived:
+  // the largest power of two up to 1/48, from a small page to 16 MiB; 32 MiB from 8 GiB on. 0:
+  // unknown; 16 MiB or a small page, whichever is larger.
   uint64_t expected_bytes;
-  // Other devices of the platform with read and write access to the arena's pages: sum of 1 << n
-  // for each device n, n < 64. Each makes every map slower. The arena's own device is ignored. A
-  // device without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+  // Devices with read and write access to the arena's pages: sum of 1 << n for each device n, n
+  // < 64. Each makes every map slower. A device without peer access is
+  // VMMGRAPH_ERROR_INVALID_ARGUMENT.
   uint64_t peers;
-  // Tag for vmmgraph_device_pause and vmmgraph_device_resume. Null: only calls without tags
-  // include the arena.
+  // For vmmgraph_device_pause and vmmgraph_device_resume. Null: only calls without tags include
+  // the arena.
   const char *tag;
-  // Guaranteed bytes (see vmmgraph_account_options_t). This many bytes of the arena are never
-  // lent.
+  // Guaranteed bytes (see vmmgraph_account_options_t), never lent.
   uint64_t least_bytes;
   // As peers, but only for pages of peer-visible (remote) and private (exclusive) blocks, which
-  // is enough for collectives. Maps of other pages do not become slower.
+  // is enough for collectives and slows no other map.
   uint64_t remote_peers;
-  // Parent of the arena's own account, on the same device; null: the device's account.
+  // Parent of the arena's account; null: the device's account.
   vmmgraph_account_t account;
 } vmmgraph_arena_options_t;
 
 // Arena: physical pages shared by graphs which never run at the same time.
 typedef struct vmmgraph_arena *vmmgraph_arena_t;
 
-// Statistics of an arena.
 typedef struct vmmgraph_arena_stats_t {
-  // Set to sizeof(vmmgraph_arena_stats_t) before the call.
   size_t struct_size;
-  // Bytes of physical memory: shared pages, and pages of live-out (retained), persistent (kept)
-  // and private (exclusive) blocks.
+  // Shared pages, and pages of live-out (retained), persistent (kept) and private (exclusive)
+  // blocks.
   uint64_t physical_bytes;
-  // Bytes of shared pages.
   uint64_t shared_bytes;
-  // Bytes of the device's free pages: mapped nowhere, used by the next allocation, released by a
-  // trim.
+  // Bytes of the device's free pages, used by the next allocation or released by a trim.
   uint64_t free_bytes;
   // Bytes of pages private to single spaces.
   uint64_t retained_bytes;
-  // Bytes of reserved addresses.
   uint64_t reserved_bytes;
-  // Bytes of mapped addresses; a page mapped n times counts n times.
+  // Bytes of mapped addresses.
   uint64_t mapped_bytes;
-  // Bytes of live blocks.
   uint64_t live_bytes;
-  // Largest demand of any one space in bytes: peak of live bytes, or bytes handed out in a
-  // current space.
+  // Largest demand of any one space: peak of live bytes, or bytes handed out in a current space.
   uint64_t high_water_bytes;
-  // Offset in bytes of the next block in the current space (vmmgraph_arena_allocate).
+  // Offset of the next block in the current space (vmmgraph_arena_allocate).
   uint64_t current_offset_bytes;
-  // Live blocks.
   uint64_t blocks;
-  // Spaces.
   uint64_t spaces;
-  // Shared pages.
   uint64_t shared_pages;
   // Bytes of pages for persistent (kept) blocks.
   uint64_t kept_bytes;
-  // 1 if an internal error closed the arena, else 0. A closed arena can only be destroyed.
+  // 1 after an internal error: the arena can only be destroyed.
   uint64_t closed;
-  // Bytes charged to the budget: physical_bytes, and memory being requested from the driver.
+  // physical_bytes, and memory being requested from the driver.
   uint64_t charged_bytes;
-  // Byte budget; 0: none.
   uint64_t budget_bytes;
-  // Replays launched so far.
   uint64_t replays;
-  // 1 if the arena is paused, else 0.
   uint64_t paused;
-  // Bytes of private (exclusive) blocks (vmmgraph_arena_allocate_exclusive), which belong to no
-  // space.
+  // Bytes of private (exclusive) blocks, which belong to no space.
   uint64_t exclusive_bytes;
-  // Bytes of shared pages on lease (vmmgraph_arena_lend), part of shared_bytes.
+  // Bytes of shared pages on lease (vmmgraph_arena_lend).
   uint64_t lent_bytes;
 } vmmgraph_arena_stats_t;
 
 // Fence: work to complete before memory is unmapped.
 typedef struct vmmgraph_fence_t {
-  // sizeof(vmmgraph_fence_t).
   size_t struct_size;
-  // Streams: all work submitted so far.
+  // All work submitted so far.
   void *const *streams;
-  // Number of streams.
   size_t stream_count;
   // Recorded events (CUevent or cudaEvent_t), which must exist until the call returns.
   void *const *events;
-  // Number of events.
   size_t event_count;
 } vmmgraph_fence_t;
 
 // Report of a pause.
 typedef struct vmmgraph_pause_report_t {
-  // Set to sizeof(vmmgraph_pause_report_t) before the call.
   size_t struct_size;
-  // Regions and arenas paused by this call, without those already paused.
+  // Regions and arenas paused by this call.
   uint64_t regions;
-  // Pages released.
   uint64_t pages;
-  // Bytes of these pages.
   uint64_t bytes;
-  // Bytes copied to the host.
   uint64_t copied_bytes;
-  // Bytes not copied, since the host holds the contents of an earlier pause.
+  // Bytes not copied: the host holds the contents of an earlier pause.
   uint64_t clean_bytes;
   // Bytes resident by policy, or as private (exclusive) blocks.
   uint64_t kept_bytes;
@@ -792,15 +698,13 @@ typedef struct vmmgraph_pause_report_t {
   uint64_t left_bytes;
   // Pages reported as unwritten but changed (VMMGRAPH_REGION_VERIFY_CLEAN).
   uint64_t stale_pages;
-  // Driver calls.
   uint64_t calls;
-  // Failures; the call returns the status of the first.
+  // The call returns the status of the first.
   uint64_t failures;
-  // Total duration in microseconds.
   uint64_t micros;
-  // Microseconds from the start of the first copy to the end of the last.
+  // From the start of the first copy to the end of the last.
   uint64_t copy_micros;
-  // Copied GiB per second of copy_micros; 0: nothing was copied.
+  // 0: nothing was copied.
   double copy_gib_per_second;
   // One of VMMGRAPH_COPY_*.
   int32_t path;
@@ -808,30 +712,19 @@ typedef struct vmmgraph_pause_report_t {
   int32_t reserved;
 } vmmgraph_pause_report_t;
 
-// Report of a resume.
 typedef struct vmmgraph_resume_report_t {
-  // Set to sizeof(vmmgraph_resume_report_t) before the call.
   size_t struct_size;
-  // Regions and arenas resumed by this call.
   uint64_t regions;
-  // Pages mapped.
   uint64_t pages;
-  // Bytes of these pages.
   uint64_t bytes;
-  // Bytes copied from the host.
   uint64_t copied_bytes;
-  // Bytes set to zero.
   uint64_t zeroed_bytes;
-  // Driver calls.
   uint64_t calls;
-  // Total duration in microseconds.
   uint64_t micros;
   // Part of micros before all memory was available.
   uint64_t waited_micros;
-  // Microseconds from the start of the first copy to the end of the last; 0: the call did not
-  // wait.
+  // From the start of the first copy to the end of the last; 0: the call did not wait.
   uint64_t copy_micros;
-  // Copied GiB per second of copy_micros.
   double copy_gib_per_second;
   // One of VMMGRAPH_COPY_*.
   int32_t path;
@@ -839,181 +732,149 @@ typedef struct vmmgraph_resume_report_t {
   int32_t reserved;
 } vmmgraph_resume_report_t;
 
-// Block pool: chooses the blocks of a cache to use. Owns no memory.
+// Block pool: chooses the blocks of a cache to use, without memory.
 typedef struct vmmgraph_block_pool *vmmgraph_block_pool_t;
 
-// A range of blocks. Never grows, so without struct_size.
+// A range of blocks.
 typedef struct vmmgraph_block_range_t {
-  // First block.
   uint64_t first;
   // Last block plus one.
   uint64_t end;
 } vmmgraph_block_range_t;
 
-// Returns not 0 if the engine can evict a used block, else 0. Must not throw.
+// Returns not 0 if the engine can evict a used block.
 typedef int32_t (*vmmgraph_evictable_fn)(uint64_t block, void *user);
 
-// Page which becomes empty after freeing its used blocks. Never grows; no struct_size.
+// Page which becomes empty after freeing its used blocks.
 typedef struct vmmgraph_candidate_t {
-  // Page number.
   uint64_t page;
   // Used blocks on the page.
   const uint64_t *blocks;
-  // Number of used blocks.
   size_t block_count;
 } vmmgraph_candidate_t;
 
 // Request to an engine to vacate pages.
 typedef struct vmmgraph_ask_t {
-  // sizeof(vmmgraph_ask_t) of the library.
   size_t struct_size;
-  // Pages to vacate, cheapest first, as many as needed.
+  // Pages to vacate, cheapest first.
   const struct vmmgraph_candidate_t *pages;
-  // Number of pages.
   size_t page_count;
   // Bytes requested.
   uint64_t bytes;
-  // Empty bytes after all these pages are vacated, including pages already empty.
+  // Empty bytes after all these pages are vacated.
   uint64_t there;
   // Deadline, in the caller's units.
   uint64_t by;
 } vmmgraph_ask_t;
 
 // Vacates pages: frees as many of their blocks as possible by vmmgraph_block_pool_free, during the
-// call or soon after. `ask` is valid during the call. Must not throw.
+// call or soon after. `ask` is valid during the call.
 typedef void (*vmmgraph_evict_fn)(const struct vmmgraph_ask_t *ask, void *user);
 
-// Statistics of a block pool.
 typedef struct vmmgraph_block_pool_stats_t {
-  // Set to sizeof(vmmgraph_block_pool_stats_t) before the call.
   size_t struct_size;
-  // Total blocks, backed or not.
+  // Backed or not.
   uint64_t blocks;
-  // Limit: only blocks below this number are handed out.
+  // Only blocks below this number are handed out.
   uint64_t limit_blocks;
-  // Blocks in use.
   uint64_t in_use;
   // Blocks available now: backed, unused, below the limit and not reserved.
   uint64_t available;
-  // Reserved blocks.
   uint64_t reserved;
   // Bytes of backed pages without used blocks.
   uint64_t empty_bytes;
 } vmmgraph_block_pool_stats_t;
 
-// Options of vmmgraph_device_open.
 typedef struct vmmgraph_device_options_t {
-  // sizeof(vmmgraph_device_options_t).
   size_t struct_size;
-  // VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND, _MLU or _HOST.
+  // One of VMMGRAPH_DRIVER_*.
   int32_t driver;
   // Device number of the driver, from 0.
   int32_t device;
-  // Limit in bytes of the device's page pool; 0: none, or unchanged if the device is already
-  // open. See vmmgraph_device_set_budget.
+  // See vmmgraph_device_set_budget; 0 leaves the budget of an open device unchanged.
   uint64_t budget_bytes;
-  // Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
+  // Host driver: mapping granularity, a power of two; 0: 2 MiB.
   uint64_t host_granularity_bytes;
   // Host driver: bytes of the device; 0: this machine's memory.
   uint64_t host_memory_bytes;
-  // How pages can be exported to other processes: VMMGRAPH_SHARING_NONE, _FD or _FABRIC. Opening
-  // fails if the device cannot, or is already open without the requested sharing. A device
-  // without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment, _NONE
-  // also grants _FD where possible: NCCL then registers no captured buffers. See sharing in
-  // vmmgraph_device_info_t.
+  // VMMGRAPH_SHARING_*. Opening fails if the device cannot, or is already open without it; a
+  // device without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment,
+  // _NONE also grants _FD where possible: NCCL then registers no captured buffers.
   int32_t sharing;
   // 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, which makes
   // every map slower). Opening fails if the device cannot, or is already open without RDMA.
   int32_t rdma;
-  // Other devices of the platform with read and write access to all pages: sum of 1 << n for
-  // each device n, n < 64. Applies at once to an open device. Each makes every map slower. A
-  // device without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+  // Devices with read and write access to all pages: sum of 1 << n for each device n, n < 64.
+  // Applies at once to an open device. Each makes every map slower. A device without peer access
+  // is VMMGRAPH_ERROR_INVALID_ARGUMENT.
   uint64_t peers;
 } vmmgraph_device_options_t;
 
-// Properties of a device.
 typedef struct vmmgraph_device_info_t {
-  // Set to sizeof(vmmgraph_device_info_t) before the call.
   size_t struct_size;
-  // VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND, _MLU or _HOST.
+  // One of VMMGRAPH_DRIVER_*.
   int32_t driver;
-  // Device number.
   int32_t device;
-  // Mapping granularity: lengths and addresses of mappings are multiples of this number of
-  // bytes.
+  // Lengths and addresses of mappings are multiples of this number of bytes.
   uint64_t granularity_bytes;
-  // Bytes of device memory.
   uint64_t total_bytes;
-  // Device name, zero-terminated.
   char name[128];
-  // Granted sharing of pages: VMMGRAPH_SHARING_NONE, _FD or _FABRIC.
+  // Granted sharing, VMMGRAPH_SHARING_*.
   int32_t sharing;
   // 1 if network cards may read and write the pages, else 0.
   int32_t rdma;
-  // Other devices with read and write access to all pages: sum of 1 << n for each device n.
+  // Devices with read and write access to all pages: sum of 1 << n for each device n.
   uint64_t peers;
 } vmmgraph_device_info_t;
 
-// Statistics of a device's page pool since the device was opened. All counts are exact.
+// Statistics of a device's page pool since the device was opened.
 typedef struct vmmgraph_device_stats_t {
-  // Set to sizeof(vmmgraph_device_stats_t) before the call.
   size_t struct_size;
   // Bytes of pages held from the driver.
   uint64_t physical_bytes;
-  // Peak of physical_bytes.
   uint64_t peak_physical_bytes;
   // Bytes of pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
   uint64_t retained_bytes;
   // Bytes of free pages, which are mapped nowhere.
   uint64_t free_bytes;
-  // Byte budget; 0: none.
   uint64_t budget_bytes;
-  // Pages held from the driver.
   uint64_t pages;
-  // Pages created so far.
   uint64_t pages_created;
-  // Pages released to the driver so far.
   uint64_t pages_released;
   // Current mappings.
   uint64_t mappings;
-  // Mappings made so far.
+  // Mappings made.
   uint64_t maps;
-  // Mappings removed so far.
+  // Mappings removed.
   uint64_t unmaps;
   // Bytes of reserved addresses.
   uint64_t reserved_bytes;
   // Current address reservations.
   uint64_t reservations;
-  // Resources waiting for the device, and resources which the driver refused to take back. A
-  // trim retries both.
+  // Resources waiting for the device or refused by the driver; a trim retries both.
   uint64_t pending;
-  // Free pages reused so far without a driver call.
+  // Free pages reused without a driver call.
   uint64_t pages_reused;
   // Bytes of pages pinned for other processes.
   uint64_t exported_bytes;
 } vmmgraph_device_stats_t;
 
-// Shape of a step, or of a graph (a bucket). Never grows, so without struct_size.
+// Shape of a step, or of a graph (a bucket).
 typedef struct vmmgraph_key_t {
-  // Properties other than size which change the graph; compared for equality.
+  // Properties other than size which change the graph, compared for equality.
   uint32_t variant;
   // Sizes which padding may raise: tokens, batch, KV-cache pages, and one for the caller. 0 on
   // an unused axis.
   uint32_t extents[4];
 } vmmgraph_key_t;
 
-// Options of a dispatcher. Zero the struct, set struct_size, then the fields which differ from the
-// default 0.
 typedef struct vmmgraph_dispatcher_options_t {
-  // sizeof(vmmgraph_dispatcher_options_t).
   size_t struct_size;
   // Buckets of full graphs, in any order.
   const struct vmmgraph_key_t *full;
-  // Number of buckets in `full`.
   size_t full_count;
   // Buckets of piecewise graphs, in any order.
   const struct vmmgraph_key_t *piecewise;
-  // Number of buckets in `piecewise`.
   size_t piecewise_count;
   // Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
   uint16_t weights[4];
@@ -1021,32 +882,29 @@ typedef struct vmmgraph_dispatcher_options_t {
   uint32_t piecewise_ignores;
   // Steps with more tokens run eagerly; 0: no limit.
   uint32_t most_tokens;
-  // Maximum number of graphs, including captures in progress; 0: no limit.
+  // Graphs, including captures in progress; 0: no limit.
   uint32_t most_graphs;
   // 1: a step never captures its missing graph.
   int32_t ahead_only;
-  // Modes tried for each VMMGRAPH_PHASE, first and second.
+  // Modes tried for each VMMGRAPH_PHASE.
   int32_t modes[3][2];
-  // Maximum weight of a replacement graph for a missing one, as a multiple of the missing
-  // graph's weight. 0: 2; 1: no heavier graph.
+  // Maximum weight of a replacement for a missing graph, as a multiple of its weight. 0: 2; 1:
+  // no heavier graph.
   uint32_t stand_in;
   // Must be 0.
   uint32_t reserved;
 } vmmgraph_dispatcher_options_t;
 
-// Dispatcher: selects the graph of each step and counts the reasons. Owns no graph. Thread-safe.
+// Dispatcher: selects the graph of each step and counts the reasons. Owns no graph.
 typedef struct vmmgraph_dispatcher *vmmgraph_dispatcher_t;
 
-// Decision for a step, and its reason.
 typedef struct vmmgraph_decision_t {
-  // Set to sizeof(vmmgraph_decision_t) before the call.
   size_t struct_size;
   // VMMGRAPH_MODE_EAGER, _PIECEWISE or _FULL.
   int32_t mode;
   // One of VMMGRAPH_REASON_*.
   int32_t reason;
-  // 1: capture the graph, then report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED. 0: replay
-  // the graph or run eagerly.
+  // 1: capture the graph, then report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED.
   int32_t capture;
   // Number of the graph, from 0; UINT32_MAX for an eager step.
   uint32_t slot;
@@ -1056,15 +914,10 @@ typedef struct vmmgraph_decision_t {
   uint32_t reserved;
 } vmmgraph_decision_t;
 
-// Statistics of a dispatcher.
 typedef struct vmmgraph_dispatcher_stats_t {
-  // Set to sizeof(vmmgraph_dispatcher_stats_t) before the call.
   size_t struct_size;
-  // Graphs, including captures in progress.
   uint64_t graphs;
-  // Successful captures.
   uint64_t captures;
-  // Failed captures.
   uint64_t failures;
   // Evicted graphs.
   uint64_t evictions;
@@ -1072,219 +925,173 @@ typedef struct vmmgraph_dispatcher_stats_t {
   uint64_t requested;
   // Weight of the padding in those steps.
   uint64_t padding;
-  // Steps run by the decision of another rank (VMMGRAPH_GRAPH_IMPOSED), in addition to the local
-  // decisions.
+  // Steps run by the decision of another rank (VMMGRAPH_GRAPH_IMPOSED).
   uint64_t imposed;
   // Eager steps in `imposed`.
   uint64_t imposed_eager;
 } vmmgraph_dispatcher_stats_t;
 
-// Options of elastic memory. Zero the struct, set struct_size, then the fields which differ from
-// the default 0.
 typedef struct vmmgraph_elastic_options_t {
-  // sizeof(vmmgraph_elastic_options_t).
   size_t struct_size;
   // Name for messages, zero-terminated; null: none.
   const char *name;
   // Bytes of every page, a multiple of the device's granularity. 0: about 1/64 of the longest
-  // address range, at most 16 MiB. Driver calls cost time per page, not per byte, and memory is
-  // committed by the page.
+  // address range, at most 16 MiB. Driver calls cost time per page.
   uint64_t page_bytes;
-  // Limit of physical bytes; 0: only the device's limit.
+  // Limit of physical bytes.
   uint64_t budget_bytes;
   // Guaranteed bytes, reserved in the device's budget.
   uint64_t least_bytes;
-  // Parent account on the same device (a tenant's, a model's); null: the device's. The handle
-  // may be destroyed after the call.
+  // Parent account on the same device; null: the device's.
   vmmgraph_account_t account;
 } vmmgraph_elastic_options_t;
 
 // Elastic buffer: reserves addresses for the maximum size and has pages only for committed parts.
-// Thread-safe.
 typedef struct vmmgraph_elastic_buffer *vmmgraph_elastic_buffer_t;
 
-// Result of a commit. Pages already committed are not counted.
+// Result of a commit, without pages already committed.
 typedef struct vmmgraph_committed_t {
-  // Set to sizeof(vmmgraph_committed_t) before the call.
   size_t struct_size;
-  // Mapped bytes.
   uint64_t bytes;
-  // Mapped pages.
   uint64_t pages;
-  // Pages created by the driver, part of `pages`; the other pages were free pages of the device.
+  // Pages created by the driver, part of `pages`.
   uint64_t created;
-  // Decommitted pages still mapped and now reused without a driver call. Earlier work may still
-  // access them.
+  // Decommitted pages reused while still mapped; earlier work may still access them.
   uint64_t revived;
 } vmmgraph_committed_t;
 
-// An asynchronous commit. Thread-safe.
+// An asynchronous commit.
 typedef struct vmmgraph_pending *vmmgraph_pending_t;
 
-// Range of device addresses. Never grows; no struct_size.
+// Range of device addresses.
 typedef struct vmmgraph_range_t {
-  // First address.
   uint64_t address;
-  // Length in bytes.
   uint64_t bytes;
 } vmmgraph_range_t;
 
-// Statistics of elastic memory. Counters begin at creation.
 typedef struct vmmgraph_elastic_stats_t {
-  // Set to sizeof(vmmgraph_elastic_stats_t) before the call.
   size_t struct_size;
-  // Number, unique in the process.
   uint64_t id;
-  // Bytes of a page.
   uint64_t page_bytes;
-  // Reserved address bytes.
   uint64_t reserved_bytes;
-  // Committed bytes.
   uint64_t committed_bytes;
-  // Maximum of committed_bytes so far.
   uint64_t peak_committed_bytes;
-  // Bytes being mapped by commits in progress.
+  // Bytes being mapped.
   uint64_t coming_bytes;
-  // Decommitted bytes still mapped: their fence is not complete or was not polled since.
+  // Decommitted bytes still mapped: their fence is not complete or was not polled.
   uint64_t leaving_bytes;
-  // Successful commits, including commits without effect.
+  // Commits, including those without effect.
   uint64_t commits;
-  // Failed and undone attempts to commit.
+  // Failed and undone commits.
   uint64_t refused;
-  // Decommits with effect.
   uint64_t decommits;
-  // Pages mapped.
   uint64_t pages_mapped;
   // Mapped pages created by the driver.
   uint64_t pages_created;
   // Decommitted pages committed again while still mapped.
   uint64_t pages_revived;
-  // Pages unmapped.
   uint64_t pages_unmapped;
   // Bytes charged to the budget.
   uint64_t charged_bytes;
-  // Byte budget; 0: none.
   uint64_t budget_bytes;
 } vmmgraph_elastic_stats_t;
 
-// Elastic memory just mapped or about to be unmapped.
 typedef struct vmmgraph_shown_t {
-  // sizeof(vmmgraph_shown_t) in the library.
   size_t struct_size;
-  // Name of the buffer or cache, zero-terminated.
+  // Name of the buffer or cache.
   const char *name;
   // Number of the buffer or cache, as in its statistics.
   uint64_t buffer;
-  // Address ranges, in order.
   const struct vmmgraph_range_t *ranges;
-  // Number of ranges.
   size_t range_count;
 } vmmgraph_shown_t;
 
-// Callback for elastic memory; `shown` is valid during the call. Must not throw. No library lock
-// is held. Calls which would wait for pages moved by another thread are VMMGRAPH_ERROR_WRONG_STATE
-// inside the callback.
+// Callback for elastic memory; `shown` is valid during the call. Calls which would wait for pages
+// moved by another thread are VMMGRAPH_ERROR_WRONG_STATE inside.
 typedef void (*vmmgraph_shown_fn)(const struct vmmgraph_shown_t *shown, void *user);
 
 // Callbacks for mapping and unmapping of elastic memory, active until destroyed.
 typedef struct vmmgraph_elastic_observer *vmmgraph_elastic_observer_t;
 
-// Part of a page, mapped at one address. Never grows; no struct_size.
+// Part of a page, mapped at one address.
 typedef struct vmmgraph_page_extent_t {
   // Page number, never reused by the device.
   uint64_t page;
-  // Offset of the part in the page, in bytes.
+  // In the page.
   uint64_t offset;
-  // Length of the part in bytes.
   uint64_t bytes;
-  // Address of the mapping.
   void *address;
-  // Bytes of the page, needed to import the page.
+  // Needed to import the page.
   uint64_t page_bytes;
 } vmmgraph_page_extent_t;
 
-// Page budget shared by the KV memory and the activations of all running steps. Thread-safe.
+// Page budget shared by the KV memory and the activations of all running steps.
 typedef struct vmmgraph_grants *vmmgraph_grants_t;
 
-// Statistics of a vmmgraph_grants_t.
 typedef struct vmmgraph_grants_stats_t {
-  // Set to sizeof(vmmgraph_grants_stats_t) before the call.
   size_t struct_size;
-  // Pages in total.
   uint64_t pages;
-  // Pages not granted.
   uint64_t free;
-  // Pages granted for KV memory.
   uint64_t kv;
-  // Pages granted for activations.
   uint64_t activations;
-  // Steps in the queue.
   uint64_t waiting;
 } vmmgraph_grants_stats_t;
 
-// A sequence which grows by one token per step. The struct never grows, so without struct_size.
+// A sequence which grows by one token per step.
 typedef struct vmmgraph_growing_t {
   // Tokens with KV memory.
   uint64_t tokens;
-  // Tokens still to come, known or predicted. Then the sequence ends and frees its memory.
+  // Tokens until its end, known or predicted.
   uint64_t left;
 } vmmgraph_growing_t;
 
-// A request with a deadline. Never grows, so without struct_size.
+// A request with a deadline.
 typedef struct vmmgraph_due_t {
   // Deadline, in any unit of time.
   uint64_t by;
   // Duration of the service.
   uint64_t takes;
-  // Time after which the request goes first, whether on time or not.
+  // Time after which the request goes first.
   uint64_t patience;
 } vmmgraph_due_t;
 
-// Predictor of sequence lengths, from the sequences which ended. Thread-safe.
+// Predictor of sequence lengths, from the sequences which ended.
 typedef struct vmmgraph_lengths *vmmgraph_lengths_t;
 
-// Statistics of a device's host pool.
 typedef struct vmmgraph_host_stats_t {
-  // Set to sizeof(vmmgraph_host_stats_t) before the call.
   size_t struct_size;
   // Bytes obtained from the operating system.
   uint64_t held_bytes;
-  // Bytes registered with the device (pinned), part of held_bytes.
+  // Bytes registered with the device (pinned).
   uint64_t registered_bytes;
-  // Bytes without contents, part of held_bytes.
+  // Bytes without contents.
   uint64_t free_bytes;
-  // Limit of held_bytes; 0: no limit.
+  // Limit of held_bytes.
   uint64_t limit_bytes;
 } vmmgraph_host_stats_t;
 
-// Contiguous host memory from which a ring copies its units. Thread-safe.
+// Contiguous host memory from which a ring copies its units.
 typedef struct vmmgraph_host_buffer *vmmgraph_host_buffer_t;
 
-// Counter of host memory for the KV of waiting sequences. Owns no memory. Thread-safe.
+// Counter of host memory for the KV of waiting sequences, without memory.
 typedef struct vmmgraph_host_kv *vmmgraph_host_kv_t;
 
-// Statistics of a vmmgraph_host_kv_t.
 typedef struct vmmgraph_host_kv_stats_t {
-  // Set to sizeof(vmmgraph_host_kv_stats_t) before the call.
   size_t struct_size;
-  // Bytes in total.
   uint64_t physical_bytes;
-  // Bytes usable by vmmgraph_host_kv_put, at most physical_bytes.
+  // Bytes usable by vmmgraph_host_kv_put.
   uint64_t logical_bytes;
-  // Bytes in use.
   uint64_t held_bytes;
-  // Sequences with bytes in use.
   uint64_t sequences;
 } vmmgraph_host_kv_stats_t;
 
-// Controller of a size in bytes, driven by latency violations. Thread-safe.
+// Controller of a size in bytes, driven by latency violations.
 typedef struct vmmgraph_slo_control *vmmgraph_slo_control_t;
 
-// Length of a dimension. Never grows, so without struct_size.
 typedef struct vmmgraph_extent_t {
   // VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
   int32_t kind;
-  // Index of a key's extent, from 0; _ALONG only.
+  // Index of a key's extent; _ALONG only.
   int32_t axis;
   // Length, limit or factor.
   uint32_t times;
@@ -1294,9 +1101,8 @@ typedef struct vmmgraph_extent_t {
 
 // Declaration of an input or output.
 typedef struct vmmgraph_input_t {
-  // sizeof(vmmgraph_input_t).
   size_t struct_size;
-  // Name, unique in the plan, UTF-8, zero-terminated; copied.
+  // Unique in the plan.
   const char *name;
   // One of VMMGRAPH_DTYPE_*.
   int32_t dtype;
@@ -1306,23 +1112,22 @@ typedef struct vmmgraph_input_t {
   int32_t pad;
   // Number of dimensions, 1 to 4.
   int32_t rank;
-  // Bits of the fill element for VMMGRAPH_PAD_VALUE, little-endian.
+  // Fill element for VMMGRAPH_PAD_VALUE, little-endian.
   uint64_t pad_bits;
-  // Dimensions, outermost first.
+  // Outermost first.
   struct vmmgraph_extent_t shape[4];
 } vmmgraph_input_t;
 
 // Input plan: layout of a graph's inputs and outputs in one device arena, packed separately for
-// each bucket. Owns no memory. Thread-safe.
+// each bucket. Owns no memory.
 typedef struct vmmgraph_input_plan *vmmgraph_input_plan_t;
 
 // Memory requirements of an input plan.
 typedef struct vmmgraph_input_plan_info_t {
-  // Set to sizeof(vmmgraph_input_plan_info_t) before the call.
   size_t struct_size;
   // Bytes of the device arena, whose base must have the plan's alignment.
   uint64_t arena_bytes;
-  // Bytes of host staging memory, enough for every bucket.
+  // Host staging memory for every bucket.
   uint64_t staging_bytes;
   // Offset of the outputs in the arena, equal for all buckets.
   uint64_t outputs_offset;
@@ -1330,16 +1135,12 @@ typedef struct vmmgraph_input_plan_info_t {
 
 // Location of an input or output in one bucket.
 typedef struct vmmgraph_input_view_t {
-  // Set to sizeof(vmmgraph_input_view_t) before the call.
   size_t struct_size;
-  // Offset in bytes from the start of the arena; for a host input, also from the start of
-  // staging memory.
+  // Offset from the start of the arena; for a host input, also from the start of staging memory.
   uint64_t offset;
-  // Bytes of the full shape.
   uint64_t bytes;
-  // Shape, outermost dimension first; unused entries are 0.
+  // Outermost dimension first; unused entries are 0.
   uint32_t shape[4];
-  // Number of dimensions.
   int32_t rank;
   // Always 0.
   int32_t reserved;
@@ -1347,17 +1148,14 @@ typedef struct vmmgraph_input_view_t {
 
 // Data of one host input for one step.
 typedef struct vmmgraph_step_input_t {
-  // sizeof(vmmgraph_step_input_t).
   size_t struct_size;
   // Index of the input in the declaration.
   size_t input;
-  // Elements, contiguous; may be null if `bytes` is 0.
+  // Elements, contiguous.
   const void *data;
-  // Bytes of `data`.
   size_t bytes;
-  // Shape, outermost dimension first. With a 0 in the shape, the whole input is padding.
+  // Outermost dimension first. With a 0, the whole input is padding.
   uint32_t shape[4];
-  // Number of dimensions.
   int32_t rank;
   // One of VMMGRAPH_DTYPE_*.
   int32_t dtype;
@@ -1366,79 +1164,65 @@ typedef struct vmmgraph_step_input_t {
 // Space: the addresses of one capture.
 typedef struct vmmgraph_space *vmmgraph_space_t;
 
-// Output compared by vmmgraph_space_verify: device memory.
+// Device memory compared by vmmgraph_space_verify.
 typedef struct vmmgraph_output_t {
-  // First address.
   const void *address;
-  // Length in bytes.
   uint64_t bytes;
 } vmmgraph_output_t;
 
-// Launches a graph. Must not throw. The function may call any function of the library, with two
-// exceptions (VMMGRAPH_ERROR_WRONG_STATE): a replay, mark, trim or opening of a space in the same
-// arena, and a replay in another arena which would wait for this one.
+// Launches a graph. May call any function, except (VMMGRAPH_ERROR_WRONG_STATE) a replay, mark,
+// trim or opening of a space in the same arena, and a replay in another arena which would wait for
+// this one.
 typedef void (*vmmgraph_launch_fn)(void *user);
 
-// Result of vmmgraph_space_verify.
 typedef struct vmmgraph_difference_t {
-  // Set to sizeof(vmmgraph_difference_t) before the call.
   size_t struct_size;
   // 1 if an output depends on leftover contents of shared pages, else 0.
   uint64_t found;
-  // Number of the space.
   uint64_t space;
-  // Index of the output, from 0.
   uint64_t output;
-  // Offset of the first differing byte in the output.
+  // First differing byte in the output.
   uint64_t offset;
 } vmmgraph_difference_t;
 
-// Options of a KV cache. Zero the struct, set struct_size, the planes and blocks_most, then the
-// fields which differ from the default.
 typedef struct vmmgraph_kv_options_t {
-  // sizeof(vmmgraph_kv_options_t).
   size_t struct_size;
-  // Bytes of a block in each plane, for example one plane for a layer's keys and one for its
-  // values. Any number of planes of any size.
+  // Bytes of a block in each plane, such as a layer's keys or values. Any number of planes of
+  // any size.
   const uint64_t *planes;
-  // Number of planes.
   size_t plane_count;
   // Maximum number of blocks; addresses are reserved for all.
   uint64_t blocks_most;
-  // Name, page size and budget; null: default.
+  // Null: default.
   const struct vmmgraph_elastic_options_t *memory;
-  // VMMGRAPH_KV_BY_PLANE or _BY_BLOCK.
+  // One of VMMGRAPH_KV_*.
   int32_t layout;
   // Must be 0.
   int32_t reserved;
 } vmmgraph_kv_options_t;
 
-// KV cache: planes of blocks over elastic memory. Thread-safe.
+// KV cache: planes of blocks over elastic memory.
 typedef struct vmmgraph_kv_cache *vmmgraph_kv_cache_t;
 
 // Location of a plane.
 typedef struct vmmgraph_kv_plane_t {
-  // Set to sizeof(vmmgraph_kv_plane_t) before the call.
   size_t struct_size;
   // Address of block 0, backed or not.
   uint64_t address;
-  // Distance of consecutive blocks in bytes.
+  // Distance of consecutive blocks.
   uint64_t stride_bytes;
   // Bytes of a block in this plane.
   uint64_t block_bytes;
 } vmmgraph_kv_plane_t;
 
-// Statistics of a KV cache. See vmmgraph_kv_cache_memory for its memory.
+// Statistics of a KV cache; for its memory see vmmgraph_kv_cache_memory.
 typedef struct vmmgraph_kv_stats_t {
-  // Set to sizeof(vmmgraph_kv_stats_t) before the call.
   size_t struct_size;
-  // Number of planes.
   uint64_t planes;
   // Usable blocks: numbers below this, if backed.
   uint64_t blocks;
-  // Limit on blocks: set by vmmgraph_kv_cache_set_limit, else most_blocks.
+  // Limit set by vmmgraph_kv_cache_set_limit, else most_blocks.
   uint64_t limit_blocks;
-  // Revision of the limit.
   uint64_t revision;
   // 1 if a limit was set, else 0.
   uint64_t limited;
@@ -1450,28 +1234,23 @@ typedef struct vmmgraph_kv_stats_t {
   uint64_t beyond_blocks;
   // Bytes of a block over all planes.
   uint64_t block_bytes;
-  // Number of consecutive blocks which share pages, starting at a multiple of this number; for
+  // Consecutive blocks which share pages, starting at a multiple of this number; for
   // vmmgraph_block_pool_t.
   uint64_t blocks_a_page;
 } vmmgraph_kv_stats_t;
 
 // Request of a recall to the borrower.
 typedef struct vmmgraph_vacate_t {
-  // sizeof(vmmgraph_vacate_t) in the library.
   size_t struct_size;
-  // Number of the lease.
   uint64_t lease;
   // Buffer: one range of bytes from the buffer's base, to be vacated completely. Cache: the
   // blocks with memory on the lease's pages.
   const struct vmmgraph_block_range_t *ranges;
-  // Number of ranges.
   size_t range_count;
   // Alternatives: committed memory of the buffer (bytes) or cache (blocks) which is not on
   // lease.
   const struct vmmgraph_block_range_t *instead;
-  // Number of ranges in `instead`.
   size_t instead_count;
-  // Bytes of pages requested.
   uint64_t bytes;
   // Time left, in microseconds.
   uint64_t micros;
@@ -1481,56 +1260,51 @@ typedef struct vmmgraph_vacate_t {
 typedef struct vmmgraph_vacating *vmmgraph_vacating_t;
 
 // Borrower callback: stops using the requested memory. A cache's borrower reports the vacated
-// blocks by vmmgraph_vacating_add; a buffer's borrower always vacates the whole range. Report work
-// in progress by vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall
-// fails. `asked` and `vacating` are valid during the call, which runs on the recalling thread
-// without a library lock. The callback may commit other memory, but must not wait for this lease.
-// Must not throw.
+// blocks by vmmgraph_vacating_add; a buffer's vacates the whole range. Report work in progress by
+// vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall fails. `asked` and
+// `vacating` are valid during the call, which runs on the recalling thread. May commit other
+// memory, but must not wait for this lease.
 typedef int32_t (*vmmgraph_vacate_fn)(const struct vmmgraph_vacate_t *asked,
                                       vmmgraph_vacating_t vacating,
                                       void *user);
 
-// Pages of an arena, also mapped in elastic memory. Thread-safe.
+// Pages of an arena, also mapped in elastic memory.
 typedef struct vmmgraph_lease *vmmgraph_lease_t;
 
 // Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
-// Called from any thread, also concurrently, with no library lock held. Must not call VmmGraph
-// functions (their events are not logged, and their failures replace the caller's in
-// vmmgraph_last_error). Must not throw.
+// Called from any thread, also concurrently. Must not call VmmGraph functions (their events are
+// not logged, and their failures replace the caller's in vmmgraph_last_error).
 //
-// Lines of a C function arrive in order, on its thread, just before the function returns. Lines of
-// functions called by a launch function arrive just before the replay returns. Lines from outside
-// any C function (a thread of the library, Rust code) arrive just before the next C function of
-// any thread returns. Without a sink, lines go to stderr at once.
+// Lines of a C function arrive in order, on its thread, just before the function returns; lines of
+// functions called by a launch function, just before the replay returns; lines from elsewhere (a
+// thread of the library, Rust code), just before the next C function of any thread returns.
+// Without a sink, lines go to stderr at once.
 typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
 
 // Called once with `user` when the sink is no longer in use.
 typedef void (*vmmgraph_drop_fn)(void *user);
 
-// Options of vmmgraph_arena_map_json: facts unknown to the library.
+// Facts unknown to the library.
 typedef struct vmmgraph_map_options_t {
-  // sizeof(vmmgraph_map_options_t).
   size_t struct_size;
-  // Bytes of device memory used by graph executables, outside every pool; 0: unknown.
+  // Device memory of graph executables, outside every pool; 0: unknown.
   uint64_t executables_bytes;
   // Title for people, such as engine and rank; may be null.
   const char *title;
 } vmmgraph_map_options_t;
 
-// Prompt waiting for its prefill. Times are in any one unit. Never grows; no struct_size.
+// Prompt waiting for its prefill. Times are in any one unit.
 typedef struct vmmgraph_prompt_t {
-  // Arrival time.
   uint64_t since;
   // Time at which the first token is due.
   uint64_t by;
   // Duration from the start of the prefill to the first token.
   uint64_t takes;
-  // Time at which the prefill starts even if sequences become late, so that no prompt waits
-  // forever.
+  // Time at which the prefill starts even if sequences become late.
   uint64_t patience;
 } vmmgraph_prompt_t;
 
-// Sequence being decoded. Never grows; no struct_size.
+// Sequence being decoded.
 typedef struct vmmgraph_decoding_t {
   // Time of the first token.
   uint64_t since;
@@ -1543,72 +1317,59 @@ typedef struct vmmgraph_decoding_t {
 // Region: memory with a tag which can be paused.
 typedef struct vmmgraph_region *vmmgraph_region_t;
 
-// Restored contents of one tag after vmmgraph_device_resume_async. Valid until destroyed.
-// Thread-safe.
+// Restored contents of one tag after vmmgraph_device_resume_async.
 typedef struct vmmgraph_ready *vmmgraph_ready_t;
 
-// Memory about to be unmapped, or mapped again.
 typedef struct vmmgraph_moved_t {
-  // sizeof(vmmgraph_moved_t) of the library.
   size_t struct_size;
-  // Tag of the region or arena, zero-terminated.
+  // Tag of the region or arena.
   const char *tag;
   // Number of the region or arena, unique in the process.
   uint64_t region;
   // Counts the mappings of the memory; a registration is valid for one generation.
   uint64_t generation;
-  // Address ranges in order.
   const struct vmmgraph_range_t *ranges;
-  // Number of ranges.
   size_t range_count;
 } vmmgraph_moved_t;
 
-// Receives memory about to be unmapped, or mapped again; `moved` is valid during the call. Must
-// not throw. Pausing or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
+// Receives memory about to be unmapped, or mapped again; `moved` is valid during the call. Pausing
+// or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
 typedef void (*vmmgraph_moved_fn)(const struct vmmgraph_moved_t *moved, void *user);
 
 // Hooks called before a pause unmaps memory and after a resume maps memory, until destroyed.
 typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
 
-// Page imported from another process.
 typedef struct vmmgraph_peer_page *vmmgraph_peer_page_t;
 
-// Fabric handle of an exported page (CUmemFabricHandle): plain bytes, copied and sent unchanged.
+// Fabric handle of an exported page (CUmemFabricHandle), sent unchanged.
 typedef struct vmmgraph_fabric_handle_t {
-  // Bytes of the driver.
   uint8_t data[64];
 } vmmgraph_fabric_handle_t;
 
-// Part of an imported page, as in the owner's vmmgraph_page_extent_t. Never grows; no struct_size.
+// Part of an imported page, as in the owner's vmmgraph_page_extent_t.
 typedef struct vmmgraph_peer_extent_t {
-  // Imported page.
   vmmgraph_peer_page_t page;
-  // Offset of the part in the page, in bytes.
+  // In the page.
   uint64_t offset;
-  // Length of the part in bytes.
   uint64_t bytes;
 } vmmgraph_peer_extent_t;
 
 // Range of another process, mapped in this process.
 typedef struct vmmgraph_peer_map *vmmgraph_peer_map_t;
 
-// Parameters of an Ascend deployment for vLLM-Ascend's limit of ACL graphs. Zero the struct, set
-// struct_size, then the fields which differ from the default 0.
+// Parameters of an Ascend deployment for vLLM-Ascend's limit of ACL graphs.
 typedef struct vmmgraph_acl_graph_streams_t {
-  // sizeof(vmmgraph_acl_graph_streams_t).
   size_t struct_size;
   // Streams available to captures; 0: 1800, a device's 2048 less a reserve.
   uint32_t streams;
   // Hidden layers of the model.
   uint32_t layers;
-  // Layers of the draft model; 0: none.
+  // 0: no draft model.
   uint32_t draft_layers;
-  // Data-parallel size. Each of data_parallel and tensor_parallel above 1 adds a communication
-  // group.
+  // Each of data_parallel and tensor_parallel above 1 adds a communication group.
   uint32_t data_parallel;
-  // Tensor-parallel size.
   uint32_t tensor_parallel;
-  // 1: HCCL_OP_EXPANSION_MODE is AIV; else 0.
+  // 1 if HCCL_OP_EXPANSION_MODE is AIV.
   int32_t aiv;
   // AIV: further concurrent streams (1 each for expert parallelism, an overlapped shared expert,
   // data parallelism of a mixture-of-experts model).
@@ -1621,36 +1382,33 @@ typedef struct vmmgraph_acl_graph_streams_t {
   uint32_t reserved;
 } vmmgraph_acl_graph_streams_t;
 
-// Limits and costs of graphs. Zero the struct, set struct_size, then the fields which differ from
-// the default 0.
+// Limits and costs of graphs.
 typedef struct vmmgraph_plan_options_t {
-  // sizeof(vmmgraph_plan_options_t).
   size_t struct_size;
   // Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
   uint16_t weights[4];
-  // Maximum number of graphs; 0: no limit.
+  // 0: no limit.
   uint32_t most_graphs;
   // Must be 0.
   uint32_t reserved;
-  // Maximum of bytes private to graphs; 0: no limit.
+  // Bytes private to graphs.
   uint64_t most_graph_bytes;
   // Bytes added by each graph (executable graph, live-out blocks).
   uint64_t graph_bytes;
-  // Maximum of bytes of shared pages; 0: no limit.
+  // Bytes of shared pages.
   uint64_t most_pool_bytes;
   // Bytes of shared pages of the smallest graph.
   uint64_t pool_base_bytes;
   // Bytes of shared pages per unit of bucket weight.
   uint64_t pool_unit_bytes;
-  // Cost of an eager step in the unit of padding; 0: more than any padding.
+  // In the unit of padding; 0: more than any padding.
   uint64_t eager_step;
-  // Streams of an Ascend device; null: no limit by streams.
+  // Null: no limit by streams of an Ascend device.
   const struct vmmgraph_acl_graph_streams_t *streams;
 } vmmgraph_plan_options_t;
 
-// A bucket of a plan and its savings. Never grows, so without struct_size.
+// A bucket of a plan and its savings.
 typedef struct vmmgraph_planned_bucket_t {
-  // The bucket.
   struct vmmgraph_key_t key;
   // Always 0.
   uint32_t reserved;
@@ -1664,7 +1422,6 @@ typedef struct vmmgraph_planned_bucket_t {
 
 // Waste of a set of buckets for given traffic. Numbers beyond 64 bits are UINT64_MAX, also below.
 typedef struct vmmgraph_waste_t {
-  // Set to sizeof(vmmgraph_waste_t) before the call.
   size_t struct_size;
   // Weight of the padding in graphs.
   uint64_t padding;
@@ -1674,51 +1431,43 @@ typedef struct vmmgraph_waste_t {
   uint64_t eager_steps;
 } vmmgraph_waste_t;
 
-// Result of a plan.
 typedef struct vmmgraph_plan_result_t {
-  // Set to sizeof(vmmgraph_plan_result_t) before the call.
   size_t struct_size;
   // Input: destination of the cost curve, or null. Entry k, from 0, is the cost of the best
   // choice of at most k graphs, in the unit of padding.
   uint64_t *curve;
-  // Input: capacity of `curve` in numbers.
+  // Input: numbers in `curve`.
   size_t curve_capacity;
-  // Numbers in the curve: the useful graphs plus one.
+  // The useful graphs plus one.
   size_t curve_count;
-  // Number of chosen buckets.
   size_t buckets;
-  // Maximum number of graphs in the budget; UINT32_MAX: no limit.
+  // UINT32_MAX: no limit.
   uint32_t most_graphs;
-  // Limiting part of the budget, one of VMMGRAPH_LIMITED_BY_*.
+  // One of VMMGRAPH_LIMITED_BY_*.
   int32_t limited_by;
   // Weight of the heaviest bucket which fits the pool; UINT64_MAX: no limit; 0: no bucket fits.
   uint64_t heaviest;
-  // Waste of the buckets for the planned traffic.
+  // For the planned traffic.
   struct vmmgraph_waste_t waste;
 } vmmgraph_plan_result_t;
 
-// Options of vmmgraph_region_create.
 typedef struct vmmgraph_region_options_t {
-  // sizeof(vmmgraph_region_options_t).
   size_t struct_size;
-  // Default policy of the region's blocks: one of VMMGRAPH_POLICY_*.
+  // Default policy of the region's blocks.
   int32_t policy;
   // Sum of VMMGRAPH_REGION_* flags.
   int32_t flags;
-  // Limit in bytes of the region's physical memory; 0: none.
+  // Limit in bytes of the region's physical memory.
   uint64_t budget_bytes;
-  // Bytes of every page, a multiple of the device's granularity, for regions with pages to be
-  // lent; 0: automatic, up to 1 GiB.
+  // A multiple of the device's granularity, for regions with pages to be lent; 0: automatic, up
+  // to 1 GiB.
   uint64_t page_bytes;
-  // Parent of the region's own account, on the same device; null: the device's account.
+  // Parent of the region's account; null: the device's account.
   vmmgraph_account_t account;
 } vmmgraph_region_options_t;
 
-// Statistics of a region.
 typedef struct vmmgraph_region_stats_t {
-  // Set to sizeof(vmmgraph_region_stats_t) before the call.
   size_t struct_size;
-  // Bytes of resident pages.
   uint64_t resident_bytes;
   // Bytes of paused (non-resident) pages.
   uint64_t paused_bytes;
@@ -1728,26 +1477,20 @@ typedef struct vmmgraph_region_stats_t {
   uint64_t live_bytes;
   // Bytes without a block.
   uint64_t free_bytes;
-  // Bytes of reserved addresses.
   uint64_t reserved_bytes;
-  // Live blocks.
   uint64_t blocks;
-  // Pages, resident or not.
+  // Resident or not.
   uint64_t pages;
   // Counts the mappings of the region, from 1; a registration is valid for one generation.
   uint64_t generation;
-  // 1 if the region is paused, else 0.
   uint64_t paused;
   // Bytes charged to the budget.
   uint64_t charged_bytes;
-  // Byte budget; 0: none.
   uint64_t budget_bytes;
 } vmmgraph_region_stats_t;
 
-// A unit of a step's data, usually a layer. Arrays of units are in the order of use. Never grows,
-// so without struct_size.
+// A unit of a step's data, usually a layer. Arrays of units are in the order of use.
 typedef struct vmmgraph_ring_unit_t {
-  // Bytes of the unit.
   uint64_t bytes;
   // 1: stays on the device, copied once and again when its source changes. 0: streams.
   int32_t resident;
@@ -1755,10 +1498,7 @@ typedef struct vmmgraph_ring_unit_t {
   int32_t reserved;
 } vmmgraph_ring_unit_t;
 
-// Options of a ring. Zero the struct, set struct_size, then the fields which differ from the
-// default 0.
 typedef struct vmmgraph_ring_options_t {
-  // sizeof(vmmgraph_ring_options_t).
   size_t struct_size;
   // Name for messages, zero-terminated; null: none.
   const char *name;
@@ -1769,81 +1509,68 @@ typedef struct vmmgraph_ring_options_t {
   // Sum of VMMGRAPH_RING_* flags.
   int32_t flags;
   // Bytes of every page, a multiple of the device's granularity. 0: the longest unit, if this
-  // does not lengthen all places together, else about 1/8 of the longest unit, at most 16 MiB.
-  // Driver calls cost time per page, not per byte; a place is a whole number of pages.
+  // does not lengthen all places together, else about 1/8 of it, at most 16 MiB. Driver calls
+  // cost time per page; a place is a whole number of pages.
   uint64_t page_bytes;
-  // Limit of physical bytes; 0: only the device's limit.
+  // Limit of physical bytes.
   uint64_t budget_bytes;
-  // Measured copy bandwidth from pinned host memory, in GiB per second. If set, the text of
+  // Measured copy bandwidth from pinned host memory. If set, the text of
   // vmmgraph_ring_ceiling_text (without the budget) is logged first. 0: unknown.
   double link_gib_per_second;
   // Seconds per step with all units resident; used only with link_gib_per_second.
   double compute_seconds;
   // Tokens per step over all sequences; 0: one.
   uint64_t tokens;
-  // Parent account on the same device (a tenant's, a model's); null: the device's. The handle
-  // may be destroyed after the call.
+  // Parent account on the same device; null: the device's.
   vmmgraph_account_t account;
 } vmmgraph_ring_options_t;
 
-// Ring: units read in the same order in every step, only some of them on the device at a time.
-// Thread-safe. One step at a time, as a slot has one user at a time.
+// Ring: units read in the same order in every step, only some of them on the device at a time. One
+// step at a time, as a slot has one user.
 typedef struct vmmgraph_ring *vmmgraph_ring_t;
 
-// Location of a unit's contents. Never grows, so without struct_size.
+// Location of a unit's contents.
 typedef struct vmmgraph_ring_place_t {
-  // Number of the place: a slot, from 0, or above the slots a place private to one resident
-  // unit. Units of one place are mapped to the same memory.
+  // A slot, from 0, or above the slots a place private to one resident unit. Units of one place
+  // share memory.
   uint64_t place;
-  // Position of the unit in the sequence of streamed units, from 0; UINT64_MAX: resident.
+  // Position in the sequence of streamed units, from 0; UINT64_MAX: resident.
   uint64_t turn;
 } vmmgraph_ring_place_t;
 
 // Schedule of a ring: streamed units and their slots.
 typedef struct vmmgraph_ring_schedule_t {
-  // Set to sizeof(vmmgraph_ring_schedule_t) before the call.
   size_t struct_size;
-  // Number of units.
   uint64_t units;
-  // Number of streamed units.
   uint64_t streamed;
-  // Number of slots. Fewer than requested if a slot would never be used twice; 0: no unit
-  // streams.
+  // Fewer than requested if a slot would never be used twice; 0: no unit streams.
   uint64_t slots;
-  // Number of slots plus resident units.
+  // Slots plus resident units.
   uint64_t places;
   // Units to be streamed which are resident: a surplus over a multiple of the slots, or all if
   // the slots hold all of them.
   uint64_t kept_resident;
 } vmmgraph_ring_schedule_t;
 
-// A part of a unit's source in host memory. Never grows, so without struct_size.
+// A part of a unit's source in host memory.
 typedef struct vmmgraph_host_run_t {
   // Host buffer, on the ring's device.
   vmmgraph_host_buffer_t source;
-  // Offset in the host buffer, in bytes.
+  // In the host buffer.
   uint64_t from;
-  // Offset in the unit, in bytes.
+  // In the unit.
   uint64_t to;
-  // Bytes to copy; 0: none.
   uint64_t bytes;
 } vmmgraph_host_run_t;
 
-// Statistics of a ring. Counters begin at creation.
 typedef struct vmmgraph_ring_stats_t {
-  // Set to sizeof(vmmgraph_ring_stats_t) before the call.
   size_t struct_size;
-  // Number, unique in the process.
   uint64_t id;
-  // Number of units.
   uint64_t units;
-  // Number of streamed units.
+  // Streamed units.
   uint64_t streamed;
-  // Number of slots.
   uint64_t slots;
-  // Bytes of a page.
   uint64_t page_bytes;
-  // Reserved address bytes.
   uint64_t reserved_bytes;
   // Device bytes of slots and resident units.
   uint64_t device_bytes;
@@ -1851,31 +1578,23 @@ typedef struct vmmgraph_ring_stats_t {
   uint64_t acquired;
   // Submitted copies.
   uint64_t copies;
-  // Bytes of `copies`.
   uint64_t copied_bytes;
-  // Acquires.
   uint64_t acquires;
   // Units filled ahead of their acquire.
   uint64_t filled_ahead;
   // Units filled by their acquire; the acquiring stream waits for the copy.
   uint64_t filled_late;
-  // Failures to fill ahead. The acquire tries again and reports its own failure.
+  // Failures to fill ahead; the acquire tries again.
   uint64_t ahead_failed;
-  // Aborts.
   uint64_t aborts;
   // Bytes charged to the budget.
   uint64_t charged_bytes;
-  // Byte budget; 0: none.
   uint64_t budget_bytes;
-  // Launches of captured steps. Their copies count in `copies`; no other counter includes their
-  // units.
+  // Launches of captured steps, whose copies count in `copies`.
   uint64_t launches;
 } vmmgraph_ring_stats_t;
 
-// Options of a capture. Zero the struct, set struct_size, then the fields which differ from the
-// default 0.
 typedef struct vmmgraph_ring_capture_options_t {
-  // sizeof(vmmgraph_ring_capture_options_t).
   size_t struct_size;
   // Units of the next step copied at the end of this step, at most the number of slots. 0: one,
   // or none with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more,
@@ -1887,56 +1606,49 @@ typedef struct vmmgraph_ring_capture_options_t {
   size_t most_runs;
 } vmmgraph_ring_capture_options_t;
 
-// A step of a ring captured into a graph. Keeps the ring alive. Must exist as long as the graph
-// may be launched. One launch of a ring at a time.
+// A step of a ring captured into a graph. Must exist as long as the graph may be launched. One
+// launch of a ring at a time.
 typedef struct vmmgraph_ring_graph *vmmgraph_ring_graph_t;
 
-// Demand of a step and the available resources. Zero the struct, then set struct_size and the
-// known fields.
+// Demand of a step and the available resources.
 typedef struct vmmgraph_ring_demand_t {
-  // sizeof(vmmgraph_ring_demand_t).
   size_t struct_size;
-  // Units, in the order of use.
+  // In the order of use.
   const struct vmmgraph_ring_unit_t *units;
-  // Number of units.
   size_t unit_count;
-  // Requested slots; 0: three.
+  // 0: three.
   size_t slots;
   // One of VMMGRAPH_REMAINDER_*.
   int32_t remainder;
   // Must be 0.
   int32_t reserved;
-  // Bytes of a page: places are a whole number of pages; 0: any size.
+  // Places are a whole number of pages; 0: any size.
   uint64_t page_bytes;
-  // Limit of device bytes for slots and resident units; 0: no limit.
+  // Limit of device bytes for slots and resident units.
   uint64_t budget_bytes;
   // Tokens per step over all sequences; 0: one.
   uint64_t tokens;
-  // Measured copy bandwidth from pinned host memory, in GiB per second; must be above 0.
+  // Measured copy bandwidth from pinned host memory; must be above 0.
   double link_gib_per_second;
   // Seconds per step with all units resident; at least 0.
   double compute_seconds;
 } vmmgraph_ring_demand_t;
 
-// Report of a seal.
 typedef struct vmmgraph_seal_report_t {
-  // Set to sizeof(vmmgraph_seal_report_t) before the call.
   size_t struct_size;
-  // Peak of live bytes.
   uint64_t peak_live_bytes;
   // Small shared pages mapped in the space.
   uint64_t small_pages;
   // Large shared pages mapped in the space.
   uint64_t large_pages;
-  // Mappings made.
   uint64_t maps;
   // Bytes of pages which became private to the space.
   uint64_t retained_bytes;
   // Blocks live after the seal.
   uint64_t retained_blocks;
-  // Driver calls made: reserve, create, map, set access and unmap.
+  // Reserve, create, map, set access and unmap.
   uint64_t driver_calls;
-  // Nanoseconds spent in driver calls, including waits for the calls of other spaces.
+  // Nanoseconds spent in driver calls, including waits for other spaces.
   uint64_t driver_ns;
   // Blocks allocated in total.
   uint64_t allocations;
@@ -1946,42 +1658,34 @@ typedef struct vmmgraph_seal_report_t {
   // blocks do not count. In a bump space, the arena's earlier bump pages count from the second
   // address range on.
   uint64_t layout_hash;
-  // Live peer-visible (remote) blocks (vmmgraph_space_allocate_remote). If 0, the seal replaced
-  // no page which a peer-visible block uses or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES,
-  // the pages under these blocks and their neighbours may be new: tell peers the pages after the
-  // seal. Other policies keep the pages.
+  // Live peer-visible (remote) blocks. If 0, the seal replaced no page which such a block uses
+  // or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES, the pages under these blocks and their
+  // neighbours may be new: tell peers the pages after the seal.
   uint64_t remote_blocks;
-  // Bytes of these blocks.
   uint64_t remote_bytes;
-  // Estimated bytes of device memory for the executables of the capture's graphs while
-  // instantiated, derived from other executables. Set for captures by VmmGraph for libtorch, or
-  // by torch 2.8 and later in a graph group with borrowing graphs; else 0.
+  // Estimated device memory of the executables of the capture's graphs while instantiated. Set
+  // for captures by VmmGraph for libtorch, or by torch 2.8 and later in a graph group with
+  // borrowing graphs; else 0.
   uint64_t executable_bytes;
 } vmmgraph_seal_report_t;
 
-// Statistics of a space.
 typedef struct vmmgraph_space_stats_t {
-  // Set to sizeof(vmmgraph_space_stats_t) before the call.
   size_t struct_size;
-  // The space's number, unique in the process.
+  // Unique in the process.
   uint64_t id;
-  // VMMGRAPH_SPACE_OPEN, _SEALED, _BROKEN or _RETIRED.
+  // One of VMMGRAPH_SPACE_*.
   int32_t phase;
-  // Default policy of the seal: one of VMMGRAPH_RETAIN_* other than VMMGRAPH_RETAIN_DEFAULT.
+  // Default policy of the seal, VMMGRAPH_RETAIN_*.
   int32_t retain;
-  // Live blocks.
   uint64_t blocks;
-  // Bytes of live blocks, each rounded up to 512.
+  // Each block is rounded up to 512.
   uint64_t live_bytes;
-  // Peak of live bytes.
   uint64_t peak_live_bytes;
-  // Bytes of reserved addresses.
   uint64_t reserved_bytes;
-  // Bytes of mapped addresses; a page mapped n times counts n times.
+  // A page mapped n times counts n times.
   uint64_t mapped_bytes;
   // Bytes of pages private to the space.
   uint64_t retained_bytes;
-  // Mappings made so far.
   uint64_t maps;
 } vmmgraph_space_stats_t;
 
@@ -1995,39 +1699,24 @@ typedef struct vmmgraph_space_stats_t {
 extern "C" {
 #endif // __cplusplus
 
-// Returns the ABI version of the loaded library, to be compared with the header's
-// VMMGRAPH_ABI_VERSION.
+// Returns the ABI version of the loaded library, to be compared with VMMGRAPH_ABI_VERSION.
 VMMGRAPH_API uint32_t vmmgraph_abi_version(void);
 
-// Returns the version of the loaded library as "major.minor.patch". The string is static.
+// Returns the version of the loaded library as "major.minor.patch".
 VMMGRAPH_API const char *vmmgraph_version(void);
 
-// Returns the name of a status, such as "out of memory"; "unknown status" for an unknown number.
-// The string is static and zero-terminated.
+// Returns the name of a status, such as "out of memory".
 VMMGRAPH_API const char *vmmgraph_status_name(vmmgraph_status_t status);
 
 // Writes the details of the calling thread's last failure; status VMMGRAPH_OK if no call failed.
 // Successful calls keep the last failure.
-//
-// Arguments:
-// `info` is null or points to a vmmgraph_error_info_t with struct_size set.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_last_error(struct vmmgraph_error_info_t *info);
 
-// Copies the message of the calling thread's last failure: at most `capacity` bytes,
-// zero-terminated if `capacity` is not 0. `needed` receives the full length in bytes with
-// terminator. Either pointer may be null.
-//
-// Arguments:
-// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+// Copies the message of the calling thread's last failure.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_last_error_message(char *buffer, size_t capacity, size_t *needed);
 
-// Creates an account. Messages name the account by `label`, which need not be unique. `options`
-// may be null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed
-// bytes.
-//
-// Arguments:
-// `label` is null or a zero-terminated string; `options` is null or points to a struct with
-// struct_size set; `account` is null or writable.
+// Creates an account; messages name it by `label`, which need not be unique. `options` may be
+// null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed bytes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_create(vmmgraph_device_t device,
                                           const char *label,
@@ -2037,26 +1726,20 @@ vmmgraph_status_t vmmgraph_account_create(vmmgraph_device_t device,
 // Destroys the handle. Objects below the account keep it, with its current limits.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_account_destroy(vmmgraph_account_t account);
 
-// Sets the limit and the guaranteed bytes, as in vmmgraph_account_options_t. A guarantee beyond
-// the room of the accounts above also takes effect: other accounts are then refused memory.
+// Sets the limit and the guaranteed bytes. A guarantee beyond the room of the accounts above also
+// takes effect: other accounts are then refused memory.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_set_limits(vmmgraph_account_t account,
                                               uint64_t budget_bytes,
                                               uint64_t least_bytes);
 
-// Writes the account's current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the account's statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_stats(vmmgraph_account_t account,
                                          struct vmmgraph_account_stats_t *stats);
 
-// As vmmgraph_device_add_reclaimer, for memory charged to this account. Called if the budget of
-// this account, of an account above or of the device is short, and not if only a budget below is.
-//
-// Arguments:
-// As vmmgraph_device_add_reclaimer.
+// Like vmmgraph_device_add_reclaimer, for memory charged to this account: called if the budget of
+// this account, of an account above or of the device is short.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_add_reclaimer(vmmgraph_account_t account,
                                                  vmmgraph_reclaim_fn reclaim,
@@ -2064,13 +1747,10 @@ vmmgraph_status_t vmmgraph_account_add_reclaimer(vmmgraph_account_t account,
                                                  void *user,
                                                  vmmgraph_reclaimer_t *reclaimer);
 
-// Creates a pre-commit policy. Below `low` free blocks, commits up to `high`. Blocks beyond `high`
+// Creates a pre-commit policy: below `low` free blocks, commits up to `high`; blocks beyond `high`
 // are released after an excess of `residence` steps. Both marks rise by the recent demand for
-// `lead` steps, the duration of a commit in steps. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is
-// above `high`.
-//
-// Arguments:
-// `policy` is null or writable.
+// `lead` steps, the duration of a commit. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is above
+// `high`.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_pre_commit_create(uint64_t low,
                                              uint64_t high,
@@ -2081,12 +1761,9 @@ vmmgraph_status_t vmmgraph_pre_commit_create(uint64_t low,
 // Destroys the policy.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pre_commit_destroy(vmmgraph_pre_commit_t policy);
 
-// Returns the action before step `step`, which never decreases. `free` blocks are backed and
-// unused, `coming` blocks are being committed, and `granted` blocks were handed out since the last
-// call. `action` receives one of VMMGRAPH_AHEAD_*, `blocks` the number of blocks.
-//
-// Arguments:
-// `action` and `blocks` are null or writable.
+// Returns the action (VMMGRAPH_AHEAD_*, and blocks) before step `step`, which never decreases:
+// `free` blocks are backed and unused, `coming` ones being committed, `granted` ones handed out
+// since the last call.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
                                            uint64_t step,
@@ -2096,12 +1773,8 @@ vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
                                            int32_t *action,
                                            uint64_t *blocks);
 
-// Creates a residency policy. The largest use of the last `residence` steps stays mapped; an
-// excess below 1/`gap` of the held amount also stays. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of
-// 0.
-//
-// Arguments:
-// `standing` is null or writable.
+// Creates a residency policy: the largest use of the last `residence` steps stays mapped, and an
+// excess below 1/`gap` of the held amount. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of 0.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_standing_create(uint64_t residence,
                                            uint64_t gap,
@@ -2110,17 +1783,14 @@ vmmgraph_status_t vmmgraph_standing_create(uint64_t residence,
 // Destroys the policy.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_standing_destroy(vmmgraph_standing_t standing);
 
-// Records the amount used by step `step`, which never decreases. The unit is the caller's choice.
+// Records the amount, in any unit, used by step `step`, which never decreases.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_standing_used(vmmgraph_standing_t standing,
                                          uint64_t step,
                                          uint64_t amount);
 
-// Returns the amount to keep (`wanted`) and the amount to release (`spare`; 0: nothing) at a step
-// which holds `held`. Either pointer may be null.
-//
-// Arguments:
-// `wanted` and `spare` are null or writable.
+// Returns the amount to keep (`wanted`) and to release (`spare`) at a step which holds `held`.
+// Either pointer may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_standing_at(vmmgraph_standing_t standing,
                                        uint64_t step,
@@ -2129,64 +1799,45 @@ vmmgraph_status_t vmmgraph_standing_at(vmmgraph_standing_t standing,
                                        uint64_t *spare);
 
 // Creates an arena on a device. `options` may be null. VMMGRAPH_ERROR_INVALID_SIZE if a page size
-// does not fit the device. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the
+// does not fit the device; VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the
 // guaranteed bytes.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set and a null or zero-terminated tag;
-// `arena` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_create(vmmgraph_device_t device,
                                         const struct vmmgraph_arena_options_t *options,
                                         vmmgraph_arena_t *arena);
 
-// Destroys the arena. Its spaces stay until destroyed; its pages are freed once no space needs
-// any.
+// Destroys the arena. Its spaces stay until destroyed, and its pages until no space needs them.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_destroy(vmmgraph_arena_t arena);
 
-// Waits for the arena's replays and for pending unmaps, then releases all free pages of the device
-// to the driver. `released` (may be null) receives their bytes.
-//
-// Arguments:
-// `released` is null or writable.
+// Waits for the arena's replays and for pending unmaps, then releases all free pages of the
+// device. `released` (may be null) receives their bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_trim(vmmgraph_arena_t arena, uint64_t *released);
 
-// Limits the arena's physical memory in bytes; 0: no limit. Exact with any number of threads.
-// Covers shared pages, pages of the arena's spaces, and pages of persistent (kept) and private
-// (exclusive) blocks. Free pages count for the device only.
+// Limits the physical memory of the arena: shared pages, pages of its spaces, and pages of
+// persistent (kept) and private (exclusive) blocks. Exact with any number of threads.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_set_budget(vmmgraph_arena_t arena, uint64_t bytes);
 
 // Records an event after all replays so far: the stream of the last replay, and streams recorded
 // for freed blocks, may be captured or destroyed afterwards.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_mark(vmmgraph_arena_t arena);
 
-// Writes the arena's current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the arena's statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_stats(vmmgraph_arena_t arena,
                                        struct vmmgraph_arena_stats_t *stats);
 
-// Copies the statistics of the arena, its spaces, their blocks and the device's pages as one JSON
-// object.
-//
-// Arguments:
-// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+// Copies the statistics of the arena, its spaces, their blocks and the device's pages as JSON.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_stats_json(vmmgraph_arena_t arena,
                                             char *buffer,
                                             size_t capacity,
                                             size_t *needed);
 
-// Seals the current space, if any, and opens the next. For engines whose captures are strictly
+// Seals the current space, if any, and opens the next, for engines whose captures are strictly
 // serial. Blocks of earlier spaces stay valid until the arena is destroyed.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_switch_to_new_virtual_space(vmmgraph_arena_t arena);
 
-// Allocates a block in the current space, opening a space if needed. As vmmgraph_space_allocate.
-//
-// Arguments:
-// `block` is null or writable.
+// As vmmgraph_space_allocate, in the current space, opened if needed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_allocate(vmmgraph_arena_t arena,
                                           uint64_t bytes,
@@ -2196,61 +1847,48 @@ vmmgraph_status_t vmmgraph_arena_allocate(vmmgraph_arena_t arena,
 // Frees a block of the current space or of an earlier one.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_deallocate(vmmgraph_arena_t arena, void *block);
 
-// Pauses an arena: releases its memory to the driver, except private (exclusive) blocks. Addresses
-// stay reserved, and graphs stay instantiated. Contents of live-out (retained) and persistent
-// (kept) blocks are copied to the host and restored by vmmgraph_arena_resume. Contents of shared
-// pages are lost, as between replays. Waits for the fence (null: empty), the arena's replays, and
-// the work on streams recorded for blocks. `report` may be null.
+// Pauses an arena: releases its memory, except private (exclusive) blocks. Addresses stay
+// reserved, and graphs instantiated. Contents of live-out (retained) and persistent (kept) blocks
+// are copied to the host; contents of shared pages are lost, as between replays. Waits for the
+// fence (null: empty), the arena's replays, and the streams recorded for blocks. `report` may be
+// null.
 //
-// While the arena is paused, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may be
-// freed, and spaces and the arena destroyed. Continues after a failure as vmmgraph_device_pause.
+// Until vmmgraph_arena_resume, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may
+// be freed, and spaces and the arena destroyed. Continues after a failure as
+// vmmgraph_device_pause.
 //
 // Refused, with state unchanged: VMMGRAPH_ERROR_WRONG_STATE while a space is open, inside a launch
 // of the arena, and while pages are on lease or pinned for other processes;
 // VMMGRAPH_ERROR_STREAM_CAPTURING while a stream to wait for is under capture.
-//
-// Arguments:
-// `fence` and `report` as in vmmgraph_device_pause.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_pause(vmmgraph_arena_t arena,
                                        const struct vmmgraph_fence_t *fence,
                                        struct vmmgraph_pause_report_t *report);
 
-// Resumes an arena at the same addresses. Returns after the contents are restored. Deadline and
-// failures as for vmmgraph_device_resume. `report` may be null.
-//
-// Arguments:
-// `report` as in vmmgraph_device_pause.
+// Resumes an arena at the same addresses, with its contents. Deadline and failures as for
+// vmmgraph_device_resume. `report` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_resume(vmmgraph_arena_t arena,
                                         uint64_t deadline_micros,
                                         struct vmmgraph_resume_report_t *report);
 
 // Replaces sparsely used large pages of the arena by small ones, if at least 1/32 of the shared
-// pages is saved. For arenas without a chosen page size (expected_bytes): call once after all
-// captures. Addresses stay, and graphs stay instantiated; contents of shared pages are lost, as
-// between replays. Waits as vmmgraph_arena_pause; replays and new spaces are
-// VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages become free pages of the device, to be
-// released by vmmgraph_arena_trim. `saved` (may be null) receives the bytes saved.
+// pages is saved. For arenas without a chosen page size: call once after all captures. Addresses
+// stay, and graphs instantiated; contents of shared pages are lost. Waits as vmmgraph_arena_pause;
+// replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages become free
+// pages of the device (vmmgraph_arena_trim). `saved` (may be null) receives the bytes saved.
 //
 // The small pages are allocated before the large pages are free. After
 // VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET, some spaces use small pages, and the
 // call can be repeated. Refused, with state unchanged, while the arena is paused, and wherever
 // vmmgraph_arena_pause is refused.
-//
-// Arguments:
-// `fence` as in vmmgraph_device_pause; `saved` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_shrink_to_fit(vmmgraph_arena_t arena,
                                                const struct vmmgraph_fence_t *fence,
                                                uint64_t *saved);
 
-// Creates a pool of `blocks` blocks, none backed. `blocks_a_page` consecutive blocks share pages,
-// and `block_bytes` is the size of a block in all planes; vmmgraph_kv_cache_stats returns these
-// numbers.
-//
-// Arguments:
-// `pool` is null or writable.
+// Creates a pool of unbacked blocks. `blocks_a_page` consecutive blocks share pages, and
+// `block_bytes` is the size of a block in all planes: see vmmgraph_kv_cache_stats.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_create(uint64_t blocks,
                                              uint64_t blocks_a_page,
@@ -2260,7 +1898,7 @@ vmmgraph_status_t vmmgraph_block_pool_create(uint64_t blocks,
 // Destroys the pool.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_block_pool_destroy(vmmgraph_block_pool_t pool);
 
-// Marks the pages fully covered by blocks `first` to below `end` as backed by memory.
+// Marks the pages fully covered by blocks `first` to below `end` as backed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_back(vmmgraph_block_pool_t pool,
                                            uint64_t first,
@@ -2269,9 +1907,6 @@ vmmgraph_status_t vmmgraph_block_pool_back(vmmgraph_block_pool_t pool,
 // Marks the pages fully covered by blocks `first` to below `end` as not backed, except pages with
 // used blocks. Call before the memory is released. `lost` (may be null) receives the number of
 // reserved blocks lost.
-//
-// Arguments:
-// `lost` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_unback(vmmgraph_block_pool_t pool,
                                              uint64_t first,
@@ -2279,45 +1914,33 @@ vmmgraph_status_t vmmgraph_block_pool_unback(vmmgraph_block_pool_t pool,
                                              uint64_t *lost);
 
 // Hands out `count` blocks (`there` is 1), or none (`there` is 0; no error). Prefers the page with
-// the fewest free blocks which fits the request, so that other pages become empty.
-//
-// Arguments:
-// `blocks` points to `count` writable numbers; `there` is null or writable.
+// the fewest free blocks which fits, so that other pages become empty.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_allocate(vmmgraph_block_pool_t pool,
                                                uint64_t count,
                                                uint64_t *blocks,
                                                int32_t *there);
 
-// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 1, or 0 if too few
-// are available.
-//
-// Arguments:
-// `there` is null or writable.
+// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 0 if too few are
+// available.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_reserve(vmmgraph_block_pool_t pool,
                                               uint64_t count,
                                               int32_t *there);
 
-// Cancels the reservation of `count` blocks, or of all if fewer are reserved.
+// Cancels at most `count` reservations.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_block_pool_unreserve(vmmgraph_block_pool_t pool, uint64_t count);
 
 // As vmmgraph_block_pool_allocate, from the reserved blocks.
-//
-// Arguments:
-// As vmmgraph_block_pool_allocate.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_allocate_reserved(vmmgraph_block_pool_t pool,
                                                         uint64_t count,
                                                         uint64_t *blocks,
                                                         int32_t *there);
 
-// Frees blocks. `emptied` (may be null) receives the number of pages which became empty;
-// vmmgraph_block_pool_surplus returns the memory to release. VMMGRAPH_ERROR_INVALID_ARGUMENT, with
-// nothing changed, if a block is not in use or is listed twice.
-//
-// Arguments:
-// `blocks` points to `count` numbers; `emptied` is null or writable.
+// Frees blocks. `emptied` (may be null) receives the number of pages which became empty; see
+// vmmgraph_block_pool_surplus. VMMGRAPH_ERROR_INVALID_ARGUMENT, with nothing changed, if a block
+// is not in use or is listed twice.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_free(vmmgraph_block_pool_t pool,
                                            const uint64_t *blocks,
@@ -2326,21 +1949,13 @@ vmmgraph_status_t vmmgraph_block_pool_free(vmmgraph_block_pool_t pool,
 
 // Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` (may be null)
 // receives the number of reserved blocks lost.
-//
-// Arguments:
-// `lost` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_set_limit(vmmgraph_block_pool_t pool,
                                                 uint64_t blocks,
                                                 uint64_t *lost);
 
-// Returns the used blocks from `first` to below `end` as ranges in order. Used blocks beyond a new
-// limit are the `busy` ranges of vmmgraph_kv_cache_shrink_to. `range_count` receives the total
-// number.
-//
-// Arguments:
-// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `range_count` is null or
-// writable.
+// Returns the used blocks from `first` to below `end` as ranges in order, such as the `busy`
+// ranges of vmmgraph_kv_cache_shrink_to.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_used(vmmgraph_block_pool_t pool,
                                            uint64_t first,
@@ -2350,10 +1965,7 @@ vmmgraph_status_t vmmgraph_block_pool_used(vmmgraph_block_pool_t pool,
                                            size_t *range_count);
 
 // Returns the blocks to back so that `count` blocks become available: ranges of whole pages,
-// lowest first. `there` is 1, or 0 without ranges if the limit leaves too few blocks.
-//
-// Arguments:
-// As vmmgraph_block_pool_used; `there` is null or writable.
+// lowest first. `there` is 0, without ranges, if the limit leaves too few blocks.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_shortfall(vmmgraph_block_pool_t pool,
                                                 uint64_t count,
@@ -2362,12 +1974,9 @@ vmmgraph_status_t vmmgraph_block_pool_shortfall(vmmgraph_block_pool_t pool,
                                                 size_t *range_count,
                                                 int32_t *there);
 
-// Returns backed pages without used blocks, as block ranges in order: pages beyond the limit, and
-// the highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
+// Returns backed pages without used blocks, as block ranges: pages beyond the limit, and the
+// highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
 // vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release.
-//
-// Arguments:
-// As vmmgraph_block_pool_used.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_surplus(vmmgraph_block_pool_t pool,
                                               uint64_t keep,
@@ -2375,15 +1984,11 @@ vmmgraph_status_t vmmgraph_block_pool_surplus(vmmgraph_block_pool_t pool,
                                               size_t capacity,
                                               size_t *range_count);
 
-// Asks the engine to vacate pages until `bytes` bytes are empty. Candidates are pages on which
-// `evictable` accepts every used block (null: all pages): pages beyond the limit first, then pages
-// with the fewest used blocks. Calls `evict` once, unless no page is needed or available. `by` is
-// a deadline in the engine's units. `empty_bytes` (may be null) receives the empty bytes
-// afterwards. Other threads may allocate and free blocks meanwhile, so the engine checks which of
-// the blocks are still in use.
-//
-// Arguments:
-// The functions may be called with `user` on this thread; `empty_bytes` is null or writable.
+// Asks the engine to vacate pages until `bytes` bytes are empty: pages on which `evictable`
+// accepts every used block (null: all pages), first pages beyond the limit, then pages with the
+// fewest used blocks. Calls `evict` once on this thread, unless no page is needed or available.
+// `empty_bytes` (may be null) receives the empty bytes afterwards. Other threads may use blocks
+// meanwhile: the engine checks which are still in use.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_ask(vmmgraph_block_pool_t pool,
                                           uint64_t bytes,
@@ -2393,11 +1998,8 @@ vmmgraph_status_t vmmgraph_block_pool_ask(vmmgraph_block_pool_t pool,
                                           void *user,
                                           uint64_t *empty_bytes);
 
-// As vmmgraph_block_pool_ask, limited to the pages of the blocks in `ranges`, as for the recall of
-// a lease. vmmgraph_block_pool_unused then returns the memory to release.
-//
-// Arguments:
-// As vmmgraph_block_pool_ask; `ranges` points to `range_count` ranges, or `range_count` is 0.
+// As vmmgraph_block_pool_ask, for the pages of the blocks in `ranges`, as for the recall of a
+// lease; then see vmmgraph_block_pool_unused.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_ask_of(vmmgraph_block_pool_t pool,
                                              const struct vmmgraph_block_range_t *ranges,
@@ -2408,11 +2010,7 @@ vmmgraph_status_t vmmgraph_block_pool_ask_of(vmmgraph_block_pool_t pool,
                                              void *user);
 
 // Returns pages without used blocks, among the pages of the blocks in `among`, as block ranges:
-// the memory which can be released now.
-//
-// Arguments:
-// `among` points to `among_count` ranges, or `among_count` is 0; `ranges` points to `capacity`
-// writable ranges, or `capacity` is 0; `count` is null or writable.
+// memory which can be released.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_unused(vmmgraph_block_pool_t pool,
                                              const struct vmmgraph_block_range_t *among,
@@ -2421,19 +2019,13 @@ vmmgraph_status_t vmmgraph_block_pool_unused(vmmgraph_block_pool_t pool,
                                              size_t capacity,
                                              size_t *count);
 
-// Writes the pool's current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the pool's statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_stats(vmmgraph_block_pool_t pool,
                                             struct vmmgraph_block_pool_stats_t *stats);
 
-// Opens a device, or returns another handle to the same page pool if the device is already open.
-// `options` may be null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set; `device` is null or writable.
+// Opens a device, or returns another handle to its page pool if already open. `options` may be
+// null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *options,
                                        vmmgraph_device_t *device);
@@ -2442,20 +2034,14 @@ vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *o
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_close(vmmgraph_device_t device);
 
 // Writes the properties of the device.
-//
-// Arguments:
-// `info` is null or points to a struct with struct_size set.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_info(vmmgraph_device_t device,
                                        struct vmmgraph_device_info_t *info);
 
-// Limits the physical memory of the device's page pool in bytes; 0: no limit.
+// Limits the physical memory of the device's page pool.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_budget(vmmgraph_device_t device, uint64_t bytes);
 
-// Writes the current statistics of the device's page pool.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics of the device's page pool.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
                                         struct vmmgraph_device_stats_t *stats);
@@ -2463,30 +2049,19 @@ vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
 // Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before any code
 // captures or destroys `stream`: other threads can then replay in these arenas meanwhile. All
 // arenas are tried; the first error is returned.
-//
-// Arguments:
-// `stream` is a stream of the device.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_mark(vmmgraph_device_t device, void *stream);
 
-// Announces a capture on this device without a space of the library. The captured graph may read
-// blocks of sealed spaces. Blocks freed from now on are treated as for graphs captured in spaces:
-// no earlier graph, eager work or lease reuses their bytes while the graph writing to the bytes
-// exists. With VmmGraph's block allocator installed in libtorch, torch's captures call this
-// function themselves.
+// Announces a capture on this device without a space of the library, whose graph may read blocks
+// of sealed spaces: blocks freed from now on are not reused by earlier graphs, eager work or
+// leases while the graph writing them exists. With VmmGraph's block allocator in libtorch, torch's
+// captures call this function.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_note_capture(vmmgraph_device_t device);
 
-// Waits for pending unmaps, releases the device's free pages to the driver, and retries releases
-// which the driver refused earlier. `released` (may be null) receives the bytes of the pages.
-//
-// Arguments:
-// `released` is null or writable.
+// Waits for pending unmaps, releases the device's free pages, and retries releases which the
+// driver refused. `released` (may be null) receives the bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim(vmmgraph_device_t device, uint64_t *released);
 
 // Creates a dispatcher without graphs. Null options: no buckets.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set, whose arrays have full_count and
-// piecewise_count keys. `dispatcher` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_create(const struct vmmgraph_dispatcher_options_t *options,
                                              vmmgraph_dispatcher_t *dispatcher);
@@ -2495,10 +2070,7 @@ vmmgraph_status_t vmmgraph_dispatcher_create(const struct vmmgraph_dispatcher_op
 VMMGRAPH_API vmmgraph_status_t vmmgraph_dispatcher_destroy(vmmgraph_dispatcher_t dispatcher);
 
 // Decides one step and counts the decision; a capture is counted when reported. `capturable` is 0
-// if the step cannot run in a graph, else 1.
-//
-// Arguments:
-// `step` is null or readable; `decision` is null or points to a struct with struct_size set.
+// if the step cannot run in a graph.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatch(vmmgraph_dispatcher_t dispatcher,
                                     const struct vmmgraph_key_t *step,
@@ -2506,19 +2078,15 @@ vmmgraph_status_t vmmgraph_dispatch(vmmgraph_dispatcher_t dispatcher,
                                     int32_t capturable,
                                     struct vmmgraph_decision_t *decision);
 
-// Writes the mode, slot and bucket of graph number `index`, from 0, for captures ahead of traffic.
-// The order is largest first in each mode. Counts nothing. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond
-// the last.
-//
-// Arguments:
-// `decision` is null or points to a struct with struct_size set.
+// Writes the mode, slot and bucket of graph number `index`, largest first in each mode, for
+// captures ahead of traffic. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond the last.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_slot(vmmgraph_dispatcher_t dispatcher,
                                            size_t index,
                                            struct vmmgraph_decision_t *decision);
 
 // Reports an event of a graph, one of VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's
-// state does not permit the event; VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown slot or event.
+// state does not permit the event.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_report(vmmgraph_dispatcher_t dispatcher,
                                              uint32_t slot,
@@ -2527,26 +2095,17 @@ vmmgraph_status_t vmmgraph_dispatcher_report(vmmgraph_dispatcher_t dispatcher,
 // Finds the graph to evict first: the least recently used, except `kept` (UINT32_MAX: no
 // exception). Writes UINT32_MAX if none exists. Report VMMGRAPH_GRAPH_EVICTED after the graph is
 // destroyed.
-//
-// Arguments:
-// `slot` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_least_recently_used(vmmgraph_dispatcher_t dispatcher,
                                                           uint32_t kept,
                                                           uint32_t *slot);
 
-// Writes the current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_stats(vmmgraph_dispatcher_t dispatcher,
                                             struct vmmgraph_dispatcher_stats_t *stats);
 
 // Writes the number of steps run in mode `mode` for reason `reason`.
-//
-// Arguments:
-// `steps` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_steps(vmmgraph_dispatcher_t dispatcher,
                                             int32_t mode,
@@ -2554,13 +2113,7 @@ vmmgraph_status_t vmmgraph_dispatcher_steps(vmmgraph_dispatcher_t dispatcher,
                                             uint64_t *steps);
 
 // Copies all counters in Prometheus text format, with `count` labels on every sample: `labels` has
-// `count` names, then `count` values, UTF-8. Copies at most `capacity` bytes, zero-terminated if
-// `capacity` is not 0. `needed` receives the full length in bytes with terminator. `buffer` and
-// `needed` may be null.
-//
-// Arguments:
-// `labels` points to 2 * `count` zero-terminated strings, or `count` is 0. `buffer` is null or
-// points to `capacity` writable bytes. `needed` is null or writable.
+// `count` names, then `count` values.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatcher,
                                                  const char *const *labels,
@@ -2569,12 +2122,9 @@ vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatche
                                                  size_t capacity,
                                                  size_t *needed);
 
-// Reserves `bytes` bytes of addresses, without memory. `options` may be null. The buffer keeps the
-// device open. Fails with VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or
-// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set; `buffer` is null or writable.
+// Reserves `bytes` bytes of addresses, without memory. `options` may be null. Fails with
+// VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or VMMGRAPH_ERROR_OVER_BUDGET if
+// least_bytes do not fit.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_create(vmmgraph_device_t device,
                                                  uint64_t bytes,
@@ -2585,21 +2135,14 @@ vmmgraph_status_t vmmgraph_elastic_buffer_create(vmmgraph_device_t device,
 // the buffer.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_destroy(vmmgraph_elastic_buffer_t buffer);
 
-// Writes the base address, which never changes. Uncommitted parts have no memory: device accesses
-// fault.
-//
-// Arguments:
-// `base` is null or writable.
+// Writes the base address, which never changes. Device accesses to uncommitted parts fault.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_base(vmmgraph_elastic_buffer_t buffer, void **base);
 
 // Commits `bytes` bytes at `offset`, rounded outward to pages: maps all missing pages, or none.
-// Uses free pages of the device first; if memory is short, asks reclaimers before failing. New
-// pages have undefined contents. Decommitted pages which are still mapped stay, with their
-// contents: work on streams other than those of their fence must first call
-// vmmgraph_elastic_buffer_before. A failed call changes nothing. `done` may be null.
-//
-// Arguments:
-// `done` is null or points to a struct with struct_size set.
+// Uses free pages first; if memory is short, asks reclaimers. New pages have undefined contents.
+// Decommitted pages which are still mapped keep their contents: work on streams other than those
+// of their fence must first call vmmgraph_elastic_buffer_before. A failed call changes nothing.
+// `done` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_commit(vmmgraph_elastic_buffer_t buffer,
                                                  uint64_t offset,
@@ -2607,25 +2150,16 @@ vmmgraph_status_t vmmgraph_elastic_buffer_commit(vmmgraph_elastic_buffer_t buffe
                                                  struct vmmgraph_committed_t *done);
 
 // Like vmmgraph_elastic_buffer_commit, on a thread of the library and without asking reclaimers.
-// Returns at once; vmmgraph_pending_wait returns the result. The caller destroys `pending`, which
-// may be null to ignore the result.
-//
-// Arguments:
-// `pending` is null or writable.
+// Returns at once; vmmgraph_pending_wait returns the result. `pending` may be null to ignore it.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_commit_async(vmmgraph_elastic_buffer_t buffer,
                                                        uint64_t offset,
                                                        uint64_t bytes,
                                                        vmmgraph_pending_t *pending);
 
-// Decommits `bytes` bytes at `offset`, rounded inward to pages. The memory must not be used by
-// later work. The pages are unmapped after `fence` (null: at once) and count toward the budget
-// until then. Never waits for the device. Events of the fence must exist only during the call.
-// `gone` (may be null) receives the decommitted bytes.
-//
-// Arguments:
-// `fence` is null or points to a struct with struct_size set, stream_count streams and event_count
-// recorded events. `gone` is null or writable.
+// Decommits `bytes` bytes at `offset`, rounded inward to pages: later work must not use the
+// memory. The pages are unmapped after `fence` (null: at once) and count toward the budget until
+// then. Never waits for the device. `gone` (may be null) receives the decommitted bytes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_decommit(vmmgraph_elastic_buffer_t buffer,
                                                    uint64_t offset,
@@ -2635,9 +2169,6 @@ vmmgraph_status_t vmmgraph_elastic_buffer_decommit(vmmgraph_elastic_buffer_t buf
 
 // Unmaps decommitted pages whose fence is complete. Does not wait. `gone` (may be null) receives
 // the bytes.
-//
-// Arguments:
-// `gone` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_settle(vmmgraph_elastic_buffer_t buffer,
                                                  uint64_t *gone);
@@ -2646,37 +2177,30 @@ vmmgraph_status_t vmmgraph_elastic_buffer_settle(vmmgraph_elastic_buffer_t buffe
 // while still mapped. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_before(vmmgraph_elastic_buffer_t buffer, void *stream);
 
-// Limits the physical bytes of the buffer; 0: only the device's limit. Memory already held stays.
+// Limits the physical bytes of the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_set_budget(vmmgraph_elastic_buffer_t buffer,
                                                      uint64_t bytes);
 
-// Writes the committed parts, in order, as ranges of whole pages: at most `capacity`. `count`
-// receives their total.
-//
-// Arguments:
-// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
+// Writes the committed parts, in order, as ranges of whole pages.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_committed(vmmgraph_elastic_buffer_t buffer,
                                                     struct vmmgraph_range_t *ranges,
                                                     size_t capacity,
                                                     size_t *count);
 
-// Writes the current statistics of the buffer.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics of the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_stats(vmmgraph_elastic_buffer_t buffer,
                                                 struct vmmgraph_elastic_stats_t *stats);
 
-// Registers callbacks: `after_map` for memory just mapped, before the commit returns, and
-// `before_unmap` for memory no longer in use and about to be unmapped. Either may be null. For
-// registrations of pages, such as RDMA's.
+// Registers callbacks, for registrations of pages such as RDMA's: `after_map` for memory just
+// mapped, before the commit returns, and `before_unmap` for unused memory about to be unmapped.
+// Either may be null.
 //
 // Arguments:
 // The callbacks may be called with `user` from any thread, until vmmgraph_elastic_observer_destroy
-// and all calls in progress have returned. `observer` is null or writable.
+// and all calls in progress have returned.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_observe(vmmgraph_elastic_buffer_t buffer,
                                                   vmmgraph_shown_fn after_map,
@@ -2688,16 +2212,10 @@ vmmgraph_status_t vmmgraph_elastic_buffer_observe(vmmgraph_elastic_buffer_t buff
 VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_observer_destroy(vmmgraph_elastic_observer_t observer);
 
 // Sets `over` to 1 if the commit is finished, else to 0.
-//
-// Arguments:
-// `over` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_done(vmmgraph_pending_t pending, int32_t *over);
 
-// Blocks until the commit is finished and returns its status. Waits for driver calls only, never
-// for device work. May be called again. `done` may be null.
-//
-// Arguments:
-// `done` is null or points to a struct with struct_size set.
+// Blocks until the commit is finished and returns its status. Waits for driver calls only. May be
+// called again. `done` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_pending_wait(vmmgraph_pending_t pending,
                                         struct vmmgraph_committed_t *done);
@@ -2705,20 +2223,16 @@ vmmgraph_status_t vmmgraph_pending_wait(vmmgraph_pending_t pending,
 // Destroys the handle; the commit continues.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_destroy(vmmgraph_pending_t pending);
 
-// Allocates a private (exclusive) block: one page of its own at addresses of its own, until the
-// block is freed or the arena and all its spaces are destroyed. No graph shares the page, no other
-// block lies on it, and poison does not fill it. No seal, lending, eager work or pause moves or
-// releases it. For memory written by peers without waiting for this device, and for contents which
-// last from replay to replay: workspaces, signal pads, registered windows.
+// Allocates a private (exclusive) block: one page of its own, until the block is freed or the
+// arena and all its spaces are destroyed. No graph shares the page, poison does not fill it, and
+// no seal, lending, eager work or pause moves or releases it. For memory written by peers without
+// waiting for this device, and for contents which last from replay to replay: workspaces, signal
+// pads, registered windows.
 //
-// The call waits until the block is zero for every stream and peer. Allocate before a capture:
-// platforms which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING.
-// `granularity` divides the address and the rounded length, and is a power of two and a multiple
-// of the device's granularity; 0: a small page. VMMGRAPH_ERROR_INVALID_SIZE for any other value.
-// The block counts toward the arena's budget.
-//
-// Arguments:
-// `block` is null or writable.
+// Waits until the block is zero for every stream and peer. Allocate before a capture: platforms
+// which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING. `granularity`, a
+// power of two and a multiple of the device's, divides the address and the rounded length; 0: a
+// small page; else VMMGRAPH_ERROR_INVALID_SIZE. The block counts toward the arena's budget.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_allocate_exclusive(vmmgraph_arena_t arena,
                                                     uint64_t bytes,
@@ -2731,12 +2245,8 @@ vmmgraph_status_t vmmgraph_arena_allocate_exclusive(vmmgraph_arena_t arena,
 // block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_free_exclusive(vmmgraph_arena_t arena, void *block);
 
-// Returns the page under a private (exclusive) block or a part of the block, as
-// vmmgraph_space_export: one extent. The page stays the same for the block's life, and can be
-// exported at any time.
-//
-// Arguments:
-// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
+// Returns the page under a private (exclusive) block or a part of it, as vmmgraph_space_export.
+// The page stays the same for the block's life.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_export(vmmgraph_arena_t arena,
                                         void *base,
@@ -2745,11 +2255,8 @@ vmmgraph_status_t vmmgraph_arena_export(vmmgraph_arena_t arena,
                                         size_t capacity,
                                         size_t *count);
 
-// Creates a budget of `pages` pages. At most `overtakes` grants may overtake a waiting step and
-// leave too few pages for the waiting step.
-//
-// Arguments:
-// `grants` is null or writable.
+// Creates a budget of `pages` pages. At most `overtakes` grants may leave too few pages for a
+// waiting step.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_grants_create(uint64_t pages,
                                          uint64_t overtakes,
@@ -2758,16 +2265,13 @@ vmmgraph_status_t vmmgraph_grants_create(uint64_t pages,
 // Destroys the budget.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_destroy(vmmgraph_grants_t grants);
 
-// Sets the total number of pages. Pages already granted stay granted until given back.
+// Sets the number of pages. Granted pages stay granted.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_set_pages(vmmgraph_grants_t grants, uint64_t pages);
 
 // Requests `kv` pages of KV memory, kept until the step's sequences end, and `activations` pages,
 // kept until the step ends. Both are granted or neither, so that steps cannot deadlock. `who` is
-// the caller's number of the step. `answer` receives one of VMMGRAPH_GRANT_*. A waiting step may
-// change its request.
-//
-// Arguments:
-// `answer` is null or writable.
+// the caller's number of the step; a waiting step may change its request. `answer` receives one of
+// VMMGRAPH_GRANT_*.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_grants_ask(vmmgraph_grants_t grants,
                                       uint64_t who,
@@ -2775,38 +2279,28 @@ vmmgraph_status_t vmmgraph_grants_ask(vmmgraph_grants_t grants,
                                       uint64_t activations,
                                       int32_t *answer);
 
-// Takes `kv` more KV pages for a running step, ahead of all waiting steps. `there` receives 1 if
-// granted. If fewer pages are free, `there` receives 0 and none are taken.
-//
-// Arguments:
-// `there` is null or writable.
+// Takes `kv` more KV pages for a running step, ahead of all waiting steps. `there` receives 1, or
+// 0 if fewer pages are free.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_extend(vmmgraph_grants_t grants, uint64_t kv, int32_t *there);
 
 // Removes step `who` from the queue.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_forget(vmmgraph_grants_t grants, uint64_t who);
 
-// Gives pages back: KV pages of ended sequences and activation pages of an ended step, at most the
-// pages granted.
+// Gives back KV pages of ended sequences and activation pages of an ended step.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_grants_give(vmmgraph_grants_t grants,
                                        uint64_t kv,
                                        uint64_t activations);
 
-// Writes the current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_grants_stats(vmmgraph_grants_t grants,
                                         struct vmmgraph_grants_stats_t *stats);
 
 // Computes the peak number of blocks, of `block_tokens` tokens each, held together by `sequences`
-// if each grows by one token per step until its end. May exceed the exact peak by one block per
+// which grow by one token per step until their end; may exceed the exact peak by one block per
 // sequence. Admit a sequence if the peak including it fits: running sequences are then never
-// preempted for later ones. VMMGRAPH_ERROR_INVALID_ARGUMENT if `block_tokens` is 0.
-//
-// Arguments:
-// `sequences` points to `count` items, or `count` is 0; `blocks` is null or writable.
+// preempted. VMMGRAPH_ERROR_INVALID_ARGUMENT if `block_tokens` is 0.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_admission_peak(uint64_t block_tokens,
                                           const struct vmmgraph_growing_t *sequences,
@@ -2814,14 +2308,9 @@ vmmgraph_status_t vmmgraph_admission_peak(uint64_t block_tokens,
                                           uint64_t *blocks);
 
 // Computes the deadline order: the serial service order from time `now` in which most requests of
-// `all` meet their deadline. `order` receives indices of `all`: first the requests out of
-// patience, oldest first; then the requests which will be on time, by deadline; then the rest, by
-// patience. If not all can be on time, the longest are postponed. `timely` (may be null) receives
-// the number of requests in the first two groups.
-//
-// Arguments:
-// `all` points to `count` items and `order` to `count` writable numbers, or `count` is 0. `timely`
-// is null or writable.
+// `all` meet their deadline. `order` receives indices of `all`: requests out of patience, oldest
+// first; then requests on time, by deadline; then the rest, by patience. `timely` (may be null)
+// receives the number in the first two groups.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_in_turn(uint64_t now,
                                    const struct vmmgraph_due_t *all,
@@ -2829,12 +2318,9 @@ vmmgraph_status_t vmmgraph_in_turn(uint64_t now,
                                    size_t *order,
                                    size_t *timely);
 
-// Creates a predictor of sequence lengths from the last `window` ended sequences: the quantile at
-// `per_mille` of 1000. Predicts `first` more tokens if no remembered sequence was longer.
+// Creates a predictor of sequence lengths: the quantile at `per_mille` of 1000 of the last
+// `window` ended sequences. Predicts `first` more tokens if no remembered sequence was longer.
 // VMMGRAPH_ERROR_INVALID_ARGUMENT if `window` is 0 or `per_mille` exceeds 1000.
-//
-// Arguments:
-// `lengths` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_lengths_create(size_t window,
                                           uint64_t per_mille,
@@ -2844,69 +2330,51 @@ vmmgraph_status_t vmmgraph_lengths_create(size_t window,
 // Destroys the predictor.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lengths_destroy(vmmgraph_lengths_t lengths);
 
-// Records the number of generated tokens of an ended sequence.
+// Records the generated tokens of an ended sequence.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lengths_ended(vmmgraph_lengths_t lengths, uint64_t tokens);
 
-// Predicts the final number of tokens of a sequence with `generated` tokens so far, from the
-// remembered sequences longer than `generated`.
-//
-// Arguments:
-// `total` is null or writable.
+// Predicts the final number of tokens of a sequence with `generated` tokens so far.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_lengths_total(vmmgraph_lengths_t lengths,
                                          uint64_t generated,
                                          uint64_t *total);
 
-// Grows the device's host pool to at least `bytes`, used bytes included. The memory is mapped,
-// faulted in and registered with the device where the driver permits, so that a later pause need
-// not do so. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes. VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY
-// beyond the pool's limit, or beyond the memory available to the machine or to the process's
-// control group. A failed call leaves the pool's size unchanged.
+// Grows the device's host pool to at least `bytes`: mapped, faulted in and registered with the
+// device where the driver permits, so that a later pause need not do so.
+// VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes; VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the
+// pool's limit, or beyond the memory available to the machine or control group. A failed call
+// changes nothing.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device, uint64_t bytes);
 
-// Limits the bytes of the device's host pool; 0: no limit. Memory already held stays.
+// Limits the bytes of the device's host pool. Memory already held stays.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_host_budget(vmmgraph_device_t device, uint64_t bytes);
 
 // Returns unused memory of the device's host pool to the operating system. `released` (may be
 // null) receives the bytes.
-//
-// Arguments:
-// `released` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim_host(vmmgraph_device_t device, uint64_t *released);
 
-// Writes the current statistics of the device's host pool.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics of the device's host pool.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_host_stats(vmmgraph_device_t device,
                                              struct vmmgraph_host_stats_t *stats);
 
-// Allocates `bytes` bytes of host memory, at most 1 GiB, from the device's host pool. The contents
-// are undefined. `pinning` is one of VMMGRAPH_PINNING_*. The buffer keeps the device open. Fails
-// with VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY or
-// VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
-//
-// Arguments:
-// `buffer` is null or writable.
+// Allocates `bytes` bytes, at most 1 GiB, from the device's host pool, with undefined contents.
+// `pinning` is one of VMMGRAPH_PINNING_*. Fails with VMMGRAPH_ERROR_INVALID_SIZE,
+// VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY or VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_create(vmmgraph_device_t device,
                                               uint64_t bytes,
                                               int32_t pinning,
                                               vmmgraph_host_buffer_t *buffer);
 
-// Destroys the handle. The memory stays while a ring uses the buffer as a source, and returns to
-// the host pool after all copies. Does not block.
+// Destroys the handle. The memory stays while a ring uses it as a source, and returns to the host
+// pool after all copies. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_destroy(vmmgraph_host_buffer_t buffer);
 
-// Returns the address of the memory in this process, its bytes, and whether the memory is
-// registered with the device (1, else 0). Each pointer may be null. To write through the address:
-// stop every ring from copying, call vmmgraph_host_buffer_wait, write, then call
-// vmmgraph_host_buffer_changed. The address is valid while the handle exists or a ring uses the
-// buffer as a source.
-//
-// Arguments:
-// `base`, `bytes` and `registered` are null or writable.
+// Returns the address of the memory in this process, its bytes, and whether it is registered with
+// the device (1, else 0). Each pointer may be null. To write through the address: stop every ring
+// from copying, call vmmgraph_host_buffer_wait, write, then call vmmgraph_host_buffer_changed.
+// Valid while the handle exists or a ring uses the buffer as a source.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_info(vmmgraph_host_buffer_t buffer,
                                             void **base,
@@ -2914,30 +2382,29 @@ vmmgraph_status_t vmmgraph_host_buffer_info(vmmgraph_host_buffer_t buffer,
                                             int32_t *registered);
 
 // Writes `bytes` bytes from `from` to the buffer at offset `at`. Blocks until all submitted copies
-// to and from the buffer, and all launches of captured steps reading the buffer, are complete.
-// Copies in ring slots become stale: the next use copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond
-// the end; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched.
-// A failed call writes nothing.
+// to and from the buffer, and all launches of captured steps reading it, are complete. The next
+// use of a ring slot copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end;
+// VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched. A failed
+// call writes nothing.
 //
 // Arguments:
-// `from` points to `bytes` readable bytes outside the buffer, or `bytes` is 0.
+// `from` lies outside the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_write(vmmgraph_host_buffer_t buffer,
                                              uint64_t at,
                                              const void *from,
                                              size_t bytes);
 
-// Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`. The copy runs
-// after the work submitted to `stream` so far, and after all readers of the buffer: copies and
-// launches of captured steps. The copy overlaps later work, on the device-to-host copy engine.
-// Does not block. Copies in ring slots become stale: the next use copies again, after this copy.
-// Before the device memory is written again, call vmmgraph_host_buffer_before on the writing
-// stream. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
+// Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`, after the work
+// submitted to `stream` so far and after all readers of the buffer. The copy overlaps later work.
+// Does not block. The next use of a ring slot copies again, after this copy. Before the device
+// memory is written again, call vmmgraph_host_buffer_before on the writing stream.
+// VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
 // VMMGRAPH_ERROR_STREAM_CAPTURING; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the
 // buffer is being launched.
 //
 // Arguments:
-// `from` is a device address of `bytes` bytes, mapped until the copy is complete.
+// `from` is mapped until the copy is complete.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_store(vmmgraph_host_buffer_t buffer,
                                              uint64_t at,
@@ -2950,88 +2417,67 @@ vmmgraph_status_t vmmgraph_host_buffer_store(vmmgraph_host_buffer_t buffer,
 // if the stream is being captured.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_before(vmmgraph_host_buffer_t buffer, void *stream);
 
-// Reads `bytes` bytes from the buffer at offset `at` to `into`. Blocks until all submitted copies
-// to the buffer are complete. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
+// Reads `bytes` bytes from the buffer at offset `at`, after all submitted copies to the buffer.
+// VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
 //
 // Arguments:
-// `into` points to `bytes` writable bytes outside the buffer, or `bytes` is 0.
+// `into` lies outside the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_read(vmmgraph_host_buffer_t buffer,
                                             uint64_t at,
                                             void *into,
                                             size_t bytes);
 
-// Reports a write through the address of vmmgraph_host_buffer_info. Copies in ring slots become
-// stale: the next use copies again.
+// Reports a write through the address of vmmgraph_host_buffer_info: the next use of a ring slot
+// copies again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_changed(vmmgraph_host_buffer_t buffer);
 
-// Blocks the calling thread until all submitted copies to and from the buffer, and all launches of
-// captured steps reading the buffer, are complete. VMMGRAPH_ERROR_WRONG_STATE while such a step is
-// being launched. VMMGRAPH_ERROR_STREAM_CAPTURING during a capture on platforms which forbid waits
-// then.
+// Blocks until all submitted copies to and from the buffer, and all launches of captured steps
+// reading it, are complete. VMMGRAPH_ERROR_WRONG_STATE while such a step is being launched.
+// VMMGRAPH_ERROR_STREAM_CAPTURING during a capture on platforms which forbid waits then.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_wait(vmmgraph_host_buffer_t buffer);
 
-// Creates a counter of `physical_bytes` of host memory for KV; the logical size begins as large.
-// For engines which prefill a prompt before the device has room for its KV: the KV waits on the
-// host.
-//
-// Arguments:
-// `host_kv` is null or writable.
+// Creates a counter of `physical_bytes` of host memory, all usable at first. For engines which
+// prefill a prompt before the device has room for its KV.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_create(uint64_t physical_bytes, vmmgraph_host_kv_t *host_kv);
 
 // Destroys the counter.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_destroy(vmmgraph_host_kv_t host_kv);
 
-// Sets the logical size: the limit of vmmgraph_host_kv_put. Capped at the physical size. Bytes in
-// use beyond the new limit stay until taken.
+// Sets the limit of vmmgraph_host_kv_put, at most the physical size. Bytes in use beyond stay
+// until taken.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_set_logical(vmmgraph_host_kv_t host_kv, uint64_t bytes);
 
-// Reserves `bytes` for `sequence` within the logical size. Sets `there` to 1. Sets `there` to 0 if
-// the bytes do not fit or the sequence already has a reservation.
-//
-// Arguments:
-// `there` is null or writable.
+// Reserves `bytes` for `sequence` within the logical size (`there` is 1), or nothing if they do
+// not fit or the sequence already has a reservation (`there` is 0).
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_put(vmmgraph_host_kv_t host_kv,
                                        uint64_t sequence,
                                        uint64_t bytes,
                                        int32_t *there);
 
-// Like vmmgraph_host_kv_put, but within the physical size. For a sequence about to lose its KV
-// memory.
-//
-// Arguments:
-// As vmmgraph_host_kv_put.
+// Like vmmgraph_host_kv_put, within the physical size, for a sequence about to lose its KV memory.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_rescue(vmmgraph_host_kv_t host_kv,
                                           uint64_t sequence,
                                           uint64_t bytes,
                                           int32_t *there);
 
-// Ends the reservation of `sequence`, once its KV is on the device or discarded. `bytes` (may be
-// null) receives the reserved bytes. VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
-//
-// Arguments:
-// `bytes` is null or writable.
+// Ends the reservation of `sequence`. `bytes` (may be null) receives its bytes.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_take(vmmgraph_host_kv_t host_kv,
                                         uint64_t sequence,
                                         uint64_t *bytes);
 
-// Writes the current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_stats(vmmgraph_host_kv_t host_kv,
                                          struct vmmgraph_host_kv_stats_t *stats);
 
-// Creates a controller of a size in bytes between `least` and `most` with initial value `value`,
-// for vmmgraph_host_kv_set_logical. The rule is eLLM's. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least`
-// is 0 (a size of 0 cannot grow) or `value` is out of bounds.
-//
-// Arguments:
-// `control` is null or writable.
+// Creates a controller of a size in bytes between `least` and `most`, initially `value`, for
+// vmmgraph_host_kv_set_logical, by eLLM's rule. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least` is 0 or
+// `value` is out of bounds.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_slo_control_create(uint64_t least,
                                               uint64_t value,
@@ -3041,14 +2487,10 @@ vmmgraph_status_t vmmgraph_slo_control_create(uint64_t least,
 // Destroys the controller.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_slo_control_destroy(vmmgraph_slo_control_t control);
 
-// Reports one finished iteration: `first_late` is 1 if a first token was late, else 0;
-// `other_late` the same for later tokens. The size doubles if first tokens were late in three of
-// the last five iterations, halves if later tokens were, and stays if both were. Iterations before
-// the last decision no longer count. `change` receives one of VMMGRAPH_SLO_*, `value` the new size
-// in bytes; either may be null.
-//
-// Arguments:
-// `change` and `value` are null or writable.
+// Reports one iteration: whether a first token (`first_late`) or a later one (`other_late`) was
+// late. The size doubles if first tokens were late in three of the last five iterations, halves if
+// later tokens were, and stays if both were. Iterations before the last decision do not count.
+// `change` receives one of VMMGRAPH_SLO_*, `value` the new size; either may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_slo_control_step(vmmgraph_slo_control_t control,
                                             int32_t first_late,
@@ -3058,10 +2500,6 @@ vmmgraph_status_t vmmgraph_slo_control_step(vmmgraph_slo_control_t control,
 
 // Creates a layout of inputs and outputs for every bucket. Each starts at a multiple of
 // `alignment` bytes: a power of two from 256 to 2 MiB; 0: 512.
-//
-// Arguments:
-// `inputs` points to `input_count` structs with struct_size set, or the count is 0. `buckets`
-// points to `bucket_count` keys, or the count is 0. `plan` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_create(const struct vmmgraph_input_t *inputs,
                                              size_t input_count,
@@ -3074,35 +2512,26 @@ vmmgraph_status_t vmmgraph_input_plan_create(const struct vmmgraph_input_t *inpu
 VMMGRAPH_API vmmgraph_status_t vmmgraph_input_plan_destroy(vmmgraph_input_plan_t plan);
 
 // Writes the memory requirements of the plan.
-//
-// Arguments:
-// `info` is null or points to a struct with struct_size set.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_info(vmmgraph_input_plan_t plan,
                                            struct vmmgraph_input_plan_info_t *info);
 
-// Writes the location of input or output number `input` (its index in the declaration) in a
-// bucket. VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
-//
-// Arguments:
-// `bucket` is null or readable; `view` is null or points to a struct with struct_size set.
+// Writes the location of input or output number `input` in a bucket.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_view(vmmgraph_input_plan_t plan,
                                            const struct vmmgraph_key_t *bucket,
                                            size_t input,
                                            struct vmmgraph_input_view_t *view);
 
-// Writes the host inputs of a step into staging memory, padded to the bucket. `end` receives the
-// end of the last input in staging memory: one copy of `end` bytes, from the start of staging
-// memory to the start of the arena, transfers the step.
+// Writes the host inputs of a step into staging memory, padded to the bucket. One copy of `end`
+// bytes, from the start of staging memory to the start of the arena, transfers the step.
 //
 // List the inputs in the order of their declaration, each at most once. Staging memory of an
-// unlisted input is unchanged. All inputs are checked first: a failed call writes nothing.
+// unlisted input is unchanged. A failed call writes nothing.
 //
 // Arguments:
-// `bucket` is null or readable. `inputs` points to `input_count` structs with struct_size set and
-// `bytes` bytes of data each, or the count is 0. `staging` points to `staging_bytes` writable
-// bytes which overlap no data. `end` is null or writable.
+// `staging` overlaps no data.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_pack(vmmgraph_input_plan_t plan,
                                            const struct vmmgraph_key_t *bucket,
@@ -3112,12 +2541,8 @@ vmmgraph_status_t vmmgraph_input_plan_pack(vmmgraph_input_plan_t plan,
                                            size_t staging_bytes,
                                            uint64_t *end);
 
-// Copies the live blocks as a JSON array in address order: address, bytes, and number of the
-// allocation in the space, from 1. With VMMGRAPH_ARENA_TRACE_BLOCKS also the age and the
-// allocating call stack.
-//
-// Arguments:
-// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+// Copies the live blocks as a JSON array in address order: address, bytes, and number in the
+// space; with VMMGRAPH_ARENA_TRACE_BLOCKS also the age and the allocating call stack.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_blocks_json(vmmgraph_space_t space,
                                              char *buffer,
@@ -3129,8 +2554,7 @@ vmmgraph_status_t vmmgraph_space_blocks_json(vmmgraph_space_t space,
 // and without random numbers. Waits for the device.
 //
 // Arguments:
-// As vmmgraph_space_replay; `outputs` points to `count` outputs in device memory of the caller;
-// `difference` is null or points to a struct with struct_size set.
+// `outputs` are device memory of the caller.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_verify(vmmgraph_space_t space,
                                         void *stream,
@@ -3140,12 +2564,7 @@ vmmgraph_status_t vmmgraph_space_verify(vmmgraph_space_t space,
                                         void *user,
                                         struct vmmgraph_difference_t *difference);
 
-// Reserves addresses for all blocks of all planes, without memory. The cache keeps the device
-// open.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set and plane_count planes. Its
-// `memory` is null or points to a struct with struct_size set. `cache` is null or writable.
+// Reserves addresses for all blocks of all planes, without memory.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_create(vmmgraph_device_t device,
                                            const struct vmmgraph_kv_options_t *options,
@@ -3155,36 +2574,25 @@ vmmgraph_status_t vmmgraph_kv_cache_create(vmmgraph_device_t device,
 // complete all device work on the cache.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_destroy(vmmgraph_kv_cache_t cache);
 
-// Writes the location of plane number `plane`. The location never changes, so captured graphs stay
-// valid when the cache grows or shrinks. Blocks without memory must not be accessed: the device
-// faults.
-//
-// Arguments:
-// `place` is null or points to a struct with struct_size set.
+// Writes the location of plane number `plane`, which never changes. Blocks without memory must not
+// be accessed: the device faults.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_plane(vmmgraph_kv_cache_t cache,
                                           size_t plane,
                                           struct vmmgraph_kv_plane_t *place);
 
-// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Backed blocks
-// stay unchanged, and fewer blocks than usable changes nothing. Else as vmmgraph_kv_cache_commit.
-//
-// Arguments:
-// `done` is null or points to a struct with struct_size set.
+// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Never shrinks.
+// Else as vmmgraph_kv_cache_commit.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_grow_to(vmmgraph_kv_cache_t cache,
                                             uint64_t blocks,
                                             struct vmmgraph_committed_t *done);
 
-// Backs the blocks `first` to `end` - 1, in all planes or in none. Raises the number of usable
-// blocks to `end` if smaller. New memory has undefined contents. Released blocks which are still
-// mapped keep their contents: work on streams other than those of their fence must first call
-// vmmgraph_kv_cache_before. If memory is short, asks reclaimers before failing.
-// VMMGRAPH_ERROR_OVER_BUDGET also beyond the limit. A failed call changes nothing. `done` may be
-// null.
-//
-// Arguments:
-// `done` is null or points to a struct with struct_size set.
+// Backs the blocks `first` to `end` - 1, in all planes or in none, and makes the numbers below
+// `end` usable. New memory has undefined contents. Released blocks which are still mapped keep
+// their contents: work on streams other than those of their fence must first call
+// vmmgraph_kv_cache_before. If memory is short, asks reclaimers. VMMGRAPH_ERROR_OVER_BUDGET also
+// beyond the limit. A failed call changes nothing. `done` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_commit(vmmgraph_kv_cache_t cache,
                                            uint64_t first,
@@ -3193,11 +2601,7 @@ vmmgraph_status_t vmmgraph_kv_cache_commit(vmmgraph_kv_cache_t cache,
 
 // Like vmmgraph_kv_cache_commit, on a thread of the library and without asking reclaimers. Ordered
 // among other calls by its start on the thread; blocks removed by a shrink in the meantime stay
-// removed. vmmgraph_pending_wait returns the result. The caller destroys `pending`, which may be
-// null to ignore the result.
-//
-// Arguments:
-// `pending` is null or writable.
+// removed. vmmgraph_pending_wait returns the result; `pending` may be null to ignore it.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_commit_async(vmmgraph_kv_cache_t cache,
                                                  uint64_t first,
@@ -3207,12 +2611,7 @@ vmmgraph_status_t vmmgraph_kv_cache_commit_async(vmmgraph_kv_cache_t cache,
 // Lowers the number of usable blocks to `blocks`. Later blocks outside the `busy` ranges are
 // unmapped after `fence` (null: at once); busy blocks keep their memory until
 // vmmgraph_kv_cache_release. `left` (may be null) receives the number of busy blocks beyond
-// `blocks`. Never waits for the device. Events of the fence must exist only during the call.
-//
-// Arguments:
-// `busy` points to `busy_count` ranges, or the count is 0. `fence` is null or points to a struct
-// with struct_size set, stream_count streams and event_count recorded events. `left` is null or
-// writable.
+// `blocks`. Never waits for the device.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_shrink_to(vmmgraph_kv_cache_t cache,
                                               uint64_t blocks,
@@ -3223,45 +2622,29 @@ vmmgraph_status_t vmmgraph_kv_cache_shrink_to(vmmgraph_kv_cache_t cache,
 
 // Releases the blocks `first` to `end` - 1: later work must not use them. Their pages are unmapped
 // after `fence` (null: at once) once no other backed block shares them. Does not wait: while
-// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored,
-// also blocks of that call.
-//
-// Arguments:
-// `fence` as in vmmgraph_kv_cache_shrink_to.
+// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_release(vmmgraph_kv_cache_t cache,
                                             uint64_t first,
                                             uint64_t end,
                                             const struct vmmgraph_fence_t *fence);
 
-// Sets the limit on blocks for all later commits, capped at most_blocks. `revision` must grow: an
-// older revision is ignored. `change` (may be null) receives VMMGRAPH_LIMIT_APPLIED, _DEFERRED,
-// _STALE or _CONFLICT.
-//
-// Arguments:
-// `change` is null or writable.
+// Sets the limit on blocks for all later commits, at most most_blocks. An older `revision` is
+// ignored. `change` (may be null) receives one of VMMGRAPH_LIMIT_*.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_set_limit(vmmgraph_kv_cache_t cache,
                                               uint64_t blocks,
                                               uint64_t revision,
                                               int32_t *change);
 
-// Writes the blocks with memory, in order: at most `capacity` ranges. `count` receives their
-// total.
-//
-// Arguments:
-// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
+// Writes the blocks with memory, in order.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_backed(vmmgraph_kv_cache_t cache,
                                            struct vmmgraph_block_range_t *ranges,
                                            size_t capacity,
                                            size_t *count);
 
-// Writes the blocks with memory beyond the usable blocks, to be released. Like
-// vmmgraph_kv_cache_backed.
-//
-// Arguments:
-// As vmmgraph_kv_cache_backed.
+// Writes the blocks with memory beyond the usable blocks, to be released.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_beyond(vmmgraph_kv_cache_t cache,
                                            struct vmmgraph_block_range_t *ranges,
@@ -3270,38 +2653,26 @@ vmmgraph_status_t vmmgraph_kv_cache_beyond(vmmgraph_kv_cache_t cache,
 
 // Unmaps released memory whose fence is complete. Does not wait. `gone` (may be null) receives the
 // bytes.
-//
-// Arguments:
-// `gone` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_settle(vmmgraph_kv_cache_t cache, uint64_t *gone);
 
 // Makes later work of `stream` wait for earlier users of blocks released and backed again while
 // still mapped. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_before(vmmgraph_kv_cache_t cache, void *stream);
 
-// Limits the physical bytes of the cache; 0: only the device's limit. Memory already held stays.
+// Limits the physical bytes of the cache.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_set_budget(vmmgraph_kv_cache_t cache, uint64_t bytes);
 
-// Writes the current statistics of the cache.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics of the cache.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_stats(vmmgraph_kv_cache_t cache,
                                           struct vmmgraph_kv_stats_t *stats);
 
-// Writes the current statistics of the cache's memory.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics of the cache's memory.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_memory(vmmgraph_kv_cache_t cache,
                                            struct vmmgraph_elastic_stats_t *stats);
 
 // Like vmmgraph_elastic_buffer_observe, for a cache's memory.
-//
-// Arguments:
-// As vmmgraph_elastic_buffer_observe.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_observe(vmmgraph_kv_cache_t cache,
                                             vmmgraph_shown_fn after_map,
@@ -3310,12 +2681,11 @@ vmmgraph_status_t vmmgraph_kv_cache_observe(vmmgraph_kv_cache_t cache,
                                             vmmgraph_elastic_observer_t *observer);
 
 // Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole pages, uncommitted
-// so far. The pages are also mapped in the buffer and usable, with undefined contents, and stay
-// mapped for the graphs. Until a recall, replays of graphs mapping a lent page are
-// VMMGRAPH_ERROR_WRONG_STATE, and captures and eager work do not get lent pages;
-// vmmgraph_arena_set_recall makes replays recall instead. Pages mapped by the fewest graphs are
-// lent first. Lent pages count for the arena. Memory guaranteed to the arena's account or its
-// parents is not lent. The page sizes of arena and buffer must be equal.
+// so far. The pages are also mapped in the buffer, with undefined contents, and stay mapped for
+// the graphs. Until a recall, replays of graphs mapping a lent page are VMMGRAPH_ERROR_WRONG_STATE
+// (or recall: vmmgraph_arena_set_recall), and captures and eager work do not get lent pages. Pages
+// mapped by the fewest graphs are lent first, but no memory guaranteed to the arena's account or
+// its parents. The page sizes of arena and buffer must be equal.
 //
 // First call vmmgraph_lease_before on the stream of the first work. Waits for a replay in progress
 // on another thread. Another thread may recall the pages before this call returns: update your own
@@ -3323,7 +2693,7 @@ vmmgraph_status_t vmmgraph_kv_cache_observe(vmmgraph_kv_cache_t cache,
 //
 // Arguments:
 // `vacate` may be called with `user` from any recalling thread, until the lease is over and all
-// recalls in progress have returned. `lease` is null or writable.
+// recalls in progress have returned.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lend(vmmgraph_arena_t arena,
                                       vmmgraph_elastic_buffer_t buffer,
@@ -3336,9 +2706,6 @@ vmmgraph_status_t vmmgraph_arena_lend(vmmgraph_arena_t arena,
 // Like vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
 // Backs the blocks in all planes, or changes nothing. Lends a page only where one is missing.
 // VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
-//
-// Arguments:
-// As vmmgraph_arena_lend.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lend_blocks(vmmgraph_arena_t arena,
                                              vmmgraph_kv_cache_t cache,
@@ -3348,13 +2715,12 @@ vmmgraph_status_t vmmgraph_arena_lend_blocks(vmmgraph_arena_t arena,
                                              void *user,
                                              vmmgraph_lease_t *lease);
 
-// Sets the behaviour of replays, eager work and captures which need lent pages. `micros` above 0:
-// recall the leases and wait up to `micros` microseconds. 0, the default: fail. In either case no
-// work runs on lent pages.
+// Sets the behaviour of replays, eager work and captures which need lent pages: recall and wait up
+// to `micros` microseconds; 0, the default: fail. In either case no work runs on lent pages.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_set_recall(vmmgraph_arena_t arena, uint64_t micros);
 
-// Recalls all leases which block a replay of `space`, or all leases of the arena if `space` is
-// null, within `micros` microseconds in total. Tries all; returns the status of the first failure.
+// Recalls all leases which block a replay of `space`, or all of the arena if `space` is null,
+// within `micros` microseconds in total. Tries all; returns the status of the first failure.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_recall(vmmgraph_arena_t arena,
                                         vmmgraph_space_t space,
@@ -3362,63 +2728,48 @@ vmmgraph_status_t vmmgraph_arena_recall(vmmgraph_arena_t arena,
 
 // Writes the bytes the arena can lend to a borrower without a common account, and the bytes on
 // lease. Either pointer may be null.
-//
-// Arguments:
-// `lendable` and `lent` are null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lendable(vmmgraph_arena_t arena,
                                           uint64_t *lendable,
                                           uint64_t *lent);
 
-// Writes the numbers of the leases on pages mapped by a space; any such lease blocks the space's
-// replay. Writes at most `capacity` numbers; `count` receives their total.
-//
-// Arguments:
-// `leases` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
+// Writes the numbers of the leases which block a space's replay.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_leases(vmmgraph_space_t space,
                                         uint64_t *leases,
                                         size_t capacity,
                                         size_t *count);
 
-// Writes a lease's number and its bytes still on lease; 0 bytes: the lease is over. Either pointer
-// may be null.
-//
-// Arguments:
-// `number` and `bytes` are null or writable.
+// Writes a lease's number and its bytes still on lease; 0: the lease is over. Either pointer may
+// be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_lease_bytes(vmmgraph_lease_t lease,
                                        uint64_t *number,
                                        uint64_t *bytes);
 
 // Makes later work of `stream`, the borrower's first on the pages, wait for the graphs which used
-// the pages before. Does not block.
+// them before. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lease_before(vmmgraph_lease_t lease, void *stream);
 
 // Recalls `bytes` bytes of the lease, or all if 0: asks the borrower, waits for its fence, and
 // unmaps the pages from the borrower's memory. No effect on a finished lease. One thread recalls
 // at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or if its
 // fence is not complete within `micros` microseconds. After such a timeout the pages no longer
-// belong to the borrower and return at a later poll. Until they return, commits in their place are
+// belong to the borrower and return at a later poll; until then, commits in their place are
 // VMMGRAPH_ERROR_WRONG_STATE.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lease_recall(vmmgraph_lease_t lease, uint64_t bytes, uint64_t micros);
 
 // Destroys the handle. The lease continues while the borrower has pages.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lease_destroy(vmmgraph_lease_t lease);
 
-// Reports the blocks `first` to `end` - 1 as vacated. Valid only inside vmmgraph_vacate_fn.
+// Reports the blocks `first` to `end` - 1 as vacated, inside vmmgraph_vacate_fn.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_vacating_add(vmmgraph_vacating_t vacating,
                                         uint64_t first,
                                         uint64_t end);
 
-// Adds a fence of the vacated memory: the device may use the memory until the fence is complete.
-// Null: no use. Several fences add up. Valid only inside vmmgraph_vacate_fn; events must exist
-// only during this call.
-//
-// Arguments:
-// `fence` is null or points to a struct with struct_size set, stream_count streams and event_count
-// recorded events.
+// Adds a fence of the vacated memory, which the device may use until then; null: no use. Several
+// fences add up. Valid only inside vmmgraph_vacate_fn.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_vacating_behind(vmmgraph_vacating_t vacating,
                                            const struct vmmgraph_fence_t *fence);
@@ -3427,22 +2778,17 @@ vmmgraph_status_t vmmgraph_vacating_behind(vmmgraph_vacating_t vacating,
 // VMMGRAPH_LOG is set. The previous sink is dropped after its last call ends.
 //
 // Arguments:
-// `sink` and `drop` are null or may be called with `user` from any thread.
+// `sink` and `drop` may be called with `user` from any thread.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
                                         void *user,
                                         vmmgraph_drop_fn drop,
                                         int32_t max_level);
 
-// Copies the page map as one JSON object: pages mapped by each space, bytes covered by blocks at
-// its peak, bytes freed by destroying it, and other users of device memory. The keys ("format": 1)
-// are documented in docs/map.md and at vmmgraph::map::ArenaMap in the Rust documentation.
-// `options` may be null. Queries every space and walks the device's pages, and stops no work: the
-// arena may change between two calls.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set and a null or zero-terminated
-// title; `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+// Copies the page map as JSON: pages mapped by each space, bytes covered by blocks at its peak,
+// bytes freed by destroying it, and other users of device memory. The keys ("format": 1) are
+// documented in docs/map.md. `options` may be null. Stops no work: the arena may change between
+// two calls.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_map_json(vmmgraph_arena_t arena,
                                           const struct vmmgraph_map_options_t *options,
@@ -3450,40 +2796,28 @@ vmmgraph_status_t vmmgraph_arena_map_json(vmmgraph_arena_t arena,
                                           size_t capacity,
                                           size_t *needed);
 
-// Enables (`on` is not 0) or disables event tracing: spaces opened from now on record every
-// allocation and free of a block, for the map's view of one capture. Also enabled by
-// VMMGRAPH_TRACE_EVENTS=1 in the environment. Costs host memory for each block while the space
-// exists.
+// Enables or disables event tracing: spaces opened from now on record every allocation and free of
+// a block, for the map's view of one capture. Also VMMGRAPH_TRACE_EVENTS=1 in the environment.
+// Costs host memory for each block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_trace_events(vmmgraph_arena_t arena, int32_t on);
 
 // Renders a map, the JSON text of vmmgraph_arena_map_json, as one self-contained web page. Needs
 // no device. VMMGRAPH_ERROR_INVALID_ARGUMENT if the text is no map, or a map of another format.
-//
-// Arguments:
-// `map` is null or a zero-terminated string; `buffer` is null or points to `capacity` writable
-// bytes; `needed` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_map_html(const char *map,
                                     char *buffer,
                                     size_t capacity,
                                     size_t *needed);
 
-// As vmmgraph_map_html, as a plain text table for logs: three lines of summary, and a line for
-// each of the 40 largest graph shapes.
-//
-// Arguments:
-// As vmmgraph_map_html.
+// As vmmgraph_map_html, as a text table for logs: three lines of summary, and the 40 largest graph
+// shapes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_map_report(const char *map,
                                       char *buffer,
                                       size_t capacity,
                                       size_t *needed);
 
-// As vmmgraph_map_html, as a timeline of the captures in the trace event format, for Perfetto: a
-// slice per capture, and counters.
-//
-// Arguments:
-// As vmmgraph_map_html.
+// As vmmgraph_map_html, as a timeline of the captures in the trace event format, for Perfetto.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_map_perfetto(const char *map,
                                         char *buffer,
@@ -3492,37 +2826,26 @@ vmmgraph_status_t vmmgraph_map_perfetto(const char *map,
 
 // Writes the number of replays launched in an arena, eager scopes included; equal on ranks with
 // equal replays. Inside a launch: the number of the current replay.
-//
-// Arguments:
-// `replays` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_replay_seq(vmmgraph_arena_t arena, uint64_t *replays);
 
-// Unbinds an arena with VMMGRAPH_ARENA_SERIAL from its stream and thread; the next replay binds
-// the arena again. Waits for a replay or eager scope in progress on another thread.
+// Unbinds an arena with VMMGRAPH_ARENA_SERIAL from its stream and thread; the next replay binds it
+// again. Waits for a replay or eager scope in progress on another thread.
 // VMMGRAPH_ERROR_WRONG_STATE inside a replay of this thread. Later replays still wait for earlier
-// ones. No effect without VMMGRAPH_ARENA_SERIAL.
+// ones.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_lift_serial(vmmgraph_arena_t arena);
 
-// Sets `to_host` to 1 if a prompt's KV memory should go to the host instead of waiting for device
-// memory, else to 0. The result is 1 once half of the time which the prompt can wait without being
-// late has passed. A prompt sent to the host at once has an early first token and late later
-// tokens.
-//
-// Arguments:
-// `prompt` is null or readable, `to_host` null or writable.
+// Sets `to_host` to 1 if a prompt's KV memory should go to the host: once half of the time which
+// the prompt can wait without being late has passed, else to 0. A prompt sent at once has an early
+// first token and late later tokens.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_prompt_to_host(uint64_t now,
                                           const struct vmmgraph_prompt_t *prompt,
                                           int32_t *to_host);
 
 // Sets `waits` to 1 if a prefill of these prompts, of duration `takes`, should wait for another
-// decode step, else to 0. The prefill waits if it makes more than 3 in 10 sequences late and no
-// prompt is urgent. A prompt is urgent from its `patience` time on, or with at most a tenth of its
-// waiting time left; a late prompt only from its `patience` time on.
-//
-// Arguments:
-// `prompts` points to `prompt_count` items, or `prompt_count` is 0; likewise `decoding`; `waits`
-// is null or writable.
+// decode step: if it makes more than 3 in 10 sequences late and no prompt is urgent. A prompt is
+// urgent from its `patience` time on, or with at most a tenth of its waiting time left; a late
+// prompt only from its `patience` time on.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_prefill_waits(uint64_t now,
                                          uint64_t takes,
@@ -3533,37 +2856,25 @@ vmmgraph_status_t vmmgraph_prefill_waits(uint64_t now,
                                          int32_t *waits);
 
 // As vmmgraph_device_pause, for one region.
-//
-// Arguments:
-// As vmmgraph_device_pause.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_pause(vmmgraph_region_t region,
                                         const struct vmmgraph_fence_t *fence,
                                         struct vmmgraph_pause_report_t *report);
 
 // As vmmgraph_device_resume, for one region.
-//
-// Arguments:
-// As vmmgraph_device_resume.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_resume(vmmgraph_region_t region,
                                          uint64_t deadline_micros,
                                          struct vmmgraph_resume_report_t *report);
 
 // Pauses all regions and arenas with one of the tags; without tags, all of the device. Waits for
-// the fence (null: empty) and for the work on streams recorded for blocks. Then releases pages by
-// policy, and the device's free pages. The caller must not submit work with this memory meanwhile.
+// the fence (null: empty) and for the streams recorded for blocks, then releases pages by policy,
+// and the device's free pages. The caller must not submit work with this memory meanwhile.
 //
-// Continues after a failure: the call returns the status of the first failure, and `report` (may
-// be null) is written anyway. Failed memory stays resident with its contents, and the next pause
-// retries. Memory already paused stays paused. VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of
-// the fence or of a block is under capture, and VMMGRAPH_ERROR_WRONG_STATE while an arena has an
-// open space: the call then pauses nothing more.
-//
-// Arguments:
-// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a
-// struct with struct_size set and valid arrays of streams and recorded events; `report` is null or
-// points to a struct with struct_size set.
+// Continues after a failure: the call returns the status of the first, and `report` (may be null)
+// is written anyway. Failed memory stays resident with its contents, and the next pause retries.
+// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of the fence or of a block is under capture, and
+// VMMGRAPH_ERROR_WRONG_STATE while an arena has an open space: the call then pauses nothing more.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
                                         const char *const *tags,
@@ -3574,11 +2885,7 @@ vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
 // Resumes all regions and arenas with one of the tags, all or none; without tags, all of the
 // device. Returns after the contents are restored. Without enough memory, retries until the
 // deadline, in microseconds from now; 0: as often as an allocation. After a failure everything is
-// paused as before, the host holds the contents, and the call can be repeated. Resident memory is
-// skipped. `report` may be null.
-//
-// Arguments:
-// `tags` and `report` as in vmmgraph_device_pause.
+// paused as before, and the call can be repeated. `report` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
                                          const char *const *tags,
@@ -3586,13 +2893,10 @@ vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
                                          uint64_t deadline_micros,
                                          struct vmmgraph_resume_report_t *report);
 
-// As vmmgraph_device_resume, but returns once everything is mapped. Contents are then restored in
+// As vmmgraph_device_resume, but returns once everything is mapped; contents are then restored in
 // the order of the tags. `ready` (may be null) receives a handle per tag, destroyed by the caller.
 // A stream which needs a region's contents waits by vmmgraph_ready_before or
 // vmmgraph_region_before. Copies from unregistered host memory complete before the call returns.
-//
-// Arguments:
-// As vmmgraph_device_resume; `ready` is null or points to `tag_count` handles.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
                                                const char *const *tags,
@@ -3601,15 +2905,13 @@ vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
                                                vmmgraph_ready_t *ready,
                                                struct vmmgraph_resume_report_t *report);
 
-// Adds hooks for memory with the tag; an empty tag: for all memory. `before_unmap` is called when
-// no work uses the memory any more, just before the unmap. `after_map` is called after the memory
-// is mapped again, on other pages. Either may be null. For registrations of pages, by NCCL or for
-// RDMA.
+// Adds hooks for memory with the tag; empty: for all memory. `before_unmap` is called when no work
+// uses the memory any more, `after_map` after the memory is mapped again, on other pages. Either
+// may be null. For registrations of pages, by NCCL or for RDMA.
 //
 // Arguments:
-// `tag` is null or a zero-terminated string. The functions may be called with `user` from any
-// thread until vmmgraph_pause_hooks_destroy and all pauses and resumes then in progress have
-// returned. `hooks` is null or writable.
+// The functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy and
+// all pauses and resumes then in progress have returned.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
                                                   const char *tag,
@@ -3618,16 +2920,13 @@ vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
                                                   void *user,
                                                   vmmgraph_pause_hooks_t *hooks);
 
-// Destroys the hooks. Pauses and resumes in progress may still call the functions.
+// Destroys the hooks. Pauses and resumes in progress may still call them.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pause_hooks_destroy(vmmgraph_pause_hooks_t hooks);
 
 // Imports a page exported by another process. `bytes` is page_bytes in the owner's
 // vmmgraph_page_extent_t. The memory lives as long as the import or a mapping of the page,
-// whatever the owner does. The caller keeps `fd` and may close it after the call.
+// whatever the owner does. The caller keeps `fd`, not needed after the call.
 // VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD.
-//
-// Arguments:
-// `fd` is open or negative; `page` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_import(vmmgraph_device_t device,
                                          int fd,
@@ -3636,9 +2935,6 @@ vmmgraph_status_t vmmgraph_device_import(vmmgraph_device_t device,
 
 // As vmmgraph_device_import, from a handle of vmmgraph_device_export_fabric on this or another
 // host. VMMGRAPH_ERROR_WRONG_STATE unless the device granted VMMGRAPH_SHARING_FABRIC.
-//
-// Arguments:
-// `handle` is null or points to a handle; `page` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_import_fabric(vmmgraph_device_t device,
                                                 const struct vmmgraph_fabric_handle_t *handle,
@@ -3651,9 +2947,6 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_page_close(vmmgraph_peer_page_t pag
 // Maps the parts of another process's range contiguously in this process; `address` receives the
 // first address. VMMGRAPH_ERROR_INVALID_ARGUMENT unless every part but the first begins at the
 // start of its page, and every part but the last ends at its page's end.
-//
-// Arguments:
-// `extents` points to `count` items; `map` and `address` are null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_peer_map_create(vmmgraph_device_t device,
                                            const struct vmmgraph_peer_extent_t *extents,
@@ -3665,18 +2958,14 @@ vmmgraph_status_t vmmgraph_peer_map_create(vmmgraph_device_t device,
 // must exist until then.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_map_used_by(vmmgraph_peer_map_t map, void *stream);
 
-// Unmaps the range after the work submitted to the recorded streams. Does not block. Work on other
-// streams must be complete.
+// Unmaps the range after the work submitted to the recorded streams; other work must be complete.
+// Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_map_destroy(vmmgraph_peer_map_t map);
 
 // Sends at most 253 file descriptors, and at least one byte, as one message over a connected unix
 // socket (SCM_RIGHTS). No process needs access to another process, which containers forbid. The
-// caller keeps its descriptors. `sent` (may be null) receives the number of bytes sent; the
-// descriptors are sent with the first byte.
-//
-// Arguments:
-// `socket` and the `count` items of `fds` are open or negative; `bytes` points to `length` bytes;
-// `sent` is null or writable.
+// caller keeps its descriptors, sent with the first byte. `sent` (may be null) receives the number
+// of bytes sent.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_send_descriptors(int socket,
                                             const int *fds,
@@ -3685,13 +2974,9 @@ vmmgraph_status_t vmmgraph_send_descriptors(int socket,
                                             size_t length,
                                             uint64_t *sent);
 
-// Receives one message of vmmgraph_send_descriptors: as many bytes as fit in `length`, and at most
-// `capacity` descriptors, owned by the caller. Further descriptors are closed. `count` receives
-// the number of descriptors stored. `received` is 0 if the other side has closed the socket.
-//
-// Arguments:
-// `socket` is open or negative; `bytes` points to `length` writable bytes and `fds` to `capacity`
-// writable items, or these are 0; `received` and `count` are null or writable.
+// Receives one message of vmmgraph_send_descriptors: at most `length` bytes, and `capacity`
+// descriptors, owned by the caller. Further descriptors are closed. `received` is 0 if the other
+// side has closed the socket.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_receive_descriptors(int socket,
                                                void *bytes,
@@ -3701,11 +2986,7 @@ vmmgraph_status_t vmmgraph_receive_descriptors(int socket,
                                                size_t capacity,
                                                size_t *count);
 
-// Writes the sizes of a VMMGRAPH_SIZES list up to `max` (at most 2^20), ascending: at most
-// `capacity` sizes. `count` receives their total.
-//
-// Arguments:
-// `sizes` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
+// Writes the sizes of a VMMGRAPH_SIZES list up to `max` (at most 2^20), ascending.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_sizes(int32_t list,
                                  uint32_t max,
@@ -3714,27 +2995,17 @@ vmmgraph_status_t vmmgraph_sizes(int32_t list,
                                  size_t *count);
 
 // Writes the maximum number of ACL graphs in the streams of an Ascend device, by the formula of
-// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits.
-//
-// Arguments:
-// `streams` is null (the default: no layers, no groups) or points to a struct with struct_size
-// set; `graphs` is null or writable.
+// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits. `streams` may be null: no layers, no
+// groups.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_acl_graph_limit(const struct vmmgraph_acl_graph_streams_t *streams,
                                            uint32_t *graphs);
 
-// Chooses the buckets with the least padding for the given steps, within the limits. `steps[i]` is
-// the number of steps of `shapes[i]`. The choice is optimal along one axis, and a good
-// approximation along several. Writes at most `capacity` buckets with their savings, ascending; a
-// plan never has more buckets than shapes. `result` may be null. VMMGRAPH_ERROR_INVALID_ARGUMENT
-// for too large a plan: shapes times graphs of one variant beyond 2^24; shapes of one variant
-// beyond 2^14 if several axes differ; too many variants times graphs.
-//
-// Arguments:
-// `shapes` and `steps` point to `shape_count` items, or the count is 0. `options` is null or
-// points to a struct with struct_size set, as does its `streams`. `buckets` points to `capacity`
-// writable buckets, or the capacity is 0. `result` is null or points to a struct with struct_size,
-// curve and curve_capacity set.
+// Chooses the buckets with the least padding for the given steps (`steps[i]` of `shapes[i]`),
+// within the limits; optimal along one axis, and a good approximation along several. Writes the
+// buckets with their savings, ascending, never more than shapes. `result` may be null.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT for too large a plan: shapes times graphs of one variant beyond
+// 2^24; shapes of one variant beyond 2^14 if several axes differ; too many variants times graphs.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_plan(const struct vmmgraph_key_t *shapes,
                                 const uint64_t *steps,
@@ -3745,14 +3016,7 @@ vmmgraph_status_t vmmgraph_plan(const struct vmmgraph_key_t *shapes,
                                 struct vmmgraph_plan_result_t *result);
 
 // Computes the waste of a set of buckets for given traffic, to compare an engine's list with a
-// plan. `weights` is null or has one weight per axis. Null or all 0: a token costs 1, other axes
-// nothing.
-//
-// Arguments:
-// `buckets` points to `bucket_count` keys, `shapes` and `steps` to `shape_count` items, or the
-// counts are
-// 0. `weights` is null or points to four numbers. `waste` is null or points to a struct with
-//    struct_size set.
+// plan. `weights` has one weight per axis. Null or all 0: a token costs 1, other axes nothing.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          size_t bucket_count,
@@ -3763,40 +3027,36 @@ vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          struct vmmgraph_waste_t *waste);
 
 // Sets `done` to 1 if the contents are restored, else to 0. Does not block.
-//
-// Arguments:
-// `done` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_done(vmmgraph_ready_t ready, int32_t *done);
 
-// Makes later work of `stream` (CUstream or cudaStream_t) wait until the contents are restored.
-// Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
+// Makes later work of `stream` wait until the contents are restored. Does not block.
+// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_before(vmmgraph_ready_t ready, void *stream);
 
-// Blocks the calling thread until the contents are restored.
+// Blocks until the contents are restored.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_wait(vmmgraph_ready_t ready);
 
 // Destroys the handle. The restore continues.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_destroy(vmmgraph_ready_t ready);
 
-// Adds a reclaimer: `reclaim` is called when the device or its budget is short, before a call
-// fails. For an engine with a cache, prompt prefixes or idle models to drop. Not called if the
-// budget of an account below the device's is short: see vmmgraph_account_add_reclaimer. Its
-// argument is all the memory missing for the call, in bytes. For one call it runs at most eight
-// times while memory is released; for a resume, until the deadline.
+// Adds a reclaimer, for an engine with a cache, prompt prefixes or idle models to drop. `reclaim`
+// is called, with all the memory missing for the call, when the device or its budget is short,
+// before a call fails. It is not called if the budget of an account below the device's is short:
+// see vmmgraph_account_add_reclaimer. For one call it runs at most eight times while memory is
+// released; for a resume, until the deadline.
 //
-// Any thread short of memory calls the function, several at once, also during a capture: the
-// function must not synchronize with the device then. The function may call every function of the
-// library: shrink a cache, free blocks, destroy spaces and regions, pause other models, even one
-// which another thread is resuming (still paused while short of memory). A shortage on the thread
-// meanwhile calls no reclaimer. Released memory must reach the library's device: memory of torch
-// or cudaMalloc counts once returned to the driver.
+// Any thread short of memory calls the function, several at once, also during a capture: it must
+// not synchronize with the device then. It may call every function of the library: shrink a cache,
+// free blocks, destroy spaces and regions, pause other models, even one which another thread is
+// resuming (still paused while short of memory). A shortage on the thread meanwhile calls no
+// reclaimer. Memory of torch or cudaMalloc counts once returned to the driver.
 //
 // Reclaimers run in order of `cost`, lowest first, until enough is released. Cost 0 is unused
 // memory of regions and elastic memory; cost 1 is addresses kept for eager work.
 //
 // Arguments:
 // The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the
-// calls that were under way then have returned; `reclaimer` is null or writable.
+// calls then in progress have returned.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_add_reclaimer(vmmgraph_device_t device,
                                                 vmmgraph_reclaim_fn reclaim,
@@ -3808,28 +3068,21 @@ vmmgraph_status_t vmmgraph_device_add_reclaimer(vmmgraph_device_t device,
 VMMGRAPH_API vmmgraph_status_t vmmgraph_reclaimer_destroy(vmmgraph_reclaimer_t reclaimer);
 
 // Creates a region on a device. Several regions may have the same `tag`. `options` may be null.
-//
-// Arguments:
-// `tag` is null or a zero-terminated string; `options` is null or points to a struct with
-// struct_size set; `region` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_create(vmmgraph_device_t device,
                                          const char *tag,
                                          const struct vmmgraph_region_options_t *options,
                                          vmmgraph_region_t *region);
 
-// Destroys the region and all its blocks, paused or not. Memory is freed after the work on the
-// streams recorded for the blocks.
+// Destroys the region and all its blocks, paused or not, after the work on the streams recorded
+// for them.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_destroy(vmmgraph_region_t region);
 
-// Allocates a block of at least `bytes` bytes for work on `stream`, at an address fixed for the
-// block's life. `policy` is one of VMMGRAPH_POLICY_*. `stream` must exist until the block is
-// freed. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The block may reuse bytes which
-// vmmgraph_device_resume_async is still restoring: later work of `stream` then waits for the copy,
-// or the call waits if `stream` is under capture.
-//
-// Arguments:
-// `block` is null or writable.
+// Allocates a block of at least `bytes` bytes for work on `stream`, which must exist until the
+// block is freed, at an address fixed for the block's life. VMMGRAPH_ERROR_WRONG_STATE while the
+// region is paused. The block may reuse bytes which vmmgraph_device_resume_async is still
+// restoring: later work of `stream` then waits for the copy, or the call waits if `stream` is
+// under capture.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_allocate(vmmgraph_region_t region,
                                            uint64_t bytes,
@@ -3841,8 +3094,8 @@ vmmgraph_status_t vmmgraph_region_allocate(vmmgraph_region_t region,
 // recorded streams.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_free(vmmgraph_region_t region, void *block);
 
-// Records use of a block on a stream: a free and a pause wait for the work submitted by then. The
-// stream must exist until the block is freed.
+// Records use of a block on a stream, which must exist until the block is freed: a free and a
+// pause wait for the work submitted by then.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_record_stream(vmmgraph_region_t region,
                                                 void *block,
@@ -3856,9 +3109,6 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_region_mark_written(vmmgraph_region_t re
 // Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`, without
 // resuming. VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has all these
 // bytes; VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
-//
-// Arguments:
-// `into` is null or points to `bytes` writable bytes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_get_backup(vmmgraph_region_t region,
                                              void *block,
@@ -3867,32 +3117,23 @@ vmmgraph_status_t vmmgraph_region_get_backup(vmmgraph_region_t region,
                                              size_t bytes);
 
 // Makes later work of `stream` wait for contents which vmmgraph_device_resume_async is still
-// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: memory
-// paused, or being resumed by another thread, must not be used.
+// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: other
+// memory must not be used.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_before(vmmgraph_region_t region, void *stream);
 
-// Limits the region's physical memory in bytes; 0: no limit.
+// Limits the region's physical memory.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_set_budget(vmmgraph_region_t region, uint64_t bytes);
 
-// Writes the region's current statistics. Also frees pages without blocks, once the work before
-// their release is complete.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the region's statistics. Also frees pages without blocks, once the work before their
+// release is complete.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
                                         struct vmmgraph_region_stats_t *stats);
 
 // Creates a ring over `units`, in the order of use: addresses for each unit, pages for slots and
-// resident units. Copies nothing yet. Logs deviations from the request, also reported by
-// vmmgraph_ring_places. `options` may be null. The ring keeps the device open. A failed call
-// changes nothing, also out of memory, budget or addresses. VMMGRAPH_ERROR_INVALID_ARGUMENT on a
+// resident units. Copies nothing yet. Logs deviations from the request (see vmmgraph_ring_places).
+// `options` may be null. A failed call changes nothing. VMMGRAPH_ERROR_INVALID_ARGUMENT on a
 // platform without aliased mappings.
-//
-// Arguments:
-// `units` points to `unit_count` units, or the count is 0. `options` is null or points to a struct
-// with struct_size set, whose `name` is null or a zero-terminated string. `ring` is null or
-// writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_create(vmmgraph_device_t device,
                                        const struct vmmgraph_ring_unit_t *units,
@@ -3901,38 +3142,25 @@ vmmgraph_status_t vmmgraph_ring_create(vmmgraph_device_t device,
                                        vmmgraph_ring_t *ring);
 
 // Destroys the ring, in use or not. Does not wait: addresses and pages are freed after all copies
-// and readers. For a unit still acquired, this includes all work submitted to its stream so far;
-// the stream must exist until the call.
+// and readers, for a unit still acquired after all work submitted to its stream so far.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_destroy(vmmgraph_ring_t ring);
 
 // Writes the first address of unit number `unit`, which never changes. The contents are valid only
 // between acquire and release of the unit.
-//
-// Arguments:
-// `address` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_address(vmmgraph_ring_t ring, size_t unit, void **address);
 
-// Writes the places of at most `capacity` units, by unit, and the summary to `result`. Either
-// pointer may be null.
-//
-// Arguments:
-// `places` points to `capacity` writable places, or the capacity is 0; `result` is null or points
-// to a struct with struct_size set.
+// Writes the places of the units, and the summary to `result`. Either pointer may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_places(vmmgraph_ring_t ring,
                                        struct vmmgraph_ring_place_t *places,
                                        size_t capacity,
                                        struct vmmgraph_ring_schedule_t *result);
 
-// Sets the source of a unit from its next acquire on. Without runs, the unit needs no copy and has
-// the slot's current contents. Runs adjacent in both host buffer and unit become one copy. The
-// ring keeps the buffers alive. Current readers of the unit are unaffected. A copy of the old
-// source in progress completes, and the new source is copied before the next use. Does not block.
-// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its source,
-// overlapping runs, or a source on another device; the old source then stays.
-//
-// Arguments:
-// `runs` points to `run_count` runs, or the count is 0.
+// Sets the source of a unit from its next acquire on; without runs, the unit has the slot's
+// current contents. Runs adjacent in both host buffer and unit become one copy. The ring keeps the
+// buffers alive. Current readers are unaffected; a copy of the old source completes first. Does
+// not block. VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its
+// source, overlapping runs, or a source on another device; the old source then stays.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_set_source(vmmgraph_ring_t ring,
                                            size_t unit,
@@ -3945,96 +3173,77 @@ vmmgraph_status_t vmmgraph_ring_set_source(vmmgraph_ring_t ring,
 // read the unit; writes are lost. The stream must exist until the release.
 // VMMGRAPH_ERROR_WRONG_STATE if the unit has no source or is acquired, or if another unit of its
 // slot is acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
-// vmmgraph_ring_capture_begin. After a failure the unit is not acquired, and the call can be
-// repeated.
+// vmmgraph_ring_capture_begin. After a failure the unit is not acquired.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_acquire(vmmgraph_ring_t ring, size_t unit, void *stream);
 
 // Ends the use of a unit: work submitted to `stream` so far is its last reader, and the slot is
 // refilled afterwards. On a stream other than the acquiring one, order the stream after all
-// readers first. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
+// readers first. Does not block. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
 // VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside vmmgraph_ring_capture_begin.
-// After a failure the unit is still acquired, and the call can be repeated. Does not block.
+// After a failure the unit is still acquired.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_release(vmmgraph_ring_t ring, size_t unit, void *stream);
 
-// Copies resident units and the first streamed units into empty or stale places. Call before the
-// first step, after an abort, or after a change of sources. Places being read are skipped.
-// `filled` (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a
-// unit without source; earlier units are then already filled.
-//
-// Arguments:
-// `filled` is null or writable.
+// Copies resident units and the first streamed units into empty or stale places, except those
+// being read. Call before the first step, after an abort, or after a change of sources. `filled`
+// (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a unit without
+// source; earlier units are then already filled.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_prime(vmmgraph_ring_t ring, uint64_t *filled);
 
-// Aborts a step. Releases every acquired unit after all work submitted to its stream so far, and
-// marks all places as empty: the next use of each unit copies again. Sources stay. Never fails;
-// for a stream under capture, the work is tracked once the capture ends.
+// Aborts a step: releases every acquired unit after all work submitted to its stream so far, and
+// marks all places as empty. Sources stay. Never fails; for a stream under capture, the work is
+// tracked once the capture ends.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_abort(vmmgraph_ring_t ring);
 
-// Writes the current statistics of the ring.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the statistics of the ring.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_stats(vmmgraph_ring_t ring, struct vmmgraph_ring_stats_t *stats);
 
 // Begins the capture of one step on `stream`, which must be under capture. Until
 // vmmgraph_ring_capture_end, vmmgraph_ring_acquire and vmmgraph_ring_release with a capturing
 // stream belong to the step, and no bytes move. Acquire every streamed unit once, in the order of
 // use, and release in the same order. One capture per ring at a time; eager work may continue
-// beside the capture. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or
-// the stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on
-// a platform without graph support.
-//
-// Arguments:
-// `options` is null or points to a struct with struct_size set.
+// beside it. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or the
+// stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on a
+// platform without graph support.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_capture_begin(vmmgraph_ring_t ring,
                                               void *stream,
                                               const struct vmmgraph_ring_capture_options_t *options);
 
-// Ends the capture of a step. Call before the stream's own capture ends; the ring captures nothing
-// afterwards. VMMGRAPH_ERROR_WRONG_STATE if no capture is active, if a call of the capture failed,
-// or if a unit was not acquired or released. A failure abandons the capture.
-//
-// Arguments:
-// `graph` is null or writable.
+// Ends the capture of a step, before the stream's own capture ends. VMMGRAPH_ERROR_WRONG_STATE if
+// no capture is active, if a call of the capture failed, or if a unit was not acquired or
+// released. A failure abandons the capture.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_capture_end(vmmgraph_ring_t ring,
                                             void *stream,
                                             vmmgraph_ring_graph_t *graph);
 
-// Abandons an active capture, if any. A graph captured so far must not be launched.
+// Abandons an active capture, if any, whose graph must not be launched.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_capture_abandon(vmmgraph_ring_t ring);
 
 // Destroys the handle. The graph must not be launched again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_destroy(vmmgraph_ring_graph_t graph);
 
 // Writes the number of copy nodes in the graph, including nodes without a copy.
-//
-// Arguments:
-// `copies` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_copies(vmmgraph_ring_graph_t graph, uint64_t *copies);
 
-// Forgets the last launched executable, because of its destruction or an update by other means.
-// The next vmmgraph_ring_graph_enter sets all copy nodes again, also for an executable with the
-// same handle.
+// Forgets the last launched executable, because of its destruction or an update by other means:
+// the next vmmgraph_ring_graph_enter sets all copy nodes again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_forget_executable(vmmgraph_ring_graph_t graph);
 
-// Prepares a launch; call before each. Loads resident units and the units the graph expects in its
-// slots. Updates the executable for changed sources. Makes `stream` wait for eager work of the
-// ring. The launch owns the ring until vmmgraph_ring_graph_leave, which must follow in any case.
-// Sources set in between take effect at the next launch. Writes to host buffers read by the graph
-// are VMMGRAPH_ERROR_WRONG_STATE in between.
+// Prepares a launch; call before each. Loads the units the graph expects, updates the executable
+// for changed sources, and makes `stream` wait for eager work of the ring. The launch owns the
+// ring until vmmgraph_ring_graph_leave, which must follow. In between, sources set take effect at
+// the next launch, and writes to host buffers read by the graph are VMMGRAPH_ERROR_WRONG_STATE.
 //
 // VMMGRAPH_ERROR_WRONG_STATE during another launch, while a unit is acquired, or for a unit
 // without source. VMMGRAPH_ERROR_INVALID_ARGUMENT for a unit with more runs than copy nodes.
 // VMMGRAPH_ERROR_HOST_NOT_REGISTERED; VMMGRAPH_ERROR_STREAM_CAPTURING. After a failure do not call
-// vmmgraph_ring_graph_leave; the call can be repeated.
+// vmmgraph_ring_graph_leave.
 //
 // Arguments:
-// `executable` is null or a driver's executable graph (CUgraphExec), instantiated from the graph
-// of this capture, which still exists. No other thread uses the executable until the call returns.
-// Its copy nodes are unchanged since the last call, or vmmgraph_ring_graph_forget_executable was
-// called.
+// `executable` is a driver's executable graph (CUgraphExec), instantiated from the existing graph
+// of this capture, used by no other thread until the call returns. Its copy nodes are unchanged
+// since the last call, or vmmgraph_ring_graph_forget_executable was called.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_graph_enter(vmmgraph_ring_graph_t graph,
                                             void *executable,
@@ -4048,18 +3257,13 @@ vmmgraph_status_t vmmgraph_ring_graph_leave(vmmgraph_ring_graph_t graph,
                                             int32_t launched);
 
 // Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
-// per second, the bottleneck, deviations from the demand, the effect of more resident units, and
-// the number of resident units which hides the link. No arrangement of copies is faster; measure
-// the real ring. Plain arithmetic on any thread, without a device. Uses fewer slots if the budget
-// requires. Copies like vmmgraph_last_error_message.
+// per second, the bottleneck, deviations from the demand, and the effect of more resident units.
+// No arrangement of copies is faster; measure the real ring. Needs no device. Uses fewer slots if
+// the budget requires.
 //
 // VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small
 // for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an
 // invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
-//
-// Arguments:
-// `demand` is null or points to a struct with struct_size set and unit_count units. `buffer` is
-// null or points to `capacity` writable bytes; `needed` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t *demand,
                                              char *buffer,
@@ -4069,9 +3273,6 @@ vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t
 // Returns the pages under a range of the space's addresses, such as a block, in order. Makes no
 // driver call and pins nothing. A seal may replace pages under live-out (retained) blocks: call
 // again afterwards. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
-//
-// Arguments:
-// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_export(vmmgraph_space_t space,
                                         void *base,
@@ -4081,27 +3282,21 @@ vmmgraph_status_t vmmgraph_space_export(vmmgraph_space_t space,
                                         size_t *count);
 
 // Exports a page of an arena to other processes as a file descriptor, which the caller sends and
-// closes. Export each page once, however many graphs map the page. Adds a pin to the page (see
+// closes. Export each page once, however many graphs map it. Adds a pin (see
 // vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
 // VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD, and while the
 // arena is paused.
-//
-// Arguments:
-// `fd` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_export_page(vmmgraph_device_t device, uint64_t page, int *fd);
 
-// As vmmgraph_device_export_page, also for processes of other hosts: a fabric handle of 64 bytes,
-// to be sent unchanged, valid while the page is pinned. VMMGRAPH_ERROR_WRONG_STATE unless the
-// device granted VMMGRAPH_SHARING_FABRIC.
-//
-// Arguments:
-// `handle` is null or writable.
+// As vmmgraph_device_export_page, also for processes of other hosts: a fabric handle, valid while
+// the page is pinned. VMMGRAPH_ERROR_WRONG_STATE unless the device granted
+// VMMGRAPH_SHARING_FABRIC.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_export_fabric(vmmgraph_device_t device,
                                                 uint64_t page,
                                                 struct vmmgraph_fabric_handle_t *handle);
 
-// Adds `delta` pins to a page, or removes pins if `delta` is negative. Remove the pins of
+// Adds `delta` pins to a page, or removes pins if negative. Remove the pins of
 // vmmgraph_device_export_page after the importing processes have closed the page or ended. Pins
 // may be added without an export by this library. Closing the device removes all pins.
 VMMGRAPH_API
@@ -4113,38 +3308,21 @@ vmmgraph_status_t vmmgraph_device_page_exported(vmmgraph_device_t device,
 // destroyed. Records an event after the arena's replays so far, so their stream may be captured; a
 // stream already under capture is no error. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused
 // and inside a launch of the arena.
-//
-// Arguments:
-// `space` is null or writable.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_open(vmmgraph_arena_t arena, vmmgraph_space_t *space);
 
-// Opens a bump space for a capture: blocks are placed one after another, and no address is reused.
-// For the segments of a torch MemPool, which stay until the graph is destroyed. The seal leaves
-// live blocks on shared pages.
-//
-// Arguments:
-// As vmmgraph_space_open.
+// Opens a bump space for a capture: blocks are placed one after another, and no address is reused,
+// as for the segments of a torch MemPool. The seal leaves live blocks on shared pages.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_open_bump(vmmgraph_arena_t arena, vmmgraph_space_t *space);
 
-// Sets the label of a space, usually its graph's shape ("decode 64"). The label appears in
-// statistics, log lines, out-of-memory messages and on the page map. An empty label removes the
-// current one. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
-//
-// Arguments:
-// `label` is null or a zero-terminated string.
+// Sets the label of a space ("decode 64") for statistics, log lines, out-of-memory messages and
+// the page map. Empty: none. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_set_label(vmmgraph_space_t space, const char *label);
 
-// Sets the source location of a capture ("model.cpp:120") for the page map. An empty text removes
-// the current one. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
-//
-// Arguments:
-// `site` is null or a zero-terminated string.
+// Sets the source location of a capture ("model.cpp:120") for the page map. Empty: none.
+// VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_set_site(vmmgraph_space_t space, const char *site);
 
 // Copies the label of a space; empty if none is set.
-//
-// Arguments:
-// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_label(vmmgraph_space_t space,
                                        char *buffer,
@@ -4162,9 +3340,6 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_space_destroy(vmmgraph_space_t space);
 // Allocates a block of at least `bytes` bytes for work on `stream`, aligned to 512 bytes, with
 // undefined contents. `stream` may be under capture. VMMGRAPH_ERROR_WRONG_STATE unless the space
 // is open.
-//
-// Arguments:
-// `block` is null or writable.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_allocate(vmmgraph_space_t space,
                                           uint64_t bytes,
@@ -4172,12 +3347,8 @@ vmmgraph_status_t vmmgraph_space_allocate(vmmgraph_space_t space,
                                           void **block);
 
 // As vmmgraph_space_allocate, for a persistent (kept) block, which the caller keeps after the
-// capture: an output or a workspace. Persistent blocks of all spaces are packed on common pages,
-// so a few KiB do not cost a page. No other block gets their bytes before the block is freed and
-// its space destroyed.
-//
-// Arguments:
-// `block` is null or writable.
+// capture: an output or a workspace. Such blocks are packed on common pages, so a few KiB do not
+// cost a page. No other block gets their bytes before the block is freed and its space destroyed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_allocate_kept(vmmgraph_space_t space,
                                                uint64_t bytes,
@@ -4191,12 +3362,9 @@ vmmgraph_status_t vmmgraph_space_allocate_kept(vmmgraph_space_t space,
 // peer-visible blocks of the same stream share these pages.
 //
 // A seal which replaces pages under local live-out blocks replaces none of these. After the seal,
-// the pages are neither lent nor given to eager work. Other graphs share the pages as usual: peer
-// access must end with the replay. Free the block before the seal: a live block is treated by the
-// policy and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
-//
-// Arguments:
-// `block` is null or writable.
+// the pages are neither lent nor given to eager work. Other graphs share them: peer access must
+// end with the replay. Free the block before the seal: a live block is treated by the policy and
+// counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_allocate_remote(vmmgraph_space_t space,
                                                  uint64_t bytes,
@@ -4205,15 +3373,12 @@ vmmgraph_status_t vmmgraph_space_allocate_remote(vmmgraph_space_t space,
 
 // Frees a block. Before the seal, the next block of the same stream reuses its pages. After the
 // seal, pages of a live-out block return to the arena once the work on its recorded streams is
-// complete. The addresses stay mapped, since the graph writes to these addresses.
+// complete. The addresses stay mapped, since the graph writes there.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_free(vmmgraph_space_t space, void *block);
 
-// Records use of the block on another stream. If freed before the seal, the block stays
-// unavailable until the seal. If freed later, its bytes are reused only after the work submitted
-// to `stream` by the time of the free.
-//
-// Arguments:
-// `stream` is a stream of the device and exists until the block is freed or its space destroyed.
+// Records use of the block on another stream, which must exist until the block is freed or its
+// space destroyed. If freed before the seal, the block stays unavailable until the seal; if later,
+// its bytes are reused only after the work submitted to `stream` by then.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_record_stream(vmmgraph_space_t space,
                                                void *block,
@@ -4223,36 +3388,28 @@ vmmgraph_status_t vmmgraph_space_record_stream(vmmgraph_space_t space,
 // space accepts only VMMGRAPH_RETAIN_DEFAULT and VMMGRAPH_RETAIN_SHARED_PAGES. `report` may be
 // null. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes would be replaced. After a
 // failure the space is still open, and the call can be repeated.
-//
-// Arguments:
-// `report` is null or points to a struct with struct_size set.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_seal(vmmgraph_space_t space,
                                       int32_t retain,
                                       struct vmmgraph_seal_report_t *report);
 
-// Blocks the calling thread until the arena's replays launched so far are complete, including this
-// space's. Memory used by the graph may be freed afterwards. Destroying the space does not wait.
-// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream of the last replay is under capture and was not
-// marked before.
+// Blocks until the arena's replays launched so far are complete: memory used by the graph may then
+// be freed. Destroying the space does not wait. VMMGRAPH_ERROR_STREAM_CAPTURING if the unmarked
+// stream of the last replay is under capture.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_wait(vmmgraph_space_t space);
 
 // Records an event after the arena's replays so far: the stream of the last replay may be
-// destroyed afterwards. For callers with short-lived streams. Costs one event record, and an event
-// wait in the next replay even on this stream. vmmgraph_arena_mark also covers streams recorded
-// for freed blocks.
+// destroyed afterwards. Costs one event record, and an event wait in the next replay even on this
+// stream. vmmgraph_arena_mark also covers streams recorded for freed blocks.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_mark(vmmgraph_space_t space);
 
 // Calls `launch(user)`, which submits the space's graph to `stream`, ordered after every earlier
-// replay of the arena. Replays never overlap, on any streams and threads. On the stream of the
+// replay of the arena: replays never overlap, on any streams and threads. On the stream of the
 // last replay the call costs one driver query; on another stream, also an event wait.
 //
 // VMMGRAPH_ERROR_WRONG_STATE unless the space is sealed, while the arena is paused, and while
 // pages of the space are on lease (see vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING
 // if `stream` is under capture; the capture continues. After a failure `launch` was not called.
-//
-// Arguments:
-// `launch` is null or callable with `user`; it must not throw.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
                                         void *stream,
@@ -4260,37 +3417,31 @@ vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
                                         void *user);
 
 // Begins a replay without a callback, for callers with a lock of their own, such as language
-// runtimes. Work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
-// every earlier replay of the arena. Other replays of the arena wait until then, so always leave.
-// After a failure, do not leave. Errors as vmmgraph_space_replay.
+// runtimes: work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
+// every earlier replay of the arena. Other replays of the arena wait until then, so always leave,
+// except after a failure. Errors as vmmgraph_space_replay.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_enter(vmmgraph_space_t space, void *stream);
 
 // Ends the replay begun by vmmgraph_space_enter on this thread. VMMGRAPH_ERROR_WRONG_STATE if no
 // replay was begun.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_leave(vmmgraph_space_t space);
 
-// Copies the addresses of live blocks in address order. After the seal, these are live-out blocks
-// not yet freed.
-//
-// Arguments:
-// `blocks` points to `capacity` writable pointers; `count` is null or writable.
+// Copies the addresses of live blocks in address order; after the seal, of live-out blocks not yet
+// freed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_live_blocks(vmmgraph_space_t space,
                                              void **blocks,
                                              size_t capacity,
                                              size_t *count);
 
-// Writes the space's current statistics.
-//
-// Arguments:
-// `stats` is null or points to a struct with struct_size set.
+// Writes the space's statistics.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_stats(vmmgraph_space_t space,
                                        struct vmmgraph_space_stats_t *stats);
 
 // Sets the arena that vmmgraph_torch_alloc uses on device `device`, which must be the arena's
-// device. The setting keeps the arena alive, also after its handle is destroyed. Null removes the
-// setting: the next allocation creates an arena with default options.
+// device, and keeps the arena alive. Null: the next allocation creates an arena with default
+// options.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_arena(int32_t device, vmmgraph_arena_t arena);
 
 // Allocates `size` bytes in the current space of the device's arena: the `alloc_fn` of torch's
@@ -4298,8 +3449,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_arena(int32_t device, vmmgraph
 // reports out of memory.
 VMMGRAPH_API void *vmmgraph_torch_alloc(ptrdiff_t size, int32_t device, void *stream);
 
-// Frees a block of vmmgraph_torch_alloc: the `free_fn` of torch's CUDAPluggableAllocator. Null is
-// ignored. A failure is logged and kept for vmmgraph_last_error.
+// Frees a block of vmmgraph_torch_alloc: the `free_fn` of torch's CUDAPluggableAllocator. A
+// failure is logged and kept for vmmgraph_last_error.
 VMMGRAPH_API void vmmgraph_torch_free(void *block, ptrdiff_t _size, int32_t device, void *_stream);
 
 #ifdef __cplusplus

@@ -1,5 +1,3 @@
-//! Accounts in C: a tree of budgets for tenants and models.
-
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -13,52 +11,45 @@ use super::text::text;
 use crate::Device;
 use crate::pages::{Account, Limits};
 
-/// Opaque; never defined.
 pub struct vmmgraph_account {
     _private: (),
 }
 
-/// Account: a budget in the device's account tree, for a tenant or a model. Memory of arenas,
-/// regions, elastic memory and rings is charged to their account and to all accounts above.
+/// Account: a budget in the device's account tree, for a tenant or a model. Memory is charged to
+/// its account and all accounts above.
 pub type vmmgraph_account_t = *mut vmmgraph_account;
 
-/// Options of vmmgraph_account_create.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_account_options_t {
-    /// sizeof(vmmgraph_account_options_t).
     pub struct_size: usize,
     /// Parent account on the same device; null: the device's account.
     pub above: vmmgraph_account_t,
-    /// Limit in bytes; 0: none.
+    /// Limit in bytes.
     pub budget_bytes: u64,
-    /// Guaranteed bytes, charged to the accounts above whether used or not. The guarantee holds
-    /// only below an account with a limit.
+    /// Guaranteed bytes, charged to the accounts above whether used or not; needs an account with a
+    /// limit above.
     pub least_bytes: u64,
 }
 
-/// Statistics of an account.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_account_stats_t {
-    /// Set to sizeof(vmmgraph_account_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes charged: memory of the account and of accounts below, each at least its guaranteed
-    /// bytes, and memory being requested from the driver.
+    /// Bytes of the account and of accounts below, each at least its guaranteed bytes, and memory
+    /// being requested from the driver.
     pub charged_bytes: u64,
-    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Guaranteed bytes.
     pub least_bytes: u64,
 }
 
-/// An account, and a reference which keeps the device open.
+/// Keeps the device open.
 pub(super) struct Budget {
     account: Account,
     device: Arc<Device>,
 }
 
-/// Runs `then` with the account of a handle; `None` for null, which is the device's account.
+/// `None` for null, the device's account.
 pub(super) fn with_account<R>(
     handle: vmmgraph_account_t,
     then: impl FnOnce(Option<&Account>) -> Result<R, Failure>,
@@ -67,13 +58,8 @@ pub(super) fn with_account<R>(
     then(budget.as_ref().map(|budget| &budget.account))
 }
 
-/// Creates an account. Messages name the account by `label`, which need not be unique. `options`
-/// may be null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed
-/// bytes.
-///
-/// # Safety
-/// `label` is null or a zero-terminated string; `options` is null or points to a struct with
-/// struct_size set; `account` is null or writable.
+/// Creates an account; messages name it by `label`, which need not be unique. `options` may be
+/// null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_create(
     device: vmmgraph_device_t,
@@ -83,10 +69,10 @@ pub unsafe extern "C" fn vmmgraph_account_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (label, to) = (unsafe { text(label, "label") }?, unsafe { out(account, "account") }?);
         let (mut above, mut limits) = (std::ptr::null_mut(), Limits::default());
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         if let Some(given) = unsafe { self::options(options) }? {
             above = given.above;
             limits = Limits { most: limit(given.budget_bytes), least: given.least_bytes };
@@ -103,8 +89,8 @@ pub extern "C" fn vmmgraph_account_destroy(account: vmmgraph_account_t) -> vmmgr
     guard(|| remove::<Budget, _>(account).map(drop))
 }
 
-/// Sets the limit and the guaranteed bytes, as in vmmgraph_account_options_t. A guarantee beyond
-/// the room of the accounts above also takes effect: other accounts are then refused memory.
+/// Sets the limit and the guaranteed bytes. A guarantee beyond the room of the accounts above also
+/// takes effect: other accounts are then refused memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_account_set_limits(
     account: vmmgraph_account_t,
@@ -118,10 +104,7 @@ pub extern "C" fn vmmgraph_account_set_limits(
     })
 }
 
-/// Writes the account's current statistics.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the account's statistics.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_stats(
     account: vmmgraph_account_t,
@@ -129,7 +112,7 @@ pub unsafe extern "C" fn vmmgraph_account_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let budget = get::<Budget, _>(account)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = budget.account.stats();
         stats.write(vmmgraph_account_stats_t {
@@ -142,11 +125,8 @@ pub unsafe extern "C" fn vmmgraph_account_stats(
     })
 }
 
-/// As vmmgraph_device_add_reclaimer, for memory charged to this account. Called if the budget of
-/// this account, of an account above or of the device is short, and not if only a budget below is.
-///
-/// # Safety
-/// As vmmgraph_device_add_reclaimer.
+/// Like vmmgraph_device_add_reclaimer, for memory charged to this account: called if the budget of
+/// this account, of an account above or of the device is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_add_reclaimer(
     account: vmmgraph_account_t,
@@ -157,7 +137,7 @@ pub unsafe extern "C" fn vmmgraph_account_add_reclaimer(
 ) -> vmmgraph_status_t {
     guard(|| {
         let budget = get::<Budget, _>(account)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { asked(&budget.device, Some(budget.account.id()), (reclaim, cost, user), reclaimer) }
     })
 }

@@ -1,19 +1,14 @@
-//! Policies in C: commits ahead of need, and memory mapped between steps. Without memory, clock or
-//! thread.
-
 use super::guard::{guard, out};
 use super::locked::{create, destroy, with};
 use super::memory::write_number;
 use super::status::vmmgraph_status_t;
 use crate::policy::{Ahead, PreCommit, Standing, Watermarks};
 
-/// Opaque; never defined.
 pub struct vmmgraph_pre_commit {
     _private: (),
 }
 
-/// Pre-commit policy: when to commit ahead of need, and when to release. Has no clock and no
-/// thread.
+/// Pre-commit policy: when to commit ahead of need, and when to release.
 pub type vmmgraph_pre_commit_t = *mut vmmgraph_pre_commit;
 
 /// Do nothing.
@@ -23,7 +18,6 @@ pub const VMMGRAPH_AHEAD_COMMIT: i32 = 1;
 /// Release the memory of free blocks.
 pub const VMMGRAPH_AHEAD_GIVE_BACK: i32 = 2;
 
-/// Opaque; never defined.
 pub struct vmmgraph_standing {
     _private: (),
 }
@@ -31,13 +25,10 @@ pub struct vmmgraph_standing {
 /// Residency policy: how much of the memory used by steps stays mapped between steps.
 pub type vmmgraph_standing_t = *mut vmmgraph_standing;
 
-/// Creates a pre-commit policy. Below `low` free blocks, commits up to `high`. Blocks beyond `high`
+/// Creates a pre-commit policy: below `low` free blocks, commits up to `high`; blocks beyond `high`
 /// are released after an excess of `residence` steps. Both marks rise by the recent demand for
-/// `lead` steps, the duration of a commit in steps. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is
-/// above `high`.
-///
-/// # Safety
-/// `policy` is null or writable.
+/// `lead` steps, the duration of a commit. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is above
+/// `high`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pre_commit_create(
     low: u64,
@@ -46,7 +37,7 @@ pub unsafe extern "C" fn vmmgraph_pre_commit_create(
     residence: u64,
     policy: *mut vmmgraph_pre_commit_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { create(policy, || PreCommit::new(Watermarks { low, high }, lead, residence)) }
 }
 
@@ -56,12 +47,9 @@ pub extern "C" fn vmmgraph_pre_commit_destroy(policy: vmmgraph_pre_commit_t) -> 
     destroy::<PreCommit, _>(policy)
 }
 
-/// Returns the action before step `step`, which never decreases. `free` blocks are backed and
-/// unused, `coming` blocks are being committed, and `granted` blocks were handed out since the last
-/// call. `action` receives one of VMMGRAPH_AHEAD_*, `blocks` the number of blocks.
-///
-/// # Safety
-/// `action` and `blocks` are null or writable.
+/// Returns the action (VMMGRAPH_AHEAD_*, and blocks) before step `step`, which never decreases:
+/// `free` blocks are backed and unused, `coming` ones being committed, `granted` ones handed out
+/// since the last call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pre_commit_step(
     policy: vmmgraph_pre_commit_t,
@@ -73,7 +61,7 @@ pub unsafe extern "C" fn vmmgraph_pre_commit_step(
     blocks: *mut u64,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (action, blocks) = unsafe { (out(action, "action")?, out(blocks, "blocks")?) };
         let ahead = with(policy, |policy: &mut PreCommit| policy.step(step, free, coming, granted))?;
         (*action, *blocks) = match ahead {
@@ -85,19 +73,15 @@ pub unsafe extern "C" fn vmmgraph_pre_commit_step(
     })
 }
 
-/// Creates a residency policy. The largest use of the last `residence` steps stays mapped; an
-/// excess below 1/`gap` of the held amount also stays. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of
-/// 0.
-///
-/// # Safety
-/// `standing` is null or writable.
+/// Creates a residency policy: the largest use of the last `residence` steps stays mapped, and an
+/// excess below 1/`gap` of the held amount. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_standing_create(
     residence: u64,
     gap: u64,
     standing: *mut vmmgraph_standing_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { create(standing, || Standing::new(residence, gap)) }
 }
 
@@ -107,7 +91,7 @@ pub extern "C" fn vmmgraph_standing_destroy(standing: vmmgraph_standing_t) -> vm
     destroy::<Standing, _>(standing)
 }
 
-/// Records the amount used by step `step`, which never decreases. The unit is the caller's choice.
+/// Records the amount, in any unit, used by step `step`, which never decreases.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_standing_used(
     standing: vmmgraph_standing_t,
@@ -117,11 +101,8 @@ pub extern "C" fn vmmgraph_standing_used(
     guard(|| with(standing, |standing: &mut Standing| standing.used(step, amount)))
 }
 
-/// Returns the amount to keep (`wanted`) and the amount to release (`spare`; 0: nothing) at a step
-/// which holds `held`. Either pointer may be null.
-///
-/// # Safety
-/// `wanted` and `spare` are null or writable.
+/// Returns the amount to keep (`wanted`) and to release (`spare`) at a step which holds `held`.
+/// Either pointer may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_standing_at(
     standing: vmmgraph_standing_t,
@@ -134,7 +115,7 @@ pub unsafe extern "C" fn vmmgraph_standing_at(
         let (stays, too_much) = with(standing, |standing: &mut Standing| {
             (standing.wanted(step), standing.too_much(step, held).unwrap_or(0))
         })?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe {
             write_number(wanted, stays)?;
             write_number(spare, too_much)

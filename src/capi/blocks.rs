@@ -1,5 +1,3 @@
-//! Block pool in C: numbers of free and used cache blocks, without memory.
-
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -11,43 +9,36 @@ use super::sized::OutStruct;
 use super::status::vmmgraph_status_t;
 use crate::{BlockPool, Candidate};
 
-/// Opaque; never defined.
 pub struct vmmgraph_block_pool {
     _private: (),
 }
 
-/// Block pool: chooses the blocks of a cache to use. Owns no memory.
+/// Block pool: chooses the blocks of a cache to use, without memory.
 pub type vmmgraph_block_pool_t = *mut vmmgraph_block_pool;
 
-/// Statistics of a block pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_block_pool_stats_t {
-    /// Set to sizeof(vmmgraph_block_pool_stats_t) before the call.
     pub struct_size: usize,
-    /// Total blocks, backed or not.
+    /// Backed or not.
     pub blocks: u64,
-    /// Limit: only blocks below this number are handed out.
+    /// Only blocks below this number are handed out.
     pub limit_blocks: u64,
-    /// Blocks in use.
     pub in_use: u64,
     /// Blocks available now: backed, unused, below the limit and not reserved.
     pub available: u64,
-    /// Reserved blocks.
     pub reserved: u64,
     /// Bytes of backed pages without used blocks.
     pub empty_bytes: u64,
 }
 
-/// Page which becomes empty after freeing its used blocks. Never grows; no struct_size.
+/// Page which becomes empty after freeing its used blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_candidate_t {
-    /// Page number.
     pub page: u64,
     /// Used blocks on the page.
     pub blocks: *const u64,
-    /// Number of used blocks.
     pub block_count: usize,
 }
 
@@ -55,37 +46,31 @@ pub struct vmmgraph_candidate_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ask_t {
-    /// sizeof(vmmgraph_ask_t) of the library.
     pub struct_size: usize,
-    /// Pages to vacate, cheapest first, as many as needed.
+    /// Pages to vacate, cheapest first.
     pub pages: *const vmmgraph_candidate_t,
-    /// Number of pages.
     pub page_count: usize,
     /// Bytes requested.
     pub bytes: u64,
-    /// Empty bytes after all these pages are vacated, including pages already empty.
+    /// Empty bytes after all these pages are vacated.
     pub there: u64,
     /// Deadline, in the caller's units.
     pub by: u64,
 }
 
-/// Returns not 0 if the engine can evict a used block, else 0. Must not throw.
+/// Returns not 0 if the engine can evict a used block.
 pub type vmmgraph_evictable_fn = Option<unsafe extern "C" fn(block: u64, user: *mut c_void) -> i32>;
 
 /// Vacates pages: frees as many of their blocks as possible by vmmgraph_block_pool_free, during the
-/// call or soon after. `ask` is valid during the call. Must not throw.
+/// call or soon after. `ask` is valid during the call.
 pub type vmmgraph_evict_fn = Option<unsafe extern "C" fn(ask: *const vmmgraph_ask_t, user: *mut c_void)>;
 
 fn with<R>(pool: vmmgraph_block_pool_t, act: impl FnOnce(&mut BlockPool) -> R) -> Result<R, Failure> {
     locked::with(pool, act)
 }
 
-/// Creates a pool of `blocks` blocks, none backed. `blocks_a_page` consecutive blocks share pages,
-/// and `block_bytes` is the size of a block in all planes; vmmgraph_kv_cache_stats returns these
-/// numbers.
-///
-/// # Safety
-/// `pool` is null or writable.
+/// Creates a pool of unbacked blocks. `blocks_a_page` consecutive blocks share pages, and
+/// `block_bytes` is the size of a block in all planes: see vmmgraph_kv_cache_stats.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_create(
     blocks: u64,
@@ -93,7 +78,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_create(
     block_bytes: u64,
     pool: *mut vmmgraph_block_pool_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { locked::create(pool, || BlockPool::new(blocks, blocks_a_page, block_bytes)) }
 }
 
@@ -103,7 +88,7 @@ pub extern "C" fn vmmgraph_block_pool_destroy(pool: vmmgraph_block_pool_t) -> vm
     locked::destroy::<BlockPool, _>(pool)
 }
 
-/// Marks the pages fully covered by blocks `first` to below `end` as backed by memory.
+/// Marks the pages fully covered by blocks `first` to below `end` as backed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_back(
     pool: vmmgraph_block_pool_t,
@@ -116,9 +101,6 @@ pub extern "C" fn vmmgraph_block_pool_back(
 /// Marks the pages fully covered by blocks `first` to below `end` as not backed, except pages with
 /// used blocks. Call before the memory is released. `lost` (may be null) receives the number of
 /// reserved blocks lost.
-///
-/// # Safety
-/// `lost` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_unback(
     pool: vmmgraph_block_pool_t,
@@ -128,15 +110,12 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unback(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cost = with(pool, |pool| pool.unback(&(first..end)))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(lost, cost) }
     })
 }
 
 /// Writes the blocks handed out, and whether the pool had enough.
-///
-/// # Safety
-/// `blocks` is good for writes of `count` numbers, or `count` is 0; `there` is null or writable.
 unsafe fn hand_out(
     count: u64,
     blocks: *mut u64,
@@ -144,7 +123,7 @@ unsafe fn hand_out(
     take: impl FnOnce() -> Result<Option<Vec<u64>>, Failure>,
 ) -> Result<(), Failure> {
     let room = usize::try_from(count).unwrap_or(usize::MAX);
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let (place, there) = unsafe { (items_mut(blocks, room, "blocks")?, out(there, "there")?) };
     let taken = take()?;
     if let Some(taken) = &taken {
@@ -155,10 +134,7 @@ unsafe fn hand_out(
 }
 
 /// Hands out `count` blocks (`there` is 1), or none (`there` is 0; no error). Prefers the page with
-/// the fewest free blocks which fits the request, so that other pages become empty.
-///
-/// # Safety
-/// `blocks` points to `count` writable numbers; `there` is null or writable.
+/// the fewest free blocks which fits, so that other pages become empty.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_allocate(
     pool: vmmgraph_block_pool_t,
@@ -166,15 +142,12 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate(
     blocks: *mut u64,
     there: *mut i32,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate(count))) })
 }
 
-/// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 1, or 0 if too few
-/// are available.
-///
-/// # Safety
-/// `there` is null or writable.
+/// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 0 if too few are
+/// available.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_reserve(
     pool: vmmgraph_block_pool_t,
@@ -182,14 +155,14 @@ pub unsafe extern "C" fn vmmgraph_block_pool_reserve(
     there: *mut i32,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let there = unsafe { out(there, "there") }?;
         *there = i32::from(with(pool, |pool| pool.reserve(count))?);
         Ok(())
     })
 }
 
-/// Cancels the reservation of `count` blocks, or of all if fewer are reserved.
+/// Cancels at most `count` reservations.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_unreserve(
     pool: vmmgraph_block_pool_t,
@@ -199,9 +172,6 @@ pub extern "C" fn vmmgraph_block_pool_unreserve(
 }
 
 /// As vmmgraph_block_pool_allocate, from the reserved blocks.
-///
-/// # Safety
-/// As vmmgraph_block_pool_allocate.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_allocate_reserved(
     pool: vmmgraph_block_pool_t,
@@ -209,16 +179,13 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate_reserved(
     blocks: *mut u64,
     there: *mut i32,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate_reserved(count))) })
 }
 
-/// Frees blocks. `emptied` (may be null) receives the number of pages which became empty;
-/// vmmgraph_block_pool_surplus returns the memory to release. VMMGRAPH_ERROR_INVALID_ARGUMENT, with
-/// nothing changed, if a block is not in use or is listed twice.
-///
-/// # Safety
-/// `blocks` points to `count` numbers; `emptied` is null or writable.
+/// Frees blocks. `emptied` (may be null) receives the number of pages which became empty; see
+/// vmmgraph_block_pool_surplus. VMMGRAPH_ERROR_INVALID_ARGUMENT, with nothing changed, if a block
+/// is not in use or is listed twice.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_free(
     pool: vmmgraph_block_pool_t,
@@ -227,19 +194,16 @@ pub unsafe extern "C" fn vmmgraph_block_pool_free(
     emptied: *mut u64,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let blocks = unsafe { items(blocks, count, "blocks") }?;
         let pages = with(pool, |pool| pool.free(blocks))??;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(emptied, pages.len() as u64) }
     })
 }
 
 /// Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` (may be null)
 /// receives the number of reserved blocks lost.
-///
-/// # Safety
-/// `lost` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
     pool: vmmgraph_block_pool_t,
@@ -248,18 +212,13 @@ pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cost = with(pool, |pool| pool.set_limit(blocks))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(lost, cost) }
     })
 }
 
-/// Returns the used blocks from `first` to below `end` as ranges in order. Used blocks beyond a new
-/// limit are the `busy` ranges of vmmgraph_kv_cache_shrink_to. `range_count` receives the total
-/// number.
-///
-/// # Safety
-/// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `range_count` is null or
-/// writable.
+/// Returns the used blocks from `first` to below `end` as ranges in order, such as the `busy`
+/// ranges of vmmgraph_kv_cache_shrink_to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_used(
     pool: vmmgraph_block_pool_t,
@@ -271,16 +230,13 @@ pub unsafe extern "C" fn vmmgraph_block_pool_used(
 ) -> vmmgraph_status_t {
     guard(|| {
         let found = with(pool, |pool| pool.used(&(first..end)))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_ranges(&found, ranges, capacity, range_count) }
     })
 }
 
 /// Returns the blocks to back so that `count` blocks become available: ranges of whole pages,
-/// lowest first. `there` is 1, or 0 without ranges if the limit leaves too few blocks.
-///
-/// # Safety
-/// As vmmgraph_block_pool_used; `there` is null or writable.
+/// lowest first. `there` is 0, without ranges, if the limit leaves too few blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_shortfall(
     pool: vmmgraph_block_pool_t,
@@ -291,22 +247,19 @@ pub unsafe extern "C" fn vmmgraph_block_pool_shortfall(
     there: *mut i32,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let there = unsafe { out(there, "there") }?;
         let found = with(pool, |pool| pool.shortfall(count))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_ranges(found.as_deref().unwrap_or_default(), ranges, capacity, range_count) }?;
         *there = i32::from(found.is_some());
         Ok(())
     })
 }
 
-/// Returns backed pages without used blocks, as block ranges in order: pages beyond the limit, and
-/// the highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
+/// Returns backed pages without used blocks, as block ranges: pages beyond the limit, and the
+/// highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
 /// vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release.
-///
-/// # Safety
-/// As vmmgraph_block_pool_used.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_surplus(
     pool: vmmgraph_block_pool_t,
@@ -317,20 +270,16 @@ pub unsafe extern "C" fn vmmgraph_block_pool_surplus(
 ) -> vmmgraph_status_t {
     guard(|| {
         let found = with(pool, |pool| pool.surplus(keep))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_ranges(&found, ranges, capacity, range_count) }
     })
 }
 
-/// Asks the engine to vacate pages until `bytes` bytes are empty. Candidates are pages on which
-/// `evictable` accepts every used block (null: all pages): pages beyond the limit first, then pages
-/// with the fewest used blocks. Calls `evict` once, unless no page is needed or available. `by` is
-/// a deadline in the engine's units. `empty_bytes` (may be null) receives the empty bytes
-/// afterwards. Other threads may allocate and free blocks meanwhile, so the engine checks which of
-/// the blocks are still in use.
-///
-/// # Safety
-/// The functions may be called with `user` on this thread; `empty_bytes` is null or writable.
+/// Asks the engine to vacate pages until `bytes` bytes are empty: pages on which `evictable`
+/// accepts every used block (null: all pages), first pages beyond the limit, then pages with the
+/// fewest used blocks. Calls `evict` once on this thread, unless no page is needed or available.
+/// `empty_bytes` (may be null) receives the empty bytes afterwards. Other threads may use blocks
+/// meanwhile: the engine checks which are still in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     pool: vmmgraph_block_pool_t,
@@ -341,18 +290,15 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     user: *mut c_void,
     empty_bytes: *mut u64,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe {
         ask(pool, None, (bytes, by), (evictable, evict, user))?;
         write_number(empty_bytes, with(pool, |pool| pool.empty_bytes())?)
     })
 }
 
-/// As vmmgraph_block_pool_ask, limited to the pages of the blocks in `ranges`, as for the recall of
-/// a lease. vmmgraph_block_pool_unused then returns the memory to release.
-///
-/// # Safety
-/// As vmmgraph_block_pool_ask; `ranges` points to `range_count` ranges, or `range_count` is 0.
+/// As vmmgraph_block_pool_ask, for the pages of the blocks in `ranges`, as for the recall of a
+/// lease; then see vmmgraph_block_pool_unused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
     pool: vmmgraph_block_pool_t,
@@ -364,19 +310,15 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
     user: *mut c_void,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let among = unsafe { read_ranges(ranges, range_count) }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { ask(pool, Some(&among), (bytes, 0), (evictable, evict, user)) }
     })
 }
 
 /// Returns pages without used blocks, among the pages of the blocks in `among`, as block ranges:
-/// the memory which can be released now.
-///
-/// # Safety
-/// `among` points to `among_count` ranges, or `among_count` is 0; `ranges` points to `capacity`
-/// writable ranges, or `capacity` is 0; `count` is null or writable.
+/// memory which can be released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_unused(
     pool: vmmgraph_block_pool_t,
@@ -387,18 +329,14 @@ pub unsafe extern "C" fn vmmgraph_block_pool_unused(
     count: *mut usize,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let among = unsafe { read_ranges(among, among_count) }?;
         let found = with(pool, |pool| pool.unused_of(&among))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_ranges(&found, ranges, capacity, count) }
     })
 }
 
-/// Asks the engine to vacate pages, of the whole pool or of some blocks.
-///
-/// # Safety
-/// As vmmgraph_block_pool_ask.
 unsafe fn ask(
     pool: vmmgraph_block_pool_t,
     among: Option<&[Range<u64>]>,
@@ -408,7 +346,7 @@ unsafe fn ask(
     let evict = evict.ok_or_else(|| null("evict"))?;
     // A snapshot: the engine is called without the lock.
     let seen = with(pool, |pool| pool.clone())?;
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let may = |block| evictable.is_none_or(|may| unsafe { may(block, user) } != 0);
     let ask = match among {
         Some(among) => seen.ask_of(among, bytes, by, may),
@@ -429,23 +367,20 @@ unsafe fn ask(
         by: ask.by,
     };
     if !pages.is_empty() {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { evict(&raw const told, user) };
     }
     Ok(())
 }
 
-/// Writes the pool's current statistics.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the pool's statistics.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_stats(
     pool: vmmgraph_block_pool_t,
     stats: *mut vmmgraph_block_pool_stats_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = with(pool, |pool| vmmgraph_block_pool_stats_t {
             struct_size: stats.struct_size,

@@ -1,5 +1,3 @@
-//! Devices in C: opening, statistics, budget.
-
 use std::ffi::{c_char, c_void};
 
 use super::arena::stream_of;
@@ -14,7 +12,6 @@ use crate::error::Error;
 use crate::units::Peers;
 use crate::{Device, DeviceOptions, DriverChoice, Handles};
 
-/// Opaque; never defined.
 pub struct vmmgraph_device {
     _private: (),
 }
@@ -22,11 +19,11 @@ pub struct vmmgraph_device {
 /// Device: its driver and its page pool.
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
-/// Selected by VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host); without the
-/// variable, the first of these with a usable device, never the host:
-/// VMMGRAPH_ERROR_DRIVER_MISSING, whose message names each platform's reason.
+/// VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host), else the first of these
+/// with a usable device, never the host. Failure is VMMGRAPH_ERROR_DRIVER_MISSING, with each
+/// platform's reason in the message.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
-/// CUDA. If unusable, the error message names the missing part.
+/// CUDA.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
 /// Memory of this machine; addresses are ordinary pointers of this process.
 pub const VMMGRAPH_DRIVER_HOST: i32 = 2;
@@ -40,106 +37,87 @@ pub const VMMGRAPH_DRIVER_MLU: i32 = 5;
 
 /// Pages cannot be exported.
 pub const VMMGRAPH_SHARING_NONE: i32 = 0;
-/// Pages can be exported as POSIX file descriptors, one per page, created on export. Not on HIP,
-/// Ascend and MLU.
+/// Pages can be exported as POSIX file descriptors, created on export. Not on HIP, Ascend and MLU.
 pub const VMMGRAPH_SHARING_FD: i32 = 1;
-/// As VMMGRAPH_SHARING_FD, plus fabric handles, which reach other hosts, if the device can make one
-/// when opened.
+/// Pages can also be exported as fabric handles, which reach other hosts, if the device can make
+/// one when opened.
 pub const VMMGRAPH_SHARING_FABRIC: i32 = 2;
 
-/// Options of vmmgraph_device_open.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_options_t {
-    /// sizeof(vmmgraph_device_options_t).
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_AUTO, _CUDA, _HIP, _ASCEND, _MLU or _HOST.
+    /// One of VMMGRAPH_DRIVER_*.
     pub driver: i32,
     /// Device number of the driver, from 0.
     pub device: i32,
-    /// Limit in bytes of the device's page pool; 0: none, or unchanged if the device is already
-    /// open. See vmmgraph_device_set_budget.
+    /// See vmmgraph_device_set_budget; 0 leaves the budget of an open device unchanged.
     pub budget_bytes: u64,
-    /// Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
+    /// Host driver: mapping granularity, a power of two; 0: 2 MiB.
     pub host_granularity_bytes: u64,
     /// Host driver: bytes of the device; 0: this machine's memory.
     pub host_memory_bytes: u64,
-    /// How pages can be exported to other processes: VMMGRAPH_SHARING_NONE, _FD or _FABRIC. Opening
-    /// fails if the device cannot, or is already open without the requested sharing. A device
-    /// without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment, _NONE
-    /// also grants _FD where possible: NCCL then registers no captured buffers. See sharing in
-    /// vmmgraph_device_info_t.
+    /// VMMGRAPH_SHARING_*. Opening fails if the device cannot, or is already open without it; a
+    /// device without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment,
+    /// _NONE also grants _FD where possible: NCCL then registers no captured buffers.
     pub sharing: i32,
     /// 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, which makes
     /// every map slower). Opening fails if the device cannot, or is already open without RDMA.
     pub rdma: i32,
-    /// Other devices of the platform with read and write access to all pages: sum of 1 << n for
-    /// each device n, n < 64. Applies at once to an open device. Each makes every map slower. A
-    /// device without peer access is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    /// Devices with read and write access to all pages: sum of 1 << n for each device n, n < 64.
+    /// Applies at once to an open device. Each makes every map slower. A device without peer access
+    /// is VMMGRAPH_ERROR_INVALID_ARGUMENT.
     pub peers: u64,
 }
 
-/// Properties of a device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_info_t {
-    /// Set to sizeof(vmmgraph_device_info_t) before the call.
     pub struct_size: usize,
-    /// VMMGRAPH_DRIVER_CUDA, _HIP, _ASCEND, _MLU or _HOST.
+    /// One of VMMGRAPH_DRIVER_*.
     pub driver: i32,
-    /// Device number.
     pub device: i32,
-    /// Mapping granularity: lengths and addresses of mappings are multiples of this number of
-    /// bytes.
+    /// Lengths and addresses of mappings are multiples of this number of bytes.
     pub granularity_bytes: u64,
-    /// Bytes of device memory.
     pub total_bytes: u64,
-    /// Device name, zero-terminated.
     pub name: [c_char; 128],
-    /// Granted sharing of pages: VMMGRAPH_SHARING_NONE, _FD or _FABRIC.
+    /// Granted sharing, VMMGRAPH_SHARING_*.
     pub sharing: i32,
     /// 1 if network cards may read and write the pages, else 0.
     pub rdma: i32,
-    /// Other devices with read and write access to all pages: sum of 1 << n for each device n.
+    /// Devices with read and write access to all pages: sum of 1 << n for each device n.
     pub peers: u64,
 }
 
-/// Statistics of a device's page pool since the device was opened. All counts are exact.
+/// Statistics of a device's page pool since the device was opened.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_stats_t {
-    /// Set to sizeof(vmmgraph_device_stats_t) before the call.
     pub struct_size: usize,
     /// Bytes of pages held from the driver.
     pub physical_bytes: u64,
-    /// Peak of physical_bytes.
     pub peak_physical_bytes: u64,
     /// Bytes of pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
     pub retained_bytes: u64,
     /// Bytes of free pages, which are mapped nowhere.
     pub free_bytes: u64,
-    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Pages held from the driver.
     pub pages: u64,
-    /// Pages created so far.
     pub pages_created: u64,
-    /// Pages released to the driver so far.
     pub pages_released: u64,
     /// Current mappings.
     pub mappings: u64,
-    /// Mappings made so far.
+    /// Mappings made.
     pub maps: u64,
-    /// Mappings removed so far.
+    /// Mappings removed.
     pub unmaps: u64,
     /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
     /// Current address reservations.
     pub reservations: u64,
-    /// Resources waiting for the device, and resources which the driver refused to take back. A
-    /// trim retries both.
+    /// Resources waiting for the device or refused by the driver; a trim retries both.
     pub pending: u64,
-    /// Free pages reused so far without a driver call.
+    /// Free pages reused without a driver call.
     pub pages_reused: u64,
     /// Bytes of pages pinned for other processes.
     pub exported_bytes: u64,
@@ -165,11 +143,8 @@ fn number_of_handles(handles: Handles) -> i32 {
     }
 }
 
-/// Opens a device, or returns another handle to the same page pool if the device is already open.
-/// `options` may be null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
-///
-/// # Safety
-/// `options` is null or points to a struct with struct_size set; `device` is null or writable.
+/// Opens a device, or returns another handle to its page pool if already open. `options` may be
+/// null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_open(
     options: *const vmmgraph_device_options_t,
@@ -177,7 +152,7 @@ pub unsafe extern "C" fn vmmgraph_device_open(
 ) -> vmmgraph_status_t {
     guard(|| {
         start();
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (given, device) = (unsafe { self::options(options) }?, unsafe { out(device, "device") }?);
         let mut asked = DeviceOptions::default();
         let mut budget = None;
@@ -225,9 +200,6 @@ pub extern "C" fn vmmgraph_device_close(device: vmmgraph_device_t) -> vmmgraph_s
 }
 
 /// Writes the properties of the device.
-///
-/// # Safety
-/// `info` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_info(
     device: vmmgraph_device_t,
@@ -235,7 +207,7 @@ pub unsafe extern "C" fn vmmgraph_device_info(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let info = unsafe { OutStruct::new(info, "info") }?;
         let found = device.driver().info();
         let mut name = [0; 128];
@@ -256,7 +228,7 @@ pub unsafe extern "C" fn vmmgraph_device_info(
     })
 }
 
-/// Limits the physical memory of the device's page pool in bytes; 0: no limit.
+/// Limits the physical memory of the device's page pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -265,10 +237,7 @@ pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u
     })
 }
 
-/// Writes the current statistics of the device's page pool.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics of the device's page pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_stats(
     device: vmmgraph_device_t,
@@ -276,7 +245,7 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = device.stats();
         stats.write(vmmgraph_device_stats_t {
@@ -305,9 +274,6 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
 /// Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before any code
 /// captures or destroys `stream`: other threads can then replay in these arenas meanwhile. All
 /// arenas are tried; the first error is returned.
-///
-/// # Safety
-/// `stream` is a stream of the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_mark(
     device: vmmgraph_device_t,
@@ -316,11 +282,10 @@ pub unsafe extern "C" fn vmmgraph_device_mark(
     guard(|| Ok(get::<Device, _>(device)?.mark(stream_of(stream))?))
 }
 
-/// Announces a capture on this device without a space of the library. The captured graph may read
-/// blocks of sealed spaces. Blocks freed from now on are treated as for graphs captured in spaces:
-/// no earlier graph, eager work or lease reuses their bytes while the graph writing to the bytes
-/// exists. With VmmGraph's block allocator installed in libtorch, torch's captures call this
-/// function themselves.
+/// Announces a capture on this device without a space of the library, whose graph may read blocks
+/// of sealed spaces: blocks freed from now on are not reused by earlier graphs, eager work or
+/// leases while the graph writing them exists. With VmmGraph's block allocator in libtorch, torch's
+/// captures call this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
     guard(|| {
@@ -329,11 +294,8 @@ pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmm
     })
 }
 
-/// Waits for pending unmaps, releases the device's free pages to the driver, and retries releases
-/// which the driver refused earlier. `released` (may be null) receives the bytes of the pages.
-///
-/// # Safety
-/// `released` is null or writable.
+/// Waits for pending unmaps, releases the device's free pages, and retries releases which the
+/// driver refused. `released` (may be null) receives the bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_trim(
     device: vmmgraph_device_t,

@@ -1,5 +1,3 @@
-//! Dispatchers in C.
-
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
@@ -15,15 +13,14 @@ use crate::dispatch::{
 };
 use crate::error::Error;
 
-/// Never defined: a vmmgraph_dispatcher_t is a key, not an address.
 pub struct vmmgraph_dispatcher {
     _private: (),
 }
 
-/// Dispatcher: selects the graph of each step and counts the reasons. Owns no graph. Thread-safe.
+/// Dispatcher: selects the graph of each step and counts the reasons. Owns no graph.
 pub type vmmgraph_dispatcher_t = *mut vmmgraph_dispatcher;
 
-/// In options only. Decode: full graphs, then piecewise graphs. Other phases: piecewise graphs.
+/// Decode: full graphs, then piecewise graphs. Other phases: piecewise graphs.
 pub const VMMGRAPH_MODE_DEFAULT: i32 = 0;
 /// No graph.
 pub const VMMGRAPH_MODE_EAGER: i32 = 1;
@@ -41,7 +38,6 @@ pub const VMMGRAPH_PHASE_MIXED: i32 = 2;
 
 /// A graph with the exact shape exists.
 pub const VMMGRAPH_REASON_HIT: i32 = 0;
-/// A graph with a larger shape exists.
 pub const VMMGRAPH_REASON_PADDED: i32 = 1;
 /// A graph is captured for this step.
 pub const VMMGRAPH_REASON_CAPTURED: i32 = 2;
@@ -67,7 +63,6 @@ pub const VMMGRAPH_REASON_STAND_IN: i32 = 11;
 /// Begins a capture ahead of traffic. The caller owns the slot until the capture is reported as
 /// captured, failed or abandoned.
 pub const VMMGRAPH_GRAPH_BEGIN: i32 = 0;
-/// The graph was captured.
 pub const VMMGRAPH_GRAPH_CAPTURED: i32 = 1;
 /// The capture failed: its step runs eagerly, and the bucket has no graph until
 /// VMMGRAPH_GRAPH_FORGIVEN.
@@ -76,27 +71,22 @@ pub const VMMGRAPH_GRAPH_FAILED: i32 = 2;
 pub const VMMGRAPH_GRAPH_EVICTED: i32 = 3;
 /// Permits a new attempt for a failed bucket.
 pub const VMMGRAPH_GRAPH_FORGIVEN: i32 = 4;
-/// The capture was not attempted: the slot returns to its previous state. The step is counted when
-/// dispatched again.
+/// The capture was not attempted: the slot returns to its previous state, and the step is counted
+/// when dispatched again.
 pub const VMMGRAPH_GRAPH_ABANDONED: i32 = 5;
 /// A step runs with this graph, or eagerly with slot UINT32_MAX, by the decision of another rank.
-/// Counted in addition to the local decision; the graph counts as used.
+/// Counted in addition to the local decision.
 pub const VMMGRAPH_GRAPH_IMPOSED: i32 = 6;
 
-/// Options of a dispatcher. Zero the struct, set struct_size, then the fields which differ from the
-/// default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_dispatcher_options_t {
-    /// sizeof(vmmgraph_dispatcher_options_t).
     pub struct_size: usize,
     /// Buckets of full graphs, in any order.
     pub full: *const vmmgraph_key_t,
-    /// Number of buckets in `full`.
     pub full_count: usize,
     /// Buckets of piecewise graphs, in any order.
     pub piecewise: *const vmmgraph_key_t,
-    /// Number of buckets in `piecewise`.
     pub piecewise_count: usize,
     /// Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
     pub weights: [u16; 4],
@@ -104,30 +94,25 @@ pub struct vmmgraph_dispatcher_options_t {
     pub piecewise_ignores: u32,
     /// Steps with more tokens run eagerly; 0: no limit.
     pub most_tokens: u32,
-    /// Maximum number of graphs, including captures in progress; 0: no limit.
+    /// Graphs, including captures in progress; 0: no limit.
     pub most_graphs: u32,
     /// 1: a step never captures its missing graph.
     pub ahead_only: i32,
-    /// Modes tried for each VMMGRAPH_PHASE, first and second.
+    /// Modes tried for each VMMGRAPH_PHASE.
     pub modes: [[i32; 2]; 3],
-    /// Maximum weight of a replacement graph for a missing one, as a multiple of the missing
-    /// graph's weight. 0: 2; 1: no heavier graph.
+    /// Maximum weight of a replacement for a missing graph, as a multiple of its weight. 0: 2; 1:
+    /// no heavier graph.
     pub stand_in: u32,
     /// Must be 0.
     pub reserved: u32,
 }
 
-/// Statistics of a dispatcher.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_dispatcher_stats_t {
-    /// Set to sizeof(vmmgraph_dispatcher_stats_t) before the call.
     pub struct_size: usize,
-    /// Graphs, including captures in progress.
     pub graphs: u64,
-    /// Successful captures.
     pub captures: u64,
-    /// Failed captures.
     pub failures: u64,
     /// Evicted graphs.
     pub evictions: u64,
@@ -135,25 +120,21 @@ pub struct vmmgraph_dispatcher_stats_t {
     pub requested: u64,
     /// Weight of the padding in those steps.
     pub padding: u64,
-    /// Steps run by the decision of another rank (VMMGRAPH_GRAPH_IMPOSED), in addition to the local
-    /// decisions.
+    /// Steps run by the decision of another rank (VMMGRAPH_GRAPH_IMPOSED).
     pub imposed: u64,
     /// Eager steps in `imposed`.
     pub imposed_eager: u64,
 }
 
-/// Decision for a step, and its reason.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_decision_t {
-    /// Set to sizeof(vmmgraph_decision_t) before the call.
     pub struct_size: usize,
     /// VMMGRAPH_MODE_EAGER, _PIECEWISE or _FULL.
     pub mode: i32,
     /// One of VMMGRAPH_REASON_*.
     pub reason: i32,
-    /// 1: capture the graph, then report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED. 0: replay
-    /// the graph or run eagerly.
+    /// 1: capture the graph, then report VMMGRAPH_GRAPH_CAPTURED, _FAILED or _ABANDONED.
     pub capture: i32,
     /// Number of the graph, from 0; UINT32_MAX for an eager step.
     pub slot: u32,
@@ -183,17 +164,13 @@ fn modes_of(given: [[i32; 2]; 3]) -> Result<Modes, Failure> {
 }
 
 /// Creates a dispatcher without graphs. Null options: no buckets.
-///
-/// # Safety
-/// `options` is null or points to a struct with struct_size set, whose arrays have full_count and
-/// piecewise_count keys. `dispatcher` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_create(
     options: *const vmmgraph_dispatcher_options_t,
     dispatcher: *mut vmmgraph_dispatcher_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (given, dispatcher) =
             (unsafe { self::options(options) }?, unsafe { out(dispatcher, "dispatcher") }?);
         let Some(given) = given else {
@@ -215,9 +192,9 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_create(
                 given.stand_in
             },
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let full = BucketSet::new(unsafe { keys(given.full, given.full_count) }?, weights)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let piecewise = unsafe { keys(given.piecewise, given.piecewise_count) }?;
         let piecewise = BucketSet::new(piecewise, weights)?.ignoring_variant_bits(given.piecewise_ignores);
         *dispatcher = register(Arc::new(Dispatcher::new(full, piecewise, options)));
@@ -243,10 +220,7 @@ fn write(decision: &Decision, to: &OutStruct<vmmgraph_decision_t>) {
 }
 
 /// Decides one step and counts the decision; a capture is counted when reported. `capturable` is 0
-/// if the step cannot run in a graph, else 1.
-///
-/// # Safety
-/// `step` is null or readable; `decision` is null or points to a struct with struct_size set.
+/// if the step cannot run in a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatch(
     dispatcher: vmmgraph_dispatcher_t,
@@ -257,7 +231,7 @@ pub unsafe extern "C" fn vmmgraph_dispatch(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (key, decision) = (unsafe { key_of(step) }?, unsafe { OutStruct::new(decision, "decision") }?);
         let phase = pick("the phase", phase, &[Phase::Decode, Phase::Prefill, Phase::Mixed])?;
         let capturable = pick("capturable", capturable, &[false, true])?;
@@ -266,12 +240,8 @@ pub unsafe extern "C" fn vmmgraph_dispatch(
     })
 }
 
-/// Writes the mode, slot and bucket of graph number `index`, from 0, for captures ahead of traffic.
-/// The order is largest first in each mode. Counts nothing. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond
-/// the last.
-///
-/// # Safety
-/// `decision` is null or points to a struct with struct_size set.
+/// Writes the mode, slot and bucket of graph number `index`, largest first in each mode, for
+/// captures ahead of traffic. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond the last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
     dispatcher: vmmgraph_dispatcher_t,
@@ -280,7 +250,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let decision = unsafe { OutStruct::new(decision, "decision") }?;
         let expected = "below the number of graphs";
         let (slot, mode, bucket) = dispatcher.slots().nth(index).ok_or(Error::InvalidArgument {
@@ -294,7 +264,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
 }
 
 /// Reports an event of a graph, one of VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's
-/// state does not permit the event; VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown slot or event.
+/// state does not permit the event.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_dispatcher_report(
     dispatcher: vmmgraph_dispatcher_t,
@@ -319,9 +289,6 @@ pub extern "C" fn vmmgraph_dispatcher_report(
 /// Finds the graph to evict first: the least recently used, except `kept` (UINT32_MAX: no
 /// exception). Writes UINT32_MAX if none exists. Report VMMGRAPH_GRAPH_EVICTED after the graph is
 /// destroyed.
-///
-/// # Safety
-/// `slot` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_least_recently_used(
     dispatcher: vmmgraph_dispatcher_t,
@@ -330,17 +297,14 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_least_recently_used(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let slot = unsafe { out(slot, "slot") }?;
         *slot = dispatcher.least_recently_used(Some(Slot(kept))).map_or(u32::MAX, |slot| slot.0);
         Ok(())
     })
 }
 
-/// Writes the current statistics.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
     dispatcher: vmmgraph_dispatcher_t,
@@ -348,7 +312,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let counters = dispatcher.counters();
         stats.write(vmmgraph_dispatcher_stats_t {
@@ -367,9 +331,6 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
 }
 
 /// Writes the number of steps run in mode `mode` for reason `reason`.
-///
-/// # Safety
-/// `steps` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_steps(
     dispatcher: vmmgraph_dispatcher_t,
@@ -379,7 +340,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_steps(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let steps = unsafe { out(steps, "steps") }?;
         let mode = pick("the mode", mode.saturating_sub(VMMGRAPH_MODE_EAGER), &GraphMode::ALL)?;
         *steps = dispatcher.counters().steps(mode, pick("the reason", reason, &Reason::ALL)?);
@@ -388,13 +349,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_steps(
 }
 
 /// Copies all counters in Prometheus text format, with `count` labels on every sample: `labels` has
-/// `count` names, then `count` values, UTF-8. Copies at most `capacity` bytes, zero-terminated if
-/// `capacity` is not 0. `needed` receives the full length in bytes with terminator. `buffer` and
-/// `needed` may be null.
-///
-/// # Safety
-/// `labels` points to 2 * `count` zero-terminated strings, or `count` is 0. `buffer` is null or
-/// points to `capacity` writable bytes. `needed` is null or writable.
+/// `count` names, then `count` values.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_prometheus(
     dispatcher: vmmgraph_dispatcher_t,
@@ -406,20 +361,20 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_prometheus(
 ) -> vmmgraph_status_t {
     guard(|| {
         let dispatcher = get::<Dispatcher, _>(dispatcher)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let labels = unsafe { items(labels, count.saturating_mul(2), "labels") }?;
         let mut texts = Vec::with_capacity(labels.len());
         for label in labels {
             if label.is_null() {
                 return Err(null("label"));
             }
-            // SAFETY: not null, so zero-terminated by the caller's contract.
+            // SAFETY: not null, so zero-terminated.
             texts.push(unsafe { CStr::from_ptr(*label) }.to_string_lossy());
         }
         let (names, values) = texts.split_at(count);
         let pairs: Vec<_> = names.iter().zip(values).map(|(name, value)| (&**name, &**value)).collect();
         let text = dispatcher.prometheus(&pairs);
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_text(&text, buffer, capacity, needed) };
         Ok(())
     })

@@ -1,5 +1,3 @@
-//! Elastic buffers in C: addresses for the maximum size, pages for the part in use.
-
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,24 +17,20 @@ use super::sized::range;
 use super::status::vmmgraph_status_t;
 use crate::{Device, ElasticBuffer, Pending};
 
-/// Never defined: a vmmgraph_elastic_buffer_t is a key, not an address.
 pub struct vmmgraph_elastic_buffer {
     _private: (),
 }
 
 /// Elastic buffer: reserves addresses for the maximum size and has pages only for committed parts.
-/// Thread-safe.
 pub type vmmgraph_elastic_buffer_t = *mut vmmgraph_elastic_buffer;
 
-/// Never defined: a vmmgraph_pending_t is a key, not an address.
 pub struct vmmgraph_pending {
     _private: (),
 }
 
-/// An asynchronous commit. Thread-safe.
+/// An asynchronous commit.
 pub type vmmgraph_pending_t = *mut vmmgraph_pending;
 
-/// Never defined: a vmmgraph_elastic_observer_t is a key, not an address.
 pub struct vmmgraph_elastic_observer {
     _private: (),
 }
@@ -44,112 +38,84 @@ pub struct vmmgraph_elastic_observer {
 /// Callbacks for mapping and unmapping of elastic memory, active until destroyed.
 pub type vmmgraph_elastic_observer_t = *mut vmmgraph_elastic_observer;
 
-/// Options of elastic memory. Zero the struct, set struct_size, then the fields which differ from
-/// the default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_elastic_options_t {
-    /// sizeof(vmmgraph_elastic_options_t).
     pub struct_size: usize,
     /// Name for messages, zero-terminated; null: none.
     pub name: *const c_char,
     /// Bytes of every page, a multiple of the device's granularity. 0: about 1/64 of the longest
-    /// address range, at most 16 MiB. Driver calls cost time per page, not per byte, and memory is
-    /// committed by the page.
+    /// address range, at most 16 MiB. Driver calls cost time per page.
     pub page_bytes: u64,
-    /// Limit of physical bytes; 0: only the device's limit.
+    /// Limit of physical bytes.
     pub budget_bytes: u64,
     /// Guaranteed bytes, reserved in the device's budget.
     pub least_bytes: u64,
-    /// Parent account on the same device (a tenant's, a model's); null: the device's. The handle
-    /// may be destroyed after the call.
+    /// Parent account on the same device; null: the device's.
     pub account: vmmgraph_account_t,
 }
 
-/// Result of a commit. Pages already committed are not counted.
+/// Result of a commit, without pages already committed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_committed_t {
-    /// Set to sizeof(vmmgraph_committed_t) before the call.
     pub struct_size: usize,
-    /// Mapped bytes.
     pub bytes: u64,
-    /// Mapped pages.
     pub pages: u64,
-    /// Pages created by the driver, part of `pages`; the other pages were free pages of the device.
+    /// Pages created by the driver, part of `pages`.
     pub created: u64,
-    /// Decommitted pages still mapped and now reused without a driver call. Earlier work may still
-    /// access them.
+    /// Decommitted pages reused while still mapped; earlier work may still access them.
     pub revived: u64,
 }
 
-/// Statistics of elastic memory. Counters begin at creation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_elastic_stats_t {
-    /// Set to sizeof(vmmgraph_elastic_stats_t) before the call.
     pub struct_size: usize,
-    /// Number, unique in the process.
     pub id: u64,
-    /// Bytes of a page.
     pub page_bytes: u64,
-    /// Reserved address bytes.
     pub reserved_bytes: u64,
-    /// Committed bytes.
     pub committed_bytes: u64,
-    /// Maximum of committed_bytes so far.
     pub peak_committed_bytes: u64,
-    /// Bytes being mapped by commits in progress.
+    /// Bytes being mapped.
     pub coming_bytes: u64,
-    /// Decommitted bytes still mapped: their fence is not complete or was not polled since.
+    /// Decommitted bytes still mapped: their fence is not complete or was not polled.
     pub leaving_bytes: u64,
-    /// Successful commits, including commits without effect.
+    /// Commits, including those without effect.
     pub commits: u64,
-    /// Failed and undone attempts to commit.
+    /// Failed and undone commits.
     pub refused: u64,
-    /// Decommits with effect.
     pub decommits: u64,
-    /// Pages mapped.
     pub pages_mapped: u64,
     /// Mapped pages created by the driver.
     pub pages_created: u64,
     /// Decommitted pages committed again while still mapped.
     pub pages_revived: u64,
-    /// Pages unmapped.
     pub pages_unmapped: u64,
     /// Bytes charged to the budget.
     pub charged_bytes: u64,
-    /// Byte budget; 0: none.
     pub budget_bytes: u64,
 }
 
-/// Elastic memory just mapped or about to be unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_shown_t {
-    /// sizeof(vmmgraph_shown_t) in the library.
     pub struct_size: usize,
-    /// Name of the buffer or cache, zero-terminated.
+    /// Name of the buffer or cache.
     pub name: *const c_char,
     /// Number of the buffer or cache, as in its statistics.
     pub buffer: u64,
-    /// Address ranges, in order.
     pub ranges: *const vmmgraph_range_t,
-    /// Number of ranges.
     pub range_count: usize,
 }
 
-/// Callback for elastic memory; `shown` is valid during the call. Must not throw. No library lock
-/// is held. Calls which would wait for pages moved by another thread are VMMGRAPH_ERROR_WRONG_STATE
-/// inside the callback.
+/// Callback for elastic memory; `shown` is valid during the call. Calls which would wait for pages
+/// moved by another thread are VMMGRAPH_ERROR_WRONG_STATE inside.
 pub type vmmgraph_shown_fn = Option<unsafe extern "C" fn(shown: *const vmmgraph_shown_t, user: *mut c_void)>;
 
-/// Reserves `bytes` bytes of addresses, without memory. `options` may be null. The buffer keeps the
-/// device open. Fails with VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or
-/// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
-///
-/// # Safety
-/// `options` is null or points to a struct with struct_size set; `buffer` is null or writable.
+/// Reserves `bytes` bytes of addresses, without memory. `options` may be null. Fails with
+/// VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or VMMGRAPH_ERROR_OVER_BUDGET if
+/// least_bytes do not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_create(
     device: vmmgraph_device_t,
@@ -159,9 +125,9 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let buffer = unsafe { out(buffer, "buffer") }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let made = unsafe { with_options(options, |options| Ok(device.elastic_buffer(bytes, options)?)) }?;
         *buffer = register(Arc::new(made));
         Ok(())
@@ -175,11 +141,7 @@ pub extern "C" fn vmmgraph_elastic_buffer_destroy(buffer: vmmgraph_elastic_buffe
     guard(|| remove::<ElasticBuffer, _>(buffer).map(drop))
 }
 
-/// Writes the base address, which never changes. Uncommitted parts have no memory: device accesses
-/// fault.
-///
-/// # Safety
-/// `base` is null or writable.
+/// Writes the base address, which never changes. Device accesses to uncommitted parts fault.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_base(
     buffer: vmmgraph_elastic_buffer_t,
@@ -187,20 +149,17 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_base(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         *unsafe { out(base, "base") }? = buffer.base().0 as *mut c_void;
         Ok(())
     })
 }
 
 /// Commits `bytes` bytes at `offset`, rounded outward to pages: maps all missing pages, or none.
-/// Uses free pages of the device first; if memory is short, asks reclaimers before failing. New
-/// pages have undefined contents. Decommitted pages which are still mapped stay, with their
-/// contents: work on streams other than those of their fence must first call
-/// vmmgraph_elastic_buffer_before. A failed call changes nothing. `done` may be null.
-///
-/// # Safety
-/// `done` is null or points to a struct with struct_size set.
+/// Uses free pages first; if memory is short, asks reclaimers. New pages have undefined contents.
+/// Decommitted pages which are still mapped keep their contents: work on streams other than those
+/// of their fence must first call vmmgraph_elastic_buffer_before. A failed call changes nothing.
+/// `done` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
     buffer: vmmgraph_elastic_buffer_t,
@@ -210,17 +169,13 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { committed(done, || buffer.commit(range(offset, bytes))) }
     })
 }
 
 /// Like vmmgraph_elastic_buffer_commit, on a thread of the library and without asking reclaimers.
-/// Returns at once; vmmgraph_pending_wait returns the result. The caller destroys `pending`, which
-/// may be null to ignore the result.
-///
-/// # Safety
-/// `pending` is null or writable.
+/// Returns at once; vmmgraph_pending_wait returns the result. `pending` may be null to ignore it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit_async(
     buffer: vmmgraph_elastic_buffer_t,
@@ -230,20 +185,15 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit_async(
 ) -> vmmgraph_status_t {
     guard(|| {
         let made = get::<ElasticBuffer, _>(buffer)?.commit_async(range(offset, bytes))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { hand_over(made, pending) };
         Ok(())
     })
 }
 
-/// Decommits `bytes` bytes at `offset`, rounded inward to pages. The memory must not be used by
-/// later work. The pages are unmapped after `fence` (null: at once) and count toward the budget
-/// until then. Never waits for the device. Events of the fence must exist only during the call.
-/// `gone` (may be null) receives the decommitted bytes.
-///
-/// # Safety
-/// `fence` is null or points to a struct with struct_size set, stream_count streams and event_count
-/// recorded events. `gone` is null or writable.
+/// Decommits `bytes` bytes at `offset`, rounded inward to pages: later work must not use the
+/// memory. The pages are unmapped after `fence` (null: at once) and count toward the budget until
+/// then. Never waits for the device. `gone` (may be null) receives the decommitted bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
     buffer: vmmgraph_elastic_buffer_t,
@@ -254,25 +204,22 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let fence = unsafe { fence_of(buffer.device(), fence) }?;
         let bytes = buffer.decommit(range(offset, bytes), &fence)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(gone, bytes) }
     })
 }
 
 /// Unmaps decommitted pages whose fence is complete. Does not wait. `gone` (may be null) receives
 /// the bytes.
-///
-/// # Safety
-/// `gone` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_settle(
     buffer: vmmgraph_elastic_buffer_t,
     gone: *mut u64,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { write_number(gone, get::<ElasticBuffer, _>(buffer)?.settle()) })
 }
 
@@ -286,7 +233,7 @@ pub extern "C" fn vmmgraph_elastic_buffer_before(
     guard(|| Ok(get::<ElasticBuffer, _>(buffer)?.before(stream_of(stream))?))
 }
 
-/// Limits the physical bytes of the buffer; 0: only the device's limit. Memory already held stays.
+/// Limits the physical bytes of the buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     buffer: vmmgraph_elastic_buffer_t,
@@ -295,11 +242,7 @@ pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     guard(|| set_budget(get::<ElasticBuffer, _>(buffer)?.account(), bytes))
 }
 
-/// Writes the committed parts, in order, as ranges of whole pages: at most `capacity`. `count`
-/// receives their total.
-///
-/// # Safety
-/// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
+/// Writes the committed parts, in order, as ranges of whole pages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_committed(
     buffer: vmmgraph_elastic_buffer_t,
@@ -315,15 +258,12 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_committed(
             bytes: part.end - part.start,
         };
         let parts: Vec<_> = buffer.committed().into_iter().map(at).collect();
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_counted(&parts, ranges, capacity, count) }
     })
 }
 
-/// Writes the current statistics of the buffer.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics of the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
     buffer: vmmgraph_elastic_buffer_t,
@@ -331,18 +271,18 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_stats(stats, || buffer.stats()) }
     })
 }
 
-/// Registers callbacks: `after_map` for memory just mapped, before the commit returns, and
-/// `before_unmap` for memory no longer in use and about to be unmapped. Either may be null. For
-/// registrations of pages, such as RDMA's.
+/// Registers callbacks, for registrations of pages such as RDMA's: `after_map` for memory just
+/// mapped, before the commit returns, and `before_unmap` for unused memory about to be unmapped.
+/// Either may be null.
 ///
 /// # Safety
 /// The callbacks may be called with `user` from any thread, until vmmgraph_elastic_observer_destroy
-/// and all calls in progress have returned. `observer` is null or writable.
+/// and all calls in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
     buffer: vmmgraph_elastic_buffer_t,
@@ -353,7 +293,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<ElasticBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { observed((after_map, before_unmap, user), observer, |told| buffer.observe(told)) }
     })
 }
@@ -367,9 +307,6 @@ pub extern "C" fn vmmgraph_elastic_observer_destroy(
 }
 
 /// Sets `over` to 1 if the commit is finished, else to 0.
-///
-/// # Safety
-/// `over` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pending_done(
     pending: vmmgraph_pending_t,
@@ -377,17 +314,14 @@ pub unsafe extern "C" fn vmmgraph_pending_done(
 ) -> vmmgraph_status_t {
     guard(|| {
         let pending = get::<Pending, _>(pending)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         *unsafe { out(over, "over") }? = i32::from(pending.done());
         Ok(())
     })
 }
 
-/// Blocks until the commit is finished and returns its status. Waits for driver calls only, never
-/// for device work. May be called again. `done` may be null.
-///
-/// # Safety
-/// `done` is null or points to a struct with struct_size set.
+/// Blocks until the commit is finished and returns its status. Waits for driver calls only. May be
+/// called again. `done` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pending_wait(
     pending: vmmgraph_pending_t,
@@ -395,7 +329,7 @@ pub unsafe extern "C" fn vmmgraph_pending_wait(
 ) -> vmmgraph_status_t {
     guard(|| {
         let pending = get::<Pending, _>(pending)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { committed(done, || pending.wait()) }
     })
 }

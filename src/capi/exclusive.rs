@@ -1,5 +1,3 @@
-//! Private (exclusive) blocks of an arena in C.
-
 use std::ffi::c_void;
 
 use super::arena::{vmmgraph_arena_t, with};
@@ -8,20 +6,16 @@ use super::share::{copy_extents, vmmgraph_page_extent_t};
 use super::status::vmmgraph_status_t;
 use crate::Address;
 
-/// Allocates a private (exclusive) block: one page of its own at addresses of its own, until the
-/// block is freed or the arena and all its spaces are destroyed. No graph shares the page, no other
-/// block lies on it, and poison does not fill it. No seal, lending, eager work or pause moves or
-/// releases it. For memory written by peers without waiting for this device, and for contents which
-/// last from replay to replay: workspaces, signal pads, registered windows.
+/// Allocates a private (exclusive) block: one page of its own, until the block is freed or the
+/// arena and all its spaces are destroyed. No graph shares the page, poison does not fill it, and
+/// no seal, lending, eager work or pause moves or releases it. For memory written by peers without
+/// waiting for this device, and for contents which last from replay to replay: workspaces, signal
+/// pads, registered windows.
 ///
-/// The call waits until the block is zero for every stream and peer. Allocate before a capture:
-/// platforms which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING.
-/// `granularity` divides the address and the rounded length, and is a power of two and a multiple
-/// of the device's granularity; 0: a small page. VMMGRAPH_ERROR_INVALID_SIZE for any other value.
-/// The block counts toward the arena's budget.
-///
-/// # Safety
-/// `block` is null or writable.
+/// Waits until the block is zero for every stream and peer. Allocate before a capture: platforms
+/// which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING. `granularity`, a
+/// power of two and a multiple of the device's, divides the address and the rounded length; 0: a
+/// small page; else VMMGRAPH_ERROR_INVALID_SIZE. The block counts toward the arena's budget.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_allocate_exclusive(
     arena: vmmgraph_arena_t,
@@ -30,7 +24,7 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate_exclusive(
     block: *mut *mut c_void,
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let block = unsafe { out(block, "block") }?;
         *block = arena.allocate_exclusive(bytes, granularity)?.0 as *mut c_void;
         Ok(())
@@ -49,12 +43,8 @@ pub extern "C" fn vmmgraph_arena_free_exclusive(
     with(arena, |arena| Ok(arena.free_exclusive(Address(block as u64))?))
 }
 
-/// Returns the page under a private (exclusive) block or a part of the block, as
-/// vmmgraph_space_export: one extent. The page stays the same for the block's life, and can be
-/// exported at any time.
-///
-/// # Safety
-/// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
+/// Returns the page under a private (exclusive) block or a part of it, as vmmgraph_space_export.
+/// The page stays the same for the block's life.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_export(
     arena: vmmgraph_arena_t,
@@ -66,7 +56,7 @@ pub unsafe extern "C" fn vmmgraph_arena_export(
 ) -> vmmgraph_status_t {
     with(arena, |arena| {
         let found = arena.export(Address(base as u64), bytes)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_extents(&found, extents, capacity, count) }
     })
 }

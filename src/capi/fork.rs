@@ -1,9 +1,7 @@
-//! Detection of a process forked after a device was opened.
-//!
-//! The child has one thread. A lock held by another thread of the parent stays locked forever, and
-//! CUDA does not work in the child. Every call is therefore refused before taking a lock, except
-//! the calls which explain a failure. The child can neither hang in a destructor at exit nor
-//! release resources still used by the parent.
+//! Detection of a process forked after a device was opened. In the child, locks held by other
+//! threads stay locked forever, and CUDA does not work. So every call is refused before taking a
+//! lock, except calls which explain a failure: the child neither hangs at exit nor releases the
+//! parent's resources.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -23,17 +21,14 @@ unsafe extern "C" fn in_the_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// Registers the fork handler once.
 pub(super) fn watch() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // SAFETY: the handler only stores to a static, which is allowed after a fork. Registration
-        // fails only without memory; forks then stay undetected.
+        // SAFETY: the handler only stores to a static. Without memory, forks stay undetected.
         unsafe { pthread_atfork(None, None, Some(in_the_child)) };
     });
 }
 
-/// Returns an error in a forked child.
 pub(super) fn usable() -> Result<()> {
     if !FORKED.load(Ordering::Relaxed) {
         return Ok(());

@@ -11,7 +11,7 @@ use super::status::{
 };
 use crate::error::Error;
 
-/// Failure of a C function: an error of the crate, or a mistake only possible in C.
+/// An error of the crate, or a mistake only possible in C.
 pub(super) enum Failure {
     Error(Error),
     Status(vmmgraph_status_t, Error),
@@ -23,14 +23,13 @@ impl From<Error> for Failure {
     }
 }
 
-/// Runs the body of a C function. A closure inside the function and not a macro around it, since
-/// cbindgen must see the signature.
+/// Runs the body of a C function. A closure, not a macro around the function, as cbindgen must see
+/// the signature.
 pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
     guard_closing(|| {}, body)
 }
 
-/// As [`guard`], for functions without locks. Also runs in a forked child, where these functions
-/// explain why all others are refused.
+/// For functions without locks; also runs in a forked child, to explain refusals.
 pub(super) fn guard_anywhere(body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
     run(|| {}, body)
 }
@@ -44,9 +43,8 @@ pub(crate) fn guarded(
     guard_closing(close, || Ok(body()?))
 }
 
-/// Value owned by C++ through the bridge. The destructor runs like a C function: panics are caught,
-/// and log lines follow after all locks are released. In a forked child the destructor does
-/// nothing, since the resources belong to the parent.
+/// Value owned by C++ through the bridge, dropped like a C function runs. In a forked child the
+/// destructor does nothing: the resources belong to the parent.
 #[cfg(feature = "bridge")]
 pub(crate) struct GuardedDrop<T>(std::mem::ManuallyDrop<T>);
 
@@ -70,15 +68,15 @@ impl<T> std::ops::Deref for GuardedDrop<T> {
 impl<T> Drop for GuardedDrop<T> {
     fn drop(&mut self) {
         guard(|| {
-            // SAFETY: this destructor runs once, and the value is not used afterwards.
+            // SAFETY: runs once; the value is not used afterwards.
             unsafe { std::mem::ManuallyDrop::drop(&mut self.0) };
             Ok(())
         });
     }
 }
 
-/// As [`guard`]; a panic also runs `close`, since the panic may leave inconsistent state
-/// (parking_lot's locks do not poison).
+/// A panic also runs `close`, since it may leave inconsistent state (parking_lot's locks do not
+/// poison).
 pub(super) fn guard_closing(
     close: impl FnOnce(),
     body: impl FnOnce() -> Result<(), Failure>,
@@ -90,8 +88,7 @@ pub(super) fn guard_closing(
 }
 
 fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmgraph_status_t {
-    // First, so dropped last: log lines of the body, its destructors and its panic are delivered
-    // then.
+    // First, so dropped last: all log lines of the body are delivered then.
     let _call = Call::begin();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => VMMGRAPH_OK,
@@ -111,7 +108,6 @@ fn run(close: impl FnOnce(), body: impl FnOnce() -> Result<(), Failure>) -> vmmg
     }
 }
 
-/// Returns the failure of a null pointer in argument `what`.
 pub(super) fn null(what: &'static str) -> Failure {
     let error = Error::InvalidArgument { what, value: 0, expected: "a pointer that is not null" };
     Failure::Status(VMMGRAPH_ERROR_NULL_ARGUMENT, error)
@@ -121,17 +117,13 @@ pub(super) fn not_null<T>(pointer: *const T, what: &'static str) -> Result<(), F
     if pointer.is_null() { Err(null(what)) } else { Ok(()) }
 }
 
-/// Dereferences the output pointer in argument `what`.
-///
 /// # Safety
 /// The pointer is null, or valid for reads and writes while the reference lives.
 pub(super) unsafe fn out<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T, Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { pointer.as_mut() }.ok_or_else(|| null(what))
 }
 
-/// Returns the array in argument `what` as a slice.
-///
 /// # Safety
 /// The pointer is null, or valid for reads of `count` items while the slice lives.
 pub(super) unsafe fn items<'a, T>(
@@ -143,13 +135,10 @@ pub(super) unsafe fn items<'a, T>(
         return Ok(&[]);
     }
     check_items(pointer, count, size_of::<T>(), what)?;
-    // SAFETY: not null, and `count` items by the caller's contract, within the size limit of a
-    // slice.
+    // SAFETY: the caller's contract, within the size limit of a slice.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// Returns the array in argument `what` as a writable slice.
-///
 /// # Safety
 /// The pointer is null, or valid for exclusive reads and writes of `count` items while the slice
 /// lives.
@@ -166,7 +155,7 @@ pub(super) unsafe fn items_mut<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) })
 }
 
-/// Checks a pointer to `count` items of `each` bytes: not null, and a possible size.
+/// Not null, and a possible size.
 pub(super) fn check_items<T>(
     pointer: *const T,
     count: usize,
@@ -181,20 +170,15 @@ pub(super) fn check_items<T>(
 }
 
 /// Copies at most `capacity` items.
-///
-/// # Safety
-/// `to` is null or valid for writes of `capacity` items.
 pub(super) unsafe fn copy_items<T: Copy>(from: &[T], to: *mut T, capacity: usize) -> Result<(), Failure> {
     if capacity > 0 {
         not_null(to, "the place for the items")?;
-        // SAFETY: not null, so valid for `capacity` items by the caller's contract. The number of
-        // copied items exceeds neither length.
+        // SAFETY: `capacity` items by the caller's contract; the copy exceeds neither length.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len().min(capacity)) };
     }
     Ok(())
 }
 
-/// Maps a number from C to the entry of `all` at this index.
 pub(super) fn pick<T: Copy>(what: &'static str, number: i32, all: &[T]) -> Result<T, Failure> {
     let found = usize::try_from(number).ok().and_then(|number| all.get(number).copied());
     let expected = "one of the header's numbers for it";

@@ -1,6 +1,4 @@
-//! Handles: generational keys of one process-wide table, cast to pointers.
-//!
-//! A handle is never dereferenced. Its value holds a slot and the slot's generation, so a
+//! Handles: generational keys of one process-wide table, cast to pointers and never dereferenced. A
 //! destroyed, foreign or invented handle is an error and not undefined behaviour.
 
 use std::sync::{Arc, OnceLock};
@@ -57,14 +55,12 @@ enum Object {
     PeerMap(Arc<PeerMap>),
 }
 
-/// Object with a C handle.
 pub(super) trait Handled: Sized {
     const NAME: &'static str;
     fn wrap(object: Arc<Self>) -> ObjectBox;
     fn unwrap(object: &ObjectBox) -> Option<&Arc<Self>>;
 }
 
-/// Registered object; opaque outside this file.
 pub(super) struct ObjectBox(Object);
 
 macro_rules! handled {
@@ -122,7 +118,7 @@ fn table() -> &'static Table {
     TABLE.get_or_init(Table::default)
 }
 
-/// Returns the key of a handle, or the null key (never in the table) for an impossible value.
+/// The null key for an impossible value.
 fn key<P>(handle: *mut P) -> DefaultKey {
     let data = KeyData::from_ffi(handle as u64);
     // `from_ffi` rounds an invalid number to a valid key.
@@ -138,18 +134,16 @@ fn refuse<T: Handled, P>(handle: *mut P) -> Failure {
     Failure::Status(VMMGRAPH_ERROR_INVALID_HANDLE, error)
 }
 
-/// Registers an object and returns its new handle.
 pub(super) fn register<T: Handled, P>(object: Arc<T>) -> *mut P {
     table().write().insert(T::wrap(object)).data().as_ffi() as *mut P
 }
 
-/// Returns the object of a handle.
 pub(super) fn get<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     let table = table().read();
     table.get(key(handle)).and_then(T::unwrap).cloned().ok_or_else(|| refuse::<T, P>(handle))
 }
 
-/// Removes a handle and returns the object. The caller drops the object outside the table's lock.
+/// The caller drops the object outside the table's lock.
 pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     let mut table = table().write();
     let object = table.get(key(handle)).and_then(T::unwrap).cloned().ok_or_else(|| refuse::<T, P>(handle))?;
@@ -157,19 +151,16 @@ pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     Ok(object)
 }
 
-/// Returns the space of a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn space_of(space: super::vmmgraph_space_t) -> crate::error::Result<Arc<Space>> {
     object_of(space)
 }
 
-/// Returns the arena of a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn arena_of(arena: super::vmmgraph_arena_t) -> crate::error::Result<Arc<SharedVmmAllocator>> {
     object_of(arena)
 }
 
-/// Returns the region of a handle, for the bridge.
 #[cfg(feature = "bridge")]
 pub(crate) fn region_of(region: super::vmmgraph_region_t) -> crate::error::Result<Arc<Region>> {
     object_of(region)

@@ -1,5 +1,3 @@
-//! Host pool of a device: host memory for the contents of paused pages.
-
 use super::device::vmmgraph_device_t;
 use super::guard::guard;
 use super::handle::get;
@@ -8,33 +6,31 @@ use super::sized::limit;
 use super::status::vmmgraph_status_t;
 use crate::Device;
 
-/// Statistics of a device's host pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_host_stats_t {
-    /// Set to sizeof(vmmgraph_host_stats_t) before the call.
     pub struct_size: usize,
     /// Bytes obtained from the operating system.
     pub held_bytes: u64,
-    /// Bytes registered with the device (pinned), part of held_bytes.
+    /// Bytes registered with the device (pinned).
     pub registered_bytes: u64,
-    /// Bytes without contents, part of held_bytes.
+    /// Bytes without contents.
     pub free_bytes: u64,
-    /// Limit of held_bytes; 0: no limit.
+    /// Limit of held_bytes.
     pub limit_bytes: u64,
 }
 
-/// Grows the device's host pool to at least `bytes`, used bytes included. The memory is mapped,
-/// faulted in and registered with the device where the driver permits, so that a later pause need
-/// not do so. VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes. VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY
-/// beyond the pool's limit, or beyond the memory available to the machine or to the process's
-/// control group. A failed call leaves the pool's size unchanged.
+/// Grows the device's host pool to at least `bytes`: mapped, faulted in and registered with the
+/// device where the driver permits, so that a later pause need not do so.
+/// VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes; VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the
+/// pool's limit, or beyond the memory available to the machine or control group. A failed call
+/// changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_prepare_backup(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| Ok(get::<Device, _>(device)?.host_pool().prepare(bytes)?))
 }
 
-/// Limits the bytes of the device's host pool; 0: no limit. Memory already held stays.
+/// Limits the bytes of the device's host pool. Memory already held stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_host_budget(
     device: vmmgraph_device_t,
@@ -48,9 +44,6 @@ pub extern "C" fn vmmgraph_device_set_host_budget(
 
 /// Returns unused memory of the device's host pool to the operating system. `released` (may be
 /// null) receives the bytes.
-///
-/// # Safety
-/// `released` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_trim_host(
     device: vmmgraph_device_t,
@@ -66,10 +59,7 @@ pub unsafe extern "C" fn vmmgraph_device_trim_host(
     })
 }
 
-/// Writes the current statistics of the device's host pool.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics of the device's host pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_host_stats(
     device: vmmgraph_device_t,
@@ -77,7 +67,7 @@ pub unsafe extern "C" fn vmmgraph_device_host_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = device.host_pool().stats();
         stats.write(vmmgraph_host_stats_t {

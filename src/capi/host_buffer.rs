@@ -1,5 +1,3 @@
-//! Host buffers: sources of a ring's units.
-
 use std::ffi::c_void;
 
 use super::arena::stream_of;
@@ -10,28 +8,22 @@ use super::memory::write_number;
 use super::status::vmmgraph_status_t;
 use crate::{Address, Device, HostBuffer, Pinning};
 
-/// Never defined: a vmmgraph_host_buffer_t is a key, not an address.
 pub struct vmmgraph_host_buffer {
     _private: (),
 }
 
-/// Contiguous host memory from which a ring copies its units. Thread-safe.
+/// Contiguous host memory from which a ring copies its units.
 pub type vmmgraph_host_buffer_t = *mut vmmgraph_host_buffer;
 
-/// Host memory must be registered with the device (pinned), else
-/// VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
+/// Memory must be registered with the device (pinned), else VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
 pub const VMMGRAPH_PINNING_REQUIRED: i32 = 0;
-/// Unregistered memory is accepted: copies then use the host pool's ring of small registered
-/// buffers, and the thread which acquires a unit waits for each copy.
+/// Unregistered memory is accepted: copies go through small registered buffers, and the thread
+/// which acquires a unit waits for each copy.
 pub const VMMGRAPH_PINNING_PREFERRED: i32 = 1;
 
-/// Allocates `bytes` bytes of host memory, at most 1 GiB, from the device's host pool. The contents
-/// are undefined. `pinning` is one of VMMGRAPH_PINNING_*. The buffer keeps the device open. Fails
-/// with VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY or
-/// VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
-///
-/// # Safety
-/// `buffer` is null or writable.
+/// Allocates `bytes` bytes, at most 1 GiB, from the device's host pool, with undefined contents.
+/// `pinning` is one of VMMGRAPH_PINNING_*. Fails with VMMGRAPH_ERROR_INVALID_SIZE,
+/// VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY or VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_create(
     device: vmmgraph_device_t,
@@ -41,7 +33,7 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let buffer = unsafe { out(buffer, "buffer") }?;
         let pinning = pick("pinning", pinning, &[Pinning::Required, Pinning::Preferred])?;
         *buffer = register(device.host_buffer(bytes, pinning)?);
@@ -49,21 +41,17 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_create(
     })
 }
 
-/// Destroys the handle. The memory stays while a ring uses the buffer as a source, and returns to
-/// the host pool after all copies. Does not block.
+/// Destroys the handle. The memory stays while a ring uses it as a source, and returns to the host
+/// pool after all copies. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_destroy(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| remove::<HostBuffer, _>(buffer).map(drop))
 }
 
-/// Returns the address of the memory in this process, its bytes, and whether the memory is
-/// registered with the device (1, else 0). Each pointer may be null. To write through the address:
-/// stop every ring from copying, call vmmgraph_host_buffer_wait, write, then call
-/// vmmgraph_host_buffer_changed. The address is valid while the handle exists or a ring uses the
-/// buffer as a source.
-///
-/// # Safety
-/// `base`, `bytes` and `registered` are null or writable.
+/// Returns the address of the memory in this process, its bytes, and whether it is registered with
+/// the device (1, else 0). Each pointer may be null. To write through the address: stop every ring
+/// from copying, call vmmgraph_host_buffer_wait, write, then call vmmgraph_host_buffer_changed.
+/// Valid while the handle exists or a ring uses the buffer as a source.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_info(
     buffer: vmmgraph_host_buffer_t,
@@ -73,7 +61,7 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_info(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<HostBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (base, registered) = unsafe { (base.as_mut(), registered.as_mut()) };
         if let Some(base) = base {
             *base = buffer.as_ptr().cast();
@@ -81,19 +69,19 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_info(
         if let Some(registered) = registered {
             *registered = i32::from(buffer.registered());
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(bytes, buffer.bytes()) }
     })
 }
 
 /// Writes `bytes` bytes from `from` to the buffer at offset `at`. Blocks until all submitted copies
-/// to and from the buffer, and all launches of captured steps reading the buffer, are complete.
-/// Copies in ring slots become stale: the next use copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond
-/// the end; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched.
-/// A failed call writes nothing.
+/// to and from the buffer, and all launches of captured steps reading it, are complete. The next
+/// use of a ring slot copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end;
+/// VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched. A failed
+/// call writes nothing.
 ///
 /// # Safety
-/// `from` points to `bytes` readable bytes outside the buffer, or `bytes` is 0.
+/// `from` lies outside the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_write(
     buffer: vmmgraph_host_buffer_t,
@@ -103,23 +91,22 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_write(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<HostBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let from = unsafe { items(from.cast::<u8>(), bytes, "from") }?;
         Ok(buffer.write(at, from)?)
     })
 }
 
-/// Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`. The copy runs
-/// after the work submitted to `stream` so far, and after all readers of the buffer: copies and
-/// launches of captured steps. The copy overlaps later work, on the device-to-host copy engine.
-/// Does not block. Copies in ring slots become stale: the next use copies again, after this copy.
-/// Before the device memory is written again, call vmmgraph_host_buffer_before on the writing
-/// stream. VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
+/// Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`, after the work
+/// submitted to `stream` so far and after all readers of the buffer. The copy overlaps later work.
+/// Does not block. The next use of a ring slot copies again, after this copy. Before the device
+/// memory is written again, call vmmgraph_host_buffer_before on the writing stream.
+/// VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
 /// VMMGRAPH_ERROR_STREAM_CAPTURING; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the
 /// buffer is being launched.
 ///
 /// # Safety
-/// `from` is a device address of `bytes` bytes, mapped until the copy is complete.
+/// `from` is mapped until the copy is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_store(
     buffer: vmmgraph_host_buffer_t,
@@ -133,7 +120,7 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_store(
         if bytes > 0 {
             not_null(from, "from")?;
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { buffer.store(at, Address(from as u64), bytes, stream_of(stream)) }?;
         Ok(())
     })
@@ -150,11 +137,11 @@ pub extern "C" fn vmmgraph_host_buffer_before(
     guard(|| Ok(get::<HostBuffer, _>(buffer)?.before(stream_of(stream))?))
 }
 
-/// Reads `bytes` bytes from the buffer at offset `at` to `into`. Blocks until all submitted copies
-/// to the buffer are complete. VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
+/// Reads `bytes` bytes from the buffer at offset `at`, after all submitted copies to the buffer.
+/// VMMGRAPH_ERROR_INVALID_SIZE beyond the end.
 ///
 /// # Safety
-/// `into` points to `bytes` writable bytes outside the buffer, or `bytes` is 0.
+/// `into` lies outside the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_read(
     buffer: vmmgraph_host_buffer_t,
@@ -164,14 +151,14 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_read(
 ) -> vmmgraph_status_t {
     guard(|| {
         let buffer = get::<HostBuffer, _>(buffer)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let into = unsafe { items_mut(into.cast::<u8>(), bytes, "into") }?;
         Ok(buffer.read(at, into)?)
     })
 }
 
-/// Reports a write through the address of vmmgraph_host_buffer_info. Copies in ring slots become
-/// stale: the next use copies again.
+/// Reports a write through the address of vmmgraph_host_buffer_info: the next use of a ring slot
+/// copies again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_changed(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| {
@@ -180,10 +167,9 @@ pub extern "C" fn vmmgraph_host_buffer_changed(buffer: vmmgraph_host_buffer_t) -
     })
 }
 
-/// Blocks the calling thread until all submitted copies to and from the buffer, and all launches of
-/// captured steps reading the buffer, are complete. VMMGRAPH_ERROR_WRONG_STATE while such a step is
-/// being launched. VMMGRAPH_ERROR_STREAM_CAPTURING during a capture on platforms which forbid waits
-/// then.
+/// Blocks until all submitted copies to and from the buffer, and all launches of captured steps
+/// reading it, are complete. VMMGRAPH_ERROR_WRONG_STATE while such a step is being launched.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING during a capture on platforms which forbid waits then.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_wait(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| Ok(get::<HostBuffer, _>(buffer)?.wait()?))

@@ -1,5 +1,3 @@
-//! Accounting of KV memory in host memory: counters only, without memory, clock or thread.
-
 use super::guard::{Failure, guard, out, pick};
 use super::locked::{create, destroy, with};
 use super::memory::write_number;
@@ -8,36 +6,29 @@ use super::status::vmmgraph_status_t;
 use crate::policy::{HostKv, SloChange, SloControl};
 use crate::units::checked_bytes;
 
-/// Never defined: a vmmgraph_host_kv_t is a key, not an address.
 pub struct vmmgraph_host_kv {
     _private: (),
 }
 
-/// Counter of host memory for the KV of waiting sequences. Owns no memory. Thread-safe.
+/// Counter of host memory for the KV of waiting sequences, without memory.
 pub type vmmgraph_host_kv_t = *mut vmmgraph_host_kv;
 
-/// Statistics of a vmmgraph_host_kv_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_host_kv_stats_t {
-    /// Set to sizeof(vmmgraph_host_kv_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes in total.
     pub physical_bytes: u64,
-    /// Bytes usable by vmmgraph_host_kv_put, at most physical_bytes.
+    /// Bytes usable by vmmgraph_host_kv_put.
     pub logical_bytes: u64,
-    /// Bytes in use.
     pub held_bytes: u64,
-    /// Sequences with bytes in use.
     pub sequences: u64,
 }
 
-/// Never defined: a vmmgraph_slo_control_t is a key, not an address.
 pub struct vmmgraph_slo_control {
     _private: (),
 }
 
-/// Controller of a size in bytes, driven by latency violations. Thread-safe.
+/// Controller of a size in bytes, driven by latency violations.
 pub type vmmgraph_slo_control_t = *mut vmmgraph_slo_control;
 
 /// The size is unchanged.
@@ -47,18 +38,14 @@ pub const VMMGRAPH_SLO_RAISED: i32 = 1;
 /// The size was lowered, at most halved: later tokens were late.
 pub const VMMGRAPH_SLO_LOWERED: i32 = 2;
 
-/// Creates a counter of `physical_bytes` of host memory for KV; the logical size begins as large.
-/// For engines which prefill a prompt before the device has room for its KV: the KV waits on the
-/// host.
-///
-/// # Safety
-/// `host_kv` is null or writable.
+/// Creates a counter of `physical_bytes` of host memory, all usable at first. For engines which
+/// prefill a prompt before the device has room for its KV.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_create(
     physical_bytes: u64,
     host_kv: *mut vmmgraph_host_kv_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { create(host_kv, || Ok(HostKv::new(checked_bytes("host memory for KV", physical_bytes)?))) }
 }
 
@@ -68,18 +55,15 @@ pub extern "C" fn vmmgraph_host_kv_destroy(host_kv: vmmgraph_host_kv_t) -> vmmgr
     destroy::<HostKv, _>(host_kv)
 }
 
-/// Sets the logical size: the limit of vmmgraph_host_kv_put. Capped at the physical size. Bytes in
-/// use beyond the new limit stay until taken.
+/// Sets the limit of vmmgraph_host_kv_put, at most the physical size. Bytes in use beyond stay
+/// until taken.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_kv_set_logical(host_kv: vmmgraph_host_kv_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| with(host_kv, |host_kv: &mut HostKv| host_kv.set_logical(bytes)))
 }
 
-/// Reserves `bytes` for `sequence` within the logical size. Sets `there` to 1. Sets `there` to 0 if
-/// the bytes do not fit or the sequence already has a reservation.
-///
-/// # Safety
-/// `there` is null or writable.
+/// Reserves `bytes` for `sequence` within the logical size (`there` is 1), or nothing if they do
+/// not fit or the sequence already has a reservation (`there` is 0).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_put(
     host_kv: vmmgraph_host_kv_t,
@@ -87,15 +71,11 @@ pub unsafe extern "C" fn vmmgraph_host_kv_put(
     bytes: u64,
     there: *mut i32,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { put(host_kv, there, |host_kv| host_kv.put(sequence, bytes)) })
 }
 
-/// Like vmmgraph_host_kv_put, but within the physical size. For a sequence about to lose its KV
-/// memory.
-///
-/// # Safety
-/// As vmmgraph_host_kv_put.
+/// Like vmmgraph_host_kv_put, within the physical size, for a sequence about to lose its KV memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_rescue(
     host_kv: vmmgraph_host_kv_t,
@@ -103,30 +83,23 @@ pub unsafe extern "C" fn vmmgraph_host_kv_rescue(
     bytes: u64,
     there: *mut i32,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { put(host_kv, there, |host_kv| host_kv.rescue(sequence, bytes)) })
 }
 
-/// Runs `act` and writes its result.
-///
-/// # Safety
-/// `there` is null or writable.
 unsafe fn put(
     host_kv: vmmgraph_host_kv_t,
     there: *mut i32,
     act: impl FnOnce(&mut HostKv) -> bool,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let there = unsafe { out(there, "there") }?;
     *there = i32::from(with(host_kv, act)?);
     Ok(())
 }
 
-/// Ends the reservation of `sequence`, once its KV is on the device or discarded. `bytes` (may be
-/// null) receives the reserved bytes. VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
-///
-/// # Safety
-/// `bytes` is null or writable.
+/// Ends the reservation of `sequence`. `bytes` (may be null) receives its bytes.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_take(
     host_kv: vmmgraph_host_kv_t,
@@ -135,22 +108,19 @@ pub unsafe extern "C" fn vmmgraph_host_kv_take(
 ) -> vmmgraph_status_t {
     guard(|| {
         let taken = with(host_kv, |host_kv: &mut HostKv| host_kv.take(sequence))??;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(bytes, taken) }
     })
 }
 
-/// Writes the current statistics.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_stats(
     host_kv: vmmgraph_host_kv_t,
     stats: *mut vmmgraph_host_kv_stats_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = with(host_kv, |host_kv: &mut HostKv| vmmgraph_host_kv_stats_t {
             struct_size: stats.struct_size,
@@ -164,12 +134,9 @@ pub unsafe extern "C" fn vmmgraph_host_kv_stats(
     })
 }
 
-/// Creates a controller of a size in bytes between `least` and `most` with initial value `value`,
-/// for vmmgraph_host_kv_set_logical. The rule is eLLM's. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least`
-/// is 0 (a size of 0 cannot grow) or `value` is out of bounds.
-///
-/// # Safety
-/// `control` is null or writable.
+/// Creates a controller of a size in bytes between `least` and `most`, initially `value`, for
+/// vmmgraph_host_kv_set_logical, by eLLM's rule. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least` is 0 or
+/// `value` is out of bounds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_slo_control_create(
     least: u64,
@@ -177,7 +144,7 @@ pub unsafe extern "C" fn vmmgraph_slo_control_create(
     most: u64,
     control: *mut vmmgraph_slo_control_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { create(control, || SloControl::new(least, value, most)) }
 }
 
@@ -187,14 +154,10 @@ pub extern "C" fn vmmgraph_slo_control_destroy(control: vmmgraph_slo_control_t) 
     destroy::<SloControl, _>(control)
 }
 
-/// Reports one finished iteration: `first_late` is 1 if a first token was late, else 0;
-/// `other_late` the same for later tokens. The size doubles if first tokens were late in three of
-/// the last five iterations, halves if later tokens were, and stays if both were. Iterations before
-/// the last decision no longer count. `change` receives one of VMMGRAPH_SLO_*, `value` the new size
-/// in bytes; either may be null.
-///
-/// # Safety
-/// `change` and `value` are null or writable.
+/// Reports one iteration: whether a first token (`first_late`) or a later one (`other_late`) was
+/// late. The size doubles if first tokens were late in three of the last five iterations, halves if
+/// later tokens were, and stays if both were. Iterations before the last decision do not count.
+/// `change` receives one of VMMGRAPH_SLO_*, `value` the new size; either may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_slo_control_step(
     control: vmmgraph_slo_control_t,
@@ -208,7 +171,7 @@ pub unsafe extern "C" fn vmmgraph_slo_control_step(
         let other = pick("other_late", other_late, &[false, true])?;
         let (changed, now) =
             with(control, |control: &mut SloControl| (control.step(first, other), control.value()))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe {
             if let Some(change) = change.as_mut() {
                 *change = match changed {

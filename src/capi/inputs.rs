@@ -1,5 +1,3 @@
-//! Input plans in C.
-
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
@@ -13,67 +11,53 @@ use crate::dispatch::{
 };
 use crate::error::Error;
 
-/// Never defined: a vmmgraph_input_plan_t is a key, not an address.
 pub struct vmmgraph_input_plan {
     _private: (),
 }
 
 /// Input plan: layout of a graph's inputs and outputs in one device arena, packed separately for
-/// each bucket. Owns no memory. Thread-safe.
+/// each bucket. Owns no memory.
 pub type vmmgraph_input_plan_t = *mut vmmgraph_input_plan;
 
-/// Written by the host before every step. One copy transfers all host inputs.
+/// Written by the host before every step; one copy transfers all host inputs.
 pub const VMMGRAPH_ROLE_HOST_INPUT: i32 = 0;
 /// Written by the device before the graph runs.
 pub const VMMGRAPH_ROLE_DEVICE_INPUT: i32 = 1;
 /// Written by the graph.
 pub const VMMGRAPH_ROLE_OUTPUT: i32 = 2;
 
-/// Missing elements are filled with 0.
 pub const VMMGRAPH_PAD_ZERO: i32 = 0;
 /// Missing elements repeat the nearest element of the step, in every dimension.
 pub const VMMGRAPH_PAD_REPEAT_LAST: i32 = 1;
-/// Missing elements are filled with pad_bits.
+/// Missing elements are pad_bits.
 pub const VMMGRAPH_PAD_VALUE: i32 = 2;
 
 /// The length is `times`.
 pub const VMMGRAPH_EXTENT_FIXED: i32 = 0;
-/// The length is the bucket's size along `axis`, multiplied by `times`, plus `plus`.
+/// The bucket's size along `axis`, multiplied by `times`, plus `plus`.
 pub const VMMGRAPH_EXTENT_ALONG: i32 = 1;
-/// The length is set by each step, at most `times`. First dimension only. The rest is neither
-/// padded nor copied.
+/// Set by each step, at most `times`; first dimension only. The rest is neither padded nor copied.
 pub const VMMGRAPH_EXTENT_UP_TO: i32 = 2;
 
-/// One byte: false or true.
 pub const VMMGRAPH_DTYPE_BOOL: i32 = 0;
-/// Unsigned, 8 bits.
 pub const VMMGRAPH_DTYPE_U8: i32 = 1;
-/// Signed, 8 bits.
 pub const VMMGRAPH_DTYPE_I8: i32 = 2;
-/// Signed, 16 bits.
 pub const VMMGRAPH_DTYPE_I16: i32 = 3;
-/// Signed, 32 bits.
 pub const VMMGRAPH_DTYPE_I32: i32 = 4;
-/// Signed, 64 bits.
 pub const VMMGRAPH_DTYPE_I64: i32 = 5;
-/// IEEE half.
 pub const VMMGRAPH_DTYPE_F16: i32 = 6;
-/// bfloat16.
 pub const VMMGRAPH_DTYPE_BF16: i32 = 7;
-/// IEEE single.
 pub const VMMGRAPH_DTYPE_F32: i32 = 8;
-/// IEEE double.
 pub const VMMGRAPH_DTYPE_F64: i32 = 9;
 /// Any float of 8 bits.
 pub const VMMGRAPH_DTYPE_F8: i32 = 10;
 
-/// Length of a dimension. Never grows, so without struct_size.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_extent_t {
     /// VMMGRAPH_EXTENT_FIXED, _ALONG or _UP_TO.
     pub kind: i32,
-    /// Index of a key's extent, from 0; _ALONG only.
+    /// Index of a key's extent; _ALONG only.
     pub axis: i32,
     /// Length, limit or factor.
     pub times: u32,
@@ -85,9 +69,8 @@ pub struct vmmgraph_extent_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_input_t {
-    /// sizeof(vmmgraph_input_t).
     pub struct_size: usize,
-    /// Name, unique in the plan, UTF-8, zero-terminated; copied.
+    /// Unique in the plan.
     pub name: *const c_char,
     /// One of VMMGRAPH_DTYPE_*.
     pub dtype: i32,
@@ -97,9 +80,9 @@ pub struct vmmgraph_input_t {
     pub pad: i32,
     /// Number of dimensions, 1 to 4.
     pub rank: i32,
-    /// Bits of the fill element for VMMGRAPH_PAD_VALUE, little-endian.
+    /// Fill element for VMMGRAPH_PAD_VALUE, little-endian.
     pub pad_bits: u64,
-    /// Dimensions, outermost first.
+    /// Outermost first.
     pub shape: [vmmgraph_extent_t; 4],
 }
 
@@ -107,11 +90,10 @@ pub struct vmmgraph_input_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_input_plan_info_t {
-    /// Set to sizeof(vmmgraph_input_plan_info_t) before the call.
     pub struct_size: usize,
     /// Bytes of the device arena, whose base must have the plan's alignment.
     pub arena_bytes: u64,
-    /// Bytes of host staging memory, enough for every bucket.
+    /// Host staging memory for every bucket.
     pub staging_bytes: u64,
     /// Offset of the outputs in the arena, equal for all buckets.
     pub outputs_offset: u64,
@@ -121,16 +103,12 @@ pub struct vmmgraph_input_plan_info_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_input_view_t {
-    /// Set to sizeof(vmmgraph_input_view_t) before the call.
     pub struct_size: usize,
-    /// Offset in bytes from the start of the arena; for a host input, also from the start of
-    /// staging memory.
+    /// Offset from the start of the arena; for a host input, also from the start of staging memory.
     pub offset: u64,
-    /// Bytes of the full shape.
     pub bytes: u64,
-    /// Shape, outermost dimension first; unused entries are 0.
+    /// Outermost dimension first; unused entries are 0.
     pub shape: [u32; 4],
-    /// Number of dimensions.
     pub rank: i32,
     /// Always 0.
     pub reserved: i32,
@@ -140,17 +118,14 @@ pub struct vmmgraph_input_view_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_step_input_t {
-    /// sizeof(vmmgraph_step_input_t).
     pub struct_size: usize,
     /// Index of the input in the declaration.
     pub input: usize,
-    /// Elements, contiguous; may be null if `bytes` is 0.
+    /// Elements, contiguous.
     pub data: *const c_void,
-    /// Bytes of `data`.
     pub bytes: usize,
-    /// Shape, outermost dimension first. With a 0 in the shape, the whole input is padding.
+    /// Outermost dimension first. With a 0, the whole input is padding.
     pub shape: [u32; 4],
-    /// Number of dimensions.
     pub rank: i32,
     /// One of VMMGRAPH_DTYPE_*.
     pub dtype: i32,
@@ -179,15 +154,11 @@ fn extent_of(given: &vmmgraph_extent_t) -> Result<Extent, Failure> {
     )
 }
 
-/// Converts a declaration from C.
-///
-/// # Safety
-/// The name is null or zero-terminated.
 unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
     if given.name.is_null() {
         return Err(null("name"));
     }
-    // SAFETY: not null, so zero-terminated by the caller's contract.
+    // SAFETY: not null, so zero-terminated.
     let name = unsafe { CStr::from_ptr(given.name) }.to_string_lossy().into_owned();
     let shape = given.shape.get(..given.rank.max(0) as usize).ok_or(Error::InvalidArgument {
         what: "the number of dimensions",
@@ -209,10 +180,6 @@ unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
 
 /// Creates a layout of inputs and outputs for every bucket. Each starts at a multiple of
 /// `alignment` bytes: a power of two from 256 to 2 MiB; 0: 512.
-///
-/// # Safety
-/// `inputs` points to `input_count` structs with struct_size set, or the count is 0. `buckets`
-/// points to `bucket_count` keys, or the count is 0. `plan` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_create(
     inputs: *const vmmgraph_input_t,
@@ -223,15 +190,15 @@ pub unsafe extern "C" fn vmmgraph_input_plan_create(
     plan: *mut vmmgraph_input_plan_t,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (given, plan) =
             (unsafe { sized_items(inputs, input_count, "inputs") }?, unsafe { out(plan, "plan") }?);
         let mut inputs = Vec::with_capacity(given.len());
         for input in given.iter() {
-            // SAFETY: the caller's contract.
+            // SAFETY: contract.
             inputs.push(unsafe { input_of(input) }?);
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let buckets = BucketSet::new(unsafe { keys(buckets, bucket_count) }?, Weights::default())?;
         let alignment = if alignment == 0 { 512 } else { alignment };
         let planned = InputPlan::new(inputs, &buckets, alignment)?;
@@ -247,9 +214,6 @@ pub extern "C" fn vmmgraph_input_plan_destroy(plan: vmmgraph_input_plan_t) -> vm
 }
 
 /// Writes the memory requirements of the plan.
-///
-/// # Safety
-/// `info` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_info(
     plan: vmmgraph_input_plan_t,
@@ -257,7 +221,7 @@ pub unsafe extern "C" fn vmmgraph_input_plan_info(
 ) -> vmmgraph_status_t {
     guard(|| {
         let planned = get::<PlannedInputs, _>(plan)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let info = unsafe { OutStruct::new(info, "info") }?;
         info.write(vmmgraph_input_plan_info_t {
             struct_size: info.struct_size,
@@ -269,11 +233,8 @@ pub unsafe extern "C" fn vmmgraph_input_plan_info(
     })
 }
 
-/// Writes the location of input or output number `input` (its index in the declaration) in a
-/// bucket. VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
-///
-/// # Safety
-/// `bucket` is null or readable; `view` is null or points to a struct with struct_size set.
+/// Writes the location of input or output number `input` in a bucket.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_view(
     plan: vmmgraph_input_plan_t,
@@ -283,7 +244,7 @@ pub unsafe extern "C" fn vmmgraph_input_plan_view(
 ) -> vmmgraph_status_t {
     guard(|| {
         let planned = get::<PlannedInputs, _>(plan)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (bucket, view) = (unsafe { key_of(bucket) }?, unsafe { OutStruct::new(view, "view") }?);
         let expected = "below the number of inputs";
         let refused = Error::InvalidArgument { what: "an input's number", value: input as i128, expected };
@@ -302,10 +263,6 @@ pub unsafe extern "C" fn vmmgraph_input_plan_view(
     })
 }
 
-/// Converts a step's input from C.
-///
-/// # Safety
-/// The data is null or has the number of bytes in the struct.
 #[inline]
 unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, Failure> {
     let Some(shape) = given.shape.get(..given.rank.max(0) as usize) else {
@@ -313,22 +270,19 @@ unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, 
         return Err(Error::InvalidArgument { what, value, expected: "1 to 4" }.into());
     };
     let dtype = pick("the dtype", given.dtype, &Dtype::ALL)?;
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let data = unsafe { items(given.data.cast::<u8>(), given.bytes, "data") }?;
     Ok(StepInput { input: given.input, dtype, shape, data })
 }
 
-/// Writes the host inputs of a step into staging memory, padded to the bucket. `end` receives the
-/// end of the last input in staging memory: one copy of `end` bytes, from the start of staging
-/// memory to the start of the arena, transfers the step.
+/// Writes the host inputs of a step into staging memory, padded to the bucket. One copy of `end`
+/// bytes, from the start of staging memory to the start of the arena, transfers the step.
 ///
 /// List the inputs in the order of their declaration, each at most once. Staging memory of an
-/// unlisted input is unchanged. All inputs are checked first: a failed call writes nothing.
+/// unlisted input is unchanged. A failed call writes nothing.
 ///
 /// # Safety
-/// `bucket` is null or readable. `inputs` points to `input_count` structs with struct_size set and
-/// `bytes` bytes of data each, or the count is 0. `staging` points to `staging_bytes` writable
-/// bytes which overlap no data. `end` is null or writable.
+/// `staging` overlaps no data.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_pack(
     plan: vmmgraph_input_plan_t,
@@ -341,13 +295,13 @@ pub unsafe extern "C" fn vmmgraph_input_plan_pack(
 ) -> vmmgraph_status_t {
     guard(|| {
         let planned = get::<PlannedInputs, _>(plan)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (bucket, end) = (unsafe { key_of(bucket) }?, unsafe { out(end, "end") }?);
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let given = unsafe { sized_items(inputs, input_count, "inputs") }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let staging = unsafe { items_mut(staging.cast::<u8>(), staging_bytes, "staging") }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let step = given.iter().map(|input| unsafe { step_input_of(input) });
         *end = planned.plan.pack_each(planned.layout(&bucket)?, step, staging)?;
         Ok(())

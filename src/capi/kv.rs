@@ -1,5 +1,3 @@
-//! KV caches in C: planes of blocks which grow and shrink together.
-
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -21,18 +19,17 @@ use super::status::vmmgraph_status_t;
 use crate::error::Error;
 use crate::{Device, ElasticOptions, KvCache, KvLayout, KvOptions, LimitChange};
 
-/// Never defined: a vmmgraph_kv_cache_t is a key, not an address.
 pub struct vmmgraph_kv_cache {
     _private: (),
 }
 
-/// KV cache: planes of blocks over elastic memory. Thread-safe.
+/// KV cache: planes of blocks over elastic memory.
 pub type vmmgraph_kv_cache_t = *mut vmmgraph_kv_cache;
 
 /// One address range per plane, with contiguous blocks.
 pub const VMMGRAPH_KV_BY_PLANE: i32 = 0;
-/// One address range of contiguous blocks, each with its planes contiguous. Needs the fewest
-/// mappings per range of blocks.
+/// One address range of contiguous blocks, each with its planes: the fewest mappings per range of
+/// blocks.
 pub const VMMGRAPH_KV_BY_BLOCK: i32 = 1;
 
 /// The limit is set, and no block beyond it has memory.
@@ -44,23 +41,19 @@ pub const VMMGRAPH_LIMIT_STALE: i32 = 2;
 /// Ignored: the same revision was set with another limit.
 pub const VMMGRAPH_LIMIT_CONFLICT: i32 = 3;
 
-/// Options of a KV cache. Zero the struct, set struct_size, the planes and blocks_most, then the
-/// fields which differ from the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_kv_options_t {
-    /// sizeof(vmmgraph_kv_options_t).
     pub struct_size: usize,
-    /// Bytes of a block in each plane, for example one plane for a layer's keys and one for its
-    /// values. Any number of planes of any size.
+    /// Bytes of a block in each plane, such as a layer's keys or values. Any number of planes of
+    /// any size.
     pub planes: *const u64,
-    /// Number of planes.
     pub plane_count: usize,
     /// Maximum number of blocks; addresses are reserved for all.
     pub blocks_most: u64,
-    /// Name, page size and budget; null: default.
+    /// Null: default.
     pub memory: *const vmmgraph_elastic_options_t,
-    /// VMMGRAPH_KV_BY_PLANE or _BY_BLOCK.
+    /// One of VMMGRAPH_KV_*.
     pub layout: i32,
     /// Must be 0.
     pub reserved: i32,
@@ -70,21 +63,19 @@ pub struct vmmgraph_kv_options_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_kv_plane_t {
-    /// Set to sizeof(vmmgraph_kv_plane_t) before the call.
     pub struct_size: usize,
     /// Address of block 0, backed or not.
     pub address: u64,
-    /// Distance of consecutive blocks in bytes.
+    /// Distance of consecutive blocks.
     pub stride_bytes: u64,
     /// Bytes of a block in this plane.
     pub block_bytes: u64,
 }
 
-/// A range of blocks. Never grows, so without struct_size.
+/// A range of blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_block_range_t {
-    /// First block.
     pub first: u64,
     /// Last block plus one.
     pub end: u64,
@@ -96,19 +87,16 @@ impl vmmgraph_block_range_t {
     }
 }
 
-/// Statistics of a KV cache. See vmmgraph_kv_cache_memory for its memory.
+/// Statistics of a KV cache; for its memory see vmmgraph_kv_cache_memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_kv_stats_t {
-    /// Set to sizeof(vmmgraph_kv_stats_t) before the call.
     pub struct_size: usize,
-    /// Number of planes.
     pub planes: u64,
     /// Usable blocks: numbers below this, if backed.
     pub blocks: u64,
-    /// Limit on blocks: set by vmmgraph_kv_cache_set_limit, else most_blocks.
+    /// Limit set by vmmgraph_kv_cache_set_limit, else most_blocks.
     pub limit_blocks: u64,
-    /// Revision of the limit.
     pub revision: u64,
     /// 1 if a limit was set, else 0.
     pub limited: u64,
@@ -120,7 +108,7 @@ pub struct vmmgraph_kv_stats_t {
     pub beyond_blocks: u64,
     /// Bytes of a block over all planes.
     pub block_bytes: u64,
-    /// Number of consecutive blocks which share pages, starting at a multiple of this number; for
+    /// Consecutive blocks which share pages, starting at a multiple of this number; for
     /// vmmgraph_block_pool_t.
     pub blocks_a_page: u64,
 }
@@ -136,12 +124,7 @@ fn change_number(change: LimitChange) -> i32 {
     }
 }
 
-/// Reserves addresses for all blocks of all planes, without memory. The cache keeps the device
-/// open.
-///
-/// # Safety
-/// `options` is null or points to a struct with struct_size set and plane_count planes. Its
-/// `memory` is null or points to a struct with struct_size set. `cache` is null or writable.
+/// Reserves addresses for all blocks of all planes, without memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_create(
     device: vmmgraph_device_t,
@@ -150,17 +133,17 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (cache, given) = unsafe { (out(cache, "cache")?, self::options(options)?) };
         let given = given.ok_or_else(|| null("options"))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let planes = unsafe { items(given.planes, given.plane_count, "planes") }?;
         let layout = pick("layout", given.layout, &LAYOUTS)?;
         let blocks_most = given.blocks_most;
         let make = |memory: &ElasticOptions<'_>| {
             Ok::<_, Failure>(device.kv_cache(&KvOptions { planes, blocks_most, layout, memory: *memory })?)
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         *cache = register(unsafe { with_options(given.memory, make) }?);
         Ok(())
     })
@@ -173,12 +156,8 @@ pub extern "C" fn vmmgraph_kv_cache_destroy(cache: vmmgraph_kv_cache_t) -> vmmgr
     guard(|| remove::<KvCache, _>(cache).map(drop))
 }
 
-/// Writes the location of plane number `plane`. The location never changes, so captured graphs stay
-/// valid when the cache grows or shrinks. Blocks without memory must not be accessed: the device
-/// faults.
-///
-/// # Safety
-/// `place` is null or points to a struct with struct_size set.
+/// Writes the location of plane number `plane`, which never changes. Blocks without memory must not
+/// be accessed: the device faults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
     cache: vmmgraph_kv_cache_t,
@@ -187,7 +166,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let place = unsafe { OutStruct::new(place, "place") }?;
         let found = cache.address(plane, 0).zip(cache.stride(plane)).zip(cache.block_bytes(plane));
         let Some(((address, stride_bytes), block_bytes)) = found else {
@@ -200,30 +179,23 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
     })
 }
 
-/// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Backed blocks
-/// stay unchanged, and fewer blocks than usable changes nothing. Else as vmmgraph_kv_cache_commit.
-///
-/// # Safety
-/// `done` is null or points to a struct with struct_size set.
+/// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Never shrinks.
+/// Else as vmmgraph_kv_cache_commit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_grow_to(
     cache: vmmgraph_kv_cache_t,
     blocks: u64,
     done: *mut vmmgraph_committed_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { vmmgraph_kv_cache_commit(cache, 0, blocks, done) }
 }
 
-/// Backs the blocks `first` to `end` - 1, in all planes or in none. Raises the number of usable
-/// blocks to `end` if smaller. New memory has undefined contents. Released blocks which are still
-/// mapped keep their contents: work on streams other than those of their fence must first call
-/// vmmgraph_kv_cache_before. If memory is short, asks reclaimers before failing.
-/// VMMGRAPH_ERROR_OVER_BUDGET also beyond the limit. A failed call changes nothing. `done` may be
-/// null.
-///
-/// # Safety
-/// `done` is null or points to a struct with struct_size set.
+/// Backs the blocks `first` to `end` - 1, in all planes or in none, and makes the numbers below
+/// `end` usable. New memory has undefined contents. Released blocks which are still mapped keep
+/// their contents: work on streams other than those of their fence must first call
+/// vmmgraph_kv_cache_before. If memory is short, asks reclaimers. VMMGRAPH_ERROR_OVER_BUDGET also
+/// beyond the limit. A failed call changes nothing. `done` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
     cache: vmmgraph_kv_cache_t,
@@ -233,18 +205,14 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { committed(done, || cache.commit(first..end)) }
     })
 }
 
 /// Like vmmgraph_kv_cache_commit, on a thread of the library and without asking reclaimers. Ordered
 /// among other calls by its start on the thread; blocks removed by a shrink in the meantime stay
-/// removed. vmmgraph_pending_wait returns the result. The caller destroys `pending`, which may be
-/// null to ignore the result.
-///
-/// # Safety
-/// `pending` is null or writable.
+/// removed. vmmgraph_pending_wait returns the result; `pending` may be null to ignore it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_commit_async(
     cache: vmmgraph_kv_cache_t,
@@ -254,7 +222,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit_async(
 ) -> vmmgraph_status_t {
     guard(|| {
         let made = get::<KvCache, _>(cache)?.commit_async(first..end)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { hand_over(made, pending) };
         Ok(())
     })
@@ -263,12 +231,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit_async(
 /// Lowers the number of usable blocks to `blocks`. Later blocks outside the `busy` ranges are
 /// unmapped after `fence` (null: at once); busy blocks keep their memory until
 /// vmmgraph_kv_cache_release. `left` (may be null) receives the number of busy blocks beyond
-/// `blocks`. Never waits for the device. Events of the fence must exist only during the call.
-///
-/// # Safety
-/// `busy` points to `busy_count` ranges, or the count is 0. `fence` is null or points to a struct
-/// with struct_size set, stream_count streams and event_count recorded events. `left` is null or
-/// writable.
+/// `blocks`. Never waits for the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
     cache: vmmgraph_kv_cache_t,
@@ -280,23 +243,19 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let busy = unsafe { read_ranges(busy, busy_count) }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let fence = unsafe { fence_of(cache.device(), fence) }?;
         let stay = cache.shrink_to(blocks, &busy, &fence)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(left, stay) }
     })
 }
 
 /// Releases the blocks `first` to `end` - 1: later work must not use them. Their pages are unmapped
 /// after `fence` (null: at once) once no other backed block shares them. Does not wait: while
-/// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored,
-/// also blocks of that call.
-///
-/// # Safety
-/// `fence` as in vmmgraph_kv_cache_shrink_to.
+/// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_release(
     cache: vmmgraph_kv_cache_t,
@@ -306,18 +265,14 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_release(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let fence = unsafe { fence_of(cache.device(), fence) }?;
         Ok(cache.release(first..end, &fence)?)
     })
 }
 
-/// Sets the limit on blocks for all later commits, capped at most_blocks. `revision` must grow: an
-/// older revision is ignored. `change` (may be null) receives VMMGRAPH_LIMIT_APPLIED, _DEFERRED,
-/// _STALE or _CONFLICT.
-///
-/// # Safety
-/// `change` is null or writable.
+/// Sets the limit on blocks for all later commits, at most most_blocks. An older `revision` is
+/// ignored. `change` (may be null) receives one of VMMGRAPH_LIMIT_*.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_set_limit(
     cache: vmmgraph_kv_cache_t,
@@ -327,7 +282,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_set_limit(
 ) -> vmmgraph_status_t {
     guard(|| {
         let became = get::<KvCache, _>(cache)?.set_limit(blocks, revision);
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         if let Some(change) = unsafe { change.as_mut() } {
             *change = change_number(became);
         }
@@ -335,11 +290,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_set_limit(
     })
 }
 
-/// Writes the blocks with memory, in order: at most `capacity` ranges. `count` receives their
-/// total.
-///
-/// # Safety
-/// `ranges` points to `capacity` writable ranges, or `capacity` is 0; `count` is null or writable.
+/// Writes the blocks with memory, in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_backed(
     cache: vmmgraph_kv_cache_t,
@@ -347,15 +298,11 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_backed(
     capacity: usize,
     count: *mut usize,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.backed(), ranges, capacity, count) })
 }
 
-/// Writes the blocks with memory beyond the usable blocks, to be released. Like
-/// vmmgraph_kv_cache_backed.
-///
-/// # Safety
-/// As vmmgraph_kv_cache_backed.
+/// Writes the blocks with memory beyond the usable blocks, to be released.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     cache: vmmgraph_kv_cache_t,
@@ -363,21 +310,18 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     capacity: usize,
     count: *mut usize,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.beyond(), ranges, capacity, count) })
 }
 
 /// Unmaps released memory whose fence is complete. Does not wait. `gone` (may be null) receives the
 /// bytes.
-///
-/// # Safety
-/// `gone` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_settle(
     cache: vmmgraph_kv_cache_t,
     gone: *mut u64,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { write_number(gone, get::<KvCache, _>(cache)?.settle()) })
 }
 
@@ -391,16 +335,13 @@ pub extern "C" fn vmmgraph_kv_cache_before(
     guard(|| Ok(get::<KvCache, _>(cache)?.before(stream_of(stream))?))
 }
 
-/// Limits the physical bytes of the cache; 0: only the device's limit. Memory already held stays.
+/// Limits the physical bytes of the cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_set_budget(cache: vmmgraph_kv_cache_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| set_budget(get::<KvCache, _>(cache)?.account(), bytes))
 }
 
-/// Writes the current statistics of the cache.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics of the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
     cache: vmmgraph_kv_cache_t,
@@ -408,7 +349,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = cache.stats();
         stats.write(vmmgraph_kv_stats_t {
@@ -428,10 +369,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
     })
 }
 
-/// Writes the current statistics of the cache's memory.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics of the cache's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_memory(
     cache: vmmgraph_kv_cache_t,
@@ -439,15 +377,12 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_memory(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_stats(stats, || cache.stats().memory) }
     })
 }
 
 /// Like vmmgraph_elastic_buffer_observe, for a cache's memory.
-///
-/// # Safety
-/// As vmmgraph_elastic_buffer_observe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_observe(
     cache: vmmgraph_kv_cache_t,
@@ -458,7 +393,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_observe(
 ) -> vmmgraph_status_t {
     guard(|| {
         let cache = get::<KvCache, _>(cache)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { observed((after_map, before_unmap, user), observer, |told| cache.observe(told)) }
     })
 }

@@ -1,5 +1,3 @@
-//! Leases in C: pages of an arena lent to elastic memory.
-
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,15 +21,13 @@ use crate::{
     VacateBlocks, Vacated,
 };
 
-/// Never defined: a vmmgraph_lease_t is a key, not an address.
 pub struct vmmgraph_lease {
     _private: (),
 }
 
-/// Pages of an arena, also mapped in elastic memory. Thread-safe.
+/// Pages of an arena, also mapped in elastic memory.
 pub type vmmgraph_lease_t = *mut vmmgraph_lease;
 
-/// Never defined: a vmmgraph_vacating_t is a key, not an address.
 pub struct vmmgraph_vacating {
     _private: (),
 }
@@ -43,32 +39,26 @@ pub type vmmgraph_vacating_t = *mut vmmgraph_vacating;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_vacate_t {
-    /// sizeof(vmmgraph_vacate_t) in the library.
     pub struct_size: usize,
-    /// Number of the lease.
     pub lease: u64,
     /// Buffer: one range of bytes from the buffer's base, to be vacated completely. Cache: the
     /// blocks with memory on the lease's pages.
     pub ranges: *const vmmgraph_block_range_t,
-    /// Number of ranges.
     pub range_count: usize,
     /// Alternatives: committed memory of the buffer (bytes) or cache (blocks) which is not on
     /// lease.
     pub instead: *const vmmgraph_block_range_t,
-    /// Number of ranges in `instead`.
     pub instead_count: usize,
-    /// Bytes of pages requested.
     pub bytes: u64,
     /// Time left, in microseconds.
     pub micros: u64,
 }
 
 /// Borrower callback: stops using the requested memory. A cache's borrower reports the vacated
-/// blocks by vmmgraph_vacating_add; a buffer's borrower always vacates the whole range. Report work
-/// in progress by vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall
-/// fails. `asked` and `vacating` are valid during the call, which runs on the recalling thread
-/// without a library lock. The callback may commit other memory, but must not wait for this lease.
-/// Must not throw.
+/// blocks by vmmgraph_vacating_add; a buffer's vacates the whole range. Report work in progress by
+/// vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall fails. `asked` and
+/// `vacating` are valid during the call, which runs on the recalling thread. May commit other
+/// memory, but must not wait for this lease.
 pub type vmmgraph_vacate_fn = Option<
     unsafe extern "C" fn(
         asked: *const vmmgraph_vacate_t,
@@ -77,20 +67,18 @@ pub type vmmgraph_vacate_fn = Option<
     ) -> i32,
 >;
 
-/// Answers of a borrower so far.
 pub(super) struct Vacating {
     device: Arc<Device>,
     said: Mutex<Vacated>,
 }
 
-/// C callback of a borrower.
 struct Asked {
     vacate: unsafe extern "C" fn(*const vmmgraph_vacate_t, vmmgraph_vacating_t, *mut c_void) -> i32,
     user: *mut c_void,
     device: Arc<Device>,
 }
 
-// SAFETY: the caller of a lend function guarantees calls with `user` from any thread.
+// SAFETY: the caller of a lend function permits calls with `user` from any thread.
 unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
@@ -154,12 +142,11 @@ impl BlockBorrower for Asked {
 }
 
 /// Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole pages, uncommitted
-/// so far. The pages are also mapped in the buffer and usable, with undefined contents, and stay
-/// mapped for the graphs. Until a recall, replays of graphs mapping a lent page are
-/// VMMGRAPH_ERROR_WRONG_STATE, and captures and eager work do not get lent pages;
-/// vmmgraph_arena_set_recall makes replays recall instead. Pages mapped by the fewest graphs are
-/// lent first. Lent pages count for the arena. Memory guaranteed to the arena's account or its
-/// parents is not lent. The page sizes of arena and buffer must be equal.
+/// so far. The pages are also mapped in the buffer, with undefined contents, and stay mapped for
+/// the graphs. Until a recall, replays of graphs mapping a lent page are VMMGRAPH_ERROR_WRONG_STATE
+/// (or recall: vmmgraph_arena_set_recall), and captures and eager work do not get lent pages. Pages
+/// mapped by the fewest graphs are lent first, but no memory guaranteed to the arena's account or
+/// its parents. The page sizes of arena and buffer must be equal.
 ///
 /// First call vmmgraph_lease_before on the stream of the first work. Waits for a replay in progress
 /// on another thread. Another thread may recall the pages before this call returns: update your own
@@ -167,7 +154,7 @@ impl BlockBorrower for Asked {
 ///
 /// # Safety
 /// `vacate` may be called with `user` from any recalling thread, until the lease is over and all
-/// recalls in progress have returned. `lease` is null or writable.
+/// recalls in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lend(
     arena: vmmgraph_arena_t,
@@ -180,7 +167,7 @@ pub unsafe extern "C" fn vmmgraph_arena_lend(
 ) -> vmmgraph_status_t {
     guard(|| {
         let (arena, buffer) = (get::<SharedVmmAllocator, _>(arena)?, get::<ElasticBuffer, _>(buffer)?);
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let lease = unsafe { out(lease, "lease") }?;
         let borrower: Arc<dyn Borrower> = Asked::new(vacate, user, arena.device())?;
         *lease = register(Arc::new(arena.lend(&buffer, range(offset, bytes), &borrower)?));
@@ -191,9 +178,6 @@ pub unsafe extern "C" fn vmmgraph_arena_lend(
 /// Like vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
 /// Backs the blocks in all planes, or changes nothing. Lends a page only where one is missing.
 /// VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
-///
-/// # Safety
-/// As vmmgraph_arena_lend.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lend_blocks(
     arena: vmmgraph_arena_t,
@@ -206,7 +190,7 @@ pub unsafe extern "C" fn vmmgraph_arena_lend_blocks(
 ) -> vmmgraph_status_t {
     guard(|| {
         let (arena, cache) = (get::<SharedVmmAllocator, _>(arena)?, get::<KvCache, _>(cache)?);
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let lease = unsafe { out(lease, "lease") }?;
         let borrower: Arc<dyn BlockBorrower> = Asked::new(vacate, user, arena.device())?;
         *lease = register(Arc::new(arena.lend_blocks(&cache, first..end, &borrower)?));
@@ -214,9 +198,8 @@ pub unsafe extern "C" fn vmmgraph_arena_lend_blocks(
     })
 }
 
-/// Sets the behaviour of replays, eager work and captures which need lent pages. `micros` above 0:
-/// recall the leases and wait up to `micros` microseconds. 0, the default: fail. In either case no
-/// work runs on lent pages.
+/// Sets the behaviour of replays, eager work and captures which need lent pages: recall and wait up
+/// to `micros` microseconds; 0, the default: fail. In either case no work runs on lent pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_set_recall(arena: vmmgraph_arena_t, micros: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -226,8 +209,8 @@ pub extern "C" fn vmmgraph_arena_set_recall(arena: vmmgraph_arena_t, micros: u64
     })
 }
 
-/// Recalls all leases which block a replay of `space`, or all leases of the arena if `space` is
-/// null, within `micros` microseconds in total. Tries all; returns the status of the first failure.
+/// Recalls all leases which block a replay of `space`, or all of the arena if `space` is null,
+/// within `micros` microseconds in total. Tries all; returns the status of the first failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_recall(
     arena: vmmgraph_arena_t,
@@ -246,9 +229,6 @@ pub extern "C" fn vmmgraph_arena_recall(
 
 /// Writes the bytes the arena can lend to a borrower without a common account, and the bytes on
 /// lease. Either pointer may be null.
-///
-/// # Safety
-/// `lendable` and `lent` are null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lendable(
     arena: vmmgraph_arena_t,
@@ -257,18 +237,14 @@ pub unsafe extern "C" fn vmmgraph_arena_lendable(
 ) -> vmmgraph_status_t {
     guard(|| {
         let arena = get::<SharedVmmAllocator, _>(arena)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(lendable, arena.lendable_bytes()) }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(lent, arena.lent_bytes()) }
     })
 }
 
-/// Writes the numbers of the leases on pages mapped by a space; any such lease blocks the space's
-/// replay. Writes at most `capacity` numbers; `count` receives their total.
-///
-/// # Safety
-/// `leases` points to `capacity` writable numbers, or `capacity` is 0; `count` is null or writable.
+/// Writes the numbers of the leases which block a space's replay.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_leases(
     space: vmmgraph_space_t,
@@ -276,15 +252,12 @@ pub unsafe extern "C" fn vmmgraph_space_leases(
     capacity: usize,
     count: *mut usize,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { copy_counted(&get::<Space, _>(space)?.leases(), leases, capacity, count) })
 }
 
-/// Writes a lease's number and its bytes still on lease; 0 bytes: the lease is over. Either pointer
-/// may be null.
-///
-/// # Safety
-/// `number` and `bytes` are null or writable.
+/// Writes a lease's number and its bytes still on lease; 0: the lease is over. Either pointer may
+/// be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_lease_bytes(
     lease: vmmgraph_lease_t,
@@ -293,15 +266,15 @@ pub unsafe extern "C" fn vmmgraph_lease_bytes(
 ) -> vmmgraph_status_t {
     guard(|| {
         let lease = get::<Lease, _>(lease)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(number, lease.id()) }?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(bytes, lease.bytes()) }
     })
 }
 
 /// Makes later work of `stream`, the borrower's first on the pages, wait for the graphs which used
-/// the pages before. Does not block.
+/// them before. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_before(lease: vmmgraph_lease_t, stream: *mut c_void) -> vmmgraph_status_t {
     guard(|| Ok(get::<Lease, _>(lease)?.before(stream_of(stream))?))
@@ -311,7 +284,7 @@ pub extern "C" fn vmmgraph_lease_before(lease: vmmgraph_lease_t, stream: *mut c_
 /// unmaps the pages from the borrower's memory. No effect on a finished lease. One thread recalls
 /// at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or if its
 /// fence is not complete within `micros` microseconds. After such a timeout the pages no longer
-/// belong to the borrower and return at a later poll. Until they return, commits in their place are
+/// belong to the borrower and return at a later poll; until then, commits in their place are
 /// VMMGRAPH_ERROR_WRONG_STATE.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_recall(
@@ -331,7 +304,7 @@ pub extern "C" fn vmmgraph_lease_destroy(lease: vmmgraph_lease_t) -> vmmgraph_st
     guard(|| remove::<Lease, _>(lease).map(drop))
 }
 
-/// Reports the blocks `first` to `end` - 1 as vacated. Valid only inside vmmgraph_vacate_fn.
+/// Reports the blocks `first` to `end` - 1 as vacated, inside vmmgraph_vacate_fn.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_vacating_add(
     vacating: vmmgraph_vacating_t,
@@ -354,13 +327,8 @@ pub extern "C" fn vmmgraph_vacating_add(
     })
 }
 
-/// Adds a fence of the vacated memory: the device may use the memory until the fence is complete.
-/// Null: no use. Several fences add up. Valid only inside vmmgraph_vacate_fn; events must exist
-/// only during this call.
-///
-/// # Safety
-/// `fence` is null or points to a struct with struct_size set, stream_count streams and event_count
-/// recorded events.
+/// Adds a fence of the vacated memory, which the device may use until then; null: no use. Several
+/// fences add up. Valid only inside vmmgraph_vacate_fn.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_vacating_behind(
     vacating: vmmgraph_vacating_t,
@@ -368,7 +336,7 @@ pub unsafe extern "C" fn vmmgraph_vacating_behind(
 ) -> vmmgraph_status_t {
     guard(|| {
         let vacating = get::<Vacating, _>(vacating)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let fence = unsafe { fence_of(&vacating.device, fence) }?;
         vacating.said.lock().fence.join(fence);
         Ok(())

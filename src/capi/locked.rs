@@ -8,16 +8,12 @@ use super::status::vmmgraph_status_t;
 use crate::error::Result as Made;
 use crate::sync::Mutex;
 
-/// Registers the object made by `make` and writes its handle.
-///
-/// # Safety
-/// `place` is null or writable.
 pub(super) unsafe fn create<T, P>(place: *mut *mut P, make: impl FnOnce() -> Made<T>) -> vmmgraph_status_t
 where
     Mutex<T>: Handled,
 {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let place = unsafe { out(place, "the new handle") }?;
         *place = register(Arc::new(Mutex::new(make()?)));
         Ok(())
@@ -31,7 +27,6 @@ where
     guard(|| remove::<Mutex<T>, _>(handle).map(drop))
 }
 
-/// Runs `act` on the object under its lock.
 pub(super) fn with<T, P, R>(handle: *mut P, act: impl FnOnce(&mut T) -> R) -> Result<R, Failure>
 where
     Mutex<T>: Handled,

@@ -1,8 +1,6 @@
-//! Delivery of the library's log events to a C function.
-//!
-//! Events occur under the library's locks. A line therefore waits on its thread until the outermost
-//! C function ends, when the thread holds no lock. A line from outside any C function (Rust
-//! callers, a thread of the library) waits for the end of the next C function of any thread.
+//! Delivery of log events to a C function. Events occur under the library's locks, so a line waits
+//! until the outermost C function of its thread ends. A line from outside any C function waits for
+//! the end of the next C function of any thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
@@ -37,29 +35,27 @@ pub const VMMGRAPH_LOG_DEBUG: i32 = 4;
 pub const VMMGRAPH_LOG_TRACE: i32 = 5;
 
 /// Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
-/// Called from any thread, also concurrently, with no library lock held. Must not call VmmGraph
-/// functions (their events are not logged, and their failures replace the caller's in
-/// vmmgraph_last_error). Must not throw.
+/// Called from any thread, also concurrently. Must not call VmmGraph functions (their events are
+/// not logged, and their failures replace the caller's in vmmgraph_last_error).
 ///
-/// Lines of a C function arrive in order, on its thread, just before the function returns. Lines of
-/// functions called by a launch function arrive just before the replay returns. Lines from outside
-/// any C function (a thread of the library, Rust code) arrive just before the next C function of
-/// any thread returns. Without a sink, lines go to stderr at once.
+/// Lines of a C function arrive in order, on its thread, just before the function returns; lines of
+/// functions called by a launch function, just before the replay returns; lines from elsewhere (a
+/// thread of the library, Rust code), just before the next C function of any thread returns.
+/// Without a sink, lines go to stderr at once.
 pub type vmmgraph_log_fn =
     Option<unsafe extern "C" fn(level: i32, text: *const c_char, length: usize, user: *mut c_void)>;
 
 /// Called once with `user` when the sink is no longer in use.
 pub type vmmgraph_drop_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// A sink and its data. Shared with calls in progress, so that a replaced sink stays valid until
-/// they end.
+/// Shared with calls in progress, so a replaced sink stays valid until they end.
 struct Sink {
     write: unsafe extern "C" fn(i32, *const c_char, usize, *mut c_void),
     user: *mut c_void,
     drop: vmmgraph_drop_fn,
 }
 
-// SAFETY: the caller of vmmgraph_set_log_sink guarantees calls with `user` from any thread.
+// SAFETY: the caller of vmmgraph_set_log_sink permits calls with `user` from any thread.
 unsafe impl Send for Sink {}
 // SAFETY: as above.
 unsafe impl Sync for Sink {}
@@ -67,29 +63,27 @@ unsafe impl Sync for Sink {}
 impl Drop for Sink {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
-            // SAFETY: the caller's contract; this is the last use of `user`.
+            // SAFETY: the caller's contract; the last use of `user`.
             unsafe { drop(self.user) };
         }
     }
 }
 
 static SINK: RwLock<Option<Arc<Sink>>> = RwLock::new(None);
-/// Written only under SINK's write lock, so that a reader of SINK sees a matching level.
+/// Written under SINK's write lock, so a reader of SINK sees a matching level.
 static LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
-/// Level for stderr, from VMMGRAPH_LOG.
+/// From VMMGRAPH_LOG.
 static STDERR_LEVEL: AtomicI32 = AtomicI32::new(VMMGRAPH_LOG_OFF);
 
-/// A formatted event.
 struct Line {
     level: i32,
     text: String,
 }
 
-/// Per-thread state. Without a destructor, so that the state is valid until the thread is gone.
+/// State of a thread; without a destructor, so valid until the thread is gone.
 struct Here {
-    /// Depth of nested C functions of the library.
+    /// Depth of nested C functions.
     calls: Cell<u32>,
-    /// Lines to deliver when the outermost C function ends.
     lines: ManuallyDrop<RefCell<Vec<Line>>>,
 }
 
@@ -98,13 +92,12 @@ thread_local! {
         const { Here { calls: Cell::new(0), lines: ManuallyDrop::new(RefCell::new(Vec::new())) } };
 }
 
-/// Lines from outside any C function; the excess is dropped.
+/// From outside any C function; the excess is dropped.
 static ELSEWHERE: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 const ELSEWHERE_MOST: usize = 1024;
-/// Whether ELSEWHERE has lines.
 static ANY_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
-/// Scope of one C function. Lines wait for the end of the outermost scope.
+/// Scope of one C function.
 pub(super) struct Call(PhantomData<*const ()>);
 
 impl Call {
@@ -120,7 +113,7 @@ impl Drop for Call {
             let waiting = !here.lines.borrow().is_empty() || ANY_ELSEWHERE.load(Ordering::Relaxed);
             if here.calls.get() == 1 && waiting {
                 deliver(here);
-                // Events of the sink, which were kept because the depth is still 1.
+                // Events of the sink, kept because the depth is still 1.
                 here.lines.take();
             }
             here.calls.set(here.calls.get() - 1);
@@ -128,9 +121,9 @@ impl Drop for Call {
     }
 }
 
-/// Delivers the lines from outside any C function, then this thread's.
+/// First lines from outside any C function.
 fn deliver(here: &Here) {
-    // The child of a fork has no sink to call, and the locks below may stay locked for ever.
+    // The child of a fork has no sink, and the locks below may stay locked.
     if fork::usable().is_err() {
         return;
     }
@@ -143,12 +136,12 @@ fn deliver(here: &Here) {
     for Line { level, text } in lines {
         let (sink, wanted) = {
             let sink = SINK.read();
-            // Checked again: the sink may have changed since `enabled`.
+            // Again: the sink may have changed since `enabled`.
             (sink.clone(), level <= LEVEL.load(Ordering::Relaxed))
         };
         match sink {
             _ if !wanted => {}
-            // SAFETY: the contract of vmmgraph_set_log_sink; the text lives until the call returns.
+            // SAFETY: the contract of vmmgraph_set_log_sink; the text outlives the call.
             Some(sink) => unsafe { (sink.write)(level, text.as_ptr().cast(), text.len(), sink.user) },
             None => to_stderr(&text),
         }
@@ -156,7 +149,7 @@ fn deliver(here: &Here) {
 }
 
 fn to_stderr(text: &str) {
-    // Not eprintln!, which panics if stderr is closed.
+    // eprintln! panics if stderr is closed.
     drop(writeln!(std::io::stderr(), "vmmgraph: {text}"));
 }
 
@@ -164,7 +157,7 @@ fn to_stderr(text: &str) {
 /// VMMGRAPH_LOG is set. The previous sink is dropped after its last call ends.
 ///
 /// # Safety
-/// `sink` and `drop` are null or may be called with `user` from any thread.
+/// `sink` and `drop` may be called with `user` from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_set_log_sink(
     sink: vmmgraph_log_fn,
@@ -190,8 +183,7 @@ pub unsafe extern "C" fn vmmgraph_set_log_sink(
     })
 }
 
-/// Installs the fork watch and the subscriber, once. VMMGRAPH_LOG (error, warn, info, debug or
-/// trace) writes to stderr while no sink is set.
+/// Installs the fork watch and the subscriber, once.
 pub(super) fn start() {
     static START: Once = Once::new();
     START.call_once(|| {
@@ -206,7 +198,7 @@ pub(super) fn start() {
         });
         STDERR_LEVEL.store(level, Ordering::Relaxed);
         LEVEL.store(level, Ordering::Relaxed);
-        // A Rust program with its own subscriber keeps the latter.
+        // A Rust program with its own subscriber keeps it.
         let _ = tracing::subscriber::set_global_default(registry().with(ToSink));
     });
 }
@@ -225,7 +217,7 @@ struct ToSink;
 
 impl<S: Subscriber> Layer<S> for ToSink {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> tracing::subscriber::Interest {
-        // The level can change at any time, so the answer must not be cached.
+        // The level can change at any time.
         tracing::subscriber::Interest::sometimes()
     }
 
@@ -234,14 +226,14 @@ impl<S: Subscriber> Layer<S> for ToSink {
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // In the child of a fork, a lock below may stay locked for ever.
+        // In the child of a fork, a lock below may stay locked.
         if fork::usable().is_err() {
             return;
         }
         let mut words = Words::default();
         event.record(&mut words);
         let line = Line { level: number(event.metadata().level()), text: words.message + &words.fields };
-        // Stderr needs no library lock, and an immediate line survives a crash.
+        // An immediate line survives a crash.
         if SINK.read().is_none() {
             return to_stderr(&line.text);
         }
@@ -258,7 +250,7 @@ impl<S: Subscriber> Layer<S> for ToSink {
     }
 }
 
-/// Text of an event: the message, then the fields.
+/// The message, then the fields.
 #[derive(Default)]
 struct Words {
     message: String,
@@ -267,7 +259,6 @@ struct Words {
 
 impl Visit for Words {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a String cannot fail.
         let _ = if field.name() == "message" {
             write!(self.message, "{value:?}")
         } else {
@@ -345,7 +336,7 @@ mod tests {
         ended.join().unwrap();
         assert!(lines().is_empty());
 
-        // Thread-local destructors run in unspecified order: test both orders of first use.
+        // Destructors run in unspecified order: test both orders of first use.
         for first in [true, false] {
             let ending = thread::spawn(move || {
                 if first {

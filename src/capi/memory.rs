@@ -1,6 +1,3 @@
-//! Common parts of elastic buffers and KV caches in C: options, fences, commit results, statistics,
-//! observers.
-
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,17 +18,14 @@ use crate::error;
 use crate::pages::{Account, Fence, Limits};
 use crate::{Address, Committed, Device, ElasticObserver, ElasticOptions, ElasticStats, Pending, Shown};
 
-/// Runs `then` with the options from C; null: the defaults.
-///
-/// # Safety
-/// `given` is null or points to a struct with struct_size set and a null or zero-terminated name.
+/// Null: the defaults.
 pub(super) unsafe fn with_options<R>(
     given: *const vmmgraph_elastic_options_t,
     then: impl FnOnce(&ElasticOptions<'_>) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let Some(given) = (unsafe { options(given) })? else { return then(&ElasticOptions::default()) };
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let name = if given.name.is_null() { String::new() } else { unsafe { text(given.name, "name") }? };
     with_account(given.account, |account| {
         then(&ElasticOptions {
@@ -44,14 +38,9 @@ pub(super) unsafe fn with_options<R>(
     })
 }
 
-/// Builds the fence described in C, of events which may be destroyed after the call; null: an empty
-/// fence.
-///
-/// # Safety
-/// `fence` is null or points to a struct with struct_size set and valid arrays of streams and
-/// recorded events.
+/// Events may be destroyed after the call. Null: an empty fence.
 pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
-    // SAFETY: the caller's contract. The events exist during the call.
+    // SAFETY: the caller's contract; the events exist during the call.
     unsafe {
         fence_with(device, fence, |events, made, event| {
             if let Some(mark) = events.follow(event)? {
@@ -62,27 +51,19 @@ pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -
     }
 }
 
-/// Reads block ranges from C.
-///
-/// # Safety
-/// `ranges` points to `count` ranges, or `count` is 0.
 pub(super) unsafe fn read_ranges(
     ranges: *const vmmgraph_block_range_t,
     count: usize,
 ) -> Result<Vec<Range<u64>>, Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     Ok(unsafe { items(ranges, count, "ranges") }?.iter().map(|range| range.first..range.end).collect())
 }
 
-/// Commits, and writes the result to `done` unless null.
-///
-/// # Safety
-/// `done` is null or points to a struct with struct_size set.
 pub(super) unsafe fn committed(
     done: *mut vmmgraph_committed_t,
     commit: impl FnOnce() -> error::Result<Committed>,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let to = unsafe { OutStruct::optional(done, "done") }?;
     let Committed { bytes, pages, created, revived } = commit()?;
     if let Some(to) = to {
@@ -91,45 +72,33 @@ pub(super) unsafe fn committed(
     Ok(())
 }
 
-/// Writes a number, unless the pointer is null.
-///
-/// # Safety
-/// The pointer is null or writable.
 pub(super) unsafe fn write_number(to: *mut u64, value: u64) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     if let Some(to) = unsafe { to.as_mut() } {
         *to = value;
     }
     Ok(())
 }
 
-/// Copies at most `capacity` items, and writes the total number to `count`.
-///
-/// # Safety
-/// `to` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
 pub(super) unsafe fn copy_counted<T: Copy>(
     from: &[T],
     to: *mut T,
     capacity: usize,
     count: *mut usize,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let count = unsafe { out(count, "count") }?;
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { copy_items(from, to, capacity) }?;
     *count = from.len();
     Ok(())
 }
 
-/// Writes the statistics of elastic memory.
-///
-/// # Safety
-/// `to` is null or points to a struct with struct_size set.
 pub(super) unsafe fn write_stats(
     to: *mut vmmgraph_elastic_stats_t,
     stats: impl FnOnce() -> ElasticStats,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let (to, stats) = (unsafe { OutStruct::new(to, "stats") }?, stats());
     to.write(vmmgraph_elastic_stats_t {
         struct_size: to.struct_size,
@@ -153,10 +122,6 @@ pub(super) unsafe fn write_stats(
     Ok(())
 }
 
-/// Writes at most `capacity` ranges, and the total number to `count`.
-///
-/// # Safety
-/// As [`copy_counted`].
 pub(super) unsafe fn write_ranges(
     found: &[Range<u64>],
     ranges: *mut vmmgraph_block_range_t,
@@ -164,27 +129,23 @@ pub(super) unsafe fn write_ranges(
     count: *mut usize,
 ) -> Result<(), Failure> {
     let found: Vec<_> = found.iter().map(vmmgraph_block_range_t::of).collect();
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { copy_counted(&found, ranges, capacity, count) }
 }
 
-/// Sets the limit of an account.
 pub(super) fn set_budget(account: &Account, bytes: u64) -> Result<(), Failure> {
     account.set_limits(Limits { most: limit(bytes), least: account.stats().least_bytes });
     Ok(())
 }
 
-/// Registers C functions as an observer.
-///
 /// # Safety
-/// The functions may be called with the pointer from any thread until the observer is destroyed;
-/// `observer` is null or writable.
+/// The functions may be called with the pointer from any thread until the observer is destroyed.
 pub(super) unsafe fn observed(
     (after_map, before_unmap, user): (vmmgraph_shown_fn, vmmgraph_shown_fn, *mut c_void),
     observer: *mut vmmgraph_elastic_observer_t,
     observe: impl FnOnce(&Arc<dyn ElasticObserver>),
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let observer = unsafe { out(observer, "observer") }?;
     let made = Arc::new(Observer { after_map, before_unmap, user });
     let told: Arc<dyn ElasticObserver> = made.clone();
@@ -193,25 +154,20 @@ pub(super) unsafe fn observed(
     Ok(())
 }
 
-/// Writes a handle of a pending commit, unless the pointer is null.
-///
-/// # Safety
-/// `to` is null or writable.
 pub(super) unsafe fn hand_over(pending: Pending, to: *mut vmmgraph_pending_t) {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     if let Some(to) = unsafe { to.as_mut() } {
         *to = register(Arc::new(pending));
     }
 }
 
-/// Observer implemented by C functions.
 pub(super) struct Observer {
     after_map: vmmgraph_shown_fn,
     before_unmap: vmmgraph_shown_fn,
     user: *mut c_void,
 }
 
-// SAFETY: the caller of an observe function allowed calls with `user` from any thread.
+// SAFETY: the caller of an observe function permits calls with `user` from any thread.
 unsafe impl Send for Observer {}
 // SAFETY: as above.
 unsafe impl Sync for Observer {}
@@ -230,7 +186,7 @@ impl Observer {
             ranges: ranges.as_ptr(),
             range_count: ranges.len(),
         };
-        // SAFETY: the caller of an observe function allowed this call.
+        // SAFETY: the caller of an observe function permits this call.
         unsafe { function(&raw const told, self.user) };
     }
 }

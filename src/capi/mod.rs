@@ -1,8 +1,10 @@
 //! C ABI: cbindgen generates `include/vmmgraph/vmmgraph.h` from this folder (`make header`).
 //!
-//! One file per subject. Every C function runs its body in a `guard`: handles are looked up and
-//! never dereferenced, a panic becomes a status, and the thread keeps the details of its last
-//! failure. Conventions common to all C functions are in `cbindgen.toml`.
+//! Every C function runs its body in a `guard`: handles are looked up and never dereferenced, a
+//! panic becomes a status, and the thread keeps the details of its last failure.
+//!
+//! The conventions of the header, in `cbindgen.toml`, are the contract of all pointers here, also
+//! of the unsafe helpers; a `# Safety` section adds to them.
 
 #![allow(non_camel_case_types, reason = "the names are C's")]
 
@@ -99,17 +101,16 @@ pub(crate) use handle::{arena_of, region_of, space_of};
 #[cfg(feature = "bridge")]
 pub(crate) use region::policy_of;
 
-/// Version of the C ABI. Calls, structs and numbers of equal ABI versions are compatible.
+/// Version of the C ABI. Calls, structs and numbers of equal versions are compatible.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;
 
-/// Returns the ABI version of the loaded library, to be compared with the header's
-/// VMMGRAPH_ABI_VERSION.
+/// Returns the ABI version of the loaded library, to be compared with VMMGRAPH_ABI_VERSION.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_abi_version() -> u32 {
     VMMGRAPH_ABI_VERSION
 }
 
-/// Returns the version of the loaded library as "major.minor.patch". The string is static.
+/// Returns the version of the loaded library as "major.minor.patch".
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

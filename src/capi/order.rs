@@ -1,31 +1,26 @@
-//! Replay count and serial binding of an arena in C.
-
 use super::arena::{self, vmmgraph_arena_t};
 use super::guard::out;
 use super::status::vmmgraph_status_t;
 
 /// Writes the number of replays launched in an arena, eager scopes included; equal on ranks with
 /// equal replays. Inside a launch: the number of the current replay.
-///
-/// # Safety
-/// `replays` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_replay_seq(
     arena: vmmgraph_arena_t,
     replays: *mut u64,
 ) -> vmmgraph_status_t {
     arena::with(arena, |arena| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let replays = unsafe { out(replays, "replays") }?;
         *replays = arena.replay_seq();
         Ok(())
     })
 }
 
-/// Unbinds an arena with VMMGRAPH_ARENA_SERIAL from its stream and thread; the next replay binds
-/// the arena again. Waits for a replay or eager scope in progress on another thread.
+/// Unbinds an arena with VMMGRAPH_ARENA_SERIAL from its stream and thread; the next replay binds it
+/// again. Waits for a replay or eager scope in progress on another thread.
 /// VMMGRAPH_ERROR_WRONG_STATE inside a replay of this thread. Later replays still wait for earlier
-/// ones. No effect without VMMGRAPH_ARENA_SERIAL.
+/// ones.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_lift_serial(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     arena::with(arena, |arena| Ok(arena.lift_serial()?))

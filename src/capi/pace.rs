@@ -1,25 +1,21 @@
-//! Pacing of prefills and decodes in C: decisions without memory, clock or thread.
-
 use super::guard::{guard, items, out};
 use super::status::vmmgraph_status_t;
 use crate::policy::{Decoding, Due, Prompt, prefill_waits};
 
-/// Prompt waiting for its prefill. Times are in any one unit. Never grows; no struct_size.
+/// Prompt waiting for its prefill. Times are in any one unit.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_prompt_t {
-    /// Arrival time.
     pub since: u64,
     /// Time at which the first token is due.
     pub by: u64,
     /// Duration from the start of the prefill to the first token.
     pub takes: u64,
-    /// Time at which the prefill starts even if sequences become late, so that no prompt waits
-    /// forever.
+    /// Time at which the prefill starts even if sequences become late.
     pub patience: u64,
 }
 
-/// Sequence being decoded. Never grows; no struct_size.
+/// Sequence being decoded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_decoding_t {
@@ -38,13 +34,9 @@ impl vmmgraph_prompt_t {
     }
 }
 
-/// Sets `to_host` to 1 if a prompt's KV memory should go to the host instead of waiting for device
-/// memory, else to 0. The result is 1 once half of the time which the prompt can wait without being
-/// late has passed. A prompt sent to the host at once has an early first token and late later
-/// tokens.
-///
-/// # Safety
-/// `prompt` is null or readable, `to_host` null or writable.
+/// Sets `to_host` to 1 if a prompt's KV memory should go to the host: once half of the time which
+/// the prompt can wait without being late has passed, else to 0. A prompt sent at once has an early
+/// first token and late later tokens.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_prompt_to_host(
     now: u64,
@@ -52,7 +44,7 @@ pub unsafe extern "C" fn vmmgraph_prompt_to_host(
     to_host: *mut i32,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (one, to_host) = unsafe { (items(prompt, 1, "prompt")?, out(to_host, "to_host")?) };
         *to_host = i32::from(one.iter().any(|one| one.prompt().to_host(now)));
         Ok(())
@@ -60,13 +52,9 @@ pub unsafe extern "C" fn vmmgraph_prompt_to_host(
 }
 
 /// Sets `waits` to 1 if a prefill of these prompts, of duration `takes`, should wait for another
-/// decode step, else to 0. The prefill waits if it makes more than 3 in 10 sequences late and no
-/// prompt is urgent. A prompt is urgent from its `patience` time on, or with at most a tenth of its
-/// waiting time left; a late prompt only from its `patience` time on.
-///
-/// # Safety
-/// `prompts` points to `prompt_count` items, or `prompt_count` is 0; likewise `decoding`; `waits`
-/// is null or writable.
+/// decode step: if it makes more than 3 in 10 sequences late and no prompt is urgent. A prompt is
+/// urgent from its `patience` time on, or with at most a tenth of its waiting time left; a late
+/// prompt only from its `patience` time on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_prefill_waits(
     now: u64,
@@ -78,7 +66,7 @@ pub unsafe extern "C" fn vmmgraph_prefill_waits(
     waits: *mut i32,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (prompts, decoding) = unsafe {
             (items(prompts, prompt_count, "prompts")?, items(decoding, decoding_count, "decoding")?)
         };

@@ -1,5 +1,3 @@
-//! Pause and resume in C: fences, reports, regions and tags.
-
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,26 +19,23 @@ use crate::{Device, Region};
 
 /// Nothing was copied.
 pub const VMMGRAPH_COPY_NONE: i32 = 0;
-/// Copied through registered (pinned) host memory, at the link's speed.
+/// Through registered (pinned) host memory, at the link's speed.
 pub const VMMGRAPH_COPY_REGISTERED: i32 = 1;
-/// Copied through a ring of small registered buffers: registration of the host memory was refused.
+/// Through a ring of small registered buffers: registration was refused.
 pub const VMMGRAPH_COPY_RING: i32 = 2;
-/// Copied as pageable memory by the driver: no buffer could be registered.
+/// As pageable memory by the driver: no buffer could be registered.
 pub const VMMGRAPH_COPY_PAGEABLE: i32 = 3;
 
 /// Fence: work to complete before memory is unmapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_fence_t {
-    /// sizeof(vmmgraph_fence_t).
     pub struct_size: usize,
-    /// Streams: all work submitted so far.
+    /// All work submitted so far.
     pub streams: *const *mut c_void,
-    /// Number of streams.
     pub stream_count: usize,
     /// Recorded events (CUevent or cudaEvent_t), which must exist until the call returns.
     pub events: *const *mut c_void,
-    /// Number of events.
     pub event_count: usize,
 }
 
@@ -48,17 +43,13 @@ pub struct vmmgraph_fence_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_pause_report_t {
-    /// Set to sizeof(vmmgraph_pause_report_t) before the call.
     pub struct_size: usize,
-    /// Regions and arenas paused by this call, without those already paused.
+    /// Regions and arenas paused by this call.
     pub regions: u64,
-    /// Pages released.
     pub pages: u64,
-    /// Bytes of these pages.
     pub bytes: u64,
-    /// Bytes copied to the host.
     pub copied_bytes: u64,
-    /// Bytes not copied, since the host holds the contents of an earlier pause.
+    /// Bytes not copied: the host holds the contents of an earlier pause.
     pub clean_bytes: u64,
     /// Bytes resident by policy, or as private (exclusive) blocks.
     pub kept_bytes: u64,
@@ -66,15 +57,13 @@ pub struct vmmgraph_pause_report_t {
     pub left_bytes: u64,
     /// Pages reported as unwritten but changed (VMMGRAPH_REGION_VERIFY_CLEAN).
     pub stale_pages: u64,
-    /// Driver calls.
     pub calls: u64,
-    /// Failures; the call returns the status of the first.
+    /// The call returns the status of the first.
     pub failures: u64,
-    /// Total duration in microseconds.
     pub micros: u64,
-    /// Microseconds from the start of the first copy to the end of the last.
+    /// From the start of the first copy to the end of the last.
     pub copy_micros: u64,
-    /// Copied GiB per second of copy_micros; 0: nothing was copied.
+    /// 0: nothing was copied.
     pub copy_gib_per_second: f64,
     /// One of VMMGRAPH_COPY_*.
     pub path: i32,
@@ -82,32 +71,21 @@ pub struct vmmgraph_pause_report_t {
     pub reserved: i32,
 }
 
-/// Report of a resume.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_resume_report_t {
-    /// Set to sizeof(vmmgraph_resume_report_t) before the call.
     pub struct_size: usize,
-    /// Regions and arenas resumed by this call.
     pub regions: u64,
-    /// Pages mapped.
     pub pages: u64,
-    /// Bytes of these pages.
     pub bytes: u64,
-    /// Bytes copied from the host.
     pub copied_bytes: u64,
-    /// Bytes set to zero.
     pub zeroed_bytes: u64,
-    /// Driver calls.
     pub calls: u64,
-    /// Total duration in microseconds.
     pub micros: u64,
     /// Part of micros before all memory was available.
     pub waited_micros: u64,
-    /// Microseconds from the start of the first copy to the end of the last; 0: the call did not
-    /// wait.
+    /// From the start of the first copy to the end of the last; 0: the call did not wait.
     pub copy_micros: u64,
-    /// Copied GiB per second of copy_micros.
     pub copy_gib_per_second: f64,
     /// One of VMMGRAPH_COPY_*.
     pub path: i32,
@@ -124,10 +102,6 @@ fn path_number(path: CopyPath) -> i32 {
     }
 }
 
-/// Runs `act` with a device and with tags from C.
-///
-/// # Safety
-/// `tags` is null or points to `count` pointers as for [`text`].
 unsafe fn with_tags(
     device: vmmgraph_device_t,
     tags: *const *const c_char,
@@ -136,47 +110,39 @@ unsafe fn with_tags(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let tags = unsafe { items(tags, count, "tags")?.iter().map(|tag| text(*tag, "a tag")) };
         let tags: Vec<String> = tags.collect::<Result<_, _>>()?;
         act(&device, &tags.iter().map(String::as_str).collect::<Vec<_>>())
     })
 }
 
-/// Builds the fence described in C; null: an empty fence. `add` adds each recorded event, which
-/// exists until the call returns.
-///
-/// # Safety
-/// `fence` is null or points to a struct with struct_size set and valid arrays of streams and
-/// recorded events.
+/// `add` adds each recorded event.
 pub(super) unsafe fn fence_with(
     device: &Device,
     fence: *const vmmgraph_fence_t,
     add: impl Fn(&Arc<Events>, &mut Fence, Event) -> error::Result<()>,
 ) -> Result<Fence, Failure> {
     let mut made = Fence::default();
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let Some(given) = (unsafe { options(fence) })? else { return Ok(made) };
     let events = device.pool().events();
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     for stream in unsafe { items(given.streams, given.stream_count, "streams") }? {
         made.add(events, stream_of(*stream));
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     for event in unsafe { items(given.events, given.event_count, "events") }? {
         not_null(*event, "an event")?;
-        // SAFETY: not null; a recorded event by the caller's contract.
+        // SAFETY: not null, so a recorded event.
         add(events, &mut made, unsafe { Event::from_raw(*event as u64) })?;
     }
     Ok(made)
 }
 
-/// Builds the fence of a call which waits for the fence.
-///
-/// # Safety
-/// As vmmgraph_device_pause.
+/// For a call which waits for the fence.
 pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -> Result<Fence, Failure> {
-    // SAFETY: the caller's contract. The events exist until the call returns.
+    // SAFETY: the caller's contract; the events exist until the call returns.
     unsafe {
         fence_with(device, fence, |events, made, event| {
             made.add_event(events, event);
@@ -185,18 +151,14 @@ pub(super) unsafe fn fence_of(device: &Device, fence: *const vmmgraph_fence_t) -
     }
 }
 
-/// Pauses after a fence from C, and writes the report unless null. Fails with the report's first
-/// failure.
-///
-/// # Safety
-/// `fence` and `report` as in vmmgraph_device_pause.
+/// Fails with the report's first failure.
 pub(super) unsafe fn pause_with(
     device: &Device,
     fence: *const vmmgraph_fence_t,
     report: *mut vmmgraph_pause_report_t,
     pause: impl FnOnce(Fence) -> error::Result<PauseReport>,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let (fence, to) = unsafe { (fence_of(device, fence)?, OutStruct::optional(report, "report")?) };
     let report = pause(fence)?;
     if let Some(to) = to {
@@ -222,16 +184,12 @@ pub(super) unsafe fn pause_with(
     Ok(report.complete()?)
 }
 
-/// Resumes until a deadline from C, and writes the report unless null.
-///
-/// # Safety
-/// `report` as in vmmgraph_device_resume.
 pub(super) unsafe fn resume_with(
     deadline_micros: u64,
     report: *mut vmmgraph_resume_report_t,
     resume: impl FnOnce(Duration) -> error::Result<ResumeReport>,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let to = unsafe { OutStruct::optional(report, "report") }?;
     let report = resume(Duration::from_micros(deadline_micros))?;
     if let Some(to) = to {
@@ -255,9 +213,6 @@ pub(super) unsafe fn resume_with(
 }
 
 /// As vmmgraph_device_pause, for one region.
-///
-/// # Safety
-/// As vmmgraph_device_pause.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_pause(
     region: vmmgraph_region_t,
@@ -266,15 +221,12 @@ pub unsafe extern "C" fn vmmgraph_region_pause(
 ) -> vmmgraph_status_t {
     guard(|| {
         let region = get::<Region, _>(region)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { pause_with(region.device(), fence, report, |fence| region.pause(fence)) }
     })
 }
 
 /// As vmmgraph_device_resume, for one region.
-///
-/// # Safety
-/// As vmmgraph_device_resume.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_resume(
     region: vmmgraph_region_t,
@@ -283,25 +235,19 @@ pub unsafe extern "C" fn vmmgraph_region_resume(
 ) -> vmmgraph_status_t {
     guard(|| {
         let region = get::<Region, _>(region)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { resume_with(deadline_micros, report, |deadline| region.resume(deadline)) }
     })
 }
 
 /// Pauses all regions and arenas with one of the tags; without tags, all of the device. Waits for
-/// the fence (null: empty) and for the work on streams recorded for blocks. Then releases pages by
-/// policy, and the device's free pages. The caller must not submit work with this memory meanwhile.
+/// the fence (null: empty) and for the streams recorded for blocks, then releases pages by policy,
+/// and the device's free pages. The caller must not submit work with this memory meanwhile.
 ///
-/// Continues after a failure: the call returns the status of the first failure, and `report` (may
-/// be null) is written anyway. Failed memory stays resident with its contents, and the next pause
-/// retries. Memory already paused stays paused. VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of
-/// the fence or of a block is under capture, and VMMGRAPH_ERROR_WRONG_STATE while an arena has an
-/// open space: the call then pauses nothing more.
-///
-/// # Safety
-/// `tags` is null or points to `tag_count` zero-terminated strings; `fence` is null or points to a
-/// struct with struct_size set and valid arrays of streams and recorded events; `report` is null or
-/// points to a struct with struct_size set.
+/// Continues after a failure: the call returns the status of the first, and `report` (may be null)
+/// is written anyway. Failed memory stays resident with its contents, and the next pause retries.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of the fence or of a block is under capture, and
+/// VMMGRAPH_ERROR_WRONG_STATE while an arena has an open space: the call then pauses nothing more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_pause(
     device: vmmgraph_device_t,
@@ -310,7 +256,7 @@ pub unsafe extern "C" fn vmmgraph_device_pause(
     fence: *const vmmgraph_fence_t,
     report: *mut vmmgraph_pause_report_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe {
         with_tags(device, tags, tag_count, |device, tags| {
             pause_with(device, fence, report, |fence| device.pause(tags, fence))
@@ -321,11 +267,7 @@ pub unsafe extern "C" fn vmmgraph_device_pause(
 /// Resumes all regions and arenas with one of the tags, all or none; without tags, all of the
 /// device. Returns after the contents are restored. Without enough memory, retries until the
 /// deadline, in microseconds from now; 0: as often as an allocation. After a failure everything is
-/// paused as before, the host holds the contents, and the call can be repeated. Resident memory is
-/// skipped. `report` may be null.
-///
-/// # Safety
-/// `tags` and `report` as in vmmgraph_device_pause.
+/// paused as before, and the call can be repeated. `report` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_resume(
     device: vmmgraph_device_t,
@@ -334,7 +276,7 @@ pub unsafe extern "C" fn vmmgraph_device_resume(
     deadline_micros: u64,
     report: *mut vmmgraph_resume_report_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe {
         with_tags(device, tags, tag_count, |device, tags| {
             resume_with(deadline_micros, report, |deadline| device.resume(tags, deadline))
@@ -342,13 +284,10 @@ pub unsafe extern "C" fn vmmgraph_device_resume(
     }
 }
 
-/// As vmmgraph_device_resume, but returns once everything is mapped. Contents are then restored in
+/// As vmmgraph_device_resume, but returns once everything is mapped; contents are then restored in
 /// the order of the tags. `ready` (may be null) receives a handle per tag, destroyed by the caller.
 /// A stream which needs a region's contents waits by vmmgraph_ready_before or
 /// vmmgraph_region_before. Copies from unregistered host memory complete before the call returns.
-///
-/// # Safety
-/// As vmmgraph_device_resume; `ready` is null or points to `tag_count` handles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_resume_async(
     device: vmmgraph_device_t,
@@ -358,7 +297,7 @@ pub unsafe extern "C" fn vmmgraph_device_resume_async(
     ready: *mut vmmgraph_ready_t,
     report: *mut vmmgraph_resume_report_t,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe {
         with_tags(device, tags, tag_count, |device, tags| {
             resume_with(deadline_micros, report, |deadline| {

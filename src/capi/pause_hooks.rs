@@ -1,5 +1,3 @@
-//! Pause hooks in C.
-
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -11,7 +9,6 @@ use super::text::text;
 use crate::pause::{Moved, PauseHooks};
 use crate::{Address, Device};
 
-/// Opaque; never defined.
 pub struct vmmgraph_pause_hooks {
     _private: (),
 }
@@ -19,46 +16,39 @@ pub struct vmmgraph_pause_hooks {
 /// Hooks called before a pause unmaps memory and after a resume maps memory, until destroyed.
 pub type vmmgraph_pause_hooks_t = *mut vmmgraph_pause_hooks;
 
-/// Range of device addresses. Never grows; no struct_size.
+/// Range of device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_range_t {
-    /// First address.
     pub address: u64,
-    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// Memory about to be unmapped, or mapped again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_moved_t {
-    /// sizeof(vmmgraph_moved_t) of the library.
     pub struct_size: usize,
-    /// Tag of the region or arena, zero-terminated.
+    /// Tag of the region or arena.
     pub tag: *const c_char,
     /// Number of the region or arena, unique in the process.
     pub region: u64,
     /// Counts the mappings of the memory; a registration is valid for one generation.
     pub generation: u64,
-    /// Address ranges in order.
     pub ranges: *const vmmgraph_range_t,
-    /// Number of ranges.
     pub range_count: usize,
 }
 
-/// Receives memory about to be unmapped, or mapped again; `moved` is valid during the call. Must
-/// not throw. Pausing or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
+/// Receives memory about to be unmapped, or mapped again; `moved` is valid during the call. Pausing
+/// or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
 pub type vmmgraph_moved_fn = Option<unsafe extern "C" fn(moved: *const vmmgraph_moved_t, user: *mut c_void)>;
 
-/// Pause hooks implemented by C functions.
 pub(super) struct Hooks {
     before_unmap: vmmgraph_moved_fn,
     after_map: vmmgraph_moved_fn,
     user: *mut c_void,
 }
 
-// SAFETY: the caller of vmmgraph_device_add_pause_hooks allowed calls with `user` from any thread.
+// SAFETY: the caller of vmmgraph_device_add_pause_hooks permits calls from any thread.
 unsafe impl Send for Hooks {}
 // SAFETY: as above.
 unsafe impl Sync for Hooks {}
@@ -78,7 +68,7 @@ impl Hooks {
             ranges: ranges.as_ptr(),
             range_count: ranges.len(),
         };
-        // SAFETY: the caller of vmmgraph_device_add_pause_hooks allowed this call.
+        // SAFETY: the caller of vmmgraph_device_add_pause_hooks permits this call.
         unsafe { function(&raw const told, self.user) };
     }
 }
@@ -92,15 +82,13 @@ impl PauseHooks for Hooks {
     }
 }
 
-/// Adds hooks for memory with the tag; an empty tag: for all memory. `before_unmap` is called when
-/// no work uses the memory any more, just before the unmap. `after_map` is called after the memory
-/// is mapped again, on other pages. Either may be null. For registrations of pages, by NCCL or for
-/// RDMA.
+/// Adds hooks for memory with the tag; empty: for all memory. `before_unmap` is called when no work
+/// uses the memory any more, `after_map` after the memory is mapped again, on other pages. Either
+/// may be null. For registrations of pages, by NCCL or for RDMA.
 ///
 /// # Safety
-/// `tag` is null or a zero-terminated string. The functions may be called with `user` from any
-/// thread until vmmgraph_pause_hooks_destroy and all pauses and resumes then in progress have
-/// returned. `hooks` is null or writable.
+/// The functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy and
+/// all pauses and resumes then in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
     device: vmmgraph_device_t,
@@ -112,7 +100,7 @@ pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (tag, hooks) = unsafe { (text(tag, "tag")?, out(hooks, "hooks")?) };
         let made = Arc::new(Hooks { before_unmap, after_map, user });
         let told: Arc<dyn PauseHooks> = made.clone();
@@ -122,7 +110,7 @@ pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
     })
 }
 
-/// Destroys the hooks. Pauses and resumes in progress may still call the functions.
+/// Destroys the hooks. Pauses and resumes in progress may still call them.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_pause_hooks_destroy(hooks: vmmgraph_pause_hooks_t) -> vmmgraph_status_t {
     guard(|| remove::<Hooks, _>(hooks).map(drop))

@@ -1,5 +1,3 @@
-//! Import of pages of other processes, and file descriptors over a socket, in C.
-
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::Arc;
@@ -13,15 +11,12 @@ use super::status::vmmgraph_status_t;
 use crate::error::Error;
 use crate::{Device, PeerExtent, PeerMap, PeerPage, receive_descriptors, send_descriptors};
 
-/// Opaque; never defined.
 pub struct vmmgraph_peer_page {
     _private: (),
 }
 
-/// Page imported from another process.
 pub type vmmgraph_peer_page_t = *mut vmmgraph_peer_page;
 
-/// Opaque; never defined.
 pub struct vmmgraph_peer_map {
     _private: (),
 }
@@ -29,28 +24,23 @@ pub struct vmmgraph_peer_map {
 /// Range of another process, mapped in this process.
 pub type vmmgraph_peer_map_t = *mut vmmgraph_peer_map;
 
-/// Part of an imported page, as in the owner's vmmgraph_page_extent_t. Never grows; no struct_size.
+/// Part of an imported page, as in the owner's vmmgraph_page_extent_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_peer_extent_t {
-    /// Imported page.
     pub page: vmmgraph_peer_page_t,
-    /// Offset of the part in the page, in bytes.
+    /// In the page.
     pub offset: u64,
-    /// Length of the part in bytes.
     pub bytes: u64,
 }
 
-/// Fabric handle of an exported page (CUmemFabricHandle): plain bytes, copied and sent unchanged.
+/// Fabric handle of an exported page (CUmemFabricHandle), sent unchanged.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_fabric_handle_t {
-    /// Bytes of the driver.
     pub data: [u8; 64],
 }
 
-/// Borrows a file descriptor from C.
-///
 /// # Safety
 /// The descriptor is open while the result is used, or negative.
 unsafe fn descriptor<'a>(what: &'static str, fd: c_int) -> Result<BorrowedFd<'a>, Failure> {
@@ -64,11 +54,8 @@ unsafe fn descriptor<'a>(what: &'static str, fd: c_int) -> Result<BorrowedFd<'a>
 
 /// Imports a page exported by another process. `bytes` is page_bytes in the owner's
 /// vmmgraph_page_extent_t. The memory lives as long as the import or a mapping of the page,
-/// whatever the owner does. The caller keeps `fd` and may close it after the call.
+/// whatever the owner does. The caller keeps `fd`, not needed after the call.
 /// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD.
-///
-/// # Safety
-/// `fd` is open or negative; `page` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_import(
     device: vmmgraph_device_t,
@@ -78,7 +65,7 @@ pub unsafe extern "C" fn vmmgraph_device_import(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (page, fd) = unsafe { (out(page, "page")?, descriptor("fd", fd)?) };
         *page = register(Arc::new(device.import(fd, bytes)?));
         Ok(())
@@ -87,9 +74,6 @@ pub unsafe extern "C" fn vmmgraph_device_import(
 
 /// As vmmgraph_device_import, from a handle of vmmgraph_device_export_fabric on this or another
 /// host. VMMGRAPH_ERROR_WRONG_STATE unless the device granted VMMGRAPH_SHARING_FABRIC.
-///
-/// # Safety
-/// `handle` is null or points to a handle; `page` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_import_fabric(
     device: vmmgraph_device_t,
@@ -99,7 +83,7 @@ pub unsafe extern "C" fn vmmgraph_device_import_fabric(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (page, handle) = unsafe { (out(page, "page")?, items(handle, 1, "handle")?) };
         let imported = device.import_fabric(&handle[0].data, bytes)?;
         *page = register(Arc::new(imported));
@@ -116,9 +100,6 @@ pub extern "C" fn vmmgraph_peer_page_close(page: vmmgraph_peer_page_t) -> vmmgra
 /// Maps the parts of another process's range contiguously in this process; `address` receives the
 /// first address. VMMGRAPH_ERROR_INVALID_ARGUMENT unless every part but the first begins at the
 /// start of its page, and every part but the last ends at its page's end.
-///
-/// # Safety
-/// `extents` points to `count` items; `map` and `address` are null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_peer_map_create(
     device: vmmgraph_device_t,
@@ -129,7 +110,7 @@ pub unsafe extern "C" fn vmmgraph_peer_map_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (map, address, given) =
             unsafe { (out(map, "map")?, out(address, "address")?, items(extents, count, "extents")?) };
         let pages = given.iter().map(|extent| get::<PeerPage, _>(extent.page));
@@ -158,8 +139,8 @@ pub extern "C" fn vmmgraph_peer_map_used_by(
     })
 }
 
-/// Unmaps the range after the work submitted to the recorded streams. Does not block. Work on other
-/// streams must be complete.
+/// Unmaps the range after the work submitted to the recorded streams; other work must be complete.
+/// Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_peer_map_destroy(map: vmmgraph_peer_map_t) -> vmmgraph_status_t {
     guard(|| remove::<PeerMap, _>(map).map(drop))
@@ -167,12 +148,8 @@ pub extern "C" fn vmmgraph_peer_map_destroy(map: vmmgraph_peer_map_t) -> vmmgrap
 
 /// Sends at most 253 file descriptors, and at least one byte, as one message over a connected unix
 /// socket (SCM_RIGHTS). No process needs access to another process, which containers forbid. The
-/// caller keeps its descriptors. `sent` (may be null) receives the number of bytes sent; the
-/// descriptors are sent with the first byte.
-///
-/// # Safety
-/// `socket` and the `count` items of `fds` are open or negative; `bytes` points to `length` bytes;
-/// `sent` is null or writable.
+/// caller keeps its descriptors, sent with the first byte. `sent` (may be null) receives the number
+/// of bytes sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_send_descriptors(
     socket: c_int,
@@ -183,7 +160,7 @@ pub unsafe extern "C" fn vmmgraph_send_descriptors(
     sent: *mut u64,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (socket, given, bytes) = unsafe {
             (
                 descriptor("socket", socket)?,
@@ -194,18 +171,14 @@ pub unsafe extern "C" fn vmmgraph_send_descriptors(
         // SAFETY: as above.
         let given = given.iter().map(|fd| unsafe { descriptor("fd", *fd) });
         let gone = send_descriptors(socket, &given.collect::<Result<Vec<_>, _>>()?, bytes)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_number(sent, gone as u64) }
     })
 }
 
-/// Receives one message of vmmgraph_send_descriptors: as many bytes as fit in `length`, and at most
-/// `capacity` descriptors, owned by the caller. Further descriptors are closed. `count` receives
-/// the number of descriptors stored. `received` is 0 if the other side has closed the socket.
-///
-/// # Safety
-/// `socket` is open or negative; `bytes` points to `length` writable bytes and `fds` to `capacity`
-/// writable items, or these are 0; `received` and `count` are null or writable.
+/// Receives one message of vmmgraph_send_descriptors: at most `length` bytes, and `capacity`
+/// descriptors, owned by the caller. Further descriptors are closed. `received` is 0 if the other
+/// side has closed the socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_receive_descriptors(
     socket: c_int,
@@ -220,7 +193,7 @@ pub unsafe extern "C" fn vmmgraph_receive_descriptors(
         if capacity > 0 {
             check_items(fds, capacity, size_of::<c_int>(), "fds")?;
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (socket, bytes) =
             unsafe { (descriptor("socket", socket)?, items_mut(bytes.cast::<u8>(), length, "bytes")?) };
         // SAFETY: as above.

@@ -1,5 +1,3 @@
-//! Handles of contents which vmmgraph_device_resume_async is still restoring.
-
 use std::sync::Arc;
 
 use super::arena::stream_of;
@@ -9,22 +7,16 @@ use super::status::vmmgraph_status_t;
 use crate::Ready;
 use crate::sync::Mutex;
 
-/// Never defined: a vmmgraph_ready_t is a key, not an address.
 pub struct vmmgraph_ready {
     _private: (),
 }
 
-/// Restored contents of one tag after vmmgraph_device_resume_async. Valid until destroyed.
-/// Thread-safe.
+/// Restored contents of one tag after vmmgraph_device_resume_async.
 pub type vmmgraph_ready_t = *mut vmmgraph_ready;
 
-/// Object behind a handle.
 pub(super) struct Shared(Mutex<Ready>);
 
-/// Writes one handle for each of `tags`. Equal tags get the same contents.
-///
-/// # Safety
-/// `to` is null or points to as many handles as `tags` has entries.
+/// Equal tags get the same contents.
 pub(super) unsafe fn hand_out(ready: &[Ready], tags: &[&str], to: *mut vmmgraph_ready_t) {
     if to.is_null() {
         return;
@@ -33,7 +25,7 @@ pub(super) unsafe fn hand_out(ready: &[Ready], tags: &[&str], to: *mut vmmgraph_
         let found = ready.iter().find(|ready| ready.tag() == *tag).cloned();
         let handle =
             found.map_or(std::ptr::null_mut(), |ready| register(Arc::new(Shared(Mutex::new(ready)))));
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { *to.add(index) = handle };
     }
 }
@@ -49,21 +41,18 @@ fn with<T>(
 }
 
 /// Sets `done` to 1 if the contents are restored, else to 0. Does not block.
-///
-/// # Safety
-/// `done` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ready_done(ready: vmmgraph_ready_t, done: *mut i32) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let done = unsafe { out(done, "done") }?;
         *done = i32::from(with(ready, Ready::done)?);
         Ok(())
     })
 }
 
-/// Makes later work of `stream` (CUstream or cudaStream_t) wait until the contents are restored.
-/// Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
+/// Makes later work of `stream` wait until the contents are restored. Does not block.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ready_before(
     ready: vmmgraph_ready_t,
@@ -72,7 +61,7 @@ pub extern "C" fn vmmgraph_ready_before(
     guard(|| with(ready, |ready| ready.before(stream_of(stream))))
 }
 
-/// Blocks the calling thread until the contents are restored.
+/// Blocks until the contents are restored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ready_wait(ready: vmmgraph_ready_t) -> vmmgraph_status_t {
     guard(|| with(ready, Ready::wait))

@@ -1,5 +1,3 @@
-//! Reclaimers in C: callbacks of an engine when memory is short.
-
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -10,7 +8,6 @@ use super::status::vmmgraph_status_t;
 use crate::Device;
 use crate::pages::{AccountId, Reclaimer};
 
-/// Opaque; never defined.
 pub struct vmmgraph_reclaimer {
     _private: (),
 }
@@ -19,10 +16,9 @@ pub struct vmmgraph_reclaimer {
 pub type vmmgraph_reclaimer_t = *mut vmmgraph_reclaimer;
 
 /// Releases as much as possible of the `bytes` bytes missing, and returns the number of bytes
-/// released. Must not throw.
+/// released.
 pub type vmmgraph_reclaim_fn = Option<unsafe extern "C" fn(bytes: u64, user: *mut c_void) -> u64>;
 
-/// Reclaimer implemented by a C function.
 pub(super) struct Asked {
     reclaim: unsafe extern "C" fn(u64, *mut c_void) -> u64,
     user: *mut c_void,
@@ -30,14 +26,14 @@ pub(super) struct Asked {
     cost: u64,
 }
 
-// SAFETY: the caller of vmmgraph_device_add_reclaimer allowed calls with `user` from any thread.
+// SAFETY: the caller of vmmgraph_device_add_reclaimer permits calls from any thread.
 unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
 
 impl Reclaimer for Asked {
     fn reclaim(&self, bytes: u64) -> u64 {
-        // SAFETY: the caller of vmmgraph_device_add_reclaimer allowed this call.
+        // SAFETY: the caller of vmmgraph_device_add_reclaimer permits this call.
         unsafe { (self.reclaim)(bytes, self.user) }
     }
 
@@ -50,10 +46,6 @@ impl Reclaimer for Asked {
     }
 }
 
-/// Adds a C function as a reclaimer of an account, or of the whole device.
-///
-/// # Safety
-/// As for vmmgraph_device_add_reclaimer.
 pub(super) unsafe fn asked(
     device: &Arc<Device>,
     account: Option<AccountId>,
@@ -61,7 +53,7 @@ pub(super) unsafe fn asked(
     reclaimer: *mut vmmgraph_reclaimer_t,
 ) -> Result<(), Failure> {
     let reclaim = reclaim.ok_or_else(|| null("reclaim"))?;
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let reclaimer = unsafe { out(reclaimer, "reclaimer") }?;
     let asked = Arc::new(Asked { reclaim, user, account, cost });
     let known: Arc<dyn Reclaimer> = asked.clone();
@@ -70,25 +62,24 @@ pub(super) unsafe fn asked(
     Ok(())
 }
 
-/// Adds a reclaimer: `reclaim` is called when the device or its budget is short, before a call
-/// fails. For an engine with a cache, prompt prefixes or idle models to drop. Not called if the
-/// budget of an account below the device's is short: see vmmgraph_account_add_reclaimer. Its
-/// argument is all the memory missing for the call, in bytes. For one call it runs at most eight
-/// times while memory is released; for a resume, until the deadline.
+/// Adds a reclaimer, for an engine with a cache, prompt prefixes or idle models to drop. `reclaim`
+/// is called, with all the memory missing for the call, when the device or its budget is short,
+/// before a call fails. It is not called if the budget of an account below the device's is short:
+/// see vmmgraph_account_add_reclaimer. For one call it runs at most eight times while memory is
+/// released; for a resume, until the deadline.
 ///
-/// Any thread short of memory calls the function, several at once, also during a capture: the
-/// function must not synchronize with the device then. The function may call every function of the
-/// library: shrink a cache, free blocks, destroy spaces and regions, pause other models, even one
-/// which another thread is resuming (still paused while short of memory). A shortage on the thread
-/// meanwhile calls no reclaimer. Released memory must reach the library's device: memory of torch
-/// or cudaMalloc counts once returned to the driver.
+/// Any thread short of memory calls the function, several at once, also during a capture: it must
+/// not synchronize with the device then. It may call every function of the library: shrink a cache,
+/// free blocks, destroy spaces and regions, pause other models, even one which another thread is
+/// resuming (still paused while short of memory). A shortage on the thread meanwhile calls no
+/// reclaimer. Memory of torch or cudaMalloc counts once returned to the driver.
 ///
 /// Reclaimers run in order of `cost`, lowest first, until enough is released. Cost 0 is unused
 /// memory of regions and elastic memory; cost 1 is addresses kept for eager work.
 ///
 /// # Safety
 /// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the
-/// calls that were under way then have returned; `reclaimer` is null or writable.
+/// calls then in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
     device: vmmgraph_device_t,
@@ -99,7 +90,7 @@ pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { asked(&device, None, (reclaim, cost, user), reclaimer) }
     })
 }

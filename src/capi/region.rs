@@ -1,5 +1,3 @@
-//! Regions in C: memory which can be paused, and resumed at the same addresses.
-
 use std::ffi::{c_char, c_void};
 
 use super::account::{vmmgraph_account_t, with_account};
@@ -15,7 +13,6 @@ use super::text::text;
 use crate::error::Error;
 use crate::{Address, Device, Policy, Region, RegionOptions};
 
-/// Opaque; never defined.
 pub struct vmmgraph_region {
     _private: (),
 }
@@ -23,13 +20,13 @@ pub struct vmmgraph_region {
 /// Region: memory with a tag which can be paused.
 pub type vmmgraph_region_t = *mut vmmgraph_region;
 
-/// In a block's policy: the region's policy. In a region's policy: VMMGRAPH_POLICY_DISCARD.
+/// In a block's policy: the region's; in a region's: VMMGRAPH_POLICY_DISCARD.
 pub const VMMGRAPH_POLICY_DEFAULT: i32 = 0;
 /// A pause discards the contents: undefined after a resume.
 pub const VMMGRAPH_POLICY_DISCARD: i32 = 1;
 /// The contents are zero after a resume.
 pub const VMMGRAPH_POLICY_ZERO: i32 = 2;
-/// A pause copies the contents to host memory, and a resume restores the contents.
+/// A pause copies the contents to host memory, and a resume restores them.
 pub const VMMGRAPH_POLICY_BACKUP: i32 = 3;
 /// A pause leaves the memory resident.
 pub const VMMGRAPH_POLICY_KEEP: i32 = 4;
@@ -37,35 +34,30 @@ pub const VMMGRAPH_POLICY_KEEP: i32 = 4;
 /// Blocks are written once, before the first pause: the host keeps that backup, and later pauses
 /// copy nothing. Report later writes by vmmgraph_region_mark_written.
 pub const VMMGRAPH_REGION_READ_ONLY: i32 = 1;
-/// For debugging: a pause copies anyway and compares with the backup on the host. Costs the copy.
+/// For debugging: a pause copies anyway and compares with the backup on the host.
 pub const VMMGRAPH_REGION_VERIFY_CLEAN: i32 = 2;
 
-/// Options of vmmgraph_region_create.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_region_options_t {
-    /// sizeof(vmmgraph_region_options_t).
     pub struct_size: usize,
-    /// Default policy of the region's blocks: one of VMMGRAPH_POLICY_*.
+    /// Default policy of the region's blocks.
     pub policy: i32,
     /// Sum of VMMGRAPH_REGION_* flags.
     pub flags: i32,
-    /// Limit in bytes of the region's physical memory; 0: none.
+    /// Limit in bytes of the region's physical memory.
     pub budget_bytes: u64,
-    /// Bytes of every page, a multiple of the device's granularity, for regions with pages to be
-    /// lent; 0: automatic, up to 1 GiB.
+    /// A multiple of the device's granularity, for regions with pages to be lent; 0: automatic, up
+    /// to 1 GiB.
     pub page_bytes: u64,
-    /// Parent of the region's own account, on the same device; null: the device's account.
+    /// Parent of the region's account; null: the device's account.
     pub account: vmmgraph_account_t,
 }
 
-/// Statistics of a region.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_region_stats_t {
-    /// Set to sizeof(vmmgraph_region_stats_t) before the call.
     pub struct_size: usize,
-    /// Bytes of resident pages.
     pub resident_bytes: u64,
     /// Bytes of paused (non-resident) pages.
     pub paused_bytes: u64,
@@ -75,27 +67,23 @@ pub struct vmmgraph_region_stats_t {
     pub live_bytes: u64,
     /// Bytes without a block.
     pub free_bytes: u64,
-    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Live blocks.
     pub blocks: u64,
-    /// Pages, resident or not.
+    /// Resident or not.
     pub pages: u64,
     /// Counts the mappings of the region, from 1; a registration is valid for one generation.
     pub generation: u64,
-    /// 1 if the region is paused, else 0.
     pub paused: u64,
     /// Bytes charged to the budget.
     pub charged_bytes: u64,
-    /// Byte budget; 0: none.
     pub budget_bytes: u64,
 }
 
-/// Policies by C number, from VMMGRAPH_POLICY_DEFAULT.
+/// From VMMGRAPH_POLICY_DEFAULT.
 const POLICIES: [Option<Policy>; 5] =
     [None, Some(Policy::Discard), Some(Policy::Zero), Some(Policy::Backup), Some(Policy::Keep)];
 
-/// Converts a policy number, for the bridge; `None`: the region's policy.
+/// `None`: the region's policy.
 #[cfg(feature = "bridge")]
 pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
     pick("policy", number, &POLICIES).map_err(|failure| match failure {
@@ -104,10 +92,6 @@ pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
 }
 
 /// Creates a region on a device. Several regions may have the same `tag`. `options` may be null.
-///
-/// # Safety
-/// `tag` is null or a zero-terminated string; `options` is null or points to a struct with
-/// struct_size set; `region` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_create(
     device: vmmgraph_device_t,
@@ -117,10 +101,10 @@ pub unsafe extern "C" fn vmmgraph_region_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (tag, region) = unsafe { (text(tag, "tag")?, out(region, "region")?) };
         let (mut made, mut above) = (RegionOptions::default(), std::ptr::null_mut());
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         if let Some(given) = unsafe { self::options(options) }? {
             if given.flags & !(VMMGRAPH_REGION_READ_ONLY | VMMGRAPH_REGION_VERIFY_CLEAN) != 0 {
                 let (value, expected) = (i128::from(given.flags), "a sum of VMMGRAPH_REGION_*");
@@ -140,21 +124,18 @@ pub unsafe extern "C" fn vmmgraph_region_create(
     })
 }
 
-/// Destroys the region and all its blocks, paused or not. Memory is freed after the work on the
-/// streams recorded for the blocks.
+/// Destroys the region and all its blocks, paused or not, after the work on the streams recorded
+/// for them.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_destroy(region: vmmgraph_region_t) -> vmmgraph_status_t {
     guard(|| remove::<Region, _>(region).map(drop))
 }
 
-/// Allocates a block of at least `bytes` bytes for work on `stream`, at an address fixed for the
-/// block's life. `policy` is one of VMMGRAPH_POLICY_*. `stream` must exist until the block is
-/// freed. VMMGRAPH_ERROR_WRONG_STATE while the region is paused. The block may reuse bytes which
-/// vmmgraph_device_resume_async is still restoring: later work of `stream` then waits for the copy,
-/// or the call waits if `stream` is under capture.
-///
-/// # Safety
-/// `block` is null or writable.
+/// Allocates a block of at least `bytes` bytes for work on `stream`, which must exist until the
+/// block is freed, at an address fixed for the block's life. VMMGRAPH_ERROR_WRONG_STATE while the
+/// region is paused. The block may reuse bytes which vmmgraph_device_resume_async is still
+/// restoring: later work of `stream` then waits for the copy, or the call waits if `stream` is
+/// under capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_allocate(
     region: vmmgraph_region_t,
@@ -165,7 +146,7 @@ pub unsafe extern "C" fn vmmgraph_region_allocate(
 ) -> vmmgraph_status_t {
     guard(|| {
         let region = get::<Region, _>(region)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let block = unsafe { out(block, "block") }?;
         let at = match pick("policy", policy, &POLICIES)? {
             Some(policy) => region.allocate_as(bytes, policy, stream_of(stream))?,
@@ -183,8 +164,8 @@ pub extern "C" fn vmmgraph_region_free(region: vmmgraph_region_t, block: *mut c_
     guard(|| Ok(get::<Region, _>(region)?.free(Address(block as u64))?))
 }
 
-/// Records use of a block on a stream: a free and a pause wait for the work submitted by then. The
-/// stream must exist until the block is freed.
+/// Records use of a block on a stream, which must exist until the block is freed: a free and a
+/// pause wait for the work submitted by then.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_record_stream(
     region: vmmgraph_region_t,
@@ -211,9 +192,6 @@ pub extern "C" fn vmmgraph_region_mark_written(
 /// Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`, without
 /// resuming. VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has all these
 /// bytes; VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
-///
-/// # Safety
-/// `into` is null or points to `bytes` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_get_backup(
     region: vmmgraph_region_t,
@@ -224,15 +202,15 @@ pub unsafe extern "C" fn vmmgraph_region_get_backup(
 ) -> vmmgraph_status_t {
     guard(|| {
         let region = get::<Region, _>(region)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let into = unsafe { items_mut(into.cast::<u8>(), bytes, "into") }?;
         Ok(region.get_backup(Address(block as u64), skip, into)?)
     })
 }
 
 /// Makes later work of `stream` wait for contents which vmmgraph_device_resume_async is still
-/// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: memory
-/// paused, or being resumed by another thread, must not be used.
+/// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: other
+/// memory must not be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_before(
     region: vmmgraph_region_t,
@@ -241,7 +219,7 @@ pub extern "C" fn vmmgraph_region_before(
     guard(|| Ok(get::<Region, _>(region)?.before(stream_of(stream))?))
 }
 
-/// Limits the region's physical memory in bytes; 0: no limit.
+/// Limits the region's physical memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -250,11 +228,8 @@ pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u
     })
 }
 
-/// Writes the region's current statistics. Also frees pages without blocks, once the work before
-/// their release is complete.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the region's statistics. Also frees pages without blocks, once the work before their
+/// release is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_stats(
     region: vmmgraph_region_t,
@@ -262,7 +237,7 @@ pub unsafe extern "C" fn vmmgraph_region_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let region = get::<Region, _>(region)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = region.stats();
         stats.write(vmmgraph_region_stats_t {

@@ -1,5 +1,3 @@
-//! Rings in C: units streamed from the host through a few slots, each unit at fixed addresses.
-
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -21,24 +19,20 @@ use crate::error::Error;
 use crate::ring::{HostRun, Pace};
 use crate::{Device, HostBuffer, Ring, RingOptions};
 
-/// Never defined: a vmmgraph_ring_t is a key, not an address.
 pub struct vmmgraph_ring {
     _private: (),
 }
 
-/// Ring: units read in the same order in every step, only some of them on the device at a time.
-/// Thread-safe. One step at a time, as a slot has one user at a time.
+/// Ring: units read in the same order in every step, only some of them on the device at a time. One
+/// step at a time, as a slot has one user.
 pub type vmmgraph_ring_t = *mut vmmgraph_ring;
 
 /// Copies nothing ahead for the next step, whose sources will differ.
 pub const VMMGRAPH_RING_WITHIN_STEP: i32 = 1;
 
-/// Options of a ring. Zero the struct, set struct_size, then the fields which differ from the
-/// default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_options_t {
-    /// sizeof(vmmgraph_ring_options_t).
     pub struct_size: usize,
     /// Name for messages, zero-terminated; null: none.
     pub name: *const c_char,
@@ -49,54 +43,45 @@ pub struct vmmgraph_ring_options_t {
     /// Sum of VMMGRAPH_RING_* flags.
     pub flags: i32,
     /// Bytes of every page, a multiple of the device's granularity. 0: the longest unit, if this
-    /// does not lengthen all places together, else about 1/8 of the longest unit, at most 16 MiB.
-    /// Driver calls cost time per page, not per byte; a place is a whole number of pages.
+    /// does not lengthen all places together, else about 1/8 of it, at most 16 MiB. Driver calls
+    /// cost time per page; a place is a whole number of pages.
     pub page_bytes: u64,
-    /// Limit of physical bytes; 0: only the device's limit.
+    /// Limit of physical bytes.
     pub budget_bytes: u64,
-    /// Measured copy bandwidth from pinned host memory, in GiB per second. If set, the text of
+    /// Measured copy bandwidth from pinned host memory. If set, the text of
     /// vmmgraph_ring_ceiling_text (without the budget) is logged first. 0: unknown.
     pub link_gib_per_second: f64,
     /// Seconds per step with all units resident; used only with link_gib_per_second.
     pub compute_seconds: f64,
     /// Tokens per step over all sequences; 0: one.
     pub tokens: u64,
-    /// Parent account on the same device (a tenant's, a model's); null: the device's. The handle
-    /// may be destroyed after the call.
+    /// Parent account on the same device; null: the device's.
     pub account: vmmgraph_account_t,
 }
 
-/// A part of a unit's source in host memory. Never grows, so without struct_size.
+/// A part of a unit's source in host memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_host_run_t {
     /// Host buffer, on the ring's device.
     pub source: vmmgraph_host_buffer_t,
-    /// Offset in the host buffer, in bytes.
+    /// In the host buffer.
     pub from: u64,
-    /// Offset in the unit, in bytes.
+    /// In the unit.
     pub to: u64,
-    /// Bytes to copy; 0: none.
     pub bytes: u64,
 }
 
-/// Statistics of a ring. Counters begin at creation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_stats_t {
-    /// Set to sizeof(vmmgraph_ring_stats_t) before the call.
     pub struct_size: usize,
-    /// Number, unique in the process.
     pub id: u64,
-    /// Number of units.
     pub units: u64,
-    /// Number of streamed units.
+    /// Streamed units.
     pub streamed: u64,
-    /// Number of slots.
     pub slots: u64,
-    /// Bytes of a page.
     pub page_bytes: u64,
-    /// Reserved address bytes.
     pub reserved_bytes: u64,
     /// Device bytes of slots and resident units.
     pub device_bytes: u64,
@@ -104,37 +89,26 @@ pub struct vmmgraph_ring_stats_t {
     pub acquired: u64,
     /// Submitted copies.
     pub copies: u64,
-    /// Bytes of `copies`.
     pub copied_bytes: u64,
-    /// Acquires.
     pub acquires: u64,
     /// Units filled ahead of their acquire.
     pub filled_ahead: u64,
     /// Units filled by their acquire; the acquiring stream waits for the copy.
     pub filled_late: u64,
-    /// Failures to fill ahead. The acquire tries again and reports its own failure.
+    /// Failures to fill ahead; the acquire tries again.
     pub ahead_failed: u64,
-    /// Aborts.
     pub aborts: u64,
     /// Bytes charged to the budget.
     pub charged_bytes: u64,
-    /// Byte budget; 0: none.
     pub budget_bytes: u64,
-    /// Launches of captured steps. Their copies count in `copies`; no other counter includes their
-    /// units.
+    /// Launches of captured steps, whose copies count in `copies`.
     pub launches: u64,
 }
 
 /// Creates a ring over `units`, in the order of use: addresses for each unit, pages for slots and
-/// resident units. Copies nothing yet. Logs deviations from the request, also reported by
-/// vmmgraph_ring_places. `options` may be null. The ring keeps the device open. A failed call
-/// changes nothing, also out of memory, budget or addresses. VMMGRAPH_ERROR_INVALID_ARGUMENT on a
+/// resident units. Copies nothing yet. Logs deviations from the request (see vmmgraph_ring_places).
+/// `options` may be null. A failed call changes nothing. VMMGRAPH_ERROR_INVALID_ARGUMENT on a
 /// platform without aliased mappings.
-///
-/// # Safety
-/// `units` points to `unit_count` units, or the count is 0. `options` is null or points to a struct
-/// with struct_size set, whose `name` is null or a zero-terminated string. `ring` is null or
-/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_create(
     device: vmmgraph_device_t,
@@ -145,17 +119,17 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let (units, ring) = unsafe { (units_of(units, unit_count)?, out(ring, "ring")?) };
         let (mut made, mut name, mut above) = (RingOptions::default(), String::new(), std::ptr::null_mut());
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         if let Some(given) = unsafe { self::options(options) }? {
             if given.flags & !VMMGRAPH_RING_WITHIN_STEP != 0 {
                 let (value, expected) = (i128::from(given.flags), "a sum of VMMGRAPH_RING_*");
                 return Err(Error::InvalidArgument { what: "flags", value, expected }.into());
             }
             if !given.name.is_null() {
-                // SAFETY: the caller's contract.
+                // SAFETY: contract.
                 name = unsafe { text(given.name, "name") }?;
             }
             above = given.account;
@@ -182,8 +156,7 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
 }
 
 /// Destroys the ring, in use or not. Does not wait: addresses and pages are freed after all copies
-/// and readers. For a unit still acquired, this includes all work submitted to its stream so far;
-/// the stream must exist until the call.
+/// and readers, for a unit still acquired after all work submitted to its stream so far.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_destroy(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| remove::<Ring, _>(ring).map(drop))
@@ -191,9 +164,6 @@ pub extern "C" fn vmmgraph_ring_destroy(ring: vmmgraph_ring_t) -> vmmgraph_statu
 
 /// Writes the first address of unit number `unit`, which never changes. The contents are valid only
 /// between acquire and release of the unit.
-///
-/// # Safety
-/// `address` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_address(
     ring: vmmgraph_ring_t,
@@ -202,18 +172,13 @@ pub unsafe extern "C" fn vmmgraph_ring_address(
 ) -> vmmgraph_status_t {
     guard(|| {
         let ring = get::<Ring, _>(ring)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         *unsafe { out(address, "address") }? = ring.address(unit)?.0 as *mut c_void;
         Ok(())
     })
 }
 
-/// Writes the places of at most `capacity` units, by unit, and the summary to `result`. Either
-/// pointer may be null.
-///
-/// # Safety
-/// `places` points to `capacity` writable places, or the capacity is 0; `result` is null or points
-/// to a struct with struct_size set.
+/// Writes the places of the units, and the summary to `result`. Either pointer may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_places(
     ring: vmmgraph_ring_t,
@@ -223,20 +188,16 @@ pub unsafe extern "C" fn vmmgraph_ring_places(
 ) -> vmmgraph_status_t {
     guard(|| {
         let ring = get::<Ring, _>(ring)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { write_schedule(ring.schedule(), places, capacity, result) }
     })
 }
 
-/// Sets the source of a unit from its next acquire on. Without runs, the unit needs no copy and has
-/// the slot's current contents. Runs adjacent in both host buffer and unit become one copy. The
-/// ring keeps the buffers alive. Current readers of the unit are unaffected. A copy of the old
-/// source in progress completes, and the new source is copied before the next use. Does not block.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its source,
-/// overlapping runs, or a source on another device; the old source then stays.
-///
-/// # Safety
-/// `runs` points to `run_count` runs, or the count is 0.
+/// Sets the source of a unit from its next acquire on; without runs, the unit has the slot's
+/// current contents. Runs adjacent in both host buffer and unit become one copy. The ring keeps the
+/// buffers alive. Current readers are unaffected; a copy of the old source completes first. Does
+/// not block. VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its
+/// source, overlapping runs, or a source on another device; the old source then stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_set_source(
     ring: vmmgraph_ring_t,
@@ -250,7 +211,7 @@ pub unsafe extern "C" fn vmmgraph_ring_set_source(
             let source = get::<HostBuffer, _>(run.source)?;
             Ok(HostRun { source, from: run.from, to: run.to, bytes: run.bytes })
         };
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let runs = unsafe { items(runs, run_count, "runs") }?.iter().map(run);
         let runs = runs.collect::<Result<Vec<_>, Failure>>()?;
         Ok(ring.set_source(unit, &runs)?)
@@ -263,8 +224,7 @@ pub unsafe extern "C" fn vmmgraph_ring_set_source(
 /// read the unit; writes are lost. The stream must exist until the release.
 /// VMMGRAPH_ERROR_WRONG_STATE if the unit has no source or is acquired, or if another unit of its
 /// slot is acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
-/// vmmgraph_ring_capture_begin. After a failure the unit is not acquired, and the call can be
-/// repeated.
+/// vmmgraph_ring_capture_begin. After a failure the unit is not acquired.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_acquire(
     ring: vmmgraph_ring_t,
@@ -276,9 +236,9 @@ pub extern "C" fn vmmgraph_ring_acquire(
 
 /// Ends the use of a unit: work submitted to `stream` so far is its last reader, and the slot is
 /// refilled afterwards. On a stream other than the acquiring one, order the stream after all
-/// readers first. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
+/// readers first. Does not block. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
 /// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside vmmgraph_ring_capture_begin.
-/// After a failure the unit is still acquired, and the call can be repeated. Does not block.
+/// After a failure the unit is still acquired.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_release(
     ring: vmmgraph_ring_t,
@@ -288,22 +248,19 @@ pub extern "C" fn vmmgraph_ring_release(
     guard(|| Ok(get::<Ring, _>(ring)?.release(unit, stream_of(stream))?))
 }
 
-/// Copies resident units and the first streamed units into empty or stale places. Call before the
-/// first step, after an abort, or after a change of sources. Places being read are skipped.
-/// `filled` (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a
-/// unit without source; earlier units are then already filled.
-///
-/// # Safety
-/// `filled` is null or writable.
+/// Copies resident units and the first streamed units into empty or stale places, except those
+/// being read. Call before the first step, after an abort, or after a change of sources. `filled`
+/// (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a unit without
+/// source; earlier units are then already filled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_prime(ring: vmmgraph_ring_t, filled: *mut u64) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { write_number(filled, get::<Ring, _>(ring)?.prime()?) })
 }
 
-/// Aborts a step. Releases every acquired unit after all work submitted to its stream so far, and
-/// marks all places as empty: the next use of each unit copies again. Sources stay. Never fails;
-/// for a stream under capture, the work is tracked once the capture ends.
+/// Aborts a step: releases every acquired unit after all work submitted to its stream so far, and
+/// marks all places as empty. Sources stay. Never fails; for a stream under capture, the work is
+/// tracked once the capture ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_abort(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| {
@@ -312,10 +269,7 @@ pub extern "C" fn vmmgraph_ring_abort(ring: vmmgraph_ring_t) -> vmmgraph_status_
     })
 }
 
-/// Writes the current statistics of the ring.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the statistics of the ring.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_stats(
     ring: vmmgraph_ring_t,
@@ -323,7 +277,7 @@ pub unsafe extern "C" fn vmmgraph_ring_stats(
 ) -> vmmgraph_status_t {
     guard(|| {
         let ring = get::<Ring, _>(ring)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = ring.stats();
         stats.write(vmmgraph_ring_stats_t {

@@ -1,5 +1,3 @@
-//! Captured steps of rings.
-
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -13,21 +11,17 @@ use super::status::vmmgraph_status_t;
 use crate::driver::Executable;
 use crate::{Ring, RingCaptureOptions, RingGraph};
 
-/// Never defined: a vmmgraph_ring_graph_t is a key, not an address.
 pub struct vmmgraph_ring_graph {
     _private: (),
 }
 
-/// A step of a ring captured into a graph. Keeps the ring alive. Must exist as long as the graph
-/// may be launched. One launch of a ring at a time.
+/// A step of a ring captured into a graph. Must exist as long as the graph may be launched. One
+/// launch of a ring at a time.
 pub type vmmgraph_ring_graph_t = *mut vmmgraph_ring_graph;
 
-/// Options of a capture. Zero the struct, set struct_size, then the fields which differ from the
-/// default 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_capture_options_t {
-    /// sizeof(vmmgraph_ring_capture_options_t).
     pub struct_size: usize,
     /// Units of the next step copied at the end of this step, at most the number of slots. 0: one,
     /// or none with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more,
@@ -43,12 +37,9 @@ pub struct vmmgraph_ring_capture_options_t {
 /// vmmgraph_ring_capture_end, vmmgraph_ring_acquire and vmmgraph_ring_release with a capturing
 /// stream belong to the step, and no bytes move. Acquire every streamed unit once, in the order of
 /// use, and release in the same order. One capture per ring at a time; eager work may continue
-/// beside the capture. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or
-/// the stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on
-/// a platform without graph support.
-///
-/// # Safety
-/// `options` is null or points to a struct with struct_size set.
+/// beside it. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or the
+/// stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on a
+/// platform without graph support.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
     ring: vmmgraph_ring_t,
@@ -58,7 +49,7 @@ pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
     guard(|| {
         let ring = get::<Ring, _>(ring)?;
         let mut how = RingCaptureOptions::default();
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         if let Some(given) = unsafe { self::options(options) }? {
             how = RingCaptureOptions { tail: given.tail, most_runs: given.most_runs };
         }
@@ -66,12 +57,9 @@ pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
     })
 }
 
-/// Ends the capture of a step. Call before the stream's own capture ends; the ring captures nothing
-/// afterwards. VMMGRAPH_ERROR_WRONG_STATE if no capture is active, if a call of the capture failed,
-/// or if a unit was not acquired or released. A failure abandons the capture.
-///
-/// # Safety
-/// `graph` is null or writable.
+/// Ends the capture of a step, before the stream's own capture ends. VMMGRAPH_ERROR_WRONG_STATE if
+/// no capture is active, if a call of the capture failed, or if a unit was not acquired or
+/// released. A failure abandons the capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_capture_end(
     ring: vmmgraph_ring_t,
@@ -80,14 +68,14 @@ pub unsafe extern "C" fn vmmgraph_ring_capture_end(
 ) -> vmmgraph_status_t {
     guard(|| {
         let ring = get::<Ring, _>(ring)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let graph = unsafe { out(graph, "graph") }?;
         *graph = register(Arc::new(ring.capture_end(stream_of(stream))?));
         Ok(())
     })
 }
 
-/// Abandons an active capture, if any. A graph captured so far must not be launched.
+/// Abandons an active capture, if any, whose graph must not be launched.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_capture_abandon(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| {
@@ -103,21 +91,17 @@ pub extern "C" fn vmmgraph_ring_graph_destroy(graph: vmmgraph_ring_graph_t) -> v
 }
 
 /// Writes the number of copy nodes in the graph, including nodes without a copy.
-///
-/// # Safety
-/// `copies` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_graph_copies(
     graph: vmmgraph_ring_graph_t,
     copies: *mut u64,
 ) -> vmmgraph_status_t {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     guard(|| unsafe { write_number(copies, get::<RingGraph, _>(graph)?.copies() as u64) })
 }
 
-/// Forgets the last launched executable, because of its destruction or an update by other means.
-/// The next vmmgraph_ring_graph_enter sets all copy nodes again, also for an executable with the
-/// same handle.
+/// Forgets the last launched executable, because of its destruction or an update by other means:
+/// the next vmmgraph_ring_graph_enter sets all copy nodes again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_graph_forget_executable(graph: vmmgraph_ring_graph_t) -> vmmgraph_status_t {
     guard(|| {
@@ -126,22 +110,20 @@ pub extern "C" fn vmmgraph_ring_graph_forget_executable(graph: vmmgraph_ring_gra
     })
 }
 
-/// Prepares a launch; call before each. Loads resident units and the units the graph expects in its
-/// slots. Updates the executable for changed sources. Makes `stream` wait for eager work of the
-/// ring. The launch owns the ring until vmmgraph_ring_graph_leave, which must follow in any case.
-/// Sources set in between take effect at the next launch. Writes to host buffers read by the graph
-/// are VMMGRAPH_ERROR_WRONG_STATE in between.
+/// Prepares a launch; call before each. Loads the units the graph expects, updates the executable
+/// for changed sources, and makes `stream` wait for eager work of the ring. The launch owns the
+/// ring until vmmgraph_ring_graph_leave, which must follow. In between, sources set take effect at
+/// the next launch, and writes to host buffers read by the graph are VMMGRAPH_ERROR_WRONG_STATE.
 ///
 /// VMMGRAPH_ERROR_WRONG_STATE during another launch, while a unit is acquired, or for a unit
 /// without source. VMMGRAPH_ERROR_INVALID_ARGUMENT for a unit with more runs than copy nodes.
 /// VMMGRAPH_ERROR_HOST_NOT_REGISTERED; VMMGRAPH_ERROR_STREAM_CAPTURING. After a failure do not call
-/// vmmgraph_ring_graph_leave; the call can be repeated.
+/// vmmgraph_ring_graph_leave.
 ///
 /// # Safety
-/// `executable` is null or a driver's executable graph (CUgraphExec), instantiated from the graph
-/// of this capture, which still exists. No other thread uses the executable until the call returns.
-/// Its copy nodes are unchanged since the last call, or vmmgraph_ring_graph_forget_executable was
-/// called.
+/// `executable` is a driver's executable graph (CUgraphExec), instantiated from the existing graph
+/// of this capture, used by no other thread until the call returns. Its copy nodes are unchanged
+/// since the last call, or vmmgraph_ring_graph_forget_executable was called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_graph_enter(
     graph: vmmgraph_ring_graph_t,
@@ -153,7 +135,7 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_enter(
         if executable.is_null() {
             return Err(null("executable"));
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         Ok(unsafe { graph.enter(Executable::from_raw(executable as u64), stream_of(stream)) }?)
     })
 }

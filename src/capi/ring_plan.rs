@@ -1,5 +1,3 @@
-//! Units and places of a ring in C, and the description of a ring's upper bound.
-
 use std::ffi::c_char;
 
 use super::guard::{Failure, copy_items, guard, items, null, pick};
@@ -8,18 +6,15 @@ use super::status::vmmgraph_status_t;
 use super::text::copy_text;
 use crate::ring::{Adjustment, Demand, Remainder, RingUnit, SLOTS, Schedule, ceiling};
 
-/// If the number of streamed units is not a multiple of the slots, the surplus units become
-/// resident, evenly spread.
+/// Units in excess of a multiple of the slots become resident, evenly spread.
 pub const VMMGRAPH_REMAINDER_KEEP_RESIDENT: i32 = 0;
 /// A surplus is VMMGRAPH_ERROR_INVALID_ARGUMENT.
 pub const VMMGRAPH_REMAINDER_REFUSE: i32 = 1;
 
-/// A unit of a step's data, usually a layer. Arrays of units are in the order of use. Never grows,
-/// so without struct_size.
+/// A unit of a step's data, usually a layer. Arrays of units are in the order of use.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_ring_unit_t {
-    /// Bytes of the unit.
     pub bytes: u64,
     /// 1: stays on the device, copied once and again when its source changes. 0: streams.
     pub resident: i32,
@@ -27,14 +22,14 @@ pub struct vmmgraph_ring_unit_t {
     pub reserved: i32,
 }
 
-/// Location of a unit's contents. Never grows, so without struct_size.
+/// Location of a unit's contents.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct vmmgraph_ring_place_t {
-    /// Number of the place: a slot, from 0, or above the slots a place private to one resident
-    /// unit. Units of one place are mapped to the same memory.
+    /// A slot, from 0, or above the slots a place private to one resident unit. Units of one place
+    /// share memory.
     pub place: u64,
-    /// Position of the unit in the sequence of streamed units, from 0; UINT64_MAX: resident.
+    /// Position in the sequence of streamed units, from 0; UINT64_MAX: resident.
     pub turn: u64,
 }
 
@@ -42,46 +37,39 @@ pub struct vmmgraph_ring_place_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_schedule_t {
-    /// Set to sizeof(vmmgraph_ring_schedule_t) before the call.
     pub struct_size: usize,
-    /// Number of units.
     pub units: u64,
-    /// Number of streamed units.
     pub streamed: u64,
-    /// Number of slots. Fewer than requested if a slot would never be used twice; 0: no unit
-    /// streams.
+    /// Fewer than requested if a slot would never be used twice; 0: no unit streams.
     pub slots: u64,
-    /// Number of slots plus resident units.
+    /// Slots plus resident units.
     pub places: u64,
     /// Units to be streamed which are resident: a surplus over a multiple of the slots, or all if
     /// the slots hold all of them.
     pub kept_resident: u64,
 }
 
-/// Demand of a step and the available resources. Zero the struct, then set struct_size and the
-/// known fields.
+/// Demand of a step and the available resources.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_demand_t {
-    /// sizeof(vmmgraph_ring_demand_t).
     pub struct_size: usize,
-    /// Units, in the order of use.
+    /// In the order of use.
     pub units: *const vmmgraph_ring_unit_t,
-    /// Number of units.
     pub unit_count: usize,
-    /// Requested slots; 0: three.
+    /// 0: three.
     pub slots: usize,
     /// One of VMMGRAPH_REMAINDER_*.
     pub remainder: i32,
     /// Must be 0.
     pub reserved: i32,
-    /// Bytes of a page: places are a whole number of pages; 0: any size.
+    /// Places are a whole number of pages; 0: any size.
     pub page_bytes: u64,
-    /// Limit of device bytes for slots and resident units; 0: no limit.
+    /// Limit of device bytes for slots and resident units.
     pub budget_bytes: u64,
     /// Tokens per step over all sequences; 0: one.
     pub tokens: u64,
-    /// Measured copy bandwidth from pinned host memory, in GiB per second; must be above 0.
+    /// Measured copy bandwidth from pinned host memory; must be above 0.
     pub link_gib_per_second: f64,
     /// Seconds per step with all units resident; at least 0.
     pub compute_seconds: f64,
@@ -91,10 +79,6 @@ pub(super) fn remainder_of(number: i32) -> Result<Remainder, Failure> {
     pick("remainder", number, &[Remainder::KeepResident, Remainder::Refuse])
 }
 
-/// Reads an array of units.
-///
-/// # Safety
-/// `units` points to `count` units, or `count` is 0.
 pub(super) unsafe fn units_of(
     units: *const vmmgraph_ring_unit_t,
     count: usize,
@@ -102,11 +86,10 @@ pub(super) unsafe fn units_of(
     let unit = |unit: &vmmgraph_ring_unit_t| {
         Ok(RingUnit { bytes: unit.bytes, resident: pick("resident", unit.resident, &[false, true])? })
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { items(units, count, "units") }?.iter().map(unit).collect()
 }
 
-/// Returns the number of units to be streamed which are resident.
 fn kept_resident(schedule: &Schedule) -> u64 {
     let kept = |adjustment: &Adjustment| match adjustment {
         Adjustment::KeptResident { units } => units.len() as u64,
@@ -116,25 +99,20 @@ fn kept_resident(schedule: &Schedule) -> u64 {
     schedule.adjustments().iter().map(kept).sum()
 }
 
-/// Writes at most `capacity` places, and the summary if `result` is not null.
-///
-/// # Safety
-/// `places` points to `capacity` writable places, or `capacity` is 0; `result` is null or points to
-/// a struct with struct_size set.
 pub(super) unsafe fn write_schedule(
     schedule: &Schedule,
     places: *mut vmmgraph_ring_place_t,
     capacity: usize,
     result: *mut vmmgraph_ring_schedule_t,
 ) -> Result<(), Failure> {
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     let result = unsafe { OutStruct::optional(result, "result") }?;
     let place = |unit: usize| vmmgraph_ring_place_t {
         place: schedule.place_of(unit).map_or(u64::MAX, |place| place as u64),
         turn: schedule.position_of(unit).map_or(u64::MAX, |position| position as u64),
     };
     let found: Vec<_> = (0..schedule.units()).map(place).collect();
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { copy_items(&found, places, capacity) }?;
     if let Some(result) = result {
         result.write(vmmgraph_ring_schedule_t {
@@ -150,18 +128,13 @@ pub(super) unsafe fn write_schedule(
 }
 
 /// Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
-/// per second, the bottleneck, deviations from the demand, the effect of more resident units, and
-/// the number of resident units which hides the link. No arrangement of copies is faster; measure
-/// the real ring. Plain arithmetic on any thread, without a device. Uses fewer slots if the budget
-/// requires. Copies like vmmgraph_last_error_message.
+/// per second, the bottleneck, deviations from the demand, and the effect of more resident units.
+/// No arrangement of copies is faster; measure the real ring. Needs no device. Uses fewer slots if
+/// the budget requires.
 ///
 /// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small
 /// for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an
 /// invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
-///
-/// # Safety
-/// `demand` is null or points to a struct with struct_size set and unit_count units. `buffer` is
-/// null or points to `capacity` writable bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
     demand: *const vmmgraph_ring_demand_t,
@@ -170,9 +143,9 @@ pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
     needed: *mut usize,
 ) -> vmmgraph_status_t {
     guard(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let given = unsafe { options(demand) }?.ok_or_else(|| null("demand"))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let units = unsafe { units_of(given.units, given.unit_count) }?;
         let found = ceiling(&Demand {
             units: &units,
@@ -184,7 +157,7 @@ pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
             compute_seconds: given.compute_seconds,
             tokens: given.tokens.max(1),
         })?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_text(&found.to_string(), buffer, capacity, needed) };
         Ok(())
     })

@@ -1,5 +1,3 @@
-//! Export of pages to other processes in C.
-
 use std::ffi::{c_int, c_void};
 use std::os::fd::IntoRawFd;
 
@@ -13,28 +11,23 @@ use super::status::vmmgraph_status_t;
 use crate::pages::{Extent, PageId};
 use crate::{Address, Device, Space};
 
-/// Part of a page, mapped at one address. Never grows; no struct_size.
+/// Part of a page, mapped at one address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_page_extent_t {
     /// Page number, never reused by the device.
     pub page: u64,
-    /// Offset of the part in the page, in bytes.
+    /// In the page.
     pub offset: u64,
-    /// Length of the part in bytes.
     pub bytes: u64,
-    /// Address of the mapping.
     pub address: *mut c_void,
-    /// Bytes of the page, needed to import the page.
+    /// Needed to import the page.
     pub page_bytes: u64,
 }
 
 /// Returns the pages under a range of the space's addresses, such as a block, in order. Makes no
 /// driver call and pins nothing. A seal may replace pages under live-out (retained) blocks: call
 /// again afterwards. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
-///
-/// # Safety
-/// `extents` points to `capacity` writable items, or `capacity` is 0; `count` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_export(
     space: vmmgraph_space_t,
@@ -46,15 +39,11 @@ pub unsafe extern "C" fn vmmgraph_space_export(
 ) -> vmmgraph_status_t {
     guard(|| {
         let found = get::<Space, _>(space)?.export(Address(base as u64), bytes)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_extents(&found, extents, capacity, count) }
     })
 }
 
-/// Writes extents for C.
-///
-/// # Safety
-/// As vmmgraph_space_export.
 pub(super) unsafe fn copy_extents(
     found: &[Extent],
     extents: *mut vmmgraph_page_extent_t,
@@ -69,18 +58,15 @@ pub(super) unsafe fn copy_extents(
         page_bytes: extent.page_bytes,
     };
     let found: Vec<_> = found.iter().map(to_c).collect();
-    // SAFETY: the caller's contract.
+    // SAFETY: contract.
     unsafe { copy_counted(&found, extents, capacity, count) }
 }
 
 /// Exports a page of an arena to other processes as a file descriptor, which the caller sends and
-/// closes. Export each page once, however many graphs map the page. Adds a pin to the page (see
+/// closes. Export each page once, however many graphs map it. Adds a pin (see
 /// vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
 /// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD, and while the
 /// arena is paused.
-///
-/// # Safety
-/// `fd` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_export_page(
     device: vmmgraph_device_t,
@@ -89,19 +75,16 @@ pub unsafe extern "C" fn vmmgraph_device_export_page(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let fd = unsafe { out(fd, "fd") }?;
         *fd = device.export_page_unguarded(PageId::of_number(page))?.into_raw_fd();
         Ok(())
     })
 }
 
-/// As vmmgraph_device_export_page, also for processes of other hosts: a fabric handle of 64 bytes,
-/// to be sent unchanged, valid while the page is pinned. VMMGRAPH_ERROR_WRONG_STATE unless the
-/// device granted VMMGRAPH_SHARING_FABRIC.
-///
-/// # Safety
-/// `handle` is null or writable.
+/// As vmmgraph_device_export_page, also for processes of other hosts: a fabric handle, valid while
+/// the page is pinned. VMMGRAPH_ERROR_WRONG_STATE unless the device granted
+/// VMMGRAPH_SHARING_FABRIC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_export_fabric(
     device: vmmgraph_device_t,
@@ -110,14 +93,14 @@ pub unsafe extern "C" fn vmmgraph_device_export_fabric(
 ) -> vmmgraph_status_t {
     guard(|| {
         let device = get::<Device, _>(device)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let handle = unsafe { out(handle, "handle") }?;
         handle.data = device.export_fabric_unguarded(PageId::of_number(page))?;
         Ok(())
     })
 }
 
-/// Adds `delta` pins to a page, or removes pins if `delta` is negative. Remove the pins of
+/// Adds `delta` pins to a page, or removes pins if negative. Remove the pins of
 /// vmmgraph_device_export_page after the importing processes have closed the page or ended. Pins
 /// may be added without an export by this library. Closing the device removes all pins.
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
 //! Structs which begin with their size. Structs only grow at the end, and 0 is the default of every
-//! input field. So a caller's struct may be shorter or longer than this library's.
+//! input field, so a caller's struct may be shorter or longer.
 
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
@@ -10,30 +10,27 @@ use super::guard::{Failure, check_items, not_null};
 use super::status::VMMGRAPH_ERROR_STRUCT_SIZE;
 use crate::error::Error;
 
-/// Bytes of the shortest struct: struct_size and one field.
+/// struct_size and one field.
 const SHORTEST: usize = 2 * WORD;
-/// Bytes of the longest struct accepted; a larger struct_size was never set.
+/// A larger struct_size was never set.
 const LONGEST: usize = 4096;
-/// Alignment of the structs: every sizeof is a multiple.
+/// Every sizeof is a multiple.
 const WORD: usize = size_of::<usize>();
 
-/// Converts a limit from C: 0 means none.
+/// 0 means none.
 pub(super) fn limit(most: u64) -> Option<u64> {
     (most > 0).then_some(most)
 }
 
-/// Returns the range of `bytes` bytes from `offset`. If the end overflows 64 bits, the range ends
-/// at `u64::MAX`, which is beyond the end of every object.
+/// An overflowing range ends at `u64::MAX`, beyond the end of every object.
 pub(super) fn range(offset: u64, bytes: u64) -> Range<u64> {
     offset..offset.saturating_add(bytes)
 }
 
-/// Reads and checks the struct_size of a struct.
-///
 /// # Safety
-/// The pointer is valid for reading a `usize`.
+/// Readable as a `usize`.
 unsafe fn size_at<T>(pointer: *const T) -> Result<usize, Failure> {
-    // SAFETY: the caller's contract; nothing else is read before the size is known.
+    // SAFETY: the caller's contract; only the size is read.
     let size = unsafe { *pointer.cast::<usize>() };
     if (SHORTEST..=LONGEST).contains(&size) && size.is_multiple_of(WORD) {
         return Ok(size);
@@ -46,12 +43,11 @@ fn refused(size: usize, expected: &'static str) -> Failure {
     Failure::Status(VMMGRAPH_ERROR_STRUCT_SIZE, error)
 }
 
-/// Reads the caller's struct of `size` bytes. Missing fields are 0. Bytes beyond `T` must be 0,
-/// since this library does not know their meaning.
+/// Missing fields are 0. Bytes beyond `T` must be 0, since this library does not know their
+/// meaning.
 ///
 /// # Safety
-/// The pointer is valid for reading `size` bytes. `T` is a struct of numbers and pointers, for
-/// which 0 is a valid value.
+/// `size` bytes are readable. `T` is a struct of numbers and pointers, for which 0 is valid.
 unsafe fn read<T: Copy>(from: *const T, size: usize) -> Result<T, Failure> {
     let known = size.min(size_of::<T>());
     // SAFETY: within the `size` bytes of the caller's contract.
@@ -65,39 +61,36 @@ unsafe fn read<T: Copy>(from: *const T, size: usize) -> Result<T, Failure> {
     Ok(unsafe { prefix(from, known) })
 }
 
-/// Copies the first `known` bytes of a struct; the remaining bytes are 0.
+/// The remaining bytes are 0.
 ///
 /// # Safety
 /// As [`read`]; `known` is at most the size of `T`.
 unsafe fn prefix<T: Copy>(from: *const T, known: usize) -> T {
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: `known` bytes are readable by the caller's contract and fit in `T`. Every field is
-    // then set, to the caller's bytes or to 0, both valid for numbers and pointers.
+    // SAFETY: `known` bytes are readable and fit in `T`; other fields are 0, which is valid.
     unsafe {
         ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
         value.assume_init()
     }
 }
 
-/// Reads an options struct; none for null.
+/// None for null.
 ///
 /// # Safety
-/// The pointer is null or points to a struct which begins with its size and has as many readable
-/// bytes. `T` is as in [`read`].
+/// Null, or a struct of as many readable bytes as its first field says; `T` as in [`read`].
 pub(super) unsafe fn options<T: Copy>(pointer: *const T) -> Result<Option<T>, Failure> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, so it points to a struct by the caller's contract.
+    // SAFETY: not null, so a struct by the caller's contract.
     unsafe { read(pointer, size_at(pointer)?) }.map(Some)
 }
 
-/// Reads the array of structs in the argument `what`. All elements must have the same struct_size.
-/// Borrows the array if struct_size equals the size of `T`, else copies.
+/// All elements must have the same struct_size. Borrows the array if it equals the size of `T`,
+/// else copies.
 ///
 /// # Safety
-/// The pointer is null or points to `count` structs, each as for [`options`], unchanged while the
-/// slice lives.
+/// Null, or `count` structs as for [`options`], unchanged while the slice lives.
 pub(super) unsafe fn sized_items<'a, T: Copy>(
     pointer: *const T,
     count: usize,
@@ -110,8 +103,7 @@ pub(super) unsafe fn sized_items<'a, T: Copy>(
     // SAFETY: not null, and `count` is at least 1.
     let stride = unsafe { size_at(pointer) }?;
     check_items(pointer, count, stride, what)?;
-    // SAFETY: the structs are contiguous with a stride of the first one's size, by the caller's
-    // contract.
+    // SAFETY: contiguous structs with a stride of the first one's size (contract).
     let at = |index: usize| unsafe { pointer.byte_add(index * stride) };
     for index in 1..count {
         // SAFETY: start of a struct, by the caller's contract.
@@ -121,39 +113,32 @@ pub(super) unsafe fn sized_items<'a, T: Copy>(
         }
     }
     if stride == size_of::<T>() {
-        // SAFETY: not null, `count` elements by the caller's contract, and within the size limit of
-        // a slice.
+        // SAFETY: not null, `count` elements (contract), within the size limit of a slice.
         return Ok(Cow::Borrowed(unsafe { slice::from_raw_parts(pointer, count) }));
     }
     // SAFETY: each has `stride` bytes by the caller's contract.
     (0..count).map(|index| unsafe { read(at(index), stride) }).collect::<Result<_, _>>().map(Cow::Owned)
 }
 
-/// Output struct of a caller. Never a reference to a `T`: the caller's struct may be shorter.
+/// Never a reference to a `T`: the caller's struct may be shorter.
 pub(super) struct OutStruct<T> {
     place: *mut T,
-    /// Value set by the caller.
     pub(super) struct_size: usize,
 }
 
 impl<T: Copy> OutStruct<T> {
-    /// Wraps the struct in the argument `what`.
-    ///
     /// # Safety
-    /// The pointer is null or points to a struct which begins with its size. The struct has as many
-    /// bytes, readable and writable while the result lives. `T` is as in [`read`].
+    /// As [`options`], readable and writable while the result lives.
     pub(super) unsafe fn new(place: *mut T, what: &'static str) -> Result<Self, Failure> {
         not_null(place, what)?;
-        // SAFETY: not null, so it points to a struct by the caller's contract.
+        // SAFETY: not null, so a struct by the caller's contract.
         Ok(Self { place, struct_size: unsafe { size_at(place) }? })
     }
 
-    /// As [`new`](Self::new); `None` for null.
-    ///
     /// # Safety
     /// As [`new`](Self::new).
     pub(super) unsafe fn optional(place: *mut T, what: &'static str) -> Result<Option<Self>, Failure> {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         if place.is_null() { Ok(None) } else { unsafe { Self::new(place, what) }.map(Some) }
     }
 
@@ -161,19 +146,16 @@ impl<T: Copy> OutStruct<T> {
         self.struct_size.min(size_of::<T>())
     }
 
-    /// Reads the struct; missing fields are 0.
+    /// Missing fields are 0.
     pub(super) fn read(&self) -> T {
-        // SAFETY: `new` required `struct_size` valid bytes, and `known` is no more, nor more than
-        // `T` has.
+        // SAFETY: `new` required `struct_size` bytes; `known` exceeds neither these nor `T`.
         unsafe { prefix(self.place, self.known()) }
     }
 
-    /// Writes the fields for which the struct has room. struct_size and bytes beyond `T` stay
-    /// unchanged.
+    /// Writes the fields for which the struct has room, except struct_size.
     pub(super) fn write(&self, value: T) {
         let from = (&raw const value).cast::<u8>();
-        // SAFETY: `new` required `struct_size` valid bytes, and `known` is no more, nor more than
-        // `T` has. Every struct begins with its size, one word.
+        // SAFETY: as in `read`; every struct begins with its size, one word.
         unsafe {
             ptr::copy_nonoverlapping(from.add(WORD), self.place.cast::<u8>().add(WORD), self.known() - WORD);
         }

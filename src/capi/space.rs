@@ -1,5 +1,3 @@
-//! Spaces in C: blocks, seal, replays.
-
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
@@ -11,7 +9,6 @@ use super::status::vmmgraph_status_t;
 use super::text::{copy_text, text};
 use crate::{Address, Phase, Space};
 
-/// Opaque; never defined.
 pub struct vmmgraph_space {
     _private: (),
 }
@@ -28,32 +25,28 @@ pub const VMMGRAPH_SPACE_BROKEN: i32 = 2;
 /// The graph is destroyed; only mappings under live blocks are left.
 pub const VMMGRAPH_SPACE_RETIRED: i32 = 3;
 
-/// Launches a graph. Must not throw. The function may call any function of the library, with two
-/// exceptions (VMMGRAPH_ERROR_WRONG_STATE): a replay, mark, trim or opening of a space in the same
-/// arena, and a replay in another arena which would wait for this one.
+/// Launches a graph. May call any function, except (VMMGRAPH_ERROR_WRONG_STATE) a replay, mark,
+/// trim or opening of a space in the same arena, and a replay in another arena which would wait for
+/// this one.
 pub type vmmgraph_launch_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 
-/// Report of a seal.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_seal_report_t {
-    /// Set to sizeof(vmmgraph_seal_report_t) before the call.
     pub struct_size: usize,
-    /// Peak of live bytes.
     pub peak_live_bytes: u64,
     /// Small shared pages mapped in the space.
     pub small_pages: u64,
     /// Large shared pages mapped in the space.
     pub large_pages: u64,
-    /// Mappings made.
     pub maps: u64,
     /// Bytes of pages which became private to the space.
     pub retained_bytes: u64,
     /// Blocks live after the seal.
     pub retained_blocks: u64,
-    /// Driver calls made: reserve, create, map, set access and unmap.
+    /// Reserve, create, map, set access and unmap.
     pub driver_calls: u64,
-    /// Nanoseconds spent in driver calls, including waits for the calls of other spaces.
+    /// Nanoseconds spent in driver calls, including waits for other spaces.
     pub driver_ns: u64,
     /// Blocks allocated in total.
     pub allocations: u64,
@@ -63,48 +56,40 @@ pub struct vmmgraph_seal_report_t {
     /// blocks do not count. In a bump space, the arena's earlier bump pages count from the second
     /// address range on.
     pub layout_hash: u64,
-    /// Live peer-visible (remote) blocks (vmmgraph_space_allocate_remote). If 0, the seal replaced
-    /// no page which a peer-visible block uses or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES,
-    /// the pages under these blocks and their neighbours may be new: tell peers the pages after the
-    /// seal. Other policies keep the pages.
+    /// Live peer-visible (remote) blocks. If 0, the seal replaced no page which such a block uses
+    /// or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES, the pages under these blocks and their
+    /// neighbours may be new: tell peers the pages after the seal.
     pub remote_blocks: u64,
-    /// Bytes of these blocks.
     pub remote_bytes: u64,
-    /// Estimated bytes of device memory for the executables of the capture's graphs while
-    /// instantiated, derived from other executables. Set for captures by VmmGraph for libtorch, or
-    /// by torch 2.8 and later in a graph group with borrowing graphs; else 0.
+    /// Estimated device memory of the executables of the capture's graphs while instantiated. Set
+    /// for captures by VmmGraph for libtorch, or by torch 2.8 and later in a graph group with
+    /// borrowing graphs; else 0.
     pub executable_bytes: u64,
 }
 
-/// Statistics of a space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_space_stats_t {
-    /// Set to sizeof(vmmgraph_space_stats_t) before the call.
     pub struct_size: usize,
-    /// The space's number, unique in the process.
+    /// Unique in the process.
     pub id: u64,
-    /// VMMGRAPH_SPACE_OPEN, _SEALED, _BROKEN or _RETIRED.
+    /// One of VMMGRAPH_SPACE_*.
     pub phase: i32,
-    /// Default policy of the seal: one of VMMGRAPH_RETAIN_* other than VMMGRAPH_RETAIN_DEFAULT.
+    /// Default policy of the seal, VMMGRAPH_RETAIN_*.
     pub retain: i32,
-    /// Live blocks.
     pub blocks: u64,
-    /// Bytes of live blocks, each rounded up to 512.
+    /// Each block is rounded up to 512.
     pub live_bytes: u64,
-    /// Peak of live bytes.
     pub peak_live_bytes: u64,
-    /// Bytes of reserved addresses.
     pub reserved_bytes: u64,
-    /// Bytes of mapped addresses; a page mapped n times counts n times.
+    /// A page mapped n times counts n times.
     pub mapped_bytes: u64,
     /// Bytes of pages private to the space.
     pub retained_bytes: u64,
-    /// Mappings made so far.
     pub maps: u64,
 }
 
-/// Runs a body with the space of a handle. A panic closes the space's arena.
+/// A panic closes the space's arena.
 pub(super) fn with(
     space: vmmgraph_space_t,
     body: impl FnOnce(&Arc<Space>) -> Result<(), Failure>,
@@ -126,80 +111,63 @@ pub(super) fn with(
 /// destroyed. Records an event after the arena's replays so far, so their stream may be captured; a
 /// stream already under capture is no error. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused
 /// and inside a launch of the arena.
-///
-/// # Safety
-/// `space` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_open(
     arena: vmmgraph_arena_t,
     space: *mut vmmgraph_space_t,
 ) -> vmmgraph_status_t {
     arena::with(arena, |arena| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let space = unsafe { out(space, "space") }?;
         *space = register(arena.open_space()?);
         Ok(())
     })
 }
 
-/// Opens a bump space for a capture: blocks are placed one after another, and no address is reused.
-/// For the segments of a torch MemPool, which stay until the graph is destroyed. The seal leaves
-/// live blocks on shared pages.
-///
-/// # Safety
-/// As vmmgraph_space_open.
+/// Opens a bump space for a capture: blocks are placed one after another, and no address is reused,
+/// as for the segments of a torch MemPool. The seal leaves live blocks on shared pages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_open_bump(
     arena: vmmgraph_arena_t,
     space: *mut vmmgraph_space_t,
 ) -> vmmgraph_status_t {
     arena::with(arena, |arena| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let space = unsafe { out(space, "space") }?;
         *space = register(arena.open_bump_space()?);
         Ok(())
     })
 }
 
-/// Sets the label of a space, usually its graph's shape ("decode 64"). The label appears in
-/// statistics, log lines, out-of-memory messages and on the page map. An empty label removes the
-/// current one. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
-///
-/// # Safety
-/// `label` is null or a zero-terminated string.
+/// Sets the label of a space ("decode 64") for statistics, log lines, out-of-memory messages and
+/// the page map. Empty: none. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_set_label(
     space: vmmgraph_space_t,
     label: *const c_char,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let label = unsafe { text(label, "label") }?;
         Ok(space.set_label(&label)?)
     })
 }
 
-/// Sets the source location of a capture ("model.cpp:120") for the page map. An empty text removes
-/// the current one. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
-///
-/// # Safety
-/// `site` is null or a zero-terminated string.
+/// Sets the source location of a capture ("model.cpp:120") for the page map. Empty: none.
+/// VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_set_site(
     space: vmmgraph_space_t,
     site: *const c_char,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let site = unsafe { text(site, "site") }?;
         Ok(space.set_site(&site)?)
     })
 }
 
 /// Copies the label of a space; empty if none is set.
-///
-/// # Safety
-/// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_label(
     space: vmmgraph_space_t,
@@ -208,7 +176,7 @@ pub unsafe extern "C" fn vmmgraph_space_label(
     needed: *mut usize,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_text(&space.label().unwrap_or_default(), buffer, capacity, needed) };
         Ok(())
     })
@@ -228,9 +196,6 @@ pub extern "C" fn vmmgraph_space_destroy(space: vmmgraph_space_t) -> vmmgraph_st
 /// Allocates a block of at least `bytes` bytes for work on `stream`, aligned to 512 bytes, with
 /// undefined contents. `stream` may be under capture. VMMGRAPH_ERROR_WRONG_STATE unless the space
 /// is open.
-///
-/// # Safety
-/// `block` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_allocate(
     space: vmmgraph_space_t,
@@ -239,7 +204,7 @@ pub unsafe extern "C" fn vmmgraph_space_allocate(
     block: *mut *mut c_void,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let block = unsafe { out(block, "block") }?;
         *block = space.allocate(bytes, stream_of(stream))?.0 as *mut c_void;
         Ok(())
@@ -247,12 +212,8 @@ pub unsafe extern "C" fn vmmgraph_space_allocate(
 }
 
 /// As vmmgraph_space_allocate, for a persistent (kept) block, which the caller keeps after the
-/// capture: an output or a workspace. Persistent blocks of all spaces are packed on common pages,
-/// so a few KiB do not cost a page. No other block gets their bytes before the block is freed and
-/// its space destroyed.
-///
-/// # Safety
-/// `block` is null or writable.
+/// capture: an output or a workspace. Such blocks are packed on common pages, so a few KiB do not
+/// cost a page. No other block gets their bytes before the block is freed and its space destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
     space: vmmgraph_space_t,
@@ -261,7 +222,7 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
     block: *mut *mut c_void,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let block = unsafe { out(block, "block") }?;
         *block = space.allocate_kept(bytes, stream_of(stream))?.0 as *mut c_void;
         Ok(())
@@ -275,12 +236,9 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
 /// peer-visible blocks of the same stream share these pages.
 ///
 /// A seal which replaces pages under local live-out blocks replaces none of these. After the seal,
-/// the pages are neither lent nor given to eager work. Other graphs share the pages as usual: peer
-/// access must end with the replay. Free the block before the seal: a live block is treated by the
-/// policy and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
-///
-/// # Safety
-/// `block` is null or writable.
+/// the pages are neither lent nor given to eager work. Other graphs share them: peer access must
+/// end with the replay. Free the block before the seal: a live block is treated by the policy and
+/// counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
     space: vmmgraph_space_t,
@@ -289,7 +247,7 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
     block: *mut *mut c_void,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let block = unsafe { out(block, "block") }?;
         *block = space.allocate_remote(bytes, stream_of(stream))?.0 as *mut c_void;
         Ok(())
@@ -298,18 +256,15 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
 
 /// Frees a block. Before the seal, the next block of the same stream reuses its pages. After the
 /// seal, pages of a live-out block return to the arena once the work on its recorded streams is
-/// complete. The addresses stay mapped, since the graph writes to these addresses.
+/// complete. The addresses stay mapped, since the graph writes there.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_free(space: vmmgraph_space_t, block: *mut c_void) -> vmmgraph_status_t {
     with(space, |space| Ok(space.free(Address(block as u64))?))
 }
 
-/// Records use of the block on another stream. If freed before the seal, the block stays
-/// unavailable until the seal. If freed later, its bytes are reused only after the work submitted
-/// to `stream` by the time of the free.
-///
-/// # Safety
-/// `stream` is a stream of the device and exists until the block is freed or its space destroyed.
+/// Records use of the block on another stream, which must exist until the block is freed or its
+/// space destroyed. If freed before the seal, the block stays unavailable until the seal; if later,
+/// its bytes are reused only after the work submitted to `stream` by then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_record_stream(
     space: vmmgraph_space_t,
@@ -323,9 +278,6 @@ pub unsafe extern "C" fn vmmgraph_space_record_stream(
 /// space accepts only VMMGRAPH_RETAIN_DEFAULT and VMMGRAPH_RETAIN_SHARED_PAGES. `report` may be
 /// null. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes would be replaced. After a
 /// failure the space is still open, and the call can be repeated.
-///
-/// # Safety
-/// `report` is null or points to a struct with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_seal(
     space: vmmgraph_space_t,
@@ -334,7 +286,7 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
 ) -> vmmgraph_status_t {
     with(space, |space| {
         let policy = retain_of(retain)?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let report = unsafe { OutStruct::optional(report, "report") }?;
         let sealed = match policy {
             Some(policy) => space.seal_with(policy)?,
@@ -362,34 +314,29 @@ pub unsafe extern "C" fn vmmgraph_space_seal(
     })
 }
 
-/// Blocks the calling thread until the arena's replays launched so far are complete, including this
-/// space's. Memory used by the graph may be freed afterwards. Destroying the space does not wait.
-/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream of the last replay is under capture and was not
-/// marked before.
+/// Blocks until the arena's replays launched so far are complete: memory used by the graph may then
+/// be freed. Destroying the space does not wait. VMMGRAPH_ERROR_STREAM_CAPTURING if the unmarked
+/// stream of the last replay is under capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_wait(space: vmmgraph_space_t) -> vmmgraph_status_t {
     with(space, |space| Ok(space.wait()?))
 }
 
 /// Records an event after the arena's replays so far: the stream of the last replay may be
-/// destroyed afterwards. For callers with short-lived streams. Costs one event record, and an event
-/// wait in the next replay even on this stream. vmmgraph_arena_mark also covers streams recorded
-/// for freed blocks.
+/// destroyed afterwards. Costs one event record, and an event wait in the next replay even on this
+/// stream. vmmgraph_arena_mark also covers streams recorded for freed blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_mark(space: vmmgraph_space_t) -> vmmgraph_status_t {
     with(space, |space| Ok(space.mark()?))
 }
 
 /// Calls `launch(user)`, which submits the space's graph to `stream`, ordered after every earlier
-/// replay of the arena. Replays never overlap, on any streams and threads. On the stream of the
+/// replay of the arena: replays never overlap, on any streams and threads. On the stream of the
 /// last replay the call costs one driver query; on another stream, also an event wait.
 ///
 /// VMMGRAPH_ERROR_WRONG_STATE unless the space is sealed, while the arena is paused, and while
 /// pages of the space are on lease (see vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING
 /// if `stream` is under capture; the capture continues. After a failure `launch` was not called.
-///
-/// # Safety
-/// `launch` is null or callable with `user`; it must not throw.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_replay(
     space: vmmgraph_space_t,
@@ -399,15 +346,15 @@ pub unsafe extern "C" fn vmmgraph_space_replay(
 ) -> vmmgraph_status_t {
     with(space, |space| {
         let launch = launch.ok_or_else(|| null("launch"))?;
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         Ok(space.replay(stream_of(stream), || unsafe { launch(user) })?)
     })
 }
 
 /// Begins a replay without a callback, for callers with a lock of their own, such as language
-/// runtimes. Work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
-/// every earlier replay of the arena. Other replays of the arena wait until then, so always leave.
-/// After a failure, do not leave. Errors as vmmgraph_space_replay.
+/// runtimes: work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
+/// every earlier replay of the arena. Other replays of the arena wait until then, so always leave,
+/// except after a failure. Errors as vmmgraph_space_replay.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_enter(space: vmmgraph_space_t, stream: *mut c_void) -> vmmgraph_status_t {
     with(space, |space| Ok(space.enter(stream_of(stream))?))
@@ -420,11 +367,8 @@ pub extern "C" fn vmmgraph_space_leave(space: vmmgraph_space_t) -> vmmgraph_stat
     with(space, |space| Ok(space.leave()?))
 }
 
-/// Copies the addresses of live blocks in address order. After the seal, these are live-out blocks
-/// not yet freed.
-///
-/// # Safety
-/// `blocks` points to `capacity` writable pointers; `count` is null or writable.
+/// Copies the addresses of live blocks in address order; after the seal, of live-out blocks not yet
+/// freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_live_blocks(
     space: vmmgraph_space_t,
@@ -433,10 +377,10 @@ pub unsafe extern "C" fn vmmgraph_space_live_blocks(
     count: *mut usize,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let count = unsafe { out(count, "count") }?;
         if capacity > 0 {
-            // SAFETY: null, or writable by the caller's contract, since `capacity` is not 0.
+            // SAFETY: null, or writable, since `capacity` is not 0.
             unsafe { out(blocks, "blocks") }?;
         }
         let live = space.live_blocks();
@@ -449,17 +393,14 @@ pub unsafe extern "C" fn vmmgraph_space_live_blocks(
     })
 }
 
-/// Writes the space's current statistics.
-///
-/// # Safety
-/// `stats` is null or points to a struct with struct_size set.
+/// Writes the space's statistics.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_stats(
     space: vmmgraph_space_t,
     stats: *mut vmmgraph_space_stats_t,
 ) -> vmmgraph_status_t {
     with(space, |space| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let stats = unsafe { OutStruct::new(stats, "stats") }?;
         let now = space.stats();
         stats.write(vmmgraph_space_stats_t {

@@ -1,5 +1,3 @@
-//! Status codes, and the details of a thread's last failure.
-
 use std::cell::RefCell;
 use std::ffi::c_char;
 
@@ -8,15 +6,12 @@ use super::sized::OutStruct;
 use super::text::copy_text;
 use crate::error::Error;
 
-/// Result of a call: VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers. Numbers are never reused.
-/// Treat an unknown number as a failure.
+/// VMMGRAPH_OK or one of the VMMGRAPH_ERROR numbers, which are never reused. Treat an unknown
+/// number as a failure.
 pub type vmmgraph_status_t = i32;
 
-/// Success.
 pub const VMMGRAPH_OK: i32 = 0;
-/// A required pointer is null.
 pub const VMMGRAPH_ERROR_NULL_ARGUMENT: i32 = 1;
-/// An argument is out of range.
 pub const VMMGRAPH_ERROR_INVALID_ARGUMENT: i32 = 2;
 /// A size is 0 or beyond 2^46 bytes, or a page size does not fit the device.
 pub const VMMGRAPH_ERROR_INVALID_SIZE: i32 = 3;
@@ -34,42 +29,39 @@ pub const VMMGRAPH_ERROR_STRUCT_SIZE: i32 = 8;
 pub const VMMGRAPH_ERROR_ABI_MISMATCH: i32 = 9;
 /// The object's state does not permit the call.
 pub const VMMGRAPH_ERROR_WRONG_STATE: i32 = 100;
-/// The object was closed by an earlier internal error and can only be destroyed.
+/// Closed by an earlier internal error: the object can only be destroyed.
 pub const VMMGRAPH_ERROR_CLOSED: i32 = 101;
 /// The device is already open with other settings.
 pub const VMMGRAPH_ERROR_DEVICE_IN_USE: i32 = 102;
-/// A stream of the call is being captured. Also: any stream is, on platforms which forbid waits for
-/// the device during a capture.
+/// A stream of the call is being captured; on platforms which forbid waits during a capture, any
+/// stream is.
 pub const VMMGRAPH_ERROR_STREAM_CAPTURING: i32 = 103;
 /// No device memory is left. State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_MEMORY: i32 = 200;
 /// The byte budget of the device, an account or an arena is used up; vmmgraph_last_error_message
-/// names the budget. State is unchanged.
+/// names it. State is unchanged.
 pub const VMMGRAPH_ERROR_OVER_BUDGET: i32 = 201;
 /// No address range of the length is left. State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_ADDRESSES: i32 = 202;
 /// The process has no file descriptor left (host driver). State is unchanged.
 pub const VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS: i32 = 203;
-/// No host memory is left: the limit of the host pool is reached, or the machine has no more.
+/// The limit of the host pool is reached, or the machine has no more host memory.
 pub const VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY: i32 = 204;
-/// A driver call failed; vmmgraph_last_error holds the driver's result, vmmgraph_last_error_message
-/// the name of the call.
+/// A driver call failed: see vmmgraph_last_error for the driver's result, and
+/// vmmgraph_last_error_message for the name of the call.
 pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
 /// The driver's library cannot be loaded, or VMMGRAPH_DRIVER_AUTO found no platform with a usable
 /// device.
 pub const VMMGRAPH_ERROR_DRIVER_MISSING: i32 = 301;
-/// The driver's library is too old or incompatible.
 pub const VMMGRAPH_ERROR_DRIVER_TOO_OLD: i32 = 302;
 /// The device has no virtual memory management, or lacks a feature required by the call.
 pub const VMMGRAPH_ERROR_UNSUPPORTED: i32 = 303;
-/// Host memory could not be registered with the device (pinned), and the call requires
-/// registration.
+/// Host memory could not be registered with the device (pinned), as the call requires.
 pub const VMMGRAPH_ERROR_HOST_NOT_REGISTERED: i32 = 304;
 /// A bug in the library. The arena is closed; the process continues.
 pub const VMMGRAPH_ERROR_INTERNAL: i32 = 900;
 
-/// Returns the name of a status, such as "out of memory"; "unknown status" for an unknown number.
-/// The string is static and zero-terminated.
+/// Returns the name of a status, such as "out of memory".
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_char {
     let name = match status {
@@ -107,13 +99,10 @@ pub extern "C" fn vmmgraph_status_name(status: vmmgraph_status_t) -> *const c_ch
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_error_info_t {
-    /// Set to sizeof(vmmgraph_error_info_t) before the call.
     pub struct_size: usize,
-    /// Status of the failed call.
     pub status: vmmgraph_status_t,
     /// Result of the failed driver call.
     pub driver_result: i32,
-    /// Device number.
     pub device: i32,
     /// Always 0.
     pub reserved: i32,
@@ -128,7 +117,7 @@ thread_local! {
     static LAST: RefCell<Option<(vmmgraph_status_t, Error)>> = const { RefCell::new(None) };
 }
 
-/// Stores a failure for the calling thread. Returns its status.
+/// Returns its status.
 pub(super) fn remember(error: Error) -> vmmgraph_status_t {
     remember_as(status_of(&error), error)
 }
@@ -139,7 +128,7 @@ pub(super) fn remember_as(status: vmmgraph_status_t, error: Error) -> vmmgraph_s
     status
 }
 
-/// Returns the calling thread's last failure; none on an ending thread.
+/// None on an ending thread.
 fn last() -> Option<(vmmgraph_status_t, Error)> {
     LAST.try_with(|last| last.borrow().clone()).ok().flatten()
 }
@@ -231,13 +220,10 @@ fn describe(status: vmmgraph_status_t, error: &Error) -> vmmgraph_error_info_t {
 
 /// Writes the details of the calling thread's last failure; status VMMGRAPH_OK if no call failed.
 /// Successful calls keep the last failure.
-///
-/// # Safety
-/// `info` is null or points to a vmmgraph_error_info_t with struct_size set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -> vmmgraph_status_t {
     guard_anywhere(|| {
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         let info = unsafe { OutStruct::new(info, "info") }?;
         info.write(match last() {
             Some((status, error)) => describe(status, &error),
@@ -247,12 +233,7 @@ pub unsafe extern "C" fn vmmgraph_last_error(info: *mut vmmgraph_error_info_t) -
     })
 }
 
-/// Copies the message of the calling thread's last failure: at most `capacity` bytes,
-/// zero-terminated if `capacity` is not 0. `needed` receives the full length in bytes with
-/// terminator. Either pointer may be null.
-///
-/// # Safety
-/// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
+/// Copies the message of the calling thread's last failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_last_error_message(
     buffer: *mut c_char,
@@ -261,7 +242,7 @@ pub unsafe extern "C" fn vmmgraph_last_error_message(
 ) -> vmmgraph_status_t {
     guard_anywhere(|| {
         let text = last().map_or(String::new(), |(_, error)| error.to_string());
-        // SAFETY: the caller's contract.
+        // SAFETY: contract.
         unsafe { copy_text(&text, buffer, capacity, needed) };
         Ok(())
     })

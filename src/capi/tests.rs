@@ -11,7 +11,6 @@ use crate::driver::{
 use crate::error::Result;
 use crate::{Address, Device, HostOptions, Options, Peers, SharedVmmAllocator, Stream};
 
-/// The host driver with a panic in `reserve`.
 #[derive(Debug)]
 struct Buggy(HostDriver);
 
@@ -27,7 +26,7 @@ impl Driver for Buggy {
 macro_rules! forward {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         unsafe fn $name(&self, $($arg: $type),*) -> $result {
-            // SAFETY: the caller's contract.
+            // SAFETY: contract.
             unsafe { self.0.$name($($arg),*) }
         }
     )*};
@@ -102,7 +101,6 @@ fn buggy_arena() -> (vmmgraph_arena_t, vmmgraph_space_t) {
     (arena, space)
 }
 
-/// Asserts that only destruction works after the panic.
 fn assert_closed(arena: vmmgraph_arena_t, space: vmmgraph_space_t) {
     let (mut other, mut block) = (null_mut(), null_mut());
     // SAFETY: the out pointers are valid.

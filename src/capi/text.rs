@@ -1,19 +1,12 @@
-//! Strings from a caller, and into a caller's buffer.
-
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
 use super::guard::{Failure, not_null};
 
-/// Copies as much of `text` as fits, zero-terminated, and reports the full length with terminator.
-///
-/// # Safety
-/// `buffer` is null or points to `capacity` writable bytes; `needed` is null or writable.
 pub(super) unsafe fn copy_text(text: &str, buffer: *mut c_char, capacity: usize, needed: *mut usize) {
     if !buffer.is_null() && capacity > 0 {
         let length = text.len().min(capacity - 1);
-        // SAFETY: `length` + 1 <= `capacity` bytes are writable by the caller's contract, and the
-        // text has `length` bytes.
+        // SAFETY: `length` + 1 <= `capacity` bytes are writable (contract).
         unsafe {
             ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, length);
             *buffer.add(length) = 0;
@@ -25,10 +18,6 @@ pub(super) unsafe fn copy_text(text: &str, buffer: *mut c_char, capacity: usize,
     }
 }
 
-/// Reads the string argument `what`.
-///
-/// # Safety
-/// The pointer is null or points to a zero-terminated string.
 pub(super) unsafe fn text(pointer: *const c_char, what: &'static str) -> Result<String, Failure> {
     not_null(pointer, what)?;
     // SAFETY: not null, so a string by the caller's contract.

@@ -1,5 +1,4 @@
-//! Allocation and free functions for torch's `CUDAPluggableAllocator`, loaded by name from the
-//! shared library.
+//! Functions for torch's `CUDAPluggableAllocator`, loaded by name from the shared library.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,20 +21,18 @@ fn arenas() -> &'static Arenas {
     ARENAS.get_or_init(Arenas::default)
 }
 
-/// Returns the arena of a device. The first call creates one with default options.
+/// The first call creates one with default options.
 fn arena_of(device: i32) -> Result<Arc<SharedVmmAllocator>> {
     if let Some(arena) = arenas().lock().get(&device) {
         return Ok(Arc::clone(arena));
     }
     start();
-    // Outside the lock: opening a device starts a driver. If two threads open, the first to finish
-    // wins.
+    // Outside the lock: opening a device starts a driver. The first thread to finish wins.
     let opened = Device::open(DriverChoice::Auto, device, HostOptions::default())?;
     let arena = Arc::new(SharedVmmAllocator::new(&opened, &Options::default())?);
     Ok(Arc::clone(arenas().lock().entry(device).or_insert(arena)))
 }
 
-/// Closes a device's arena after a panic.
 fn close(device: i32) {
     if let Some(arena) = arenas().lock().get(&device) {
         arena.close();
@@ -43,8 +40,8 @@ fn close(device: i32) {
 }
 
 /// Sets the arena that vmmgraph_torch_alloc uses on device `device`, which must be the arena's
-/// device. The setting keeps the arena alive, also after its handle is destroyed. Null removes the
-/// setting: the next allocation creates an arena with default options.
+/// device, and keeps the arena alive. Null: the next allocation creates an arena with default
+/// options.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_torch_set_arena(device: i32, arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     guard(|| {
@@ -84,8 +81,8 @@ pub extern "C" fn vmmgraph_torch_alloc(size: isize, device: i32, stream: *mut c_
     block
 }
 
-/// Frees a block of vmmgraph_torch_alloc: the `free_fn` of torch's CUDAPluggableAllocator. Null is
-/// ignored. A failure is logged and kept for vmmgraph_last_error.
+/// Frees a block of vmmgraph_torch_alloc: the `free_fn` of torch's CUDAPluggableAllocator. A
+/// failure is logged and kept for vmmgraph_last_error.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_torch_free(block: *mut c_void, _size: isize, device: i32, _stream: *mut c_void) {
     if block.is_null() {
