@@ -1,8 +1,5 @@
-//! Backing: address ranges, their pages, and the table of both. Makes all driver calls of elastic
-//! memory.
-//!
-//! The monitor `table` guards the table. No lock is held during maps, unmaps, observers and waits
-//! for fences.
+//! Backing: address ranges, their pages, and the monitor `table` of both. Makes all driver calls of
+//! elastic memory, without a lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,14 +21,12 @@ mod decommit;
 
 pub(crate) use commit::Lender;
 
-/// Largest automatic page size: the default large page of an arena.
+/// The default large page of an arena.
 const LONGEST: u64 = 16 << 20;
-/// Minimum number of pages in the longest range at the automatic page size.
+/// Pages in the longest range at the automatic page size.
 const PAGES: u64 = 64;
 
-/// Address ranges, partly backed by pages. Thread-safe.
-///
-/// Dropping unmaps all pages after the fences of the decommits and of earlier users.
+/// Dropping unmaps all pages after the fences of decommits and earlier users.
 pub(super) struct Backing {
     id: u64,
     name: String,
@@ -45,7 +40,7 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// Reserves the address ranges of a shape, rounded up to pages. Maps nothing.
+    /// Lengths are rounded up to pages. Maps nothing.
     pub(super) fn new(device: &Arc<Device>, shape: Shape, options: &ElasticOptions<'_>) -> Result<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let page = shape.page();
@@ -101,7 +96,6 @@ impl Backing {
         self.observers.add(observer);
     }
 
-    /// Runs `then` on the table, once `blocked` is false.
     fn when_not<R>(
         &self,
         blocked: impl Fn(&Table) -> bool,
@@ -115,7 +109,6 @@ impl Backing {
         Ok(self.table.wait_for(ready))
     }
 
-    /// Runs `read` on the table.
     pub(super) fn read<R>(&self, read: impl FnOnce(&mut Table) -> R) -> R {
         let mut read = Some(read);
         self.table.wait_for(|table| read.take().map(|read| read(table)))
@@ -150,7 +143,7 @@ impl Backing {
         self.read(|table| table.stats(self.id, reserved, account))
     }
 
-    /// Returns the bytes of mapped pages with other owners.
+    /// Mapped pages with other owners.
     fn borrowed(&self) -> u64 {
         let pool = self.device.pool();
         let mapped = self.ranges.iter().flat_map(|range| range.mapped());
@@ -192,7 +185,6 @@ impl Backing {
     }
 }
 
-/// Returns the bytes of a page for ranges of these lengths.
 pub(super) fn page_bytes(device: &Device, lengths: &[u64], asked: u64) -> Result<u64> {
     let capabilities = device.driver().capabilities();
     let granularity = capabilities.granularity;

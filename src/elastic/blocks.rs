@@ -1,6 +1,4 @@
 //! Block pool: chooses blocks of a cache so that whole pages run empty.
-//!
-//! Plain bookkeeping without lock or driver: the caller backs and frees memory.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,9 +11,9 @@ use crate::units::checked_product;
 enum Room {
     /// Not backed, full, or beyond the limit.
     None,
-    /// Some blocks are used, and this many are free.
+    /// Some blocks are used, this many are free.
     Partial(u64),
-    /// No block is used, and this many are free.
+    /// No block is used.
     Empty(u64),
 }
 
@@ -24,7 +22,7 @@ struct Page {
     backed: bool,
     used: u64,
     room: Room,
-    /// Counted in `empty_bytes`: backed and unused.
+    /// Counted in `empty_bytes`.
     idle: bool,
 }
 
@@ -33,28 +31,26 @@ struct Page {
 pub struct Candidate {
     /// Number of the page.
     pub page: u64,
-    /// Used blocks on the page.
+    /// Used blocks.
     pub blocks: Vec<u64>,
 }
 
 /// Request to the engine: pages to vacate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Pages, cheapest to vacate first, as many as needed.
+    /// Cheapest first.
     pub pages: Vec<Candidate>,
     /// Requested bytes.
     pub bytes: u64,
-    /// Bytes available after vacating, including pages already unused.
+    /// Bytes available after vacating, unused pages included.
     pub there: u64,
-    /// Deadline, in the caller's unit.
+    /// In the caller's unit.
     pub by: u64,
 }
 
-/// Blocks of a cache, used or free. `blocks_a_page` consecutive blocks form one *page*, which the
-/// caller backs and unbacks as a whole.
-///
-/// New blocks go to the page with the least sufficient room, so other pages run empty. Unused pages
-/// come last. A lack of blocks is `None`, not an error.
+/// Blocks of a cache, used or free; the caller backs and frees memory. `blocks_a_page` consecutive
+/// blocks form one *page*. New blocks go to the page with the least sufficient room, unused pages
+/// last. A lack of blocks is `None`, not an error.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     blocks: u64,
@@ -62,20 +58,19 @@ pub struct BlockPool {
     block_bytes: u64,
     limit: u64,
     pages: Vec<Page>,
-    /// One bit for each block.
     used: Vec<u64>,
     in_use: u64,
     /// Room and number of each partly used page.
     partial: BTreeSet<(u64, usize)>,
     /// Backed pages without a used block.
     empty: BTreeSet<usize>,
-    /// Free blocks, including reserved ones.
+    /// Includes reserved blocks.
     free: u64,
     reserved: u64,
     empty_bytes: u64,
 }
 
-/// Allocates `count` values. Returns an error if host memory is short, instead of aborting.
+/// An error, not an abort, if host memory is short.
 fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
     let requested = (count as u64).saturating_mul(size_of::<T>() as u64);
     check_host_room(requested, 0)?;
@@ -119,13 +114,13 @@ impl BlockPool {
         })
     }
 
-    /// Returns the number of blocks, backed or not.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Returns the limit: only blocks below are handed out.
+    /// Returns the limit of blocks handed out.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
@@ -137,8 +132,7 @@ impl BlockPool {
         self.in_use
     }
 
-    /// Returns the blocks available to [`allocate`](Self::allocate): backed, free, below the limit
-    /// and not reserved.
+    /// Returns the blocks backed, free, below the limit and not reserved.
     #[must_use]
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
@@ -157,14 +151,14 @@ impl BlockPool {
         start..start.saturating_add(self.a_page).min(self.blocks)
     }
 
-    /// Returns true if the block is used.
+    /// Whether the block is used.
     #[must_use]
     pub fn is_used(&self, block: u64) -> bool {
         self.used.get((block / 64) as usize).is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
-    /// Returns the used blocks of a range, as ranges in order. For blocks beyond a new limit, these
-    /// are the `busy` ones of [`shrink_to`](crate::KvCache::shrink_to).
+    /// Returns the used blocks of a range, as ranges in order: beyond a new limit, the `busy` ones
+    /// of [`shrink_to`](crate::KvCache::shrink_to).
     #[must_use]
     pub fn used(&self, blocks: &Range<u64>) -> Vec<Range<u64>> {
         let mut found = Vec::new();
@@ -176,7 +170,7 @@ impl BlockPool {
         found
     }
 
-    /// Returns the bytes of backed, unused pages, in constant time: a scheduler asks at every step.
+    /// Returns the bytes of backed, unused pages, in constant time.
     #[must_use]
     pub fn empty_bytes(&self) -> u64 {
         self.empty_bytes
@@ -192,14 +186,13 @@ impl BlockPool {
         self.set_backed(blocks, true);
     }
 
-    /// Marks the unused pages fully covered by these blocks as unbacked. Returns the number of lost
-    /// reserved blocks: none for [surplus](Self::surplus) pages.
+    /// Marks the unused pages fully covered by these blocks as unbacked:
+    /// `vmmgraph_block_pool_unback`. [Surplus](Self::surplus) pages lose no reserved block.
     pub fn unback(&mut self, blocks: &Range<u64>) -> u64 {
         self.set_backed(blocks, false);
         self.cut()
     }
 
-    /// Cuts reservations to the free blocks and returns the number cut.
     fn cut(&mut self) -> u64 {
         let lost = self.reserved.saturating_sub(self.free);
         self.reserved -= lost;
@@ -264,8 +257,8 @@ impl BlockPool {
         (count <= self.available()).then(|| self.take(count))
     }
 
-    /// Reserves `count` blocks for [`allocate_reserved`](Self::allocate_reserved). Returns false if
-    /// too few are available.
+    /// Reserves `count` blocks for [`allocate_reserved`](Self::allocate_reserved); false if too few
+    /// are available.
     pub fn reserve(&mut self, count: u64) -> bool {
         let there = count <= self.available();
         if there {
@@ -288,13 +281,13 @@ impl BlockPool {
         Some(self.take(count))
     }
 
-    /// Takes `count` blocks. The caller checked that enough are free.
+    /// The caller checked that enough are free.
     fn take(&mut self, count: u64) -> Vec<u64> {
         let mut taken = Vec::with_capacity(count as usize);
         while (taken.len() as u64) < count {
             let left = count - taken.len() as u64;
-            // The tightest page with enough room, else the page with the most room, else the first
-            // unused page.
+            // The tightest page with enough room, else the one with the most, else the first
+            // unused.
             let tight = self.partial.range((left, 0)..).next();
             let found = tight.or(self.partial.last()).map(|(_, index)| *index);
             let Some(index) = found.or(self.empty.first().copied()) else { break };
@@ -323,11 +316,7 @@ impl BlockPool {
         }
     }
 
-    /// Frees blocks and returns the pages without used blocks, in order: see
-    /// [`surplus`](Self::surplus).
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a block not in use or named twice, without effect.
+    /// Frees blocks and returns the pages without used blocks: `vmmgraph_block_pool_free`.
     pub fn free(&mut self, blocks: &[u64]) -> Result<Vec<u64>> {
         for (count, block) in blocks.iter().enumerate() {
             if !self.is_used(*block) {
@@ -354,8 +343,7 @@ impl BlockPool {
         Ok(empty.map(|index| index as u64).collect())
     }
 
-    /// Sets the limit: later allocations use blocks below only. Used blocks stay used. Returns the
-    /// number of lost reserved blocks.
+    /// Sets the limit; used blocks stay used. Returns the number of lost reserved blocks.
     pub fn set_limit(&mut self, blocks: u64) -> u64 {
         let (old, new) = (self.limit, blocks.min(self.blocks));
         self.limit = new;
@@ -386,9 +374,7 @@ impl BlockPool {
         (missing == 0).then_some(found)
     }
 
-    /// Returns backed, unused pages to unback, as block ranges in order. All pages beyond the
-    /// limit, and the highest other pages, as long as `keep` blocks and the reserved ones stay
-    /// free.
+    /// Returns backed, unused pages to unback: `vmmgraph_block_pool_surplus`.
     #[must_use]
     pub fn surplus(&self, keep: u64) -> Vec<Range<u64>> {
         let mut spare = self.available().saturating_sub(keep);
@@ -408,16 +394,15 @@ impl BlockPool {
         found
     }
 
-    /// Chooses pages to vacate, so that `bytes` can be freed until `by`. All used blocks of a
-    /// chosen page are `evictable`. Pages beyond the limit come first, then pages with the fewest
-    /// used blocks. The engine frees the blocks; [`free`](Self::free) returns the vacated pages.
+    /// Chooses pages to vacate, so that `bytes` can be freed until `by`: `vmmgraph_block_pool_ask`.
+    /// The engine then [frees](Self::free) the blocks.
     #[must_use]
     pub fn ask(&self, bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
         let backed = self.pages.iter().enumerate().filter(|(_, page)| page.backed);
         self.ask_among(backed.collect(), (bytes, by), evictable)
     }
 
-    /// As [`ask`](Self::ask), for the pages of these blocks only, as needed by a
+    /// Like [`ask`](Self::ask), for the pages of these blocks, as needed by a
     /// [recall](crate::BlockBorrower). `there` counts the pages of [`unused_of`](Self::unused_of).
     #[must_use]
     pub fn ask_of(&self, blocks: &[Range<u64>], bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
@@ -426,7 +411,7 @@ impl BlockPool {
         self.ask_among(pages.collect(), (bytes, by), evictable)
     }
 
-    /// Returns the unused pages among the pages of these blocks, as block ranges in order.
+    /// Returns the unused pages among the pages of these blocks, as block ranges.
     #[must_use]
     pub fn unused_of(&self, blocks: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut found = Vec::new();
@@ -473,7 +458,6 @@ impl BlockPool {
     }
 }
 
-/// Appends a range, merged with the last one if adjacent.
 fn join(ranges: &mut Vec<Range<u64>>, more: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == more.start => last.end = more.end,

@@ -1,5 +1,3 @@
-//! Elastic buffer: one range of addresses, with pages for the committed part.
-
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,12 +11,10 @@ use crate::error::{Error, Result};
 use crate::pages::{Account, Fence, LentPlace};
 use crate::units::{Address, Stream, checked_size};
 
-/// Virtual extent for the maximum size, with pages for the committed part. Addresses never move, so
-/// captured graphs stay valid while other parts change.
-///
-/// Commits are not counted. Thread-safe: only calls about the same pages wait for each other. A
-/// device access to an uncommitted address faults. Before dropping the last handle, decommit all
-/// pages with a fence, or wait for the device.
+/// Elastic buffer: virtual extent for the maximum size, with pages for the committed part.
+/// Addresses never move, so captured graphs stay valid. Thread-safe: only calls about the same
+/// pages wait for each other. Before dropping the last handle, decommit all pages with a fence, or
+/// wait for the device.
 pub struct ElasticBuffer {
     backing: Arc<Backing>,
     bytes: u64,
@@ -28,9 +24,8 @@ impl Device {
     /// Creates an elastic buffer: `bytes` of addresses without memory.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for zero and for sizes beyond the address space;
-    /// [`Error::InvalidPageSize`]; [`Error::OutOfAddresses`]; [`Error::OverBudget`] if the
-    /// guaranteed bytes do not fit.
+    /// [`Error::InvalidSize`], [`Error::InvalidPageSize`], [`Error::OutOfAddresses`];
+    /// [`Error::OverBudget`] if the guaranteed bytes do not fit.
     pub fn elastic_buffer(
         self: &Arc<Self>,
         bytes: u64,
@@ -49,13 +44,13 @@ impl ElasticBuffer {
         self.backing.device()
     }
 
-    /// Returns the first address, which never changes.
+    /// Returns the first address.
     #[must_use]
     pub fn base(&self) -> Address {
         self.backing.base(0).unwrap_or(Address(0))
     }
 
-    /// Returns the requested bytes of addresses.
+    /// Returns the bytes of addresses.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -67,63 +62,42 @@ impl ElasticBuffer {
         self.backing.page()
     }
 
-    /// Returns the account, for limits and statistics.
+    /// Returns the account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
-    /// Maps all absent pages of a range, rounded outward: all or none. Uses free pages first, and
-    /// calls reclaimers before failing.
-    ///
-    /// New pages have undefined contents. Pages still waiting for the fence of a
-    /// [`decommit`](Self::decommit) keep their contents: work on streams outside this fence must
-    /// wait by [`before`](Self::before).
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::OverBudget`] or driver errors, all without effect.
-    /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer,
-    /// for pages being moved by other threads.
+    /// Maps all absent pages of a range, rounded outward, or none:
+    /// `vmmgraph_elastic_buffer_commit`. Refused in an observer, for pages being moved by other
+    /// threads.
     pub fn commit(&self, range: Range<u64>) -> Result<Committed> {
         self.backing.commit(&self.outward(&range)?)
     }
 
-    /// As [`commit`](Self::commit), on a thread of the library and without reclaimers. During
-    /// copies between host and device CUDA may take a millisecond to map a page
-    /// (docs/performance.md, Regions).
-    ///
-    /// Later calls about the same pages wait for this commit. If an earlier call still moves some
-    /// of the pages, this commit is ordered only from its beginning, after the earlier call.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] beyond the buffer's end. All other errors are returned by the
-    /// result.
+    /// [Commits](Self::commit) on a thread of the library: during copies CUDA may take a
+    /// millisecond to map a page (docs/performance.md, Regions). Later calls about the same pages
+    /// wait for this commit. If an earlier call still moves some, this commit is ordered from its
+    /// beginning, after that call.
     pub fn commit_async(&self, range: Range<u64>) -> Result<Pending> {
         Ok(self.backing.commit_async(self.outward(&range)?))
     }
 
-    /// Decommits the pages of a range, rounded inward, and returns their bytes. Later work must not
-    /// use the pages.
-    ///
-    /// Pages are unmapped after `fence`: at once if done, else in the next call of this buffer or
-    /// the next out-of-memory retry. Nothing waits for the device. Until then the pages count
-    /// toward the account; afterwards they are free pages of the device.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] beyond the buffer's end. [`Error::WrongState`] in an observer,
-    /// for pages being moved by other threads. Refused unmaps are logged and retried.
+    /// Decommits the pages of a range, rounded inward, and returns their bytes:
+    /// `vmmgraph_elastic_buffer_decommit`. Pages are unmapped in a later call of this buffer or
+    /// out-of-memory retry, if `fence` is not done. Refused unmaps are logged and retried.
     pub fn decommit(&self, range: Range<u64>, fence: &Fence) -> Result<u64> {
         let pages = self.inward(&range)?;
         if pages.is_empty() { Ok(0) } else { self.backing.decommit(&pages, fence) }
     }
 
-    /// Maps a lender's pages in an absent range of whole pages, until a decommit. Work on the pages
-    /// must wait by [`before`](Self::before), which includes the lender's fence.
+    /// Maps a lender's pages in an absent range of whole pages, until a decommit. Work there must
+    /// wait by [`before`](Self::before).
     pub(crate) fn borrow_pages(&self, range: Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&self.outward(&range)?, true, lender)
     }
 
-    /// Returns the range from the first to the last committed page of these leased pages.
+    /// Range from the first to the last committed page of these leased pages.
     pub(crate) fn in_use(&self, lent: &[LentPlace]) -> Option<Range<u64>> {
         let places = self.backing.places(lent);
         let (pages, _) = self.backing.read(|table| table.backed_on(&places));
@@ -131,8 +105,8 @@ impl ElasticBuffer {
         Some(first.start * self.page_bytes()..last.end * self.page_bytes())
     }
 
-    /// Decommits leased pages and returns their bytes, including pages decommitted before. Commits
-    /// at these places fail until the unmap.
+    /// Returns the bytes of these leased pages, decommitted now or before. Commits there fail until
+    /// the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
         let all = 0..self.backing.shape().most();
@@ -150,14 +124,11 @@ impl ElasticBuffer {
 
     /// Makes later work of a stream wait for previous users of pages committed again before their
     /// unmap. Does not block.
-    ///
-    /// # Errors
-    /// [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// Returns the committed parts in order, as byte offsets, in whole pages.
+    /// Returns the committed byte ranges, in whole pages.
     #[must_use]
     pub fn committed(&self) -> Vec<Range<u64>> {
         self.bytes_of(self.backing.read(|table| table.backed()))
@@ -180,9 +151,6 @@ impl ElasticBuffer {
     }
 
     /// Checks that the page table and the pool agree. No other call may run.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] names the first difference.
     pub fn audit(&self) -> Result<()> {
         self.backing.audit()
     }

@@ -1,5 +1,3 @@
-//! KV cache: planes of blocks which grow and shrink together.
-
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,9 +15,9 @@ use crate::units::{Address, Stream};
 /// Options of a KV cache.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KvOptions<'a> {
-    /// Bytes of a block in each plane (keys or values of one layer). Planes may differ.
+    /// Bytes of a block in each plane (keys or values of one layer).
     pub planes: &'a [u64],
-    /// Maximum number of blocks; addresses are reserved for all.
+    /// Addresses are reserved for this many blocks.
     pub blocks_most: u64,
     /// Order of planes and blocks in memory.
     pub layout: KvLayout,
@@ -32,9 +30,9 @@ pub struct KvOptions<'a> {
 pub struct KvStats {
     /// Usable blocks: backed numbers below this one.
     pub blocks: u64,
-    /// Limit set by [`KvCache::set_limit`]; otherwise `most_blocks`.
+    /// Limit of [`KvCache::set_limit`], else `most_blocks`.
     pub limit_blocks: u64,
-    /// Revision of the limit. `None`: never set.
+    /// Revision of the limit, if set.
     pub revision: Option<u64>,
     /// Maximum number of blocks.
     pub most_blocks: u64,
@@ -48,9 +46,8 @@ pub struct KvStats {
     pub memory: ElasticStats,
 }
 
-/// Planes of blocks: addresses for the maximum number of blocks, pages for the backed blocks.
-///
-/// A block has memory in all planes, or in none. Addresses never change, so captured graphs stay
+/// KV cache: planes of blocks which grow and shrink together, with addresses for the maximum. A
+/// block has memory in all planes, or in none. Addresses never change, so captured graphs stay
 /// valid. Thread-safe. Growing calls wait for each other; releasing calls do not wait.
 pub struct KvCache {
     backing: Arc<Backing>,
@@ -89,8 +86,7 @@ impl KvCache {
         self.backing.shape().layout()
     }
 
-    /// Returns the address of a block in a plane, backed or not. A tensor over the plane begins at
-    /// block 0. `None`: the plane or block does not exist.
+    /// Returns the address of a block in a plane, backed or not, if they exist.
     #[must_use]
     pub fn address(&self, plane: usize, block: u64) -> Option<Address> {
         let (range, offset, _) = self.backing.shape().place(plane, block)?;
@@ -110,58 +106,36 @@ impl KvCache {
     }
 
     /// Returns the number of consecutive blocks on the same pages, for
-    /// [`BlockPool`](crate::BlockPool). Groups begin at multiples of this number. Approximate if
-    /// pages do not divide into blocks.
+    /// [`BlockPool`](crate::BlockPool). Approximate if pages do not divide into blocks.
     #[must_use]
     pub fn blocks_a_page(&self) -> u64 {
         self.backing.shape().blocks_a_page()
     }
 
-    /// Returns the account, for limits and statistics.
+    /// Returns the account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
-    /// Backs the blocks below `blocks` in all planes, or in none, and makes them usable. Never
-    /// shrinks. Calls reclaimers before failing.
-    ///
-    /// # Errors
-    /// As [`commit`](Self::commit).
+    /// Backs the blocks below `blocks` and makes them usable; never shrinks. Like
+    /// [`commit`](Self::commit).
     pub fn grow_to(&self, blocks: u64) -> Result<Committed> {
         self.commit(0..blocks)
     }
 
-    /// As [`grow_to`](Self::grow_to), on a thread of the library and without reclaimers.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] beyond the cache's end. All other errors are returned by the
-    /// result.
+    /// [Grows](Self::grow_to) on a thread of the library, without reclaimers.
     pub fn grow_async(self: &Arc<Self>, blocks: u64) -> Result<Pending> {
         self.commit_async(0..blocks)
     }
 
-    /// Backs a range of blocks in all planes, or in none, and makes the numbers up to its end
-    /// usable.
-    ///
-    /// New memory has undefined contents. Blocks released, but not unmapped yet, keep their
-    /// contents: work on streams outside their fence must wait by [`before`](Self::before).
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::OverBudget`] (also beyond the limit) or driver errors, all
-    /// without effect. [`Error::InvalidArgument`] beyond the cache's end. [`Error::WrongState`] in
-    /// an observer, while a commit runs.
+    /// Backs a range of blocks in all planes, or in none: `vmmgraph_kv_cache_commit`. Refused in an
+    /// observer, while a commit runs.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.backing.commit(&self.request(blocks)?)
     }
 
-    /// As [`commit`](Self::commit), on a thread of the library and without reclaimers. Ordered with
-    /// other calls from its beginning on the thread, except that a later
-    /// [`shrink_to`](Self::shrink_to) or limit cuts the request.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] beyond the cache's end. All other errors are returned by the
-    /// result.
+    /// [Commits](Self::commit) on a thread of the library: `vmmgraph_kv_cache_commit_async`.
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         let request = self.request(blocks)?;
         let ahead = self.backing.read(|table| table.limits().begin_ahead());
@@ -174,36 +148,26 @@ impl KvCache {
         self.backing.page()
     }
 
-    /// Shrinks the cache to `blocks`. Blocks beyond, except the `busy` ones, are freed after
-    /// `fence`; busy blocks keep their memory until their [release](Self::release). Returns the
-    /// number of busy blocks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] beyond the cache's end.
+    /// Shrinks the cache to `blocks`. Blocks beyond are freed after `fence`, but `busy` ones at
+    /// their [release](Self::release). Returns the number of busy blocks.
     pub fn shrink_to(&self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.check(&(0..blocks))?;
         Ok(self.backing.release(|table| table.shrink(blocks, busy, fence)))
     }
 
-    /// Releases blocks. A page is unmapped after `fence`, once no block on the page is backed. Does
-    /// not wait: during a commit, its thread unmaps. Ignores blocks without memory, also blocks of
-    /// running commits.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] beyond the cache's end.
+    /// Releases blocks after `fence`: `vmmgraph_kv_cache_release`.
     pub fn release(&self, blocks: Range<u64>, fence: &Fence) -> Result<()> {
         self.check(&blocks)?;
         self.backing.release(|table| table.release(&blocks, fence));
         Ok(())
     }
 
-    /// Sets an external limit of blocks for all later grants; clamped to the maximum. Revisions
-    /// grow; older revisions are ignored.
+    /// Sets an external limit of blocks for all later grants. Older revisions are ignored.
     pub fn set_limit(&self, blocks: u64, revision: u64) -> LimitChange {
         self.backing.read(|table| table.set_limit(blocks, revision))
     }
 
-    /// Returns blocks with memory beyond the usable number. The engine should release these blocks.
+    /// Returns blocks with memory beyond the usable number, to be released.
     #[must_use]
     pub fn beyond(&self) -> Vec<Range<u64>> {
         self.backing.read(|table| table.beyond())
@@ -222,9 +186,6 @@ impl KvCache {
 
     /// Makes later work of a stream wait for previous users of blocks backed again before their
     /// unmap. Does not block.
-    ///
-    /// # Errors
-    /// [`Error::StreamCapturing`]; driver errors.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
@@ -241,36 +202,29 @@ impl KvCache {
         self.backing.read(|table| table.kv_stats(memory))
     }
 
-    /// Checks that the page table and the pool agree: exactly the pages of backed blocks are
-    /// mapped. No other call may run.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] names the first difference.
+    /// Checks that exactly the pages of backed blocks are mapped. No other call may run.
     pub fn audit(&self) -> Result<()> {
         self.backing.audit()
     }
 
-    /// Backs unbacked blocks with a lender's pages, wherever no page is mapped, until the blocks
-    /// are released. Work on the blocks must wait by [`before`](Self::before), which includes the
-    /// lender's fence.
+    /// Backs unbacked blocks with a lender's pages, wherever no page is mapped, until released.
+    /// Work there must wait by [`before`](Self::before).
     pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&self.request(blocks.clone())?, false, lender)
     }
 
-    /// Returns the backed blocks on these pages, and all other backed blocks.
+    /// The backed blocks on these pages, and all other backed blocks.
     pub(crate) fn blocks_on(&self, lent: &[LentPlace]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
         let places = self.backing.places(lent);
         self.backing.read(|table| table.backed_on(&places))
     }
 
-    /// Releases the given blocks on these leased pages. Returns the bytes of pages without backed
-    /// blocks, including pages which had none before. No block on these pages is backed again
-    /// before the unmap.
+    /// See `Backing::give_back`.
     pub(crate) fn give_back(&self, lent: &[LentPlace], blocks: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.backing.give_back(&self.backing.places(lent), blocks, fence)
     }
 
-    /// Returns a request for blocks. Growing calls take turns.
+    /// Growing calls take turns.
     fn request(&self, blocks: Range<u64>) -> Result<Request> {
         self.check(&blocks)?;
         Ok(Request { blocks, after: 0..self.backing.shape().most(), ahead: None })

@@ -1,5 +1,3 @@
-//! Usable blocks of a cache: its size, the external limit, and requests ahead of need.
-
 use std::collections::BTreeMap;
 
 /// Result of setting an external limit.
@@ -7,11 +5,11 @@ use std::collections::BTreeMap;
 pub enum LimitChange {
     /// The limit holds, and no block beyond has memory.
     Applied,
-    /// The limit holds for grants. Blocks beyond keep their memory until their release.
+    /// The limit holds for grants; blocks beyond keep their memory until their release.
     Deferred,
     /// Ignored: a later revision is known.
     Stale,
-    /// Ignored: this revision had a different limit before.
+    /// Ignored: this revision had a different limit.
     Conflict,
 }
 
@@ -21,7 +19,7 @@ pub(super) struct Limits {
     usable: u64,
     limit: u64,
     revision: Option<u64>,
-    /// Requests ahead of need, and the smallest size of the cache since each request.
+    /// Requests ahead of need, and the smallest size of the cache since each.
     ahead: BTreeMap<u64, u64>,
     next: u64,
 }
@@ -43,8 +41,7 @@ impl Limits {
         self.revision
     }
 
-    /// Registers a request ahead of need, until [`end_ahead`](Self::end_ahead), and returns its
-    /// number.
+    /// Registers a request until [`end_ahead`](Self::end_ahead). Returns its number.
     pub(super) fn begin_ahead(&mut self) -> u64 {
         self.next += 1;
         self.ahead.insert(self.next, u64::MAX);
@@ -55,7 +52,7 @@ impl Limits {
         self.ahead.remove(&number);
     }
 
-    /// Returns the maximum size a request may grow the cache to: a later shrink is final.
+    /// Largest size for a request: a later shrink is final.
     pub(super) fn cap(&self, ahead: Option<u64>) -> u64 {
         ahead.and_then(|number| self.ahead.get(&number).copied()).unwrap_or(u64::MAX)
     }

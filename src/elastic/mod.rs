@@ -1,6 +1,5 @@
-//! Elastic memory: virtual extents for the maximum size, with pages for the committed part.
-//!
-//! Addresses never move, so captured graphs stay valid while other parts change.
+//! Elastic memory: virtual extents for the maximum size, with pages for the committed part. See
+//! docs/design/elastic.md.
 //!
 //! ```text
 //!   absent ─ commit ─> committing ─> committed ─ decommit ─> decommitted ─> unmapping ─> absent
@@ -8,32 +7,16 @@
 //!     └── commit failed ─┘        └─ committed again ─┘                       └─> free page
 //! ```
 //!
-//! # Invariants
+//! Invariants:
 //!
 //! * A commit is one transaction over all its ranges: all pages are mapped, or none.
 //! * A decommitted page is unmapped only after its fence, and after the work of earlier users.
 //! * A lender's page returns without a wait for the lender's own work, which uses other addresses.
 //! * A block of a KV cache has memory in all planes, or in none.
 //!
-//! # Locks
-//!
 //! The monitor of `Backing` guards the table, and is not held during maps, unmaps, observers and
 //! waits. Instead, the states committing and unmapping reserve a page for one thread; other threads
-//! wait for this page only. In a KV cache, growing calls also take turns.
-//!
-//! # Files
-//!
-//! ```text
-//!   buffer.rs                                 ElasticBuffer: one range
-//!   cache.rs  planes.rs  limits.rs            KvCache: planes with the same blocks
-//!   blocks.rs                                 BlockPool: choice of blocks, so that pages run empty
-//!   policy/                                   decisions of an engine: who gets memory, and when
-//!   backing.rs  observer.rs                   address ranges, observers
-//!   backing/commit.rs  backing/decommit.rs    from a request to pages, and back
-//!   table.rs  spans.rs                        backed blocks and their pages
-//!   transit.rs  users.rs                      pages coming and going, fences of their users
-//!   worker.rs                                 thread for commits ahead of need
-//! ```
+//! wait for this page only.
 
 mod backing;
 mod blocks;
@@ -66,31 +49,28 @@ use crate::pages::{Account, AccountStats};
 pub struct ElasticOptions<'a> {
     /// Name for messages and observers.
     pub name: &'a str,
-    /// Bytes of a page, a multiple of the device's granularity. If 0, about 1/64 of the longest
-    /// range: a power of two times the granularity, at most 16 MiB.
-    ///
-    /// Driver calls cost per page. A page is reused without a driver call only for the same page
-    /// size (arenas: 2 and 16 MiB).
+    /// Bytes of a page; 0: derived: `vmmgraph_elastic_options_t`. Free pages are reused for the
+    /// same size only (arenas: 2 and 16 MiB).
     pub page_bytes: u64,
-    /// Limit in bytes of physical memory. `None`: only the limits of the ancestors.
+    /// Limit of physical bytes. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
-    /// Guaranteed bytes, among accounts with a common limit.
+    /// Guaranteed bytes.
     pub least_bytes: u64,
-    /// Parent account. `None`: the device's account.
+    /// Parent account. `None`: the device's.
     pub account: Option<&'a Account>,
 }
 
-/// Result of a commit. Pages with memory before the commit are not counted.
+/// Result of a commit, without pages mapped before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     /// Bytes mapped.
     pub bytes: u64,
     /// Pages mapped.
     pub pages: u64,
-    /// Part of `pages` created by the driver. The rest were free pages of the device.
+    /// Part of `pages` created by the driver.
     pub created: u64,
-    /// Decommitted pages still mapped: kept without a driver call. Work before the decommit's fence
-    /// may still use these pages, see [`ElasticBuffer::before`].
+    /// Decommitted pages kept while still mapped: earlier work may use them, see
+    /// [`ElasticBuffer::before`].
     pub revived: u64,
 }
 
@@ -109,11 +89,11 @@ pub struct ElasticStats {
     pub peak_committed_bytes: u64,
     /// Bytes of running commits.
     pub coming_bytes: u64,
-    /// Bytes decommitted and still mapped: the fence is not done, or was not polled since.
+    /// Bytes decommitted and still mapped.
     pub leaving_bytes: u64,
-    /// Successful commits, including commits without effect.
+    /// Commits, also without effect.
     pub commits: u64,
-    /// Failed attempts to commit, all undone.
+    /// Failed commits, all undone.
     pub refused: u64,
     /// Decommits with effect.
     pub decommits: u64,

@@ -1,5 +1,3 @@
-//! Observers of maps and unmaps in elastic memory.
-
 use std::sync::{Arc, Weak};
 
 use crate::pause::HookGuard;
@@ -17,16 +15,14 @@ pub struct Shown<'a> {
     pub ranges: &'a [(Address, u64)],
 }
 
-/// Observer of maps and unmaps, for example to register memory for RDMA.
-///
-/// Called without locks, on any thread that commits, decommits, or runs out of memory. Inside an
-/// observer, calls which would wait for pages being moved are refused, such as a commit or its
-/// [wait](crate::Pending::wait).
+/// Observer of maps and unmaps, for example to register memory for RDMA. Called without locks, on
+/// any thread that commits, decommits, or runs out of memory. Calls inside which would wait for
+/// pages being moved are refused, such as a commit or its [wait](crate::Pending::wait).
 pub trait ElasticObserver: Send + Sync {
-    /// Called after memory is mapped, before its commit returns. The contents are undefined.
+    /// Called before a commit returns. The contents are undefined.
     fn after_map(&self, shown: &Shown<'_>);
 
-    /// Called before memory is unmapped. The device no longer uses the memory.
+    /// Called before memory is unmapped; no work uses it.
     fn before_unmap(&self, shown: &Shown<'_>);
 }
 

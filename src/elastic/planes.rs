@@ -1,14 +1,11 @@
-//! Layout of a cache: places of planes and blocks. Arithmetic only.
-
 use std::ops::Range;
 
 use crate::error::Result;
 use crate::units::{checked_product, checked_size};
 
-/// Place of a page: range number, and page number in the range.
+/// Range number, and page number in the range.
 pub(super) type Place = (usize, u64);
 
-/// Consecutive pages of one range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Run {
     pub(super) range: usize,
@@ -27,7 +24,6 @@ impl Run {
     }
 }
 
-/// Joins sorted places to runs.
 pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (range, page) in places {
@@ -42,31 +38,27 @@ pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
 /// Layout of a cache's planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvLayout {
-    /// Each plane has its own addresses with consecutive blocks, as attention kernels prefer. A
-    /// range of blocks costs at least one mapping a plane.
+    /// Each plane has its own addresses with consecutive blocks, as attention kernels prefer: at
+    /// least one mapping a plane.
     #[default]
     ByPlane,
-    /// One address range, block after block, each with all its planes. A range of blocks costs the
-    /// fewest mappings.
+    /// Block after block, each with all its planes: the fewest mappings.
     ByBlock,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     layout: KvLayout,
-    /// Bytes of a block in each plane.
     planes: Vec<u64>,
     /// Offset of each plane in a block of all planes.
     offsets: Vec<u64>,
-    /// Bytes of a block in all planes.
     block: u64,
     most: u64,
     page: u64,
 }
 
 impl Shape {
-    /// # Errors
-    /// [`Error::InvalidSize`] without planes, for a plane of 0 bytes, and beyond the address space.
+    /// Fails without planes, for a plane of 0 bytes, and beyond the address space.
     pub(super) fn new(layout: KvLayout, planes: &[u64], most: u64) -> Result<Self> {
         let (mut offsets, mut block) = (Vec::new(), 0_u64);
         for bytes in planes {
@@ -84,9 +76,6 @@ impl Shape {
     }
 
     /// Shape of a buffer: its blocks are its pages.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] beyond the address space.
     pub(super) fn of_pages(bytes: u64, page: u64) -> Result<Self> {
         Ok(Self::new(KvLayout::ByPlane, &[page], bytes.div_ceil(page))?.with_pages(page))
     }
@@ -111,7 +100,6 @@ impl Shape {
         self.block
     }
 
-    /// Bytes from one block to the next, in each address range.
     fn strides(&self) -> &[u64] {
         match self.layout {
             KvLayout::ByPlane => &self.planes,
@@ -123,7 +111,7 @@ impl Shape {
         self.strides().iter().map(|stride| stride * self.most).collect()
     }
 
-    /// Returns the range and offset of a block in a plane, and the bytes to the next block.
+    /// Range and offset of a block in a plane, and the bytes to the next block.
     pub(super) fn place(&self, plane: usize, block: u64) -> Option<(usize, u64, u64)> {
         let bytes = *self.planes.get(plane)?;
         if block >= self.most {
@@ -135,7 +123,7 @@ impl Shape {
         }
     }
 
-    /// Returns the pages of a range of blocks, one run for each address range.
+    /// Pages of blocks, one run for each address range.
     pub(super) fn pages(&self, blocks: &Range<u64>) -> Vec<Run> {
         let run = |(range, stride): (usize, &u64)| Run {
             range,
@@ -145,14 +133,13 @@ impl Shape {
         if blocks.is_empty() { Vec::new() } else { self.strides().iter().enumerate().map(run).collect() }
     }
 
-    /// Returns the blocks on a page, also partial ones.
+    /// Blocks on a page, also partial ones.
     pub(super) fn blocks_on(&self, (range, page): Place) -> Range<u64> {
         let stride = self.strides().get(range).copied().unwrap_or(1);
         let end = ((page + 1) * self.page).div_ceil(stride).min(self.most);
         page * self.page / stride..end
     }
 
-    /// Returns the maximum number of consecutive blocks on one page.
     pub(super) fn blocks_a_page(&self) -> u64 {
         self.strides().iter().map(|stride| (self.page / stride).max(1)).max().unwrap_or(1).min(self.most)
     }

@@ -15,13 +15,11 @@ impl Spans {
         self.count
     }
 
-    /// Returns true if the range has a member.
     pub(super) fn touches(&self, range: &Range<u64>) -> bool {
         let last = self.spans.range(..range.end).next_back();
         !range.is_empty() && last.is_some_and(|(_, end)| *end > range.start)
     }
 
-    /// Returns the members in a range, as spans.
     pub(super) fn within(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         if range.is_empty() {
             return Vec::new();
@@ -32,7 +30,6 @@ impl Spans {
         found.map(|(start, end)| (*start).max(range.start)..(*end).min(range.end)).collect()
     }
 
-    /// Returns the missing numbers of a range, as spans.
     pub(super) fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let mut at = range.start;
         let mut missing = Vec::new();
@@ -54,7 +51,6 @@ impl Spans {
         }
         self.count += self.missing(range).iter().map(|span| span.end - span.start).sum::<u64>();
         let (mut start, mut end) = (range.start, range.end);
-        // Merges adjacent and overlapping spans.
         while let Some((first, last)) = self.spans.range(..=end).next_back().map(|(a, b)| (*a, *b)) {
             if last < start {
                 break;

@@ -1,11 +1,9 @@
-//! Table of a backing: the blocks with memory, and the pages in transit.
+//! Table of a backing, under the monitor of `Backing`: the blocks with memory, and the pages in
+//! transit. In an elastic buffer, each page is a block. Makes no driver calls, except queries of
+//! fences.
 //!
-//! The pages of backed blocks are committed: no other record of these pages exists. In an elastic
-//! buffer, each page is a block. Makes no driver calls, except queries of fences. The monitor of
-//! `Backing` guards the table. Invariants:
-//!
-//! * No page of a backed block is in transit.
-//! * `committed` counts the pages of backed blocks.
+//! The pages of backed blocks are committed: no other record of these pages exists. No page of a
+//! backed block is in transit; `committed` counts them.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,27 +17,24 @@ use super::users::{Batch, Kind, Users};
 use super::{Committed, ElasticStats, KvStats};
 use crate::pages::{AccountStats, Events, Fence, Poll};
 
-/// Request for memory.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) blocks: Range<u64>,
     /// Running commits of these blocks end first.
     pub(super) after: Range<u64>,
-    /// Number of a request of a cache ahead of need.
+    /// Number of a request ahead of need.
     pub(super) ahead: Option<u64>,
 }
 
-/// Reason against a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
     BeyondLimit { limit: u64, backed: u64 },
     Recalled,
 }
 
-/// Steps of a commit. The absent and revived pages are committing until its end.
+/// Absent and revived pages are committing until its end.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
-    /// Blocks to back.
     missing: Vec<Range<u64>>,
     absent: Vec<Run>,
     revived: Vec<Revived>,
@@ -79,15 +74,15 @@ struct Counts {
 pub(super) struct Table {
     shape: Shape,
     limits: Limits,
-    /// Blocks with memory in all planes.
+    /// In all planes.
     backed: Spans,
-    /// Blocks of running commits, not backed yet.
+    /// Of running commits, not backed yet.
     coming: Spans,
     transit: Transit,
     users: Users,
     /// Mapped pages of lenders.
     lent: BTreeSet<Place>,
-    /// Recalled pages of lenders. Commits at these places fail until the unmap.
+    /// Recalled pages of lenders: commits there fail until the unmap.
     recalled: BTreeSet<Place>,
     committed: u64,
     /// A running commit unmaps released pages at its end.
@@ -116,7 +111,6 @@ impl Table {
         0..self.shape.most()
     }
 
-    /// Returns the backed blocks.
     pub(super) fn backed(&self) -> Vec<Range<u64>> {
         self.backed.within(&self.all_blocks())
     }
@@ -125,12 +119,12 @@ impl Table {
         self.backed.touches(blocks)
     }
 
-    /// Returns the backed blocks at and beyond the usable number.
+    /// Backed blocks at and beyond the usable number.
     pub(super) fn beyond(&self) -> Vec<Range<u64>> {
         self.backed.within(&(self.limits.usable()..self.shape.most()))
     }
 
-    /// Returns the backed blocks on these pages, and all other backed blocks.
+    /// The backed blocks on these pages, and all other backed blocks.
     pub(super) fn backed_on(&self, places: &[Place]) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
         let mut others = self.backed.clone();
         let on = self.blocks_on(places);
@@ -139,15 +133,13 @@ impl Table {
         (on, others.within(&self.all_blocks()))
     }
 
-    /// Returns the blocks on these pages.
     pub(super) fn blocks_on(&self, places: &[Place]) -> Vec<Range<u64>> {
         let mut on = Spans::default();
         places.iter().for_each(|place| on.insert(&self.shape.blocks_on(*place)));
         on.within(&self.all_blocks())
     }
 
-    /// Returns the backed pages of a buffer without those of lenders. Returns early if all mapped
-    /// pages are lent.
+    /// Backed pages without lenders' pages.
     pub(super) fn owned(&self) -> Vec<Range<u64>> {
         if self.lent.len() as u64 == self.committed + self.transit.committing() + self.transit.leaving() {
             return Vec::new();
@@ -169,40 +161,38 @@ impl Table {
         }
     }
 
-    /// Leaves the unmap of released pages to a running commit. Returns false if none runs.
+    /// Leaves the unmap of released pages to a running commit; false if none runs.
     pub(super) fn leave_to_commit(&mut self) -> bool {
         let runs = self.coming.count() > 0;
         self.late |= runs;
         runs
     }
 
-    /// Returns true if a commit of these blocks runs.
     pub(super) fn is_coming(&self, blocks: &Range<u64>) -> bool {
         self.coming.touches(blocks)
     }
 
-    /// Returns true if a thread moves a page of these blocks, or commits one of the blocks.
+    /// Whether a thread moves a page of these blocks, or commits one of them.
     pub(super) fn is_moving(&self, blocks: &Range<u64>) -> bool {
         self.is_coming(blocks) || self.transit.is_moving(&self.shape.pages(blocks))
     }
 
-    /// Returns true if a commit must wait: for a turn, or for pages on their way.
+    /// Whether a commit must wait: for a turn, or for pages on their way.
     pub(super) fn is_in_the_way(&self, request: &Request) -> bool {
         self.is_coming(&request.after) || self.is_moving(&request.blocks)
     }
 
-    /// Returns true if no page of these blocks has memory.
     pub(super) fn is_absent(&self, blocks: &Range<u64>) -> bool {
         !self.is_backed(blocks) && self.transit.is_empty(&self.shape.pages(blocks))
     }
 
-    /// Returns true if a block on the page is backed or coming.
+    /// Whether a block on the page is backed or coming.
     fn has_blocks(&self, place: Place) -> bool {
         let blocks = self.shape.blocks_on(place);
         self.backed.touches(&blocks) || self.coming.touches(&blocks)
     }
 
-    /// Returns the pages of unbacked spans: those without other blocks, and those with.
+    /// Pages of unbacked spans: those without other blocks, and those with.
     fn pages_of(&self, spans: &[Range<u64>]) -> (Vec<Run>, BTreeSet<Place>) {
         let (mut alone, mut shared) = (Vec::new(), BTreeSet::new());
         for mut run in spans.iter().flat_map(|span| self.shape.pages(span)) {
@@ -223,7 +213,7 @@ impl Table {
         (alone, shared)
     }
 
-    /// Returns a reason against a commit, once no page of its blocks is [moving](Self::is_moving).
+    /// Reason against a commit, once no page is [moving](Self::is_moving).
     pub(super) fn obstacle(&self, request: &Request) -> Option<Obstacle> {
         let limit = self.limits.limit();
         if request.blocks.end > limit {
@@ -246,8 +236,8 @@ impl Table {
         Plan { missing, absent, revived, shared, end, ahead }
     }
 
-    /// Ends a commit: its blocks are backed. `lender`: the lender's earlier work on absent pages.
-    /// Returns true if released pages were left to the commit.
+    /// `lender`: the lender's earlier work on absent pages. Returns whether released pages were
+    /// left to the commit.
     pub(super) fn finish(&mut self, plan: Plan, done: &Committed, lender: Fence) -> bool {
         self.users.add(Kind::Lender, plan.absent_places(), lender);
         for span in &plan.missing {
@@ -270,7 +260,7 @@ impl Table {
         self.counts.created += done.created;
         self.counts.revived += done.revived;
         self.counts.most_committed = self.counts.most_committed.max(self.committed);
-        // The limit fell during the commit: release the unused blocks beyond.
+        // The limit fell during the commit.
         let most = self.limits.raise(plan.end, plan.ahead);
         for span in plan.missing.iter().filter(|span| span.end > most) {
             self.late |= self.release(&(span.start.max(most)..span.end), &Fence::default()) > 0;
@@ -278,7 +268,7 @@ impl Table {
         std::mem::take(&mut self.late)
     }
 
-    /// Restores the states before a failed commit. `mapped`: the undo of the page failed.
+    /// `mapped`: the undo of the page failed.
     pub(super) fn abort(&mut self, plan: Plan, mapped: impl Fn(Place) -> bool) {
         self.counts.refused += 1;
         plan.missing.iter().for_each(|span| self.coming.remove(span));
@@ -295,12 +285,12 @@ impl Table {
         self.lent.extend(places);
     }
 
-    /// Returns the fences of previous users and lenders of committed pages.
+    /// Previous users and lenders of committed pages.
     pub(super) fn earlier(&self) -> Fence {
         self.users.fence(&[Kind::Previous, Kind::Lender])
     }
 
-    /// Releases the idle backed blocks beyond `blocks` and returns the number of busy ones.
+    /// Returns the number of busy blocks.
     pub(super) fn shrink(&mut self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> u64 {
         self.limits.shrink(blocks);
         let mut going = Spans::default();
@@ -313,8 +303,7 @@ impl Table {
         count(&self.backed.within(&beyond))
     }
 
-    /// Releases backed blocks, decommits pages without other blocks, and returns the number of
-    /// these pages.
+    /// Decommits pages without other blocks, and returns their number.
     pub(super) fn release(&mut self, blocks: &Range<u64>, fence: &Fence) -> u64 {
         let spans = self.backed.within(blocks);
         self.backed.remove(blocks);
@@ -329,8 +318,7 @@ impl Table {
 
     fn decommit(&mut self, mut pages: BTreeSet<Place>, fence: &Fence) {
         self.committed -= pages.len() as u64;
-        // `fence` does not cover earlier users of some pages. Only these pages also wait for their
-        // users' fences.
+        // `fence` does not cover earlier users of some pages: only these wait for them too.
         let mut earlier = Batch { fence: fence.clone(), pages: BTreeSet::new() };
         for part in self.users.take(&[Kind::Previous, Kind::Neighbour], &pages) {
             earlier.fence.join(part.fence);
@@ -341,8 +329,8 @@ impl Table {
         self.transit.decommit(Batch { fence: fence.clone(), pages });
     }
 
-    /// Releases the given blocks on leased pages. Returns the number of pages without backed
-    /// blocks, including pages which had none before. Recalls these pages.
+    /// Recalls the pages. Returns the number without backed blocks, including pages which had none
+    /// before.
     pub(super) fn give_back(&mut self, places: &[Place], given: &[Range<u64>], fence: &Fence) -> u64 {
         let (mut all, mut pages) = (Spans::default(), 0);
         given.iter().for_each(|blocks| all.insert(blocks));
@@ -361,22 +349,20 @@ impl Table {
         pages
     }
 
-    /// Marks decommitted pages with finished fences as unmapping and returns their runs.
+    /// Marks decommitted pages with finished fences as unmapping.
     pub(super) fn take_done(&mut self, events: &Arc<Events>) -> Vec<Run> {
         let mut poll = Poll::new(events);
         self.users.drop_done(&mut poll);
         self.transit.take_done(&mut poll)
     }
 
-    /// Ends an unmap and returns the number of unmapped pages.
     pub(super) fn unmapped(&mut self, runs: &[Run], mapped: impl Fn(Place) -> bool) -> u64 {
         let gone = self.end_pages(runs, mapped);
         self.counts.unmapped += gone;
         gone
     }
 
-    /// Forgets absent pages and returns their number. Pages still mapped, because the driver
-    /// refused, are decommitted.
+    /// Pages still mapped, because the driver refused, are decommitted.
     fn end_pages(&mut self, runs: &[Run], mapped: impl Fn(Place) -> bool) -> u64 {
         let places = runs.iter().flat_map(|run| run.places());
         let (left, gone): (BTreeSet<Place>, BTreeSet<Place>) = places.partition(|place| mapped(*place));
@@ -390,19 +376,17 @@ impl Table {
         gone.len() as u64
     }
 
-    /// Returns the fences of decommitted pages.
     pub(super) fn fences(&self) -> Vec<Fence> {
         self.transit.fences()
     }
 
-    /// Returns the fence of all users of mapped pages.
     pub(super) fn users(&self) -> Fence {
         let mut fence = self.users.fence(&[Kind::Previous, Kind::Neighbour, Kind::Lender]);
         self.fences().into_iter().for_each(|waiting| fence.join(waiting));
         fence
     }
 
-    /// Returns the number of pages of backed blocks, and all mapped pages. No other call may run.
+    /// Pages of backed blocks, and all mapped pages. No other call may run.
     pub(super) fn mapped(&self) -> (u64, Vec<Run>) {
         let pages = self.backed().into_iter().flat_map(|span| self.shape.pages(&span));
         let mut places: BTreeSet<Place> = pages.flat_map(Run::places).collect();

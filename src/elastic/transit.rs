@@ -1,7 +1,5 @@
-//! Pages in transit: pages of commits, decommitted pages and pages being unmapped.
-//!
-//! * A page in `Committing` or `Unmapping` belongs to the thread which moves it.
-//! * A page in `Decommitted` is in exactly one batch, and is unmapped after the batch's fence.
+//! Pages in transit. A page in `Committing` or `Unmapping` belongs to the thread which moves it;
+//! one in `Decommitted` is in exactly one batch, and is unmapped after the batch's fence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +15,6 @@ enum State {
     Unmapping,
 }
 
-/// Decommitted pages committed again.
 #[derive(Debug)]
 pub(super) struct Revived {
     batch: u64,
@@ -28,19 +25,16 @@ pub(super) struct Revived {
 #[derive(Debug, Default)]
 pub(super) struct Transit {
     states: BTreeMap<Place, State>,
-    /// Pages decommitted together, by batch number.
     batches: BTreeMap<u64, Batch>,
     next: u64,
     committing: u64,
 }
 
 impl Transit {
-    /// Returns the number of pages of running commits.
     pub(super) fn committing(&self) -> u64 {
         self.committing
     }
 
-    /// Returns the number of pages to unmap.
     pub(super) fn leaving(&self) -> u64 {
         self.states.len() as u64 - self.committing
     }
@@ -62,7 +56,6 @@ impl Transit {
         self.within(runs).next().is_none()
     }
 
-    /// Returns true if a thread moves one of these pages.
     pub(super) fn is_moving(&self, runs: &[Run]) -> bool {
         self.within(runs).any(|state| !matches!(state, State::Decommitted(_)))
     }
@@ -77,7 +70,7 @@ impl Transit {
         old
     }
 
-    /// Marks uncommitted pages as committing. Returns the absent and the decommitted ones.
+    /// Returns the absent and the decommitted pages.
     pub(super) fn commit(&mut self, runs: &[Run]) -> (Vec<Run>, Vec<Revived>) {
         let (mut absent, mut again) = (Vec::new(), BTreeMap::<u64, Vec<Place>>::new());
         for place in runs.iter().flat_map(|run| run.places()) {
@@ -98,12 +91,10 @@ impl Transit {
         (runs_of(absent), revived)
     }
 
-    /// Ends the commit of a page, or its unmap.
     pub(super) fn remove(&mut self, place: Place) {
         self.set(place, None);
     }
 
-    /// Undoes the commit of decommitted pages.
     pub(super) fn restore(&mut self, revived: Revived) {
         let Revived { batch: number, fence, places } = revived;
         for place in &places {
@@ -113,7 +104,6 @@ impl Transit {
         batch.pages.extend(places);
     }
 
-    /// Adds pages to unmap after their fence.
     pub(super) fn decommit(&mut self, Batch { fence, pages }: Batch) {
         if pages.is_empty() {
             return;
@@ -126,7 +116,7 @@ impl Transit {
         self.batches.insert(number, Batch { fence, pages });
     }
 
-    /// Marks decommitted pages with finished fences as unmapping and returns their runs.
+    /// Marks decommitted pages with finished fences as unmapping.
     pub(super) fn take_done(&mut self, poll: &mut Poll<'_>) -> Vec<Run> {
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {
@@ -142,7 +132,6 @@ impl Transit {
         runs_of(done)
     }
 
-    /// Returns the fences of decommitted pages.
     pub(super) fn fences(&self) -> Vec<Fence> {
         self.batches.values().map(|batch| batch.fence.clone()).collect()
     }

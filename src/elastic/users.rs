@@ -1,11 +1,10 @@
-//! Users of pages: work that may still access mapped pages.
+//! Work that may still access mapped pages.
 
 use std::collections::BTreeSet;
 
 use super::planes::Place;
 use crate::pages::{Fence, Poll};
 
-/// Pages and the fence of the work that may use them.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) fence: Fence,
@@ -13,7 +12,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Returns true if the work is over. A fence whose query fails is not.
+    /// A fence whose query fails is not over.
     pub(super) fn is_over(&mut self, poll: &mut Poll<'_>) -> bool {
         self.fence.done_at(poll).unwrap_or(false)
     }
@@ -21,12 +20,12 @@ impl Batch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// User of a page before its last commit. New users and the unmap wait.
+    /// User of a page before its last commit: new users and the unmap wait.
     Previous,
-    /// User of released blocks, on a page with other blocks. The unmap waits; new users wait once a
+    /// User of released blocks, on a page with other blocks: the unmap waits, and new users once a
     /// block is backed there again.
     Neighbour,
-    /// A lender's own work, at other addresses. New users wait; the unmap does not.
+    /// A lender's own work, at other addresses: new users wait; the unmap does not.
     Lender,
 }
 
@@ -44,7 +43,7 @@ impl Users {
         }
     }
 
-    /// Removes users of these pages, and returns their parts on these pages.
+    /// Returns their parts on these pages.
     pub(super) fn take(&mut self, kinds: &[Kind], pages: &BTreeSet<Place>) -> Vec<Batch> {
         let mut parts = Vec::new();
         self.0.retain_mut(|(kind, batch)| {
@@ -60,7 +59,6 @@ impl Users {
         parts
     }
 
-    /// Drops users whose work is over.
     pub(super) fn drop_done(&mut self, poll: &mut Poll<'_>) {
         self.0.retain_mut(|(_, batch)| !batch.is_over(poll));
     }

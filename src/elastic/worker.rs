@@ -1,4 +1,4 @@
-//! Worker thread for commits ahead of need, one for each backing, created at first use.
+//! Thread for commits ahead of need, one for each backing, created at first use.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,17 +16,14 @@ use crate::sync::{Monitor, spawn};
 pub struct Pending(Arc<Monitor<Option<Result<Committed>>>>);
 
 impl Pending {
-    /// Returns true if the commit ended.
+    /// Whether the commit ended.
     #[must_use]
     pub fn done(&self) -> bool {
         self.0.wait_for(|result| Some(result.is_some()))
     }
 
-    /// Blocks until the commit ends and returns its result. Waits for driver calls only.
-    ///
-    /// # Errors
-    /// Errors of a commit. [`Error::WrongState`] inside an observer or hook, because the commit may
-    /// wait for the hook.
+    /// Blocks until the commit ends and returns its result: `vmmgraph_pending_wait`. Refused inside
+    /// an observer or hook, for which the commit may wait.
     pub fn wait(&self) -> Result<Committed> {
         if let Some(result) = self.0.wait_for(|result| Some(result.clone())) {
             return result;
@@ -42,7 +39,7 @@ impl fmt::Debug for Pending {
     }
 }
 
-/// Sender of a [`Pending`]. Dropping without a result reports an internal error.
+/// Dropping without a result reports an internal error.
 struct Promised(Pending);
 
 impl Promised {
@@ -71,16 +68,14 @@ struct Queue {
     ended: bool,
 }
 
-/// Queue of jobs. Owns nothing else of the backing, so the backing can be dropped.
+/// Owns nothing else of the backing, so the backing can be dropped.
 #[derive(Clone, Default)]
 pub(super) struct Worker(Arc<Monitor<Queue>>);
 
 impl Worker {
-    /// Queues a job. `work` must drop its references to the backing before its result is published.
-    ///
-    /// Calls `mark` at once, unless an earlier job has not marked its pages: the earlier job could
-    /// then wait for pages of this job (deadlock). `work` receives the result of `mark`. With
-    /// `None`, `work` marks its pages on the thread.
+    /// `work` must drop its references to the backing before its result is published. Calls `mark`
+    /// at once, unless an earlier job has not marked its pages, which could then wait for this job
+    /// (deadlock); `work` then gets `None` and marks on the thread.
     pub(super) fn push<T: Send + 'static>(
         &self,
         mark: impl FnOnce() -> Option<T>,
@@ -138,7 +133,7 @@ impl Drop for Unmarked {
     }
 }
 
-/// Refuses to wait inside an observer or hook, because the commit may wait for the hook.
+/// Refuses to wait inside an observer or hook, for which the commit may wait.
 pub(super) fn refuse_waiting() -> Result<()> {
     HookGuard::refuse("elastic memory").map_err(|_| {
         Error::wrong_state(

@@ -1,7 +1,5 @@
 //! Eager work over a ring: units are filled ahead, read between acquire and release, and their
-//! slots refilled afterwards.
-//!
-//! The ring's mutex `state` is held while copies are submitted.
+//! slots refilled. The mutex `state` is held while copies are submitted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,15 +14,7 @@ use crate::pages::Fence;
 use crate::units::Stream;
 
 impl Ring {
-    /// Sets the source of a unit, from its next acquire on. Empty: the unit needs no copy and finds
-    /// whatever its slot holds. Runs adjacent on both sides become one copy.
-    ///
-    /// Current readers are not affected. A running copy of the old source ends first; the new
-    /// source is copied before the next read. The old memory is freed after its copies.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown unit, a run beyond the end of the unit or its
-    /// source, overlapping runs, and a source of another device. All without effect.
+    /// Sets the source of a unit, from its next acquire on: `vmmgraph_ring_set_source`.
     pub fn set_source(&self, unit: usize, runs: &[HostRun]) -> Result<()> {
         let bytes = self.units.get(unit).ok_or_else(|| no_unit(unit))?.bytes;
         let mut given = Runs::with_capacity(runs.len());
@@ -53,15 +43,7 @@ impl Ring {
     }
 
     /// Makes later work of a stream find a unit's contents at its addresses, until
-    /// [`release`](Self::release). Blocks only for unregistered sources. Fills the next units in
-    /// the order of use, if their slots are free.
-    ///
-    /// Any order of units is correct; the order of use is fast. A slot has one user at a time.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown unit; [`Error::WrongState`] without a source, or
-    /// if the unit or another unit of its slot is acquired; [`Error::StreamCapturing`]; driver
-    /// errors. After an error the unit is not acquired, and the call can be repeated.
+    /// [`release`](Self::release): `vmmgraph_ring_acquire`.
     pub fn acquire(&self, unit: usize, stream: Stream) -> Result<()> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let events = self.device.pool().events();
@@ -91,13 +73,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Ends reading a unit: the work submitted to the stream is the last reader. The slot is then
-    /// refilled with the unit next in order.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown unit; [`Error::WrongState`] if not acquired;
-    /// [`Error::StreamCapturing`]; driver errors. After an error the unit is still acquired, and
-    /// the call can be repeated.
+    /// Ends reading a unit: `vmmgraph_ring_release`.
     pub fn release(&self, unit: usize, stream: Stream) -> Result<()> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let events = self.device.pool().events();
@@ -119,12 +95,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Fills the resident units and the first streaming units whose places have other contents.
-    /// Useful before the first step, after an abort, and after changes of sources. Skips places
-    /// being read. Returns the number of filled units.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] for a unit without a source; driver errors. Earlier units are filled.
+    /// Fills resident units and the first streaming units whose places have other contents, and
+    /// returns their number: `vmmgraph_ring_prime`.
     pub fn prime(&self) -> Result<u64> {
         let mut state = self.state.lock();
         state.between_launches()?;
@@ -142,17 +114,15 @@ impl Ring {
         Ok(filled)
     }
 
-    /// Aborts a step: releases every acquired unit after the work submitted to its stream, and
-    /// marks all contents as undefined, so units are copied again. Keeps the sources. Cannot fail;
-    /// a stream under capture is recorded later.
+    /// Aborts a step: `vmmgraph_ring_abort`.
     pub fn abort(&self) {
         let mut state = self.state.lock();
         state.forget(self.device.pool().events());
         state.counts.aborts += 1;
     }
 
-    /// Submits the copies of a unit, unless its place holds the unit already. Returns true if
-    /// submitted. The place must have no reader.
+    /// Fills a place which has no reader, unless it holds the unit already. Returns whether copies
+    /// were submitted.
     pub(super) fn fill(&self, state: &mut RingState, unit: usize) -> Result<bool> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let (source, stamp) = state.source(unit)?;
@@ -173,7 +143,7 @@ impl Ring {
         let place = state.place(number)?;
         place.ready = ready;
         result?;
-        // The copies run after the readers. Without a copy the readers remain.
+        // The copies run after the readers; without a copy the readers remain.
         if !copies_none {
             place.readers = Fence::default();
         }
@@ -181,7 +151,7 @@ impl Ring {
         Ok(true)
     }
 
-    /// Returns true if the place of a unit holds the unit at its stamp.
+    /// Whether the place holds the unit at its stamp.
     pub(super) fn holds(&self, state: &RingState, unit: usize, stamps: &[u64]) -> bool {
         let held = self.schedule.place_of(unit).and_then(|place| state.places.get(place)?.held);
         held.is_some_and(|held| held.unit == unit && stamps.get(unit) == Some(&held.stamp))
@@ -200,8 +170,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Fills units ahead in order, up to the first slot in use. Failed copies are repeated by the
-    /// acquire.
+    /// Fills units up to the first slot in use. The acquire repeats failed copies.
     fn fill_ahead(&self, state: &mut RingState, positions: Range<usize>) {
         let last = if self.across_steps { usize::MAX } else { self.schedule.streamed().len() };
         for position in positions.start.min(last)..positions.end.min(last) {

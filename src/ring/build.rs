@@ -1,4 +1,4 @@
-//! Construction of a ring: one address range, in which the units of a slot map the same pages.
+//! Construction: one address range, in which the units of a slot map the same pages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,22 +12,18 @@ use crate::pages::{Account, Limits, Owner, Reservation, Transaction};
 use crate::sync::Mutex;
 use crate::units::{Peers, checked_size};
 
-/// Default number of slots.
 pub(crate) const SLOTS: usize = 3;
-/// Maximum automatic page size for units of different lengths: the default large page of an arena.
+/// For units of different lengths: the default large page of an arena.
 const LONGEST: u64 = 16 << 20;
-/// Minimum number of pages of the longest unit at this page size, if the granularity permits.
+/// Pages of the longest unit at this page size, if the granularity permits.
 const PAGES: u64 = 8;
 
 impl Device {
-    /// Creates a ring over units in the order of use: addresses for each unit, pages for slots and
-    /// resident units. Copies nothing.
+    /// Creates a ring over units in the order of use: `vmmgraph_ring_create`.
     ///
     /// # Errors
     /// Errors of [`Schedule::new`], and of [`ceiling`] with a [pace](RingOptions::pace);
-    /// [`Error::InvalidSize`] for an empty or too long unit, [`Error::InvalidPageSize`];
-    /// [`Error::InvalidArgument`] on a platform without aliased mappings; [`Error::OutOfMemory`],
-    /// [`Error::OverBudget`] or [`Error::OutOfAddresses`], without effect; driver errors.
+    /// [`Error::InvalidSize`] for an empty or too long unit.
     pub fn ring(self: &Arc<Self>, units: &[RingUnit], options: &RingOptions<'_>) -> Result<Ring> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let capabilities = self.driver().capabilities();
@@ -86,8 +82,7 @@ impl Device {
     }
 }
 
-/// Logs the ceiling, one record a line. Ignores the budget: a ring over budget is refused, not
-/// shrunk.
+/// Logs the ceiling, one record a line, without the budget: a ring over budget is refused.
 fn say_ceiling(
     id: u64,
     units: &[RingUnit],
@@ -123,7 +118,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Reserves addresses and maps pages in one transaction.
+    /// Reserves and maps in one transaction.
     fn build(&self, device: &Arc<Device>, bytes: u64) -> Result<Reservation> {
         let mut transaction = Transaction::on(device.pool());
         let range = transaction.reserve(bytes, self.id, Peers::NONE)?;
@@ -149,9 +144,8 @@ impl Wanted<'_> {
     }
 }
 
-/// Returns the requested page size; else the longest unit, if this costs no more memory than
-/// shorter pages. Driver calls cost per page, and submitting a copy to a single page takes half the
-/// time (docs/performance.md, Rings).
+/// The requested page size; else the longest unit, if this costs no more memory. Submitting a copy
+/// to a single page takes half the time (docs/performance.md, Rings).
 fn page_bytes(device: &Device, units: &[RingUnit], schedule: &Schedule, asked: u64) -> Result<u64> {
     let capabilities = device.driver().capabilities();
     let granularity = capabilities.granularity;

@@ -1,7 +1,5 @@
 //! Capture of a step into a graph: copies fork from the captured stream, run in the order of use,
 //! and join the stream again.
-//!
-//! `StepCapture` is part of the ring's state, guarded by the mutex `state`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,37 +15,31 @@ use crate::units::Stream;
 /// Options of a captured step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingCaptureOptions {
-    /// Units of the next step copied at the end of this step, at most the number of slots. 0: one,
-    /// or none with [`within_step`](super::RingOptions::within_step). One unit keeps the link busy
-    /// between steps; the end of a step waits for more.
+    /// Units of the next step copied at the end of this step: `vmmgraph_ring_capture_options_t`.
     pub tail: usize,
-    /// Maximum runs of a unit's source, at most 4096. Each run is a node, which costs the host a
-    /// microsecond a launch while copying. 0: the current number of runs, at least one.
+    /// Maximum runs of a unit's source: `vmmgraph_ring_capture_options_t`.
     pub most_runs: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct StepCapture {
     branch: Branch,
-    /// Positions copied by the step.
     positions: Range<usize>,
     most_runs: Option<usize>,
-    /// Position of the next unit to acquire.
     next: usize,
-    /// Position of the next unit to release.
     released: usize,
-    /// Nodes, by position from `positions.start`.
+    /// By position from `positions.start`.
     nodes: Vec<Vec<CopyNode>>,
-    /// One-byte source for nodes without a run; launches disable these nodes.
+    /// Source for nodes without a run, which launches disable.
     nothing: Arc<HostBuffer>,
     /// A call failed, so the capture is unusable.
     broken: bool,
 }
 
-/// Maximum runs of a unit: a launch with more than a thousand nodes in all is too slow.
+/// A launch with more than a thousand nodes in all is too slow.
 const MOST_RUNS: usize = 4096;
 
-/// Points of a branch: one for fork and join, and two for each slot.
+/// One point for fork and join, and two for each slot.
 const FORK: usize = 0;
 fn copied(slot: usize) -> usize {
     1 + 2 * slot
@@ -57,16 +49,8 @@ fn released(slot: usize) -> usize {
 }
 
 impl Ring {
-    /// Begins to capture a step on a stream. Until the end, [`acquire`](Self::acquire) and
-    /// [`release`](Self::release) with a stream under capture add to the step and move no bytes.
-    ///
-    /// Every streaming unit is acquired and released once, in the order of use. Launches go through
-    /// the [`RingGraph`]. A ring has one capture at a time; eager work may continue meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] during a capture of the ring, or if the stream is not under capture;
-    /// [`Error::InvalidArgument`] on a platform without graphs, and for more than 4096 runs a unit;
-    /// errors of [`Device::host_buffer`](crate::Device::host_buffer); driver errors.
+    /// Begins to capture a step on a stream: `vmmgraph_ring_capture_begin`. Launches go through the
+    /// [`RingGraph`].
     pub fn capture_begin(&self, stream: Stream, options: &RingCaptureOptions) -> Result<()> {
         if self.device.pool().events().ready(stream)? {
             return Err(Error::wrong_state(
@@ -123,11 +107,7 @@ impl Ring {
         self.capture_copies(capturing, sources)
     }
 
-    /// Ends the step. No later captured work uses the ring.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] without a capture, after a failed call, or if units were not acquired
-    /// or released; driver errors. All errors [abandon](Self::capture_abandon) the capture.
+    /// Ends the step: `vmmgraph_ring_capture_end`.
     pub fn capture_end(self: &Arc<Self>, stream: Stream) -> Result<RingGraph> {
         let mut state = self.state.lock();
         let Some(mut capturing) = state.capturing.take() else {
@@ -137,7 +117,7 @@ impl Ring {
         };
         let result = self.end(&mut capturing, &state.sources, stream);
         let StepCapture { branch, nodes, positions, .. } = capturing;
-        // The branch is part of the capture until the capture ends.
+        // Part of the capture until it ends.
         state.branches.push(branch);
         drop(state);
         result?;
@@ -168,7 +148,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Abandons a capture, if there is one. Its graph must not be launched.
+    /// Abandons a capture, whose graph must not be launched.
     pub fn capture_abandon(&self) {
         let mut state = self.state.lock();
         if let Some(capturing) = state.capturing.take() {
@@ -212,7 +192,7 @@ impl Ring {
         })
     }
 
-    /// Checks a resident unit, which adds nothing to the graph but needs a source.
+    /// Adds nothing to the graph.
     fn resident(&self, sources: &Sources, unit: usize) -> Result<()> {
         self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         source_of(sources, unit).map(drop)
@@ -233,12 +213,12 @@ impl Ring {
         result
     }
 
-    /// Captures, in order, all copies whose slots are free.
+    /// Captures copies in order, while slots are free.
     fn capture_copies(&self, capturing: &mut StepCapture, sources: &Sources) -> Result<()> {
         let slots = self.schedule.slots();
         loop {
             let position = capturing.positions.start + capturing.nodes.len();
-            // The slot's last reader belongs to the previous step, or was released in this one.
+            // The previous step's, or released in this one.
             let reader = position.checked_sub(slots);
             if position >= capturing.positions.end
                 || reader.is_some_and(|reader| reader >= capturing.released)
@@ -270,8 +250,7 @@ impl Ring {
         }
         let mut nodes = Vec::with_capacity(most);
         for place in 0..most {
-            // The graph is launched through its `RingGraph`, which keeps the ring and all buffers
-            // read.
+            // The graph's `RingGraph` keeps the ring and all buffers read.
             let node = match runs.get(place) {
                 Some(run) => capturing.branch.copy(base.plus(run.to), run.source.part(run.from, run.bytes)?),
                 None => capturing.branch.copy(base, capturing.nothing.part(0, 1)?),

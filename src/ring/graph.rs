@@ -1,7 +1,7 @@
 //! Captured step: updates the executable before a launch and records the contents after it.
 //!
 //! Lock order: `RingGraph::node_states`, `Ring::state`, `HostBuffer::used`, `Launches`. No lock is
-//! held between `enter` and `leave`: the field `RingState::launching` reserves the ring.
+//! held between `enter` and `leave`: `RingState::launching` reserves the ring.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,10 +18,8 @@ use crate::pages::{CopyNodeState, Fence, Part, update_copy_node};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
-/// A captured step of a ring, which it keeps alive.
-///
-/// Thread-safe. A ring has one launch in progress at a time. Drop only when the graph and its
-/// executables are gone or are no longer launched.
+/// A captured step of a ring, which it keeps alive. Thread-safe. A ring has one launch in progress
+/// at a time. Drop only when the graph and its executables are no longer launched.
 pub struct RingGraph {
     ring: Arc<Ring>,
     tail: usize,
@@ -30,15 +28,13 @@ pub struct RingGraph {
     launches: Arc<Launches>,
 }
 
-/// State last written to the executable.
 #[derive(Debug, Default)]
 struct NodeStates {
     executable: Option<Executable>,
     /// By position, from the tail on.
     units: Vec<UnitNodes>,
-    /// Result of the last launch: the next change number at its time, and its copies. With the same
-    /// number, the next launch copies the same and needs no wait for stores. So a launch reads a
-    /// few words instead of every source, which are cold in the cache after a long step.
+    /// The next change number at the last launch, and its copies. With the same number, the next
+    /// launch copies the same: it reads a few words instead of every source.
     last: Option<(u64, Launching)>,
 }
 
@@ -46,7 +42,6 @@ struct NodeStates {
 struct UnitNodes {
     /// Change number of the source; 0: none yet.
     set: u64,
-    /// Buffers read, by run.
     buffers: SmallVec<[Arc<HostBuffer>; 1]>,
     copies: SmallVec<[(CopyNode, CopyNodeState); 1]>,
 }
@@ -58,8 +53,7 @@ impl UnitNodes {
 }
 
 impl NodeStates {
-    /// Marks all copies as unknown. Keeps the buffers: the previous executable may still be
-    /// launched.
+    /// Keeps the buffers: the previous executable may still be launched.
     fn forget(&mut self) {
         self.executable = None;
         self.last = None;
@@ -70,34 +64,28 @@ impl NodeStates {
     }
 }
 
-/// Launches of a graph, as seen by the buffers it reads.
+/// Launches as seen by the buffers a graph reads.
 #[derive(Default)]
 pub(super) struct Launches(Mutex<LaunchState>);
 
 #[derive(Default)]
 struct LaunchState {
-    /// A launch is in progress.
     giving: bool,
-    /// The last launch.
     last: Fence,
 }
 
 impl Launches {
-    /// Returns the fence of all launches.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] while a launch is in progress.
+    /// Fails while a launch is in progress.
     pub(super) fn over(&self) -> Result<Fence> {
         let state = self.0.lock();
         if state.giving { Err(under_way()) } else { Ok(state.last.clone()) }
     }
 
-    /// As `over`, for a graph without a launch in progress.
+    /// Fence of the last launch of a graph without a launch in progress.
     pub(super) fn last(&self) -> Fence {
         self.0.lock().last.clone()
     }
 
-    /// Returns an error without a launch in progress.
     fn given(&self) -> Result<()> {
         let sentence = "cannot leave the launch of a ring's graph: it was not entered; enter it first";
         if self.0.lock().giving { Ok(()) } else { Err(Error::wrong_state(sentence)) }
@@ -141,28 +129,19 @@ impl RingGraph {
         &self.ring
     }
 
-    /// Returns the number of copy nodes, including disabled ones.
+    /// Returns the number of copy nodes, also disabled ones.
     #[must_use]
     pub fn copies(&self) -> usize {
         self.copies
     }
 
-    /// Reports that the executable was destroyed, or updated by other code. The next launch then
-    /// updates every node, even with the same handle.
+    /// Reports that the executable was destroyed, or updated by other code: the next launch updates
+    /// every node.
     pub fn forget_executable(&self) {
         self.node_states.lock().forget();
     }
 
-    /// Prepares a launch: fills resident units and units expected by the graph, updates the
-    /// executable for changed sources, and makes `stream` wait for eager work. Owns the ring until
-    /// [`leave`](Self::leave), which must follow in every case. Sources set meanwhile count from
-    /// the next launch; buffers read by the graph are not written meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] during another launch, while a unit is acquired, and for a unit
-    /// without a source; [`Error::InvalidArgument`] for more runs than copy nodes;
-    /// [`Error::HostNotRegistered`]; [`Error::StreamCapturing`]; driver errors. After an error
-    /// there is no `leave`, and the call can be repeated.
+    /// Prepares a launch, until [`leave`](Self::leave): `vmmgraph_ring_graph_enter`.
     ///
     /// # Safety
     /// `executable` is made of the captured graph, which still exists, and is used by no other
@@ -209,7 +188,7 @@ impl RingGraph {
             node_states.forget();
             node_states.executable = Some(executable);
         }
-        // Read after this launch began and before any source is read.
+        // After this launch began and before any source is read.
         let next = changes();
         let same = node_states.last.take().filter(|(at, _)| *at == next).map(|(_, launching)| launching);
         let early = ring.schedule.streamed().iter().take(self.tail);
@@ -236,14 +215,14 @@ impl RingGraph {
             before.join(std::mem::take(&mut place.readers));
         }
         let result = before.before(events, stream);
-        // The launch is ordered after all of these. Kept until `leave`, in case of an error.
+        // Kept until `leave`, in case of an error.
         state.graphs = before;
         result?;
         node_states.last = Some((next, launching.clone()));
         Ok(launching)
     }
 
-    /// Returns the copies of the launch, and the running stores to its sources.
+    /// The next launch, and the running stores to its sources.
     fn launching(&self, state: &RingState) -> Result<(Launching, Fence)> {
         let (mut launching, mut stores) = (Launching::default(), Stores::default());
         let mut stamps = Vec::with_capacity(state.sources.len());
@@ -259,7 +238,6 @@ impl RingGraph {
         Ok((launching, stores.fence))
     }
 
-    /// Updates the nodes of a unit, if its source changed.
     unsafe fn update_unit(
         &self,
         node_states: &mut UnitNodes,
@@ -280,11 +258,10 @@ impl RingGraph {
             source.runs.iter().map(|run| Ok((base.plus(run.to), run.source.part(run.from, run.bytes)?)));
         let parts = parts.collect::<Result<SmallVec<[(_, Part<'_>); 1]>>>()?;
         node_states.set = 0;
-        // Usually more of the same buffers.
         let same = node_states.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
         let mut old = SmallVec::new();
         if !same {
-            // Registered before the executable reads a buffer, and until it no longer does.
+            // Before the executable reads a buffer, and until it no longer does.
             let new: SmallVec<[_; 1]> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
             new.iter().for_each(|buffer| buffer.read_by(&self.launches));
             old = std::mem::replace(&mut node_states.buffers, new);
@@ -293,8 +270,7 @@ impl RingGraph {
         }
         let driver = self.ring.device.driver();
         let result = node_states.copies.iter_mut().enumerate().try_for_each(|(place, (node, copy))| {
-            // SAFETY: the caller's promise; the parts are registered, and the graph keeps their
-            // buffers.
+            // SAFETY: the caller's promise; the graph keeps the registered parts.
             unsafe { update_copy_node(driver, executable, *node, copy, parts.get(place).copied()) }
         });
         if result.is_err() {
@@ -307,15 +283,13 @@ impl RingGraph {
         Ok(())
     }
 
-    /// Ends a launch. `launched`: the graph was launched on `stream`. False also if unknown.
-    ///
-    /// # Errors
+    /// Ends a launch. `launched`: the graph was launched on `stream`; false also if unknown.
     /// [`Error::WrongState`] without [`enter`](Self::enter).
     pub fn leave(&self, stream: Stream, launched: bool) -> Result<()> {
         self.launches.given()?;
         let ring = &self.ring;
         let mut last = Fence::default();
-        // If the stream cannot be recorded now, the fence records later.
+        // Recorded later if the stream cannot be recorded now.
         last.add(ring.device.pool().events(), stream);
         let mut guard = ring.state.lock();
         let state = &mut *guard;
@@ -338,11 +312,11 @@ impl RingGraph {
         Ok(())
     }
 
-    /// Calls [`enter`](Self::enter), `launch` (which launches on `stream`) and
-    /// [`leave`](Self::leave). Holds no lock during `launch`.
+    /// Calls [`enter`](Self::enter), `launch` (which launches on `stream`, without a lock) and
+    /// [`leave`](Self::leave). Passes on the result of `launch`.
     ///
     /// # Errors
-    /// As [`enter`](Self::enter), without calling `launch`. The result of `launch` is passed on.
+    /// As [`enter`](Self::enter), without calling `launch`.
     ///
     /// # Safety
     /// As [`enter`](Self::enter).

@@ -1,6 +1,5 @@
-//! Host buffer: a whole piece of the host pool, source of units. Tracks all copies from and to it.
-//!
-//! The mutex `used` of each buffer guards its fences and is held during the submission of one copy.
+//! Host buffer: source of units. Its mutex `used` guards the fences of all copies from and to it,
+//! also while a copy is submitted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,40 +15,34 @@ use crate::units::{Address, Stream};
 /// Whether unregistered memory is acceptable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pinning {
-    /// Unregistered memory is an error; no silent fallback.
+    /// Unregistered memory is an error.
     #[default]
     Required,
-    /// If registration is refused, copies use the host pool's small registered buffers, and the
-    /// caller waits for each copy.
+    /// Without registration, copies use small registered buffers, and the caller waits for each.
     Preferred,
 }
 
 static NEXT_CHANGE: AtomicU64 = AtomicU64::new(1);
 
-/// Returns the number of a change of contents or sources. Later changes have larger numbers, in the
-/// whole process.
-///
-/// Called under the lock of the changed object. A writer of host memory calls this before checking
-/// for launches in progress. So a launch beginning meanwhile reads the new number in [`changes`],
-/// or the writer finds the launch.
+/// Number of a change of contents or sources, increasing in the whole process. Called under the
+/// lock of the changed object, by a writer of host memory before checking for launches: a launch
+/// beginning meanwhile reads the new number in [`changes`], or the writer finds the launch.
 pub(super) fn next_change() -> u64 {
     NEXT_CHANGE.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Returns the next number. While the number is the same, nothing has changed.
+/// Number of the next change: while it is the same, nothing has changed.
 pub(super) fn changes() -> u64 {
     NEXT_CHANGE.load(Ordering::Relaxed)
 }
 
 #[derive(Default)]
 struct Use {
-    /// Submitted copies from the buffer.
     copies: Fence,
-    /// Number of the last change of contents.
     changed: u64,
     /// Captured steps which read the buffer, once for each unit.
     graphs: Vec<Arc<Launches>>,
-    /// Submitted copies to the buffer, all on one stream.
+    /// All on one stream.
     stores: Fence,
 }
 
@@ -71,10 +64,8 @@ impl Use {
     }
 }
 
-/// One piece of a device's [host pool](Device::host_pool) at one address. Keeps the device open,
-/// and returns to the pool after all copies from and to it.
-///
-/// Thread-safe. Buffers are equal if they are the same memory.
+/// One piece of a device's [host pool](Device::host_pool). Keeps the device open, and returns to
+/// the pool after all copies. Thread-safe. Buffers are equal if they are the same memory.
 pub struct HostBuffer {
     piece: Option<HostPiece>,
     used: Mutex<Use>,
@@ -82,7 +73,7 @@ pub struct HostBuffer {
 }
 
 impl Device {
-    /// Creates a host buffer for sources of units, with undefined contents.
+    /// Creates a host buffer with undefined contents.
     ///
     /// # Errors
     /// [`Error::InvalidSize`] for 0 bytes and for more than 1 GiB (the limit of one registration);
@@ -108,25 +99,20 @@ impl HostBuffer {
         self.piece.as_ref().map_or(0, HostPiece::bytes)
     }
 
-    /// Returns true if the memory is registered with the device.
+    /// Whether the memory is registered with the device.
     #[must_use]
     pub fn registered(&self) -> bool {
         self.piece.as_ref().is_some_and(HostPiece::registered)
     }
 
-    /// Returns the address in this process. Before writing, a caller must [wait](Self::wait) for
-    /// copies and keep rings from copying; afterwards, call [`changed`](Self::changed).
+    /// Returns the address. Before writing, [wait](Self::wait) for copies and keep rings from
+    /// copying; afterwards, call [`changed`](Self::changed).
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.piece.as_ref().map_or(std::ptr::null_mut(), HostPiece::base)
     }
 
-    /// Writes bytes at `at`, after all submitted copies from and to the buffer, and after launches
-    /// which read the buffer. Rings copy the new contents before the next use.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; [`Error::WrongState`] while a captured step reading
-    /// the buffer is being launched; driver errors of the copies. Errors write nothing.
+    /// Writes bytes at `at`: `vmmgraph_host_buffer_write`.
     pub fn write(&self, at: u64, from: &[u8]) -> Result<()> {
         let host = self.device.host_pool();
         loop {
@@ -135,7 +121,7 @@ impl HostBuffer {
                 let change = next_change();
                 let mut users = used.users()?;
                 if users.done(self.device.pool().events())? {
-                    // Under the lock no copy begins. A launch reads the change number after it
+                    // Under the lock no copy begins, and a launch reads the change number after it
                     // began.
                     host.write(self.piece()?, at, from)?;
                     used.copies = Fence::default();
@@ -149,18 +135,7 @@ impl HostBuffer {
         }
     }
 
-    /// Copies `bytes` bytes of the device to offset `at`. The copy runs after the work submitted to
-    /// `stream`, and after copies and launches which read the buffer. Later work may run
-    /// concurrently. Does not block. As after a [`write`](Self::write), rings copy the new contents
-    /// before the next use.
-    ///
-    /// So results of a step become sources of the next step. Before device work overwrites the
-    /// stored bytes, its stream must wait by [`before`](Self::before).
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; [`Error::HostNotRegistered`];
-    /// [`Error::StreamCapturing`]; [`Error::WrongState`] while a captured step reading the buffer
-    /// is being launched; driver errors. The contents stay, unless the copy itself failed.
+    /// Copies `bytes` bytes of the device to offset `at`: `vmmgraph_host_buffer_store`.
     ///
     /// # Safety
     /// `bytes` bytes are mapped at `from` on the device until the copy ends.
@@ -182,8 +157,7 @@ impl HostBuffer {
             return Ok(());
         }
         let out = host.stream_out()?;
-        // Under the lock no copy from the buffer begins, and a launch reading the buffer is refused
-        // or finds this store.
+        // Under the lock no copy begins, and a launch is refused or finds this store.
         let mut used = self.used.lock();
         let change = next_change();
         let mut behind = used.readers()?;
@@ -202,11 +176,7 @@ impl HostBuffer {
         stored
     }
 
-    /// Makes later work of a stream wait for submitted [stores](Self::store), so their device bytes
-    /// may be overwritten. Does not block.
-    ///
-    /// # Errors
-    /// [`Error::StreamCapturing`]; driver errors.
+    /// Makes later work of a stream wait for submitted [stores](Self::store). Does not block.
     pub fn before(&self, stream: Stream) -> Result<()> {
         let events = self.device.pool().events();
         if !events.ready(stream)? {
@@ -216,16 +186,12 @@ impl HostBuffer {
         stores.before(events, stream)
     }
 
-    /// Reads bytes at `at`, after all submitted stores.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] beyond the end; driver errors of the copies.
+    /// Reads bytes at `at`, after all submitted stores. [`Error::InvalidSize`] beyond the end.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let piece = self.piece()?;
         let host = self.device.host_pool();
         loop {
             let mut stores = {
-                // Under the lock no write begins.
                 let mut used = self.used.lock();
                 if used.stores.done(self.device.pool().events())? {
                     return host.read(std::slice::from_ref(piece), at, into);
@@ -236,19 +202,14 @@ impl HostBuffer {
         }
     }
 
-    /// Reports contents changed without [`write`](Self::write). Rings copy the new contents before
-    /// the next use.
+    /// Reports contents changed without [`write`](Self::write).
     pub fn changed(&self) {
         // Two statements: an assignment would take the number before the lock.
         let mut used = self.used.lock();
         used.changed = next_change();
     }
 
-    /// Blocks until all submitted copies from and to the buffer, and all launches reading the
-    /// buffer, are done.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] while such a launch is in progress; driver errors.
+    /// Blocks until the buffer is unused: `vmmgraph_host_buffer_wait`.
     pub fn wait(&self) -> Result<()> {
         let mut users = self.used.lock().users()?;
         self.device.host_pool().wait(&mut users)
@@ -262,12 +223,12 @@ impl HostBuffer {
         Ok(Part { piece: self.piece()?, from, bytes })
     }
 
-    /// Registers a captured step as a reader, from its next launch on.
+    /// Adds a reader, from its next launch on.
     pub(super) fn read_by(&self, graph: &Arc<Launches>) {
         self.used.lock().graphs.push(Arc::clone(graph));
     }
 
-    /// Removes a reader. Its submitted launches may still read.
+    /// Removes a reader, whose submitted launches may still read.
     pub(super) fn no_longer_read_by(&self, graph: &Arc<Launches>) {
         let mut used = self.used.lock();
         if let Some(at) = used.graphs.iter().position(|known| Arc::ptr_eq(known, graph)) {
@@ -280,7 +241,7 @@ impl HostBuffer {
         self.used.lock().changed
     }
 
-    /// Returns the number of the last change, and adds running stores to `stores`.
+    /// Adds running stores to `stores`.
     pub(super) fn last_change_and_stores(&self, stores: &mut Fence) -> Result<u64> {
         let mut used = self.used.lock();
         if !used.stores.done(self.device.pool().events())? {
@@ -289,8 +250,7 @@ impl HostBuffer {
         Ok(used.changed)
     }
 
-    /// Submits a copy of a part to the device. `done` becomes the fence of the copy, also after an
-    /// error.
+    /// Submits a copy; `done` becomes its fence, also after an error.
     pub(super) fn load(&self, place: (RangeId, u64), part: (u64, u64), done: &mut Fence) -> Result<CopyPath> {
         let (host, pool) = (self.device.host_pool(), self.device.pool());
         let mut used = self.used.lock();

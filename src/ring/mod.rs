@@ -1,7 +1,6 @@
-//! Rings: units (mostly layers) with fixed addresses, streamed from the host through few slots.
-//!
-//! A streaming unit maps the pages of its slot, so a write to one unit changes all units of the
-//! slot. The contents of a unit are defined from its `acquire` to its `release` only.
+//! Rings: units (mostly layers) with fixed addresses, streamed from the host through few slots. See
+//! docs/design/rings.md. A streaming unit maps the pages of its slot; its contents are defined from
+//! its `acquire` to its `release` only.
 //!
 //! ```text
 //!   undefined ── copy submitted ──> holds (unit, stamp) ── acquire ──> read by a stream
@@ -9,32 +8,15 @@
 //!       └──── copy failed, abort ─────┘        └───────── release ───────────┘
 //! ```
 //!
-//! # Invariants
+//! Invariants:
 //!
 //! * A slot has at most one reader at a time. A copy to the slot runs after its last reader.
 //! * A slot with an old stamp (unit, change of its source) is copied again before use.
 //! * Eager copies use one stream of the library, so they form one chain in the order of use.
 //! * No call of a ring waits on the host, except for copies of unregistered memory.
 //!
-//! # Locks
-//!
-//! The mutex `Ring::state` guards all state of a ring. It is held while copies are submitted and
-//! marks are recorded, never during a wait, except for unregistered memory. Each `HostBuffer` has
-//! its own mutex. Lock order: see `graph.rs`.
-//!
-//! # Files
-//!
-//! ```text
-//!   mod.rs  build.rs  options.rs    Ring: addresses, pages, account, audit
-//!   state.rs                        state of the places and sources
-//!   acquire.rs                      eager work: acquire, release, copies ahead
-//!   capture.rs                      a step in a captured graph
-//!   graph.rs                        RingGraph: launches of a captured step
-//!   host.rs                         HostBuffer: sources in host memory
-//!   schedule.rs                     slots, positions and dependencies         plain code
-//!   plan.rs                         ceiling: upper bound of a ring        plain code
-//!   runs.rs                         merging of copies                     plain code
-//! ```
+//! The mutex `Ring::state` is held while copies are submitted and marks are recorded. Lock order:
+//! see `graph.rs`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -66,18 +48,14 @@ pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
 pub use schedule::{Adjustment, Edge, Held, Node, Remainder, Schedule, Why};
 use state::RingState;
 
-/// Units read in one order, again and again, with only some of them on the device.
-///
-/// Thread-safe. One step runs at a time, because a slot has one user. Dropping does not block:
-/// addresses and pages are freed after all copies and readers, and after the work submitted to
-/// streams of acquired units.
+/// Units read in one order, again and again, with only some of them on the device. Thread-safe; one
+/// step runs at a time. Dropping does not block: see `vmmgraph_ring_destroy`.
 pub struct Ring {
     id: u64,
     name: String,
     schedule: Schedule,
     units: Vec<RingUnit>,
     page: u64,
-    /// Offset of each unit in the range.
     offsets: Vec<u64>,
     across_steps: bool,
     /// `None` during the drop.
@@ -94,7 +72,7 @@ impl Ring {
         &self.device
     }
 
-    /// Returns the schedule: streaming units, slots and adjustments.
+    /// Returns the schedule.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
@@ -113,9 +91,6 @@ impl Ring {
     }
 
     /// Returns the first address of a unit, which never changes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown unit.
     pub fn address(&self, unit: usize) -> Result<Address> {
         let offset = self.offsets.get(unit).ok_or_else(|| no_unit(unit))?;
         let range = self.range.as_ref().ok_or_else(gone)?;
@@ -148,11 +123,8 @@ impl Ring {
         }
     }
 
-    /// Checks that the ring, the pool and the account agree: every unit maps exactly the pages of
-    /// its place, and places share no page. No other call may run.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] names the first difference.
+    /// Checks that every unit maps exactly the pages of its place, and places share no page. No
+    /// other call may run.
     pub fn audit(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::Internal { what: format!("ring {}: {what}", self.id) });
         let pool = self.device.pool();

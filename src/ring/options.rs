@@ -1,5 +1,3 @@
-//! Options and statistics of a ring, and runs of a source.
-
 use std::sync::Arc;
 
 use super::{HostBuffer, Remainder};
@@ -14,24 +12,22 @@ pub struct RingOptions<'a> {
     pub slots: usize,
     /// Handling of streaming units which the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of a page, a multiple of the device's granularity. 0: the longest unit, if this costs
-    /// no memory; else about an eighth of it, a power of two times the granularity, at most 16 MiB.
-    /// Driver calls cost per page; a place has whole pages.
+    /// Bytes of a page; 0: derived: `vmmgraph_ring_options_t`.
     pub page_bytes: u64,
-    /// Limit in bytes of physical memory. `None`: only the limits of the ancestors.
+    /// Limit of physical bytes. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
-    /// Parent account. `None`: the device's account.
+    /// Parent account. `None`: the device's.
     pub account: Option<&'a Account>,
     /// Copy nothing ahead for the next step, because its sources will change.
     pub within_step: bool,
-    /// Measured speeds. If set, the [ceiling](super::ceiling) is logged before the ring is built.
+    /// If set, the [ceiling](super::ceiling) is logged.
     pub pace: Option<Pace>,
 }
 
 /// Measured speeds of the link and of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// GiB a second of the link from pinned host memory.
+    /// GiB a second from pinned host memory.
     pub link_gib_per_second: f64,
     /// Seconds of a step with all units resident.
     pub compute_seconds: f64,
@@ -42,20 +38,20 @@ pub struct Pace {
 /// Bytes of a host buffer, copied to an offset of a unit.
 #[derive(Clone, Debug)]
 pub struct HostRun {
-    /// Buffer of the ring's device.
+    /// On the ring's device.
     pub source: Arc<HostBuffer>,
-    /// Offset in the buffer, in bytes.
+    /// Offset in the buffer.
     pub from: u64,
-    /// Offset in the unit, in bytes.
+    /// Offset in the unit.
     pub to: u64,
-    /// Number of bytes. 0: no copy.
+    /// 0: no copy.
     pub bytes: u64,
 }
 
 /// Current state and counters of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingStats {
-    /// Number in the process; also in the [`Owner`](crate::pages::Owner).
+    /// Number in the process.
     pub id: u64,
     /// Number of units.
     pub units: u64,
@@ -67,7 +63,7 @@ pub struct RingStats {
     pub page_bytes: u64,
     /// Bytes of addresses.
     pub reserved_bytes: u64,
-    /// Bytes of device memory: slots and resident units.
+    /// Bytes of slots and resident units.
     pub device_bytes: u64,
     /// Units acquired now.
     pub acquired: u64,
@@ -79,13 +75,13 @@ pub struct RingStats {
     pub acquires: u64,
     /// Units filled before their acquire.
     pub filled_ahead: u64,
-    /// Units filled by their acquire, which then waits for the copy.
+    /// Units filled by their acquire.
     pub filled_late: u64,
-    /// Failed prefetches. The acquire repeats the copy and reports a second failure.
+    /// Failed prefetches, repeated by the acquire.
     pub ahead_failed: u64,
     /// Calls of [`abort`](crate::Ring::abort).
     pub aborts: u64,
-    /// Launches of captured steps. Their copies count in `copies`; their units in no other counter.
+    /// Launches of captured steps, whose copies count in `copies`.
     pub launches: u64,
     /// Account of the ring.
     pub account: AccountStats,

@@ -1,4 +1,4 @@
-//! Plan: upper bound of a ring's speed, before a ring is built. Arithmetic only.
+//! Upper bound of a ring's speed, before a ring is built.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use crate::units::{MAX_BYTES, checked_size};
 
 const MIB: f64 = (1_u64 << 20) as f64;
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Maximum number of rows, since each row needs a schedule.
+/// Each row needs a schedule.
 const ROWS: usize = 256;
 
-/// A unit: data read by a step, mostly one layer.
+/// Data read by a step, mostly one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingUnit {
     /// Size in bytes.
@@ -39,15 +39,15 @@ impl RingUnit {
 pub struct Demand<'a> {
     /// Units in the order of use.
     pub units: &'a [RingUnit],
-    /// Requested slots.
+    /// Slots asked for.
     pub slots: usize,
     /// Handling of streaming units which the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of a page: places are rounded up to whole pages. 1: no rounding.
+    /// Bytes of a page: places are whole pages. 1: no rounding.
     pub page_bytes: u64,
-    /// Limit in bytes of device memory for slots and resident units. `None`: no limit.
+    /// Limit of device memory for slots and resident units.
     pub budget_bytes: Option<u64>,
-    /// GiB a second of the link from pinned host memory.
+    /// GiB a second from pinned host memory.
     pub link_gib_per_second: f64,
     /// Seconds of a step with all units resident.
     pub compute_seconds: f64,
@@ -69,7 +69,7 @@ pub enum Bound {
 pub struct Residency {
     /// Resident units.
     pub resident: usize,
-    /// Bytes of device memory: slots and resident units.
+    /// Bytes of slots and resident units.
     pub device_bytes: u64,
     /// Bytes over the link in a step.
     pub link_bytes: u64,
@@ -81,7 +81,7 @@ pub struct Residency {
     pub bound: Bound,
 }
 
-/// Upper bound. No arrangement of copies is faster; a real ring must be measured.
+/// Upper bound: no arrangement of copies is faster. Measure the real ring.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ceiling {
     /// Streaming units and slots.
@@ -92,27 +92,20 @@ pub struct Ceiling {
     pub link_seconds: f64,
     /// Seconds of the work alone.
     pub compute_seconds: f64,
-    /// Gain of more resident units within the budget: one more unit for each slot a row, up to all;
-    /// at most about 256 rows.
+    /// Gain of more resident units within the budget: one more unit for each slot a row, at most
+    /// about 256 rows.
     pub residency: Vec<Residency>,
-    /// All differences from the request.
+    /// Differences from the request.
     pub adjustments: Vec<Adjustment>,
     /// Bytes of device memory with all units resident.
     pub all_resident_bytes: u64,
 }
 
-/// Computes the upper bound. If the slots exceed the budget, fewer are used and reported as an
-/// adjustment.
-///
-/// # Errors
-/// Errors of [`Schedule::new`]; [`Error::InvalidSize`] for an empty or too long unit, and if one
-/// slot and the resident units exceed the budget; [`Error::InvalidArgument`] for a link without
-/// speed, invalid times, and no tokens or pages.
+/// Computes the upper bound: `vmmgraph_ring_ceiling_text`.
 pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
     check(demand)?;
     let resident: Vec<bool> = demand.units.iter().map(|unit| unit.resident).collect();
     let limit = demand.budget_bytes.unwrap_or(u64::MAX);
-    // An invalid request is refused, even if fewer slots would be valid.
     Schedule::new(&resident, demand.slots, demand.remainder)?;
     let mut slots = demand.slots.min(most_slots(demand, limit));
     let schedule = loop {
@@ -130,7 +123,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
     };
     let mut adjustments = Vec::new();
     if slots < demand.slots {
-        // One adjustment for the reduction by the budget, with its result.
+        // One adjustment for the reduction by the budget.
         let given = if schedule.slots() == 0 { slots } else { schedule.slots() };
         adjustments.push(Adjustment::FewerSlots { asked: demand.slots, given });
     }
@@ -151,7 +144,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
 }
 
 impl Ceiling {
-    /// Returns the smallest residency that hides the link, within the budget.
+    /// Returns the smallest residency that hides the link, if any.
     #[must_use]
     pub fn link_hidden_from(&self) -> Option<&Residency> {
         std::iter::once(&self.asked).chain(&self.residency).find(|row| row.bound == Bound::Compute)
@@ -181,8 +174,7 @@ fn check(demand: &Demand<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Returns an upper bound of the slots within the limit. Counts the shortest units, although a slot
-/// is as long as its longest unit.
+/// Counts the shortest units, although a slot is as long as its longest.
 fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
     let mut bytes = 0;
     let mut lengths = Vec::with_capacity(demand.units.len());
@@ -196,8 +188,7 @@ fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
         bytes <= limit
     });
     let fitting = fitting.count();
-    // All units fit, so any number of slots does. Without streaming units, the resident units may
-    // exceed the limit.
+    // Without streaming units, the resident units may exceed the limit.
     if fitting == lengths.len() && bytes <= limit { usize::MAX } else { fitting.max(1) }
 }
 
@@ -249,8 +240,7 @@ fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
         schedule.streamed().iter().for_each(|unit| streams[*unit] = true);
         spread(&streams, times * slots).into_iter().for_each(|unit| streams[unit] = false);
         let resident: Vec<bool> = streams.iter().map(|streams| !streams).collect();
-        // A multiple of the slots is left. A single unit for each slot would make all units
-        // resident.
+        // A single unit for each slot would make all units resident.
         if let Ok(next) = Schedule::new(&resident, slots, Remainder::Refuse) {
             let row = residency_of(&next, demand);
             if rows.last() != Some(&row) {
@@ -261,7 +251,6 @@ fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
     rows
 }
 
-/// Human-readable: bottleneck, adjustments, and gain of residency.
 impl fmt::Display for Ceiling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let line = |f: &mut fmt::Formatter<'_>, row: &Residency| {
@@ -348,7 +337,7 @@ mod tests {
         assert!((found.asked.tokens_per_second - 11.4).abs() < 0.1, "{found}");
         assert_eq!((found.asked.device_bytes, found.all_resident_bytes), (3 * LAYER, 36 * LAYER));
         assert_eq!(found.adjustments, []);
-        // Twelve rows at three units each; the last has all of them and is bound by the work.
+        // The last row has all units and is bound by the work.
         let rows = &found.residency;
         assert_eq!(rows.len(), 11, "{found}");
         assert!(rows.windows(2).all(|pair| pair[0].link_bytes > pair[1].link_bytes), "{found}");
@@ -452,7 +441,7 @@ mod tests {
     fn slots_beyond_the_units_cost_nothing_to_count_down() {
         let units: Vec<RingUnit> = (1..=500).map(|bytes| RingUnit::streamed(bytes << 20)).collect();
         for remainder in [Remainder::KeepResident, Remainder::Refuse] {
-            // 500 is the longest unit and needs a slot of this size.
+            // 500 needs a slot of this size.
             let budget_bytes = Some(1500 << 20);
             let asked =
                 Demand { slots: usize::MAX, remainder, budget_bytes, page_bytes: 1, ..demand(&units) };

@@ -1,30 +1,21 @@
-//! Runs of bytes from host memory to a unit, and their merging. Plain code.
-
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// Bytes of a piece of host memory, copied to an offset of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run<S> {
-    /// Host memory; equal values are one piece.
+    /// Equal values are one piece.
     pub(super) source: S,
-    /// Offset in the host memory, in bytes.
     pub(super) from: u64,
-    /// Offset in the unit, in bytes.
     pub(super) to: u64,
-    /// Number of bytes. 0: no copy.
+    /// 0: no copy.
     pub(super) bytes: u64,
 }
 
 pub(super) type Runs<S> = SmallVec<[Run<S>; 1]>;
 
-/// Merges runs to the fewest copies, ordered by their place: runs adjacent in host memory and in
-/// the unit become one.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if a run ends beyond `bytes` or overlaps another; the value is the
-/// offset of the run in the unit.
+/// Merges runs adjacent in host memory and in the unit, ordered by place. Fails with the offset in
+/// the unit of a run which ends beyond `bytes` or overlaps another.
 pub(super) fn merge<S: PartialEq>(mut runs: Runs<S>, bytes: u64) -> Result<Runs<S>> {
     let refused = |at: u64, expected| {
         Err(Error::InvalidArgument { what: "a run's place in its unit", value: at.into(), expected })
@@ -93,7 +84,6 @@ mod tests {
     }
 
     proptest! {
-        /// The reference model copies byte by byte.
         #[test]
         fn merged_runs_copy_the_same_bytes(
             runs in prop::collection::vec((0_u8..2, 0_u64..24, 0_u64..40, 0_u64..8), 0..12)

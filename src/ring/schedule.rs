@@ -1,10 +1,9 @@
-//! Schedule: slot of each streaming unit, and the dependencies of a step. Plain code without driver
-//! or memory.
+//! Schedule: slot of each streaming unit, and the dependencies of a step.
 //!
-//! A **position** is the index of a unit among the streaming units, from 0. Position `q` uses slot
-//! `q % slots`. With `s` streaming units, position `s + k` is position `k` of the next step. The
-//! slots divide `s`, so a unit has the same slot in every step, wherever a step begins. The
-//! **tail** of a step copies the first units of the next step.
+//! A **position** is the index of a unit among the streaming units. Position `q` uses slot `q %
+//! slots`. With `s` streaming units, position `s + k` is position `k` of the next step. The slots
+//! divide `s`, so a unit has the same slot in every step. The **tail** of a step copies the first
+//! units of the next step.
 //!
 //! ```text
 //!   main    begin ─> use 0 ─> use 1 ─> use 2 ─> use 3 ─> ...               ─> end
@@ -37,8 +36,7 @@ pub enum Adjustment {
         /// Slots of the schedule.
         given: usize,
     },
-    /// The slots do not divide the streaming units, so these units stay resident too, in the order
-    /// of use.
+    /// The slots do not divide the streaming units, so these stay resident.
     KeptResident {
         /// Numbers of the units.
         units: Vec<usize>,
@@ -55,9 +53,9 @@ pub enum Adjustment {
 /// A node of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
-    /// Start of the step: the fork point.
+    /// Fork point.
     Begin,
-    /// Copy of a position. Positions from the number of streaming units on belong to the next step.
+    /// Copy of a position, perhaps of the next step.
     Copy {
         /// The position.
         position: usize,
@@ -78,7 +76,7 @@ pub enum Why {
     Program,
     /// Start of the copies, before the first reader.
     Fork,
-    /// Copies form one chain, so one engine runs them in the order of use.
+    /// Copies form one chain in the order of use.
     Chain,
     /// A unit is read after its copy.
     Filled,
@@ -99,31 +97,27 @@ pub struct Edge {
     pub why: Why,
 }
 
-/// Contents of a slot: a unit at a stamp of its source.
+/// Contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The unit.
     pub unit: usize,
-    /// Stamp of the source, chosen by the caller.
+    /// Stamp of the source.
     pub stamp: u64,
 }
 
 /// Streaming units and their slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Position of each unit, if streaming.
     positions: Vec<Option<usize>>,
-    /// Unit of each position.
     streamed: Vec<usize>,
-    /// Resident units, in the order of use.
     residents: Vec<usize>,
     slots: usize,
     adjustments: Vec<Adjustment>,
 }
 
 impl Schedule {
-    /// Creates a schedule for units in the order of use. Differences from the request are reported
-    /// as [adjustments](Self::adjustments).
+    /// Creates a schedule for units in the order of use; see its [adjustments](Self::adjustments).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] without units or slots, and with [`Remainder::Refuse`] if the
@@ -181,7 +175,7 @@ impl Schedule {
         self.slots
     }
 
-    /// Returns the number of places: the slots, then one for each resident unit.
+    /// Returns the number of slots and resident units.
     #[must_use]
     pub fn places(&self) -> usize {
         self.slots + self.residents.len()
@@ -205,13 +199,13 @@ impl Schedule {
         &self.adjustments
     }
 
-    /// Returns the position of a unit. `None`: resident or unknown.
+    /// Returns the position of a streaming unit.
     #[must_use]
     pub fn position_of(&self, unit: usize) -> Option<usize> {
         self.positions.get(unit).copied().flatten()
     }
 
-    /// Returns the place of a unit. `None`: unknown.
+    /// Returns the place of a unit.
     #[must_use]
     pub fn place_of(&self, unit: usize) -> Option<usize> {
         match self.positions.get(unit)? {
@@ -220,23 +214,22 @@ impl Schedule {
         }
     }
 
-    /// Returns the unit of a position, in this or a later step. `None`: no unit streams.
+    /// Returns the unit of a position, in this or a later step.
     #[must_use]
     pub fn unit_at(&self, position: usize) -> Option<usize> {
         (!self.streamed.is_empty()).then(|| self.streamed[position % self.streamed.len()])
     }
 
-    /// Returns the positions copied by one captured step. The first `tail` positions were copied by
-    /// the previous step or [primed](Self::primes), and the first `tail` of the next step are
-    /// added. `tail` is at most the number of slots.
+    /// Returns the positions copied by one captured step. The first `tail` (at most the slots) were
+    /// copied by the previous step or [primed](Self::primes), and the first `tail` of the next step
+    /// are added.
     #[must_use]
     pub fn copies(&self, tail: usize) -> std::ops::Range<usize> {
         let tail = tail.min(self.slots);
         tail..self.streamed.len() + tail
     }
 
-    /// Returns all dependencies within a captured step. Dependencies on the previous step are
-    /// implied: a launch follows the last launch.
+    /// Returns all dependencies within a captured step. A launch follows the last launch.
     #[must_use]
     pub fn edges(&self, tail: usize) -> Vec<Edge> {
         let (positions, streamed) = (self.copies(tail), self.streamed.len());
@@ -251,7 +244,7 @@ impl Schedule {
         add(previous, Node::End, Why::Program);
         for position in positions {
             let copy = Node::Copy { position };
-            // The slot's last reader. The first readers belong to the previous step.
+            // The first readers belong to the previous step.
             let reader = position.checked_sub(self.slots);
             if position > first {
                 add(Node::Copy { position: position - 1 }, copy, Why::Chain);
@@ -270,9 +263,8 @@ impl Schedule {
         edges
     }
 
-    /// Returns the units to copy before a launch, in the order of use. These are resident units and
-    /// the first `tail` units whose places have other contents. `held`: by place; `wanted`: stamp
-    /// of each unit's source.
+    /// Returns the units to copy before a launch: resident units and the first `tail` units whose
+    /// places have other contents. `held`: by place; `wanted`: stamp of each unit's source.
     #[must_use]
     pub fn primes(&self, tail: usize, held: &[Option<Held>], wanted: &[u64]) -> Vec<usize> {
         let early = self.streamed.iter().take(tail.min(self.slots));
@@ -286,8 +278,7 @@ impl Schedule {
         units
     }
 
-    /// Updates the contents of the places for a launch, which copies each unit at its stamp in
-    /// `wanted`.
+    /// Updates the contents for a launch, which copies each unit at its stamp in `wanted`.
     pub fn advance(&self, tail: usize, held: &mut [Option<Held>], wanted: &[u64]) {
         for position in self.copies(tail) {
             let Some(unit) = self.unit_at(position) else { continue };
@@ -298,7 +289,6 @@ impl Schedule {
     }
 }
 
-/// Returns `count` of the streaming units, evenly spread.
 pub(super) fn spread(streams: &[bool], count: usize) -> Vec<usize> {
     let all: Vec<usize> = (0..streams.len()).filter(|unit| streams[*unit]).collect();
     (0..count.min(all.len())).map(|k| all[(2 * k + 1) * all.len() / (2 * count)]).collect()

@@ -1,7 +1,5 @@
-//! State of a ring: contents and readers of each place, and the sources of its units.
-//!
-//! Guarded by the mutex `state` of `Ring`. Invariant: a place holds, and is read as, one of its own
-//! units.
+//! State of a ring, under the mutex `state`: contents and readers of each place, and sources. A
+//! place holds, and is read as, one of its own units.
 
 use std::sync::Arc;
 
@@ -12,7 +10,6 @@ use super::schedule::{Held, Schedule};
 use crate::error::{Error, Result};
 use crate::pages::{Branch, Events, Fence, NamedStream};
 
-/// Current reader of a place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct User {
     pub(super) unit: usize,
@@ -22,11 +19,9 @@ pub(super) struct User {
 /// A slot, or the place of a resident unit.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// Contents after all submitted copies. `None`: undefined.
+    /// After all submitted copies. `None`: undefined.
     pub(super) held: Option<Held>,
-    /// Submitted copies to the place.
     pub(super) ready: Fence,
-    /// Readers since the last copy.
     pub(super) readers: Fence,
     pub(super) user: Option<User>,
 }
@@ -34,27 +29,26 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) runs: Runs<Arc<HostBuffer>>,
-    /// Number of the change that set this source.
+    /// The change that set this source.
     pub(super) set: u64,
 }
 
 impl Source {
-    /// Returns the number of the last change of the source or its buffers.
+    /// The last change of the source or its buffers.
     pub(super) fn stamp(&self) -> u64 {
         self.runs.iter().map(|run| run.source.last_change()).fold(self.set, u64::max)
     }
 }
 
-/// Stores to several sources.
 #[derive(Debug, Default)]
 pub(super) struct Stores {
     pub(super) fence: Fence,
-    /// Buffers included in `fence`: units often share one.
+    /// Units often share buffers.
     known: Vec<Arc<HostBuffer>>,
 }
 
 impl Source {
-    /// Returns [`stamp`](Self::stamp), and adds running stores to the buffers.
+    /// The stamp; also adds running stores to the buffers.
     pub(super) fn stamp_and_stores(&self, stores: &mut Stores) -> Result<u64> {
         let mut stamp = self.set;
         for run in &self.runs {
@@ -81,10 +75,8 @@ pub(super) struct Counts {
     pub(super) launches: u64,
 }
 
-/// Copies of a launch being made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Launching {
-    /// Stamp of each unit's source.
     pub(super) stamps: Arc<[u64]>,
     pub(super) copies: u64,
     pub(super) bytes: u64,
@@ -96,11 +88,10 @@ pub(super) struct RingState {
     pub(super) sources: Vec<Option<Source>>,
     pub(super) counts: Counts,
     pub(super) capturing: Option<StepCapture>,
-    /// Branches of captures, reused once the capture ended.
+    /// Reused once the capture ended.
     pub(super) branches: Vec<Branch>,
     /// Source of copy nodes without a run.
     pub(super) nothing: Option<Arc<HostBuffer>>,
-    /// Current launch of a captured step.
     pub(super) launching: Option<Launching>,
     /// The last launch, which used every place.
     pub(super) graphs: Fence,
@@ -134,7 +125,6 @@ impl RingState {
         Ok((source, source.stamp()))
     }
 
-    /// Returns an error during a launch.
     pub(super) fn between_launches(&self) -> Result<()> {
         if self.launching.is_none() {
             return Ok(());
@@ -148,8 +138,7 @@ impl RingState {
         self.places.iter().filter(|place| place.user.is_some()).count() as u64
     }
 
-    /// Ends all reads after the work submitted to their streams, and marks all contents as
-    /// undefined.
+    /// Ends all reads after the work submitted to their streams; all contents become undefined.
     pub(super) fn forget(&mut self, events: &Arc<Events>) {
         for place in &mut self.places {
             place.held = None;
@@ -159,7 +148,6 @@ impl RingState {
         }
     }
 
-    /// Adds all copies and readers to `fence`.
     pub(super) fn leave(&mut self, events: &Arc<Events>, fence: &mut Fence) {
         self.forget(events);
         fence.join(std::mem::take(&mut self.graphs));
@@ -169,7 +157,6 @@ impl RingState {
         }
     }
 
-    /// Checks that each place holds, and is read as, one of its own units.
     pub(super) fn audit(&self, schedule: &Schedule) -> Result<(), String> {
         for (number, place) in self.places.iter().enumerate() {
             let held = place.held.map(|held| held.unit);

@@ -1,7 +1,6 @@
-//! Commit: pages for all requested blocks or for none, from the device or from a lender.
-//!
-//! Wait for pages on their way, mark absent pages as committing, map the pages in one transaction,
-//! notify observers, back the blocks. [`Marks`] restores the table after a failure.
+//! Commit: pages for all requested blocks or for none, from the device or from a lender. Waits for
+//! pages on their way, marks absent pages as committing, maps the pages in one transaction,
+//! notifies observers, backs the blocks.
 
 use std::sync::Arc;
 
@@ -14,16 +13,16 @@ use crate::pages::{Fence, LentPlace, PageId, Transaction};
 
 type Choose<'a> = dyn FnMut(&mut Transaction<'_>, &[LentPlace]) -> Result<Vec<PageId>> + 'a;
 
-/// Lender of a lease. The caller owns the lender's replay slot.
+/// The caller owns the lender's replay slot.
 pub(crate) struct Lender<'a> {
-    /// Chooses pages, pins the pages in the transaction, and records the lease at these places.
+    /// Chooses and pins the pages, and records the lease at these places.
     pub(crate) choose: &'a mut Choose<'a>,
     /// Earlier work of the lender on the pages.
     pub(crate) fence: Fence,
 }
 
 impl Backing {
-    /// Backs the requested blocks. Calls reclaimers before failing, without a lock.
+    /// Calls reclaimers before failing, without a lock.
     pub(in super::super) fn commit(&self, request: &Request) -> Result<Committed> {
         let mut memory_retry = self.device.pool().memory_retry();
         loop {
@@ -56,8 +55,8 @@ impl Backing {
         })
     }
 
-    /// Backs blocks with a lender's pages at all absent places. With `whole`, fails if a page has
-    /// memory; otherwise, if a block has.
+    /// Maps a lender's pages at all absent places. With `whole`, fails if a page has memory;
+    /// otherwise, if a block has.
     pub(in super::super) fn borrow(&self, request: &Request, whole: bool, lender: Lender<'_>) -> Result<()> {
         let blocks = &request.blocks;
         let begin = |table: &mut Table| {
@@ -88,7 +87,7 @@ impl Backing {
         self.device.pool().refuse_hopeless(pages.saturating_mul(self.page()))
     }
 
-    /// Marks absent pages as committing, once no other thread moves them.
+    /// Marks absent pages, once no other thread moves them.
     fn mark(&self, request: &Request) -> Result<Plan> {
         self.refuse_hopeless(request)?;
         let begin = |table: &mut Table| match table.obstacle(request) {
@@ -121,7 +120,6 @@ impl Backing {
         }
     }
 
-    /// Maps the absent pages of a plan, and ends the plan.
     fn map(&self, plan: Plan, lender: Option<Lender<'_>>) -> Result<Committed> {
         let marks = Marks { backing: self, plan: Some(plan) };
         let Some(plan) = &marks.plan else { return Ok(Committed::default()) };
@@ -148,7 +146,7 @@ impl Backing {
             rest = others;
         }
         let calls = transaction.commit().0;
-        // A mapped page costs two calls, and a created page one more.
+        // A mapped page costs two calls, a created one three.
         let created = if own { calls.all - 2 * calls.maps } else { 0 };
         let revived = plan.revived_pages();
         let done = Committed { bytes: calls.mapped_bytes, pages: calls.maps, created, revived };
@@ -161,7 +159,7 @@ impl Backing {
     }
 
     fn take_pages(&self, transaction: &mut Transaction<'_>, plan: &Plan) -> Result<Vec<PageId>> {
-        // After the marks, so pages committed again are not unmapped.
+        // After the marks, so pages committed again stay mapped.
         self.settle();
         let pages: u64 = plan.absent().iter().map(Run::pages).sum();
         transaction.expect_bytes(pages * self.page());
@@ -169,7 +167,7 @@ impl Backing {
     }
 }
 
-/// Committing pages. Dropping without `finish`, also after a panic, restores the previous states.
+/// Dropping without `finish`, also after a panic, restores the previous states.
 struct Marks<'a> {
     backing: &'a Backing,
     plan: Option<Plan>,

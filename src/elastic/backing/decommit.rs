@@ -1,7 +1,5 @@
-//! Decommit: pages without backed blocks are unmapped after their fences.
-//!
-//! Release blocks in the table: pages without other blocks wait for their fence. The next call
-//! after the fence notifies observers and unmaps the pages, now free pages of the device.
+//! Decommit: pages without backed blocks wait for their fence. The next call after the fence
+//! notifies observers and unmaps the pages.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -13,20 +11,19 @@ use crate::error::Result;
 use crate::pages::{AccountId, Fence, LentPlace, PendingUnmap, Reclaimer};
 use crate::units::Stream;
 
-/// Maximum wait of one reclaim for fences of decommitted pages.
+/// Wait of one reclaim for fences of decommitted pages.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Backing {
-    /// Releases blocks after a fence and returns the bytes of decommitted pages. Waits for pages
-    /// being moved, but not for the fence.
+    /// Returns the bytes of decommitted pages. Waits for pages being moved, not for the fence.
     pub(in super::super) fn decommit(&self, blocks: &Range<u64>, fence: &Fence) -> Result<u64> {
         let pages = self.when_not(|table| table.is_moving(blocks), |table| table.release(blocks, fence))?;
         self.settle();
         Ok(pages * self.page())
     }
 
-    /// Releases blocks by `release`. Does not wait, because no thread moves pages of backed blocks.
-    /// During a commit, the driver may be slow, so the committing thread unmaps the pages.
+    /// Does not wait: no thread moves pages of backed blocks. During a commit, its thread unmaps
+    /// the pages, as the driver may be slow.
     pub(in super::super) fn release<R>(&self, release: impl FnOnce(&mut Table) -> R) -> R {
         let (released, left) = self.read(|table| (release(table), table.leave_to_commit()));
         if !left {
@@ -35,9 +32,8 @@ impl Backing {
         released
     }
 
-    /// Releases the given blocks on leased pages. Returns the bytes of pages without backed blocks,
-    /// including pages which had none before. No block on these pages is backed again before the
-    /// unmap.
+    /// Releases blocks on leased pages. Returns the bytes of pages without backed blocks, including
+    /// pages which had none before; no block is backed there again before the unmap.
     pub(in super::super) fn give_back(
         &self,
         places: &[Place],
@@ -50,7 +46,6 @@ impl Backing {
         Ok(pages * self.page())
     }
 
-    /// Converts places of the pool to places of this backing.
     pub(in super::super) fn places(&self, lent: &[LentPlace]) -> Vec<Place> {
         let number = |id| self.ranges.iter().position(|range| range.id() == id);
         lent.iter().filter_map(|(id, offset)| Some((number(*id)?, offset / self.page()))).collect()
@@ -77,14 +72,14 @@ impl Backing {
         unmapping.end() * self.page()
     }
 
-    /// Makes later work of a stream wait for previous users of committed pages.
+    /// Makes a stream wait for previous users of committed pages.
     pub(in super::super) fn before(&self, stream: Stream) -> Result<()> {
         let mut earlier = self.read(|table| table.earlier());
         earlier.before(self.device.pool().events(), stream)
     }
 }
 
-/// Pages being unmapped. At its end, also after a panic, the table equals the mappings.
+/// Pages being unmapped: at its end, also after a panic, the table equals the mappings.
 struct Unmapping<'a> {
     backing: &'a Backing,
     runs: Vec<Run>,
@@ -108,13 +103,12 @@ impl Drop for Unmapping<'_> {
 }
 
 impl Reclaimer for Backing {
-    /// Unmaps decommitted pages, and waits for their fences if necessary. Keeps committed pages.
+    /// Unmaps decommitted pages, and waits for their fences if necessary.
     fn reclaim(&self, bytes: u64) -> u64 {
         let mut given = self.settle();
         if given < bytes {
             let start = Instant::now();
             for mut fence in self.read(|table| table.fences()) {
-                // After a failed wait, the pages stay.
                 let _ = fence.block(self.device.pool().events(), PATIENCE.saturating_sub(start.elapsed()));
             }
             given += self.settle();

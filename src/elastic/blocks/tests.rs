@@ -1,5 +1,3 @@
-//! Tests of the block pool: single cases, and a comparison with a naive model without pages.
-
 #![allow(clippy::single_range_in_vec_init, reason = "one span of many, not its numbers")]
 
 use std::collections::BTreeSet;
@@ -80,7 +78,7 @@ fn the_engine_is_asked_for_the_pages_with_the_fewest_blocks_and_never_for_one_in
         ask.pages,
         [Candidate { page: 3, blocks: vec![24] }, Candidate { page: 0, blocks: vec![0, 1] },]
     );
-    // Pages beyond the limit come first, although more blocks are used.
+    // Although more blocks are used.
     pool.set_limit(8);
     assert_eq!(pool.ask(80, 0, |_| true).pages, [Candidate { page: 2, blocks: vec![16] }]);
     assert_eq!(pool.ask(1000, 0, |_| true).pages.last().unwrap().page, 0);
@@ -157,7 +155,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// A scheduler asks at every step; `empty_bytes` once walked all pages.
+/// `empty_bytes` once walked all pages.
 #[test]
 fn what_is_asked_at_every_step_does_not_walk_over_the_pages() {
     let pool = BlockPool::new(1 << 20, 1, 3).unwrap();

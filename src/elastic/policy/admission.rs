@@ -1,5 +1,3 @@
-//! Admission: whether one more sequence fits until its end.
-
 use crate::error::{Error, Result};
 
 /// A sequence that grows by one token a step.
@@ -19,10 +17,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Creates a policy for blocks of this many tokens.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for 0.
+    /// Creates a policy for blocks of this many tokens, not 0.
     pub fn new(block_tokens: u64) -> Result<Self> {
         if block_tokens == 0 {
             return Err(Error::InvalidArgument { what: "tokens a block", value: 0, expected: "1 at least" });
@@ -30,14 +25,12 @@ impl Admission {
         Ok(Self { block_tokens })
     }
 
-    /// Returns the peak number of blocks of these sequences, at most one too many a sequence: a
-    /// partial block counts as one more.
+    /// Returns the peak number of blocks of these sequences, at most one too many a sequence.
     #[must_use]
     pub fn peak(&self, sequences: &[Growing]) -> u64 {
         let mut order: Vec<_> = sequences.iter().filter(|one| one.tokens > 0 || one.left > 0).collect();
         order.sort_unstable_by_key(|one| std::cmp::Reverse(one.left));
-        // Totals peak just before a sequence ends: sequences with the same or more tokens left
-        // still run.
+        // Totals peak just before a sequence ends.
         let (mut tokens, mut most) = (0_u64, 0);
         for (count, one) in (1_u64..).zip(order) {
             tokens = tokens.saturating_add(one.tokens);
@@ -47,7 +40,7 @@ impl Admission {
         most
     }
 
-    /// Returns true if the sequences and one more stay within `blocks`.
+    /// Whether the sequences and one more stay within `blocks`.
     #[must_use]
     pub fn fits(&self, running: &[Growing], more: Growing, blocks: u64) -> bool {
         let all: Vec<Growing> = running.iter().copied().chain([more]).collect();

@@ -1,13 +1,11 @@
-//! Pre-commit: when to commit ahead of need and when to give back. Time is the number of the step.
-
 use crate::error::{Error, Result};
 
 /// Targets for the number of free blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watermarks {
-    /// Below this number, blocks are committed.
+    /// Commit below this number of free blocks.
     pub low: u64,
-    /// Commits fill up to this number; more blocks are given back.
+    /// Fill up to this number; give more blocks back.
     pub high: u64,
 }
 
@@ -22,26 +20,21 @@ pub enum Ahead {
     GiveBack(u64),
 }
 
-/// Decides at each step. Both marks rise by the recent demand during a commit; demand decays
-/// slowly. Blocks above the high mark are given back only after a while, so memory does not
-/// oscillate.
+/// Decides at each step when to commit ahead of need and when to give back:
+/// `vmmgraph_pre_commit_create`.
 #[derive(Clone, Debug)]
 pub struct PreCommit {
     marks: Watermarks,
     lead: u64,
     residence: u64,
-    /// Peak of recent demand, in blocks a step.
+    /// In blocks a step.
     demand: u64,
     /// First step with too many blocks.
     since: Option<u64>,
 }
 
 impl PreCommit {
-    /// `lead`: maximum steps of a commit. `residence`: steps with too many blocks before some are
-    /// given back.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if the low mark is above the high mark.
+    /// See `vmmgraph_pre_commit_create`. Fails if the low mark is above the high mark.
     pub fn new(marks: Watermarks, lead: u64, residence: u64) -> Result<Self> {
         if marks.low > marks.high {
             let expected = "at most the high mark";
@@ -50,8 +43,7 @@ impl PreCommit {
         Ok(Self { marks, lead, residence, demand: 0, since: None })
     }
 
-    /// Decides before step `step`, which never decreases. `free`: backed and unused blocks;
-    /// `coming`: blocks being committed; `granted`: blocks handed out since the last call.
+    /// Decides before a step: `vmmgraph_pre_commit_step`.
     pub fn step(&mut self, step: u64, free: u64, coming: u64, granted: u64) -> Ahead {
         // Decays by an eighth a step, at least by one.
         let faded = self.demand - self.demand.div_ceil(8);

@@ -1,5 +1,3 @@
-//! Deadline order, if not all work can be in time.
-
 use std::collections::BinaryHeap;
 
 /// Work waiting for its turn.
@@ -9,16 +7,12 @@ pub struct Due {
     pub by: u64,
     /// Duration.
     pub takes: u64,
-    /// Time from which this work comes first, in time or not, so no work waits forever.
+    /// Time from which this work comes first, so no work waits forever.
     pub patience: u64,
 }
 
-/// Returns the serving order from `now` with the most work in time, as positions in `all`. Also
-/// returns the number of entries before the late rest.
-///
-/// First comes work whose patience ended, oldest first; then work in time, by deadline; then the
-/// rest, by patience. If not all can be in time, the longest are late (Moore's algorithm, with the
-/// fewest late).
+/// Returns the serving order from `now` with the most work in time (Moore's algorithm), and the
+/// number of entries before the late rest: `vmmgraph_in_turn`.
 #[must_use]
 pub fn deadline_order(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
     let mut order: Vec<(usize, Due)> = all.iter().copied().enumerate().collect();
@@ -76,7 +70,7 @@ mod tests {
             prop_assert_eq!(sorted, (0..all.len()).collect::<Vec<_>>());
             let first = all.iter().filter(|one| one.patience <= now).count();
             prop_assert!(order[..first].iter().all(|at| all[*at].patience <= now));
-            // After the work without patience, which always comes first.
+            // After the work without patience.
             let begin = now + order[..first].iter().map(|at| all[*at].takes).sum::<u64>();
             let others: Vec<usize> = (0..all.len()).filter(|at| all[*at].patience > now).collect();
             let mut best = 0;

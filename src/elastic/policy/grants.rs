@@ -1,5 +1,3 @@
-//! Grants: KV memory and activations of a step, granted together.
-
 use std::collections::VecDeque;
 
 /// Pages a step needs in addition to its current pages.
@@ -28,30 +26,26 @@ impl Need {
 pub enum Answer {
     /// Both are granted.
     Granted,
-    /// Neither is granted. The step keeps its place in the queue and should ask again after a
-    /// release.
+    /// Neither is granted: ask again after a release, in the same place of the queue.
     NotNow,
     /// The request exceeds all pages.
     Never,
 }
 
-/// One budget of pages for the KV memory and the activations of all running steps. A step gets both
-/// or neither, so steps cannot deadlock.
-///
-/// A waiting step is overtaken a bounded number of times, not counting steps which fit beside it.
-/// So small steps do not starve a large one, and a large one does not stall the device.
+/// One budget of pages for the KV memory and the activations of all running steps:
+/// `vmmgraph_grants_create`.
 #[derive(Clone, Debug)]
 pub struct Grants {
     pages: u64,
     overtakes: u64,
     kv: u64,
     activations: u64,
-    /// Waiting steps in request order: step, need, number of overtakes.
+    /// Step, need, number of overtakes.
     waiting: VecDeque<(u64, Need, u64)>,
 }
 
 impl Grants {
-    /// `pages`: the budget. `overtakes`: maximum number of times a waiting step is overtaken.
+    /// `overtakes`: how often a waiting step may be overtaken.
     #[must_use]
     pub fn new(pages: u64, overtakes: u64) -> Self {
         Self { pages, overtakes, kv: 0, activations: 0, waiting: VecDeque::new() }
@@ -75,7 +69,7 @@ impl Grants {
         self.activations
     }
 
-    /// Changes the budget. Grants beyond the budget stay until released.
+    /// Changes the budget; grants beyond stay until released.
     pub fn set_pages(&mut self, pages: u64) {
         self.pages = pages;
     }
@@ -101,7 +95,7 @@ impl Grants {
         let place = self.waiting.iter().position(|(other, ..)| *other == who);
         let ahead = place.unwrap_or(self.waiting.len());
         let rest = self.free().checked_sub(need.pages());
-        // An earlier step is overtaken if it no longer fits beside this one, or does not fit now.
+        // It no longer fits beside this one, or does not fit now.
         let stopped = |(_, other, times): &(u64, Need, u64)| {
             rest.is_some_and(|rest| other.pages() > rest) && *times >= self.overtakes
         };
@@ -121,8 +115,7 @@ impl Grants {
         Answer::Granted
     }
 
-    /// Takes KV pages for a running step which cannot continue without, ahead of all waiting steps.
-    /// Returns false if too few are free.
+    /// Takes KV pages for a running step, ahead of all waiting steps; false if too few are free.
     pub fn extend(&mut self, kv: u64) -> bool {
         let there = kv <= self.free();
         if there {
@@ -136,7 +129,7 @@ impl Grants {
         self.waiting.retain(|(other, ..)| *other != who);
     }
 
-    /// Returns pages: activations of an ended step, KV pages of ended sequences.
+    /// Returns pages of ended steps and sequences.
     pub fn give(&mut self, back: Need) {
         self.kv = self.kv.saturating_sub(back.kv);
         self.activations = self.activations.saturating_sub(back.activations);
@@ -157,8 +150,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compared with a table of owners: grants never exceed the budget and cover both or
-        /// neither. In any order of ends and requests, no step waits forever.
+        /// In any order of ends and requests, no step waits forever.
         #[test]
         fn steps_get_both_or_neither_and_all_get_their_turn(pages in 1_u64..20, overtakes in 0_u64..4, steps in steps()) {
             let mut grants = Grants::new(pages, overtakes);
@@ -205,7 +197,7 @@ mod tests {
                     grants.give(need);
                 }
             }
-            // As steps end, all waiting steps are granted, asking in reverse order.
+            // Asking in reverse order.
             while !waiting.is_empty() {
                 let before = waiting.len();
                 let ended = held.pop_first();

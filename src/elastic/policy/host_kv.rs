@@ -1,13 +1,10 @@
-//! Host KV: host memory for the KV of prompts which wait for room on the device.
-
 use std::collections::BTreeMap;
 
 use super::Limit;
 use crate::error::{Error, Result};
 
-/// Host memory for KV. A prompt without room on the device is prefilled anyway, its KV moves to the
-/// host, and returns when the device has room. The physical size exists; the logical size limits
-/// its use.
+/// Host memory for KV: a prompt without room on the device is prefilled anyway, and its KV waits on
+/// the host. The logical size limits the use of the physical one.
 #[derive(Clone, Debug)]
 pub struct HostKv {
     physical: u64,
@@ -16,13 +13,13 @@ pub struct HostKv {
 }
 
 impl HostKv {
-    /// `physical`: bytes, all usable.
+    /// All `physical` bytes are usable.
     #[must_use]
     pub fn new(physical: u64) -> Self {
         Self { physical, limit: Limit::new(physical), held: BTreeMap::new() }
     }
 
-    /// Sets the logical size, at most the physical one. KV beyond the new size stays until taken.
+    /// Sets the logical size, at most the physical one. KV beyond stays until taken.
     pub fn set_logical(&mut self, bytes: u64) {
         self.limit.set(bytes.min(self.physical));
     }
@@ -51,7 +48,7 @@ impl HostKv {
         self.limit.held()
     }
 
-    /// Adds a sequence. Returns false if the sequence exists or the logical size is exceeded.
+    /// Adds a sequence; false if it exists or the logical size is exceeded.
     pub fn put(&mut self, sequence: u64, bytes: u64) -> bool {
         let taken = !self.held.contains_key(&sequence) && self.limit.take(bytes);
         if taken {
@@ -60,8 +57,7 @@ impl HostKv {
         taken
     }
 
-    /// As [`put`](Self::put), limited by the physical size only: for a sequence that would lose its
-    /// KV.
+    /// Like [`put`](Self::put), within the physical size: for a sequence that would lose its KV.
     pub fn rescue(&mut self, sequence: u64, bytes: u64) -> bool {
         let logical = self.logical();
         self.limit.set(self.physical);
@@ -70,10 +66,7 @@ impl HostKv {
         taken
     }
 
-    /// Removes a sequence and returns its bytes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an unknown sequence.
+    /// Removes a sequence and returns its bytes; [`Error::InvalidArgument`] if unknown.
     pub fn take(&mut self, sequence: u64) -> Result<u64> {
         let Some(bytes) = self.held.remove(&sequence) else {
             let expected = "a sequence whose KV memory is on the host";

@@ -1,11 +1,9 @@
-//! Lengths: predicts lengths of sequences from ended ones.
-
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
 /// Predicts the final number of generated tokens of a sequence: a quantile of the recently ended
-/// sequences which were longer than this sequence is now.
+/// longer sequences.
 #[derive(Clone, Debug)]
 pub struct Lengths {
     /// In order of their ends.
@@ -17,11 +15,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// `window`: number of remembered lengths. `per_mille`: share of sequences not longer than the
-    /// prediction. `first`: tokens added if no sequence was as long.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for an empty window or a `per_mille` above 1000.
+    /// See `vmmgraph_lengths_create`. Fails for an empty window or a `per_mille` above 1000.
     pub fn new(window: usize, per_mille: u64, first: u64) -> Result<Self> {
         let wrong = |what, value, expected| Err(Error::InvalidArgument { what, value, expected });
         if window == 0 {

@@ -1,7 +1,5 @@
-//! Limit: may fall below the amount in use.
-
-/// Limit of an amount, in any unit. A lower limit stops grants at once, but takes nothing away: the
-/// excess shrinks as users give back.
+/// Limit of an amount, in any unit, which may fall below the amount in use: it stops grants at
+/// once, but takes nothing away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
     most: u64,
@@ -53,8 +51,7 @@ impl Limit {
         there
     }
 
-    /// Gives back at most `amount`. Returns the part above the limit, which cannot be granted
-    /// again.
+    /// Gives back at most `amount`. Returns the part above the limit.
     pub fn give(&mut self, amount: u64) -> u64 {
         let given = amount.min(self.held);
         let gone = given.min(self.beyond());
@@ -94,7 +91,6 @@ mod tests {
                     }
                     Step::Take(amount) => {
                         let fits = amount == 0 || bag.len() + amount as usize <= most;
-                        // Taking nothing is always granted.
                         prop_assert_eq!(limit.take(amount), fits);
                         if fits {
                             bag.extend((0..amount).map(|_| ()));

@@ -1,8 +1,6 @@
-//! Pace: whether prompts wait for decoding sequences, or the reverse.
-
 use super::Due;
 
-/// A prompt that waits to begin. All times are in one unit chosen by the caller.
+/// A prompt that waits to begin; times in the caller's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prompt {
     /// Arrival time.
@@ -18,27 +16,25 @@ pub struct Decoding {
     pub since: u64,
     /// Tokens generated.
     pub tokens: u64,
-    /// Time allowed for each token, on average.
+    /// Average time allowed for each token.
     pub each: u64,
 }
 
 impl Prompt {
-    /// Returns the remaining and the initial time the prompt may wait and still be in time. `None`:
-    /// late.
+    /// Remaining and initial time the prompt may wait and still be in time. `None`: late.
     fn slack(&self, now: u64) -> Option<(u64, u64)> {
         let last = self.due.by.checked_sub(self.due.takes)?;
         Some((last.checked_sub(now)?, last.saturating_sub(self.since)))
     }
 
-    /// Returns true if the KV should move to the host instead of waiting: half of the waiting time
-    /// is over. Moving at once would make the first token early and the later tokens late.
+    /// Whether the KV should move to the host instead of waiting: `vmmgraph_prompt_to_host`.
     #[must_use]
     pub fn to_host(&self, now: u64) -> bool {
         self.slack(now).is_none_or(|(left, all)| left <= all / 2)
     }
 
-    /// Returns true if the prompt must begin now, even if other work becomes late. A tenth of its
-    /// waiting time is left, or its patience has ended. A late prompt is not urgent.
+    /// Whether the prompt must begin now: a tenth of its waiting time is left, or its patience has
+    /// ended. A late prompt is not urgent.
     #[must_use]
     pub fn presses(&self, now: u64) -> bool {
         self.due.patience <= now || self.slack(now).is_some_and(|(left, all)| left <= all / 10)
@@ -46,15 +42,14 @@ impl Prompt {
 }
 
 impl Decoding {
-    /// Returns true if tokens are late on average, with no further token before `now`.
+    /// Late on average, with no further token before `now`.
     fn is_late(&self, now: u64) -> bool {
         now.saturating_sub(self.since) > self.each.saturating_mul(self.tokens)
     }
 }
 
-/// Returns true if a prefill of these prompts should wait for another decode step. No prompt is
-/// urgent, and after the prefill, which lasts `takes`, more than 30% of the decoding sequences
-/// would be late. Prefilling at every opportunity makes short answers late after long prompts.
+/// Whether a prefill of these prompts should wait for another decode step:
+/// `vmmgraph_prefill_waits`.
 #[must_use]
 pub fn prefill_waits(now: u64, takes: u64, prompts: &[Prompt], decoding: &[Decoding]) -> bool {
     if prompts.iter().any(|one| one.presses(now)) {

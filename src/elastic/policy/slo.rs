@@ -1,12 +1,10 @@
-//! SLO control: host memory of waiting prompts, by late tokens.
-
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// Number of recent iterations considered.
+/// Iterations considered.
 const WINDOW: usize = 5;
-/// Number of late iterations which cause a change.
+/// Late iterations which cause a change.
 const VIOLATIONS: usize = 3;
 
 /// Result of an iteration.
@@ -20,9 +18,7 @@ pub enum SloChange {
     Lowered(u64),
 }
 
-/// Doubles a size if first tokens were late in three of the last five iterations. Halves the size
-/// if later tokens were, and keeps the size if both were. After a change only new iterations count.
-/// eLLM controls the logical size of its buffer in the same way.
+/// Controls a size by late tokens, by eLLM's rule: `vmmgraph_slo_control_step`.
 #[derive(Clone, Debug)]
 pub struct SloControl {
     least: u64,
@@ -32,10 +28,8 @@ pub struct SloControl {
 }
 
 impl SloControl {
-    /// Keeps the size between `least` and `most`, beginning with `value`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a `least` of 0, or a `value` out of bounds.
+    /// Keeps the size between `least` (not 0) and `most`, from `value`; [`Error::InvalidArgument`]
+    /// if out of bounds.
     pub fn new(least: u64, value: u64, most: u64) -> Result<Self> {
         let wrong =
             |what, value: u64, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });

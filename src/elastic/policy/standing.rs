@@ -1,24 +1,19 @@
-//! Standing memory: kept mapped between the steps which use it.
-
 use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// Amount of step memory to keep: the maximum use of the recent steps. So memory needed repeatedly
-/// stays, and memory of a rare step is freed after a while. A small excess is kept too.
+/// Amount of step memory to keep mapped: the maximum use of the recent steps, and a small excess.
 #[derive(Clone, Debug)]
 pub struct Standing {
     residence: u64,
     gap: u64,
-    /// Step and amount, with falling amounts: an amount exceeded by a later step is dropped.
+    /// With falling amounts: an amount exceeded by a later step is dropped.
     used: VecDeque<(u64, u64)>,
 }
 
 impl Standing {
-    /// `residence`: steps for which an amount is kept. `gap`: an excess below 1/`gap` is kept.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a gap of 0.
+    /// `residence`: steps for which an amount is kept. `gap`, not 0: an excess below 1/`gap` is
+    /// kept.
     pub fn new(residence: u64, gap: u64) -> Result<Self> {
         if gap == 0 {
             return Err(Error::InvalidArgument { what: "the gap", value: 0, expected: "1 part at least" });
@@ -34,7 +29,7 @@ impl Standing {
         self.used.push_back((step, amount));
     }
 
-    /// Returns the amount to keep at a step. Drops older amounts.
+    /// Returns the amount to keep at a step.
     pub fn wanted(&mut self, step: u64) -> u64 {
         while self.used.front().is_some_and(|(at, _)| step.saturating_sub(*at) > self.residence) {
             self.used.pop_front();
@@ -70,7 +65,6 @@ mod tests {
                 let recent = all.iter().filter(|(step, _)| after - step <= residence);
                 let most = recent.map(|(_, amount)| *amount).max().unwrap_or(0);
                 let spare = held.saturating_sub(most);
-                // At least 1/`gap`, in rational numbers.
                 let expected = (spare > 0 && spare * gap >= held).then_some(spare);
                 prop_assert_eq!(standing.clone().wanted(after), most);
                 prop_assert_eq!(standing.clone().too_much(after, held), expected);

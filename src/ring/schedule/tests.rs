@@ -1,5 +1,3 @@
-//! Tests of the schedule, compared with a naive model: a list of events, searched linearly.
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -12,7 +10,7 @@ enum Does {
     Use { unit: usize, step: usize },
 }
 
-/// Nodes of a graph as numbers, and for each node the set of all earlier nodes.
+/// For each node, all earlier ones.
 struct Order {
     nodes: Vec<Node>,
     before: Vec<[u64; 4]>,
@@ -59,7 +57,7 @@ impl Order {
     }
 }
 
-/// Returns the events of three steps, from counters for `slots` and no arithmetic.
+/// Events of three steps, from counters and no arithmetic.
 fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     let streamed: Vec<usize> = (0..resident.len()).filter(|unit| !resident[*unit]).collect();
     let mut list = Vec::new();
@@ -92,7 +90,7 @@ fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     list
 }
 
-/// Returns the dependencies needed in the second step, found by searching the list backwards.
+/// Dependencies needed in the second step, found by searching the list backwards.
 fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Node)> {
     let mut needed = BTreeSet::new();
     let start = list.iter().rposition(|does| matches!(does, Does::Use { step: 0, .. })).unwrap() + 1 + tail;
@@ -135,7 +133,6 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
     needed
 }
 
-/// Checks all guarantees of one schedule with one tail.
 fn check(resident: &[bool], slots: usize, tail: usize) {
     let schedule = Schedule::new(resident, slots, Remainder::KeepResident).unwrap();
     let what = || format!("{resident:?} over {slots} with {tail}: {schedule:?}");
@@ -161,7 +158,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
             assert_eq!(schedule.place_of(*unit), Some(*slot), "{}", what());
         }
     }
-    // No other dependency exists: an edge between copy and work is a needed one.
+    // No other dependency between copy and work exists.
     for edge in edges.iter().filter(|edge| matches!(edge.why, Why::Filled | Why::Read)) {
         assert!(needed.contains(&(edge.before, edge.after)), "{edge:?} in {}", what());
     }
@@ -235,7 +232,7 @@ proptest! {
 
 #[test]
 fn every_edge_between_copies_and_work_is_missed() {
-    // Each edge is necessary: no other path has the same effect.
+    // No other path has the same effect.
     for (units, slots, tail) in [(4, 2, 0), (4, 2, 1), (9, 3, 3), (8, 1, 1), (12, 4, 2)] {
         let schedule = Schedule::new(&vec![false; units], slots, Remainder::Refuse).unwrap();
         let edges = schedule.edges(tail);
@@ -260,11 +257,10 @@ fn what_is_otherwise_than_asked_is_said() {
         |units: usize, slots| Schedule::new(&vec![false; units], slots, Remainder::KeepResident).unwrap();
     let exact = of(36, 3);
     assert_eq!((exact.slots(), exact.streamed().len(), exact.adjustments()), (3, 36, &[][..]));
-    // A prime: one unit stays resident, in the middle.
+    // One unit stays resident.
     let prime = of(61, 4);
     assert_eq!(prime.adjustments(), [Adjustment::KeptResident { units: vec![30] }]);
     assert_eq!((prime.streamed().len(), prime.residents(), prime.places()), (60, &[30][..], 5));
-    // Two of eleven, spread.
     assert_eq!(of(11, 3).adjustments(), [Adjustment::KeptResident { units: vec![2, 8] }]);
     assert_eq!(of(5, 3).adjustments()[0], Adjustment::FewerSlots { asked: 3, given: 2 });
     assert_eq!(of(3, 3).adjustments(), [Adjustment::NothingStreams { units: 3, slots: 3 }]);
@@ -289,20 +285,19 @@ fn a_changed_source_is_primed_and_nothing_else() {
     assert_eq!((schedule.streamed().len(), schedule.residents()), (8, &[2][..]));
     let mut wanted = vec![1; 9];
     let mut held = vec![None; schedule.places()];
-    // Resident units and the first two, as all contents are undefined.
+    // All contents are undefined.
     assert_eq!(schedule.primes(2, &held, &wanted), [0, 1, 2]);
     for unit in [0, 1, 2] {
         held[schedule.place_of(unit).unwrap()] = Some(Held { unit, stamp: 1 });
     }
     schedule.advance(2, &mut held, &wanted);
     assert_eq!(schedule.primes(2, &held, &wanted), Vec::<usize>::new());
-    // A graph without a tail copies these units itself.
     assert_eq!(schedule.primes(0, &[], &wanted), [2]);
-    // A unit copied within the step needs no priming; a unit of the tail and a resident unit do.
+    // Copied within the step; a unit of the tail and a resident unit do need priming.
     wanted[5] = 2;
     assert_eq!(schedule.primes(2, &held, &wanted), Vec::<usize>::new());
     (wanted[1], wanted[2]) = (2, 2);
     assert_eq!(schedule.primes(2, &held, &wanted), [1, 2]);
-    // A graph with a longer tail expects more: the other slots hold the units used last.
+    // The other slots hold the units used last.
     assert_eq!(schedule.primes(4, &held, &wanted), [1, 2, 3, 4]);
 }
