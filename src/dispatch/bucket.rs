@@ -8,11 +8,11 @@ use super::key::{AXES, Key, Weights};
 pub const MAX_BUCKETS: usize = 1 << 16;
 
 /// Returns xLLM's sizes (`CudaGraphExecutorImpl::get_bucket_num_tokens`, jd-opensource/xllm): 1, 2,
-/// 4, 8, then multiples of 16, up to the first size of at least `max`. Empty for 0.
+/// 4, 8, then multiples of 16, up to the first size of at least `max`.
 #[must_use]
 pub fn xllm_sizes(max: u32) -> Vec<u32> {
     let mut sizes = Vec::new();
-    // In 64 bits: the last multiple of 16 may exceed 2^32 and is then left out.
+    // In 64 bits: the last multiple of 16 may exceed 2^32.
     let rule =
         [1, 2, 4, 8].into_iter().chain((16..).step_by(16)).map_while(|size: u64| u32::try_from(size).ok());
     for size in rule {
@@ -25,10 +25,8 @@ pub fn xllm_sizes(max: u32) -> Vec<u32> {
 }
 
 /// Returns vLLM's default sizes (`VllmConfig._set_cudagraph_sizes`, vllm-project/vllm): 1, 2, 4,
-/// multiples of 8 below 256, then multiples of 16 up to `max`. In vLLM, `max` is `min(2 *
-/// max_num_seqs * tokens a decode, 512)` unless set (newer releases: 1024 on data-center
-/// Blackwell). A `max` between two sizes is not added. Newer releases add `max_num_batched_tokens`
-/// if within `max`, and have a list for interactive use, starting with 1 to 32.
+/// multiples of 8 below 256, then multiples of 16 up to `max`: `min(2 * max_num_seqs * tokens a
+/// decode, 512)` in vLLM unless set. Newer releases add `max_num_batched_tokens` if within `max`.
 #[must_use]
 pub fn vllm_sizes(max: u32) -> Vec<u32> {
     let small = [1, 2, 4].into_iter().filter(|size| *size <= max);
@@ -37,16 +35,14 @@ pub fn vllm_sizes(max: u32) -> Vec<u32> {
     small.chain(eights).chain(sixteens).collect()
 }
 
-/// Set of buckets. A bucket's number is its index in the order of variant, weight, sizes.
-///
-/// Invariants: distinct, every bucket has a size above 0, at most [`MAX_BUCKETS`].
+/// Set of distinct buckets, numbered in the order of variant, weight, sizes.
 #[derive(Clone, Debug)]
 pub struct BucketSet {
     entries: Vec<Entry>,
     weights: Weights,
-    /// All ones along the axes used by a bucket; other axes do not affect the choice.
+    /// All ones along axes used by a bucket.
     used: [u32; AXES],
-    /// Number of buckets using each axis.
+    /// Buckets using each axis.
     users: [usize; AXES],
     /// Variant bits which must match.
     variant_bits: u32,
@@ -61,7 +57,7 @@ struct Entry {
 
 impl BucketSet {
     /// Creates a set from buckets in any order. An axis on which all buckets are 0 does not affect
-    /// the choice of a bucket.
+    /// the choice.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a duplicate bucket, a bucket of size 0 on all axes, and too
@@ -91,29 +87,26 @@ impl BucketSet {
     }
 
     /// Creates one bucket for each number of tokens, in variant 0.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
     pub fn of_tokens(sizes: impl IntoIterator<Item = u32>) -> Result<Self> {
         Self::new(sizes.into_iter().map(Key::tokens), Weights::default())
     }
 
     /// Ignores these bits of a step's variant: a piecewise graph runs uniform and mixed steps
-    /// alike. Buckets with one of these bits set never match.
+    /// alike. Buckets with one of these bits never match.
     #[must_use]
     pub fn ignoring_variant_bits(mut self, bits: u32) -> Self {
         self.variant_bits = !bits;
         self
     }
 
-    /// Returns the number of the lightest bucket covering a step. Logarithmic along one axis. With
-    /// several axes, scans the buckets between the weight of the step and the weight of the result.
+    /// Returns the number of the lightest bucket covering a step. Logarithmic along one axis; with
+    /// several, scans the buckets between the weights of the step and the result.
     #[must_use]
     pub fn nearest(&self, step: &Key) -> Option<usize> {
         self.covering(step).next()
     }
 
-    /// Returns the numbers of all buckets covering a step, lightest first.
+    /// Returns all buckets covering a step, lightest first.
     pub fn covering(&self, step: &Key) -> impl Iterator<Item = usize> + '_ {
         let step = self.relevant(step);
         let start = (step.variant, self.weights.of(&step));
@@ -133,13 +126,12 @@ impl BucketSet {
         key
     }
 
-    /// Returns whether this bucket is the only user of an axis.
     pub(super) fn is_alone_along_an_axis(&self, number: usize) -> bool {
         let Some(key) = self.get(number) else { return false };
         (0..AXES).any(|axis| key.extents[axis] > 0 && self.users[axis] == 1)
     }
 
-    /// Returns the number of the bucket with exactly this shape. Logarithmic.
+    /// Returns the number of the bucket with exactly this shape.
     #[must_use]
     pub fn find(&self, bucket: &Key) -> Option<usize> {
         let entry = Entry { variant: bucket.variant, weight: self.weights.of(bucket), key: *bucket };
@@ -152,7 +144,7 @@ impl BucketSet {
         self.entries.get(number).map(|entry| entry.key)
     }
 
-    /// Returns all buckets in the order of their numbers.
+    /// Returns all buckets in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Key> + '_ {
         self.entries.iter().map(|entry| entry.key)
     }

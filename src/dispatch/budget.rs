@@ -2,40 +2,36 @@
 
 use crate::error::{Error, Result};
 
-/// Streams available to captures on an Ascend device: 2048 less a reserve of 248.
+/// Streams of an Ascend device for captures: 2048 less a reserve of 248.
 pub const ACL_GRAPH_STREAMS: u32 = 1800;
 
-/// Number of graphs in an ACL graph deployment by vLLM-Ascend's formula.
-///
-/// The formula is `update_aclgraph_sizes` (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A
-/// device has 2048 streams. A piecewise graph needs one stream per piece (one per layer, and one
-/// more), multiplied by a factor for communication:
+/// Number of ACL graphs by vLLM-Ascend's formula, `update_aclgraph_sizes`
+/// (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A piecewise graph needs one stream per piece
+/// (one per layer, and one more), multiplied by a factor for communication:
 ///
 /// ```text
 ///   AIV expansion: (streams - reserve) / pieces / (1 + groups + extra)
 ///   otherwise: (streams - 40 * groups - 100 * context_groups) / pieces / (1 + 2 * groups)
 /// ```
 ///
-/// Its comments compute 48 layers, data parallel 1, tensor parallel 4, with 1920 streams: 19 graphs
-/// with AIV and 12 without. With the 1800 streams of the later code, the same deployment gets 18
-/// and 11. A later version of the AIV branch reserves, for dense models, the streams of one graph
-/// ([`reserve_one`](Self::reserve_one)). Newer releases dropped the formula and let a capture fail.
+/// Later AIV versions reserve, for dense models, the streams of one graph
+/// ([`reserve_one`](Self::reserve_one)); newer releases let a capture fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AclGraphStreams {
-    /// Streams available to captures; default [`ACL_GRAPH_STREAMS`].
+    /// Streams for captures; default [`ACL_GRAPH_STREAMS`].
     pub streams: u32,
     /// Hidden layers of the model.
     pub layers: u32,
     /// Hidden layers of the draft model, if any.
     pub draft_layers: Option<u32>,
-    /// Communication groups: how many of the data-parallel and tensor-parallel sizes exceed 1.
+    /// How many of the data-parallel and tensor-parallel sizes exceed 1.
     pub groups: u32,
-    /// Whether `HCCL_OP_EXPANSION_MODE` is `AIV`.
+    /// `HCCL_OP_EXPANSION_MODE` is `AIV`.
     pub aiv: bool,
     /// AIV only: further concurrent streams (1 each for expert parallelism, an overlapped shared
     /// expert, data parallelism of a mixture-of-experts model).
     pub extra: u32,
-    /// AIV only: reserve the streams of one graph, as later versions do for dense models.
+    /// AIV only: reserve the streams of one graph.
     pub reserve_one: bool,
     /// Without AIV: how many of the prefill and decode context-parallel sizes exceed 1.
     pub context_groups: u32,
@@ -69,7 +65,6 @@ impl AclGraphStreams {
         } else {
             (40 * groups + 100 * u64::from(self.context_groups), 1 + 2 * groups)
         };
-        // At most `streams`, a 32-bit number.
         (streams.saturating_sub(reserve) / pieces / factor) as u32
     }
 }
@@ -81,24 +76,22 @@ pub struct Budget {
     pub graphs: Option<u32>,
     /// Streams of an Ascend device.
     pub streams: Option<AclGraphStreams>,
-    /// Bytes private to each graph: executable graph, live-out blocks.
+    /// Bytes private to each graph.
     pub graph_bytes: Option<u64>,
-    /// Bytes of the arena's shared pages. Set by the peak shape, independent of the number of
-    /// graphs.
+    /// Bytes of the arena's shared pages, set by the peak shape.
     pub pool_bytes: Option<u64>,
 }
 
-/// Memory and time costs of graphs, measured by the engine.
+/// Memory and time costs, measured by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Bytes added by each graph, whatever its shape: executable graph, live-out blocks.
+    /// Bytes added by each graph: executable, live-out blocks.
     pub graph_bytes: u64,
     /// Bytes of shared pages of the smallest graph.
     pub pool_base_bytes: u64,
-    /// Bytes of shared pages per unit of bucket weight (by default, per token).
+    /// Bytes of shared pages per unit of bucket weight.
     pub pool_unit_bytes: u64,
-    /// Cost of an eager step, in the unit of padding. The default exceeds any padding: eager steps
-    /// are avoided first.
+    /// Cost of an eager step, in the unit of padding; by default above any padding.
     pub eager_step: u64,
 }
 
@@ -128,7 +121,7 @@ pub struct Limit {
     pub graphs: u32,
     /// Limiting part of the budget.
     pub by: LimitedBy,
-    /// Weight of the heaviest bucket which fits the pool; `None`: no bucket fits.
+    /// Weight of the heaviest bucket which fits the pool, if any.
     pub weight: Option<u64>,
 }
 
@@ -136,7 +129,7 @@ impl Budget {
     /// Returns the maximum number of graphs and the heaviest bucket.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a byte limit whose cost in `costs` is zero.
+    /// [`Error::InvalidArgument`] for a byte limit whose cost is zero.
     pub fn limit(&self, costs: &Costs) -> Result<Limit> {
         let zero = |what| {
             let expected = "above zero where the budget limits it";

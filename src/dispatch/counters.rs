@@ -34,7 +34,7 @@ pub enum Reason {
     StandIn = 11,
 }
 
-/// Event of a graph, counted over all graphs.
+/// Event of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// A capture succeeded.
@@ -46,7 +46,6 @@ pub enum Event {
 }
 
 impl Reason {
-    /// All reasons, in the order of their numbers.
     pub(crate) const ALL: [Self; 12] = [
         Self::Hit,
         Self::Padded,
@@ -62,7 +61,7 @@ impl Reason {
         Self::StandIn,
     ];
 
-    /// Returns the reason in snake case, for metrics.
+    /// Returns the reason in snake case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -82,21 +81,19 @@ impl Reason {
     }
 }
 
-/// Counters of decisions, steps and weights. Counters only grow. Each is exact; a reader may see
-/// only some counters of a step in progress.
+/// Counters of decisions, steps and weights; a reader may see only some counters of a step in
+/// progress.
 #[derive(Debug, Default)]
 pub struct Counters {
     decisions: [[AtomicU64; Reason::ALL.len()]; 3],
     requested: AtomicU64,
     padding: AtomicU64,
     events: [AtomicU64; 3],
-    /// Indexed by mode.
     imposed: [AtomicU64; 3],
 }
 
 const GRAPHS: Metric =
     Metric { name: "vmmgraph_dispatch_graphs", help: "Graphs that are there or being captured." };
-/// In the order of [`Event`].
 const EVENTS: [Metric; 3] = [
     Metric { name: "vmmgraph_dispatch_captures_total", help: "Captures that succeeded." },
     Metric { name: "vmmgraph_dispatch_capture_failures_total", help: "Captures that failed." },
@@ -117,7 +114,7 @@ const PADDING: Metric = Metric {
 };
 
 impl Counters {
-    /// Counts one step. `requested` and `padding` are weights, 0 for an eager step.
+    /// `requested` and `padding` are 0 for an eager step.
     pub(super) fn count(&self, mode: GraphMode, reason: Reason, requested: u64, padding: u64) {
         self.decisions[mode as usize][reason as usize].fetch_add(1, Ordering::Relaxed);
         if requested > 0 {
@@ -136,8 +133,7 @@ impl Counters {
         self.imposed[mode as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the steps run in this mode by the decision of another rank, in addition to the local
-    /// decisions.
+    /// Returns the steps run in this mode by the decision of another rank.
     #[must_use]
     pub fn imposed(&self, mode: GraphMode) -> u64 {
         self.imposed[mode as usize].load(Ordering::Relaxed)
@@ -155,21 +151,21 @@ impl Counters {
         self.decisions[mode as usize][reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the weight of the steps run by graphs, without padding.
+    /// Returns the weight of the steps run by graphs.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Returns the weight of the padding in those steps.
+    /// Returns the weight of their padding.
     #[must_use]
     pub fn padding(&self) -> u64 {
         self.padding.load(Ordering::Relaxed)
     }
 
     /// Returns all counters and the number of graphs in Prometheus's text exposition format, with
-    /// `labels` on every sample (a device, a model). Unused counters appear as 0, so that a rate
-    /// has a start. Labels with an invalid or reserved name (`mode`, `reason`) are left out.
+    /// `labels` on every sample. Unused counters appear as 0. Labels with an invalid or reserved
+    /// name (`mode`, `reason`) are left out.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)], graphs: u32) -> String {
         let mut text = Exposition::new(labels, &["mode", "reason"]);
@@ -205,7 +201,6 @@ mod tests {
 
     type Labels = BTreeMap<String, String>;
 
-    /// Strict parser of the format's grammar for counters and gauges.
     fn parse(text: &str) -> Option<BTreeMap<(String, Labels), u64>> {
         let mut samples = BTreeMap::new();
         let mut declared = "";

@@ -1,6 +1,5 @@
-//! Dispatcher: selects the graph of each step, or eager execution with a reason.
-//!
-//! If a step's own graph is missing and cannot be captured, a larger existing graph stands in:
+//! Dispatcher: selects the graph of each step, or eager execution with a reason. If a step's own
+//! graph is missing and cannot be captured, a larger existing graph stands in:
 //!
 //! ```text
 //!   step of 13 ──> 16 failed, absent ... ──> 24 ready, weighs at most twice 16 ──> replay 24
@@ -30,10 +29,9 @@ pub enum GraphMode {
 }
 
 impl GraphMode {
-    /// All modes, in the order of their numbers.
     pub(crate) const ALL: [Self; 3] = [Self::Eager, Self::Piecewise, Self::Full];
 
-    /// Returns the mode's name in metrics.
+    /// Returns the name in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -72,7 +70,7 @@ pub struct Modes {
 }
 
 impl Default for Modes {
-    /// Decode: full graphs, then piecewise graphs. Steps with a prefill: piecewise graphs.
+    /// Decode: full graphs, then piecewise. With a prefill: piecewise graphs.
     fn default() -> Self {
         let piecewise = [GraphMode::Piecewise, GraphMode::Eager];
         Self { decode: [GraphMode::Full, GraphMode::Piecewise], prefill: piecewise, mixed: piecewise }
@@ -86,12 +84,12 @@ pub struct DispatcherOptions {
     pub modes: Modes,
     /// Steps with more tokens run eagerly.
     pub most_tokens: u32,
-    /// Whether a missing graph is captured by the first step which needs the graph.
+    /// A missing graph is captured by the first step which needs it.
     pub lazy: bool,
-    /// Maximum number of graphs, including captures in progress.
+    /// Maximum number of graphs, captures in progress included.
     pub most_graphs: u32,
-    /// Maximum weight of a replacement graph for a missing one, as a multiple of the missing
-    /// graph's weight. 1: no heavier graph.
+    /// Maximum weight of a replacement graph, as a multiple of the missing graph's. 1: no heavier
+    /// graph.
     pub stand_in: u32,
 }
 
@@ -109,7 +107,7 @@ pub struct Step {
     pub key: Key,
     /// Phase of its sequences.
     pub phase: Phase,
-    /// Whether the step can run in a graph at all (sequence lengths, features, sampling).
+    /// Whether the step can run in a graph at all.
     pub capturable: bool,
 }
 
@@ -118,11 +116,10 @@ pub struct Step {
 pub enum Action {
     /// Run without a graph.
     Eager,
-    /// Pad it to this bucket and replay the graph.
+    /// Pad to this bucket and replay.
     Replay(Slot, Key),
     /// Pad to this bucket and capture. The caller owns the slot until [`Dispatcher::captured`],
-    /// [`Dispatcher::capture_failed`] or [`Dispatcher::abandoned`]; meanwhile no other step uses
-    /// the graph.
+    /// [`Dispatcher::capture_failed`] or [`Dispatcher::abandoned`].
     Capture(Slot, Key),
 }
 
@@ -149,15 +146,14 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Creates a dispatcher without graphs. Full and piecewise graphs have separate buckets; either
-    /// set may be empty.
+    /// Creates a dispatcher without graphs; either set of buckets may be empty.
     #[must_use]
     pub fn new(full: BucketSet, piecewise: BucketSet, options: DispatcherOptions) -> Self {
         let slots = Slots::new(full.len() + piecewise.len(), options.most_graphs);
         Self { full, piecewise, options, slots, counters: Counters::default() }
     }
 
-    /// Decides one step and counts the decision. A capture is counted when its result is reported.
+    /// Decides one step and counts the decision; a capture is counted when its result is reported.
     pub fn dispatch(&self, step: &Step) -> Decision {
         let decision = self.decide(step).unwrap_or_else(|reason| Decision {
             mode: GraphMode::Eager,
@@ -197,7 +193,7 @@ impl Dispatcher {
         if first.is_ok() || modes[1] == GraphMode::Eager || modes[1] == modes[0] {
             return first;
         }
-        // If the second mode fails too, the first mode's reason is the useful one.
+        // The first mode's reason is the useful one.
         self.try_mode(modes[1], step).or(first)
     }
 
@@ -246,11 +242,7 @@ impl Dispatcher {
         }
     }
 
-    /// Records a step run by the decision of another rank: with the graph of this slot, or eagerly.
-    /// Counted in addition to the local decision; the graph counts as used.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an unknown slot.
+    /// Records a step run by the decision of another rank: `VMMGRAPH_GRAPH_IMPOSED`.
     pub fn imposed(&self, slot: Option<Slot>) -> Result<()> {
         let mode = match slot {
             Some(slot) => {
@@ -263,23 +255,14 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Reserves a slot for a capture ahead of traffic. Report the result as after
-    /// [`Action::Capture`]. Counts no step.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if the graph exists, is being captured or
-    /// failed before, or the maximum number of graphs is reached;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an unknown slot.
+    /// Reserves a slot for a capture ahead of traffic: `VMMGRAPH_GRAPH_BEGIN`. Also fails if the
+    /// maximum number of graphs is reached.
     pub fn begin_capture(&self, slot: Slot) -> Result<()> {
         self.slots.begin(slot)
     }
 
-    /// Reports a successful capture; the graph runs the step of the capture.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if the slot is not being captured;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an unknown slot. The same for
-    /// the functions below.
+    /// Reports a successful capture; the graph runs the step of the capture. Fails, as the
+    /// functions below, if the slot is unknown or in another state.
     pub fn captured(&self, slot: Slot) -> Result<()> {
         if let Some(requested) = self.slots.finish(slot, State::Ready)? {
             let (mode, weight) = self.kind(slot);
@@ -291,9 +274,6 @@ impl Dispatcher {
 
     /// Reports a failed capture: its step runs eagerly, and the bucket has no graph until
     /// [`forgive`](Self::forgive).
-    ///
-    /// # Errors
-    /// As [`captured`](Self::captured).
     pub fn capture_failed(&self, slot: Slot) -> Result<()> {
         if self.slots.finish(slot, State::Failed)?.is_some() {
             self.counters.count(GraphMode::Eager, Reason::CaptureFailed, 0, 0);
@@ -304,17 +284,11 @@ impl Dispatcher {
 
     /// Cancels a capture: the slot returns to its previous state, and the step is counted when
     /// dispatched again.
-    ///
-    /// # Errors
-    /// As [`captured`](Self::captured).
     pub fn abandoned(&self, slot: Slot) -> Result<()> {
         self.slots.finish(slot, State::Absent).map(drop)
     }
 
     /// Reports the destruction of a graph, which may be captured again.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if the slot has no graph.
     pub fn evicted(&self, slot: Slot) -> Result<()> {
         self.slots.evict(slot)?;
         self.counters.happened(Event::Evicted);
@@ -322,21 +296,16 @@ impl Dispatcher {
     }
 
     /// Permits a new capture of a bucket after a failure.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`](crate::Error::WrongState) if the slot did not fail.
     pub fn forgive(&self, slot: Slot) -> Result<()> {
         self.slots.forgive(slot)
     }
 
-    /// Returns the graph to evict first: the least recently used, except `kept`. Searches all
-    /// slots.
+    /// Returns the graph to evict first: the least recently used, except `kept`.
     #[must_use]
     pub fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
         self.slots.least_recently_used(kept)
     }
 
-    /// Returns a slot's mode and the weight of its bucket.
     fn kind(&self, slot: Slot) -> (GraphMode, u64) {
         let number = slot.0 as usize;
         let full = number < self.full.len();
@@ -345,8 +314,8 @@ impl Dispatcher {
         (mode, set.get(number - start).map_or(0, |bucket| set.weights().of(&bucket)))
     }
 
-    /// Returns every slot with its mode and bucket, largest weight first in each mode. In this
-    /// order an allocator which cannot split the memory of smaller graphs needs the least memory.
+    /// Returns every slot with its mode and bucket, largest weight first in each mode: the order in
+    /// which captures need the least memory.
     pub fn slots(&self) -> impl Iterator<Item = (Slot, GraphMode, Key)> + '_ {
         [GraphMode::Full, GraphMode::Piecewise].into_iter().flat_map(|mode| {
             let (set, start) = self.set(mode);
@@ -359,13 +328,13 @@ impl Dispatcher {
         })
     }
 
-    /// Returns the steps run by a slot's graphs; 0 for an unknown slot.
+    /// Returns the steps run by a slot's graphs.
     #[must_use]
     pub fn replays(&self, slot: Slot) -> u64 {
         self.slots.replays(slot)
     }
 
-    /// Returns the number of graphs, including captures in progress.
+    /// Returns the number of graphs, captures in progress included.
     #[must_use]
     pub fn graphs(&self) -> u32 {
         self.slots.graphs()
@@ -377,8 +346,7 @@ impl Dispatcher {
         &self.counters
     }
 
-    /// Returns the counters and the number of graphs in Prometheus's text format; see
-    /// [`Counters::prometheus`].
+    /// See [`Counters::prometheus`].
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
         self.counters.prometheus(labels, self.graphs())

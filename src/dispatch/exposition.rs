@@ -9,21 +9,19 @@ pub(crate) struct Metric {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
-    /// Only grows; the name ends in `_total`.
+    /// The name ends in `_total`.
     Counter,
     Gauge,
 }
 
-/// Text under construction, with common labels on every sample.
 pub(crate) struct Exposition {
     text: String,
-    /// Common labels in text form, without braces.
+    /// Without braces.
     common: String,
 }
 
 impl Exposition {
-    /// Creates a text with these labels. Skips labels with an invalid name, duplicates, and names
-    /// in `reserved`.
+    /// Skips labels with an invalid name, duplicates, and names in `reserved`.
     pub(crate) fn new(labels: &[(&str, &str)], reserved: &[&str]) -> Self {
         let mut common = String::new();
         for (place, (name, value)) in labels.iter().enumerate() {
@@ -35,18 +33,16 @@ impl Exposition {
         Self { text: String::new(), common }
     }
 
-    /// Starts a metric: writes its help text and type.
     pub(crate) fn family(&mut self, metric: &Metric, kind: Kind) {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
         };
         let Metric { name, help } = metric;
-        // Writing to a string cannot fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Adds a sample, with `labels` after the common labels.
+    /// `labels` follow the common ones.
     pub(crate) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: u64) {
         let mut all = self.common.clone();
         labels.iter().for_each(|(name, value)| push(&mut all, name, value));
@@ -76,7 +72,7 @@ pub(super) fn is_label_name(name: &str) -> bool {
         && !name.starts_with("__")
 }
 
-/// A label value with escaped backslash, quote and line feed.
+/// Label value with escaped backslash, quote and line feed.
 struct Escaped<'a>(&'a str);
 
 impl std::fmt::Display for Escaped<'_> {

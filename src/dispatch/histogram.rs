@@ -19,7 +19,7 @@ impl Histogram {
         }
     }
 
-    /// Returns the same steps with only `axes` kept; the other axes become 0.
+    /// Returns the same steps with only `axes` kept.
     #[must_use]
     pub fn project(&self, axes: &[Axis]) -> Self {
         let mut projected = Self::default();
@@ -33,7 +33,7 @@ impl Histogram {
         projected
     }
 
-    /// Returns the shapes and their counts, all above zero.
+    /// Returns the shapes and their counts, above zero.
     pub fn iter(&self) -> impl Iterator<Item = (Key, u64)> + '_ {
         self.steps.iter().map(|(shape, steps)| (*shape, *steps))
     }
@@ -51,7 +51,6 @@ impl Histogram {
     }
 }
 
-/// From pairs of token number and count.
 impl FromIterator<(u32, u64)> for Histogram {
     fn from_iter<I: IntoIterator<Item = (u32, u64)>>(steps: I) -> Self {
         let mut histogram = Self::default();

@@ -27,7 +27,6 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// All types, in the order of their numbers.
     pub(crate) const ALL: [Self; 11] = [
         Self::Bool,
         Self::U8,
@@ -59,8 +58,7 @@ impl Dtype {
 pub enum Extent {
     /// Fixed length.
     Fixed(u32),
-    /// `times` the bucket's size along an axis, plus `plus`: for example one row per token, or
-    /// batch + 1 offsets.
+    /// `times` the bucket's size along an axis, plus `plus`.
     Along {
         /// The axis.
         axis: Axis,
@@ -69,27 +67,25 @@ pub enum Extent {
         /// Summand.
         plus: u32,
     },
-    /// Length set by each step, at most this value; first dimension only. Kernels learn the length
-    /// from another input (page indices from their offsets), so the rest is neither padded nor
-    /// copied.
+    /// Length set by each step, at most this value; first dimension only. The rest is neither
+    /// padded nor copied: kernels learn the length from another input.
     UpTo(u32),
 }
 
 impl Extent {
-    /// Returns a length of one element per unit along an axis.
+    /// Returns one element per unit along an axis.
     #[must_use]
     pub fn along(axis: Axis) -> Self {
         Self::Along { axis, times: 1, plus: 0 }
     }
 
-    /// Returns the size along an axis plus one: the length of an offset array.
+    /// Returns the size along an axis plus one: an offset array.
     #[must_use]
     pub fn offsets(axis: Axis) -> Self {
         Self::Along { axis, times: 1, plus: 1 }
     }
 
-    /// Returns the length in a bucket; `None` beyond 32 bits, or if the bucket's size along the
-    /// axis is 0.
+    /// `None` beyond 32 bits, or if the bucket's size along the axis is 0.
     pub(super) fn resolve(self, bucket: &Key) -> Option<u32> {
         match self {
             Self::Fixed(extent) | Self::UpTo(extent) => Some(extent),
@@ -104,7 +100,7 @@ impl Extent {
 /// Writer of an input or output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Written by the host before every step. One copy transfers all host inputs.
+    /// Written by the host before every step, in one copy.
     HostInput = 0,
     /// Written by the device before the graph runs.
     DeviceInput = 1,
@@ -113,7 +109,6 @@ pub enum Role {
 }
 
 impl Role {
-    /// All roles, in the order of their numbers and of their regions.
     pub(crate) const ALL: [Self; 3] = [Self::HostInput, Self::DeviceInput, Self::Output];
 }
 
@@ -125,7 +120,7 @@ pub enum PadRule {
     /// The nearest element of the step, in every dimension: offsets continue as empty rows. Zero
     /// for an empty step.
     RepeatLast,
-    /// A constant element of the input's dtype, as little-endian bits.
+    /// An element of the input's dtype, as little-endian bits.
     Value(u64),
 }
 
@@ -136,11 +131,11 @@ pub struct Input {
     pub name: String,
     /// Element type.
     pub dtype: Dtype,
-    /// Dimensions, outermost first; elements are contiguous.
+    /// Outermost first; elements are contiguous.
     pub shape: Vec<Extent>,
     /// Writer.
     pub role: Role,
-    /// Padding of smaller steps; host inputs only.
+    /// Host inputs only.
     pub pad: PadRule,
 }
 

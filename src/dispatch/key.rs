@@ -14,36 +14,32 @@ use crate::error::{Error, Result};
 /// Number of axes of a key.
 pub const AXES: usize = 4;
 
-/// A size of a step which padding may raise. Except for their names, axes have no meaning to the
-/// library.
+/// A size of a step which padding may raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
-    /// Tokens of the step; compared with the dispatcher's threshold.
+    /// Compared with the dispatcher's threshold.
     Tokens = 0,
     /// Sequences of the step.
     Batch = 1,
-    /// KV-cache pages of all sequences or of the longest sequence.
+    /// KV-cache pages of all sequences or of the longest.
     Pages = 2,
     /// Free for the engine.
     Other = 3,
 }
 
 impl Axis {
-    /// All axes, in the order of [`Key::extents`].
     pub(crate) const ALL: [Self; AXES] = [Self::Tokens, Self::Batch, Self::Pages, Self::Other];
 }
 
 /// Bit of [`Key::variant`]: every sequence has the same number of tokens.
 pub const UNIFORM_DECODE: u32 = 1;
 
-/// A shape: sizes, which may be padded, and a variant, which must be equal (a uniform-decode flag,
-/// LoRA ranks, ...).
+/// A shape: sizes, which may be padded, and a variant, which must be equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Properties other than size which change the graph; compared for equality. Bit 0 is
-    /// [`UNIFORM_DECODE`].
+    /// Properties other than size which change the graph. Bit 0 is [`UNIFORM_DECODE`].
     pub variant: u32,
-    /// Size along each [`Axis`]; 0 on an unused axis.
+    /// Along each [`Axis`]; 0 on an unused axis.
     pub extents: [u32; AXES],
 }
 
@@ -74,14 +70,14 @@ impl Key {
         self.extents[axis as usize]
     }
 
-    /// Returns whether a graph of this shape can run a step of shape `other`.
+    /// Whether a graph of this shape can run a step of shape `other`.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.variant == other.variant
             && self.extents.iter().zip(other.extents).all(|(mine, its)| *mine >= its)
     }
 
-    /// Returns the smallest shape covering the sizes of both, in the variant of `self`.
+    /// Returns the smallest shape covering both, in the variant of `self`.
     #[must_use]
     pub fn join(mut self, other: &Self) -> Self {
         for (mine, its) in self.extents.iter_mut().zip(other.extents) {
@@ -91,18 +87,13 @@ impl Key {
     }
 }
 
-/// Cost of one unit along each axis, in any unit; measures padding. Default: a token costs 1, other
-/// axes nothing.
-///
-/// Invariant: not all zero. 16 bits each, so that no sum overflows.
+/// Cost of one unit along each axis, in any unit; not all zero. Default: a token costs 1, other
+/// axes nothing. 16 bits each, so that no sum overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weights([u16; AXES]);
 
 impl Weights {
-    /// Creates weights, in the order of [`Key::extents`].
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if all are zero.
+    /// Creates weights, in the order of [`Key::extents`]; fails if all are zero.
     pub fn new(weights: [u16; AXES]) -> Result<Self> {
         if weights == [0; AXES] {
             let expected = "at least one weight above zero";

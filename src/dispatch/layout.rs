@@ -1,8 +1,5 @@
-//! Input layout: inputs and outputs in one device arena, packed separately for each bucket.
-//!
-//! Replay needs fixed addresses only within one graph, and each bucket has its own graph. So inputs
-//! need no offsets for their maximum shapes. Each bucket packs its inputs to **its** sizes at the
-//! start of the arena:
+//! Input layout: inputs and outputs in one device arena, packed separately for each bucket, as
+//! replay needs fixed addresses only within one graph:
 //!
 //! ```text
 //!   arena     | host inputs          | device inputs | outputs            |
@@ -11,19 +8,15 @@
 //!             0^^^^^^^^^^^^^^^^^^^^ one copy from staging memory of the same layout
 //! ```
 //!
-//! One host-to-device copy then transfers a step's host inputs. The only waste is alignment and the
-//! bucket's padding, never the maximum of an input. (Fixed offsets for all buckets would need a
-//! copy of the gaps between maxima, a copy per input, or a scatter kernel in every graph.) The
-//! layouts of all buckets overlap, so the arena is no larger than the sum of the maximum shapes.
+//! Fixed offsets for all buckets would need a copy of the gaps, a copy per input, or a scatter
+//! kernel in every graph.
 //!
-//! Inputs with a length set by the step ([`Extent::UpTo`](super::Extent::UpTo)) come last. The
-//! largest is at the very end, so that the copy can stop at the end of its data. Any other such
-//! input is copied at full length; if large, make its length an axis of the key
-//! ([`Axis::Pages`](super::Axis::Pages)).
+//! Inputs with a length set by the step ([`Extent::UpTo`](super::Extent::UpTo)) come last, the
+//! largest at the very end, so that the copy stops at the end of its data. Any other is copied at
+//! full length.
 //!
-//! The three regions start at the same offsets for every bucket. Preparing the next step of another
-//! bucket overwrites inputs only; outputs of the last step stay until a graph writes to their
-//! region. Staging memory may be reused after its copy; an engine which prepares ahead keeps two.
+//! The three regions start at the same offsets for every bucket, so outputs of the last step stay
+//! until a graph writes there.
 
 use crate::error::{Error, Result};
 use crate::units::checked_bytes;
@@ -32,17 +25,16 @@ use super::bucket::BucketSet;
 use super::input::{Input, MAX_RANK, Role};
 use super::key::Key;
 
-/// Smallest alignment of an input, in bytes; assumed by kernels with vector loads and by torch.
+/// Smallest alignment, assumed by kernels with vector loads and by torch.
 pub const MIN_ALIGNMENT: u64 = 256;
 
-/// Largest alignment, in bytes: a small page.
+/// Largest alignment: a small page.
 pub const MAX_ALIGNMENT: u64 = 2 << 20;
 
 /// Location of an input or output in one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Offset in bytes from the start of the arena; for a host input, also from the start of
-    /// staging memory.
+    /// Offset from the start of the arena; for a host input, also of staging memory.
     pub offset: u64,
     /// Bytes of the full shape.
     pub bytes: u64,
@@ -85,7 +77,7 @@ impl BucketLayout {
         &self.views
     }
 
-    /// Returns the bytes of all host inputs from offset 0: the maximum length of a copy.
+    /// Returns the bytes of all host inputs: the maximum length of a copy.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
@@ -102,15 +94,13 @@ pub struct InputPlan {
 }
 
 impl InputPlan {
-    /// Creates the layout for every bucket. Each input starts at a multiple of `alignment` bytes: a
-    /// power of two from [`MIN_ALIGNMENT`] to [`MAX_ALIGNMENT`]. Torch's own allocator aligns to
-    /// 512.
+    /// Creates the layout for every bucket. Each input starts at a multiple of `alignment`, a power
+    /// of two from [`MIN_ALIGNMENT`] to [`MAX_ALIGNMENT`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for an invalid alignment. [`Error::InputMismatch`] for an invalid
-    /// declaration: a duplicate or empty name, no or too many dimensions, a dimension of 0 or along
-    /// an axis unused by a bucket. [`Error::InvalidSize`] for an arena beyond
-    /// [`MAX_BYTES`](crate::units::MAX_BYTES).
+    /// [`Error::InputMismatch`] for a duplicate or empty name, no or too many dimensions, a
+    /// dimension of 0 or along an axis unused by a bucket. [`Error::InvalidSize`] for an arena
+    /// beyond [`MAX_BYTES`](crate::units::MAX_BYTES).
     pub fn new(inputs: Vec<Input>, buckets: &BucketSet, alignment: u64) -> Result<Self> {
         if !alignment.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&alignment) {
             let expected = "a power of two from 256 to 2 MiB";
@@ -161,38 +151,38 @@ impl InputPlan {
         self.inputs.iter().position(|input| input.name == name)
     }
 
-    /// Returns the layout of a bucket, by its number in the bucket set.
+    /// Returns the layout of a bucket, by number.
     #[must_use]
     pub fn layout(&self, bucket: usize) -> Option<&BucketLayout> {
         self.layouts.get(bucket)
     }
 
-    /// Returns the bytes of the arena, whose base must have the plan's alignment.
+    /// Returns the bytes of the arena, whose base has the plan's alignment.
     #[must_use]
     pub fn arena_bytes(&self) -> u64 {
         self.regions.map(|(start, bytes)| start + bytes).into_iter().max().unwrap_or(0)
     }
 
-    /// Returns the bytes of staging memory, enough for every bucket.
+    /// Returns the bytes of staging memory for every bucket.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         self.regions[Role::HostInput as usize].1
     }
 
-    /// Returns start and length of a role's region, in bytes.
+    /// Returns start and length of a role's region.
     #[must_use]
     pub fn region(&self, role: Role) -> (u64, u64) {
         self.regions[role as usize]
     }
 
-    /// Returns the alignment of every view's offset, in bytes.
+    /// Returns the alignment of every offset.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 }
 
-/// Order of packing: bucket-sized inputs as declared, then step-sized inputs by size.
+/// Packing order: bucket-sized inputs as declared, then step-sized inputs by size.
 fn order(inputs: &[Input]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..inputs.len()).collect();
     let weight = |input: &Input| {
@@ -209,8 +199,7 @@ fn order(inputs: &[Input]) -> Vec<usize> {
     order
 }
 
-/// Packs one bucket. Returns the views, with offsets relative to their regions, and the regions'
-/// lengths.
+/// Returns the views, with offsets relative to their regions, and the regions' lengths.
 fn pack(inputs: &[Input], order: &[usize], key: &Key, alignment: u64) -> Result<(Vec<View>, [u64; 3])> {
     let mut views = vec![View { offset: 0, bytes: 0, shape: [0; MAX_RANK], rank: 0 }; inputs.len()];
     let mut lengths = [0_u64; 3];

@@ -1,7 +1,5 @@
-//! Graph selection, graph planning and input layout: plain code without a driver.
-//!
-//! A graph is captured for one [`Key`] (a **bucket**) and runs every step covered by the bucket,
-//! padded:
+//! Graph selection, graph planning and input layout: plain code without a driver. A graph is
+//! captured for one [`Key`] (a **bucket**) and runs every step covered by the bucket, padded:
 //!
 //! ```text
 //!   step: 13 tokens ──> Dispatcher ──> bucket of 16, replay (reason: padded) ──> counters
@@ -11,17 +9,6 @@
 //!   plan:     Histogram of real steps + Budget ──> BucketSet, and the savings of each bucket
 //!   inputs:   declared once + BucketSet        ──> InputPlan: one arena, one copy a step
 //! ```
-//!
-//! | module | decides |
-//! |---|---|
-//! | [`key`] | when a bucket covers a step, and the amount of padding |
-//! | [`bucket`] | the nearest bucket; the size lists of xLLM and vLLM |
-//! | [`budget`] | the maximum number of graphs, with vLLM-Ascend's stream formula |
-//! | [`plan`](mod@plan) | the buckets with the least waste |
-//! | [`dispatcher`] | replay, capture or eager, and the reason |
-//! | `slots` | existing graphs and the eviction order |
-//! | [`counters`], `exposition` | counts of decisions, also for Prometheus |
-//! | [`input`], [`layout`], [`pack`] | addresses of inputs and outputs; one copy per step |
 
 pub mod bucket;
 pub mod budget;

@@ -1,4 +1,4 @@
-//! Packs a step's host inputs into staging memory: checked, padded, ready for one copy.
+//! Packs a step's host inputs into staging memory, ready for one copy.
 
 use crate::error::{Error, Result};
 
@@ -12,25 +12,20 @@ pub struct StepInput<'a> {
     pub input: usize,
     /// Element type.
     pub dtype: Dtype,
-    /// Dimensions, outermost first. With a 0, the whole input is padding.
+    /// Outermost first. With a 0, the whole input is padding.
     pub shape: &'a [u32],
     /// Elements, contiguous.
     pub data: &'a [u8],
 }
 
 impl InputPlan {
-    /// Writes the host inputs of a step into staging memory, padded to the bucket. Returns the end
-    /// of the last input: one copy of this many bytes, from the start of staging memory to the
-    /// start of the arena, transfers the step.
-    ///
-    /// `layout` belongs to this plan. List the inputs in the order of their declaration, each at
-    /// most once. Staging memory of an unlisted input is unchanged.
+    /// Writes the host inputs of a step into staging memory, padded to the bucket, and returns the
+    /// bytes to copy: `vmmgraph_input_plan_pack`.
     ///
     /// # Errors
     /// [`Error::InputMismatch`] for a wrong dtype, rank, shape or data length, and for an input
     /// which is not a host input. [`Error::InvalidArgument`] for an unknown or not increasing
-    /// index. [`Error::InvalidSize`] for too little staging memory. All inputs are checked first:
-    /// on failure staging memory is unchanged.
+    /// index.
     pub fn pack_step(
         &self,
         layout: &BucketLayout,
@@ -40,8 +35,7 @@ impl InputPlan {
         self.pack_each(layout, step.iter().map(|given| Ok(*given)), staging)
     }
 
-    /// Like [`pack_step`](Self::pack_step), for inputs in another form. Each input is converted
-    /// twice, once to check and once to write, so that no buffer for all inputs is needed.
+    /// Packs inputs in another form, converted twice, so that no buffer for all is needed.
     pub(crate) fn pack_each<'a, E: From<Error>>(
         &self,
         layout: &BucketLayout,
@@ -62,7 +56,7 @@ impl InputPlan {
                 let (bytes, limit) = (staging.len() as u64, self.staging_bytes());
                 return Err(Error::InvalidSize { what: "staging memory", bytes, limit }.into());
             }
-            // The index is below the number of inputs, so the sum cannot overflow.
+            // Below the number of inputs, so the sum cannot overflow.
             (least, last) = (given.input + 1, end.max(last));
         }
         for given in step {
@@ -84,7 +78,7 @@ impl InputPlan {
     }
 }
 
-/// Returns start and end of an input in staging memory. A step-sized input ends with its data.
+/// Place of an input in staging memory; a step-sized one ends with its data.
 #[inline]
 fn span(declared: &Input, view: &View, shape: &[u32]) -> (u64, u64) {
     let rows = if declared.is_step_sized() { shape[0] } else { view.shape[0] };
@@ -95,7 +89,6 @@ fn span(declared: &Input, view: &View, shape: &[u32]) -> (u64, u64) {
 
 fn write(place: &mut [u8], declared: &Input, view: &View, given: &StepInput<'_>) {
     if given.data.len() == place.len() {
-        // Same length, so equal in every dimension.
         place.copy_from_slice(given.data);
         return;
     }
@@ -135,7 +128,6 @@ fn check(input: &Input, view: &View, given: &StepInput<'_>) -> Result<()> {
             format!("at most {room:?} in this bucket"),
         ));
     }
-    // Within the view's bytes, so no overflow.
     let bytes = bytes_of(dtype, shape);
     if data.len() != bytes {
         return Err(input.mismatch("the length of the data in bytes", data.len(), bytes));
@@ -147,11 +139,10 @@ fn bytes_of(dtype: Dtype, shape: &[u32]) -> usize {
     shape.iter().fold(dtype.size(), |bytes, extent| bytes.saturating_mul(*extent as usize))
 }
 
-/// Copies `data` of `shape` to the start of `place` of `room` and pads the rest, outermost
-/// dimension first: with `element`, or with the preceding elements. `data` is not empty.
+/// Copies `data`, not empty, of `shape` to the start of `place` of `room` and pads the rest,
+/// outermost dimension first: with `element`, or with the preceding elements.
 fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element: Option<&[u8]>) {
     let done = if room[1..].iter().eq(&shape[1..]) {
-        // Rows of equal length: one copy.
         place[..data.len()].copy_from_slice(data);
         data.len()
     } else {
@@ -167,10 +158,10 @@ fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element:
     }
 }
 
-/// Fills `place` with copies of one element; `place` holds a whole number of elements.
+/// Fills a whole number of elements.
 fn fill(place: &mut [u8], element: &[u8]) {
     if element.iter().all(|byte| *byte == element[0]) {
-        // One repeated byte, as in 0 or -1.
+        // As in 0 or -1.
         place.fill(element[0]);
     } else if let Some(first) = place.get_mut(..element.len()) {
         first.copy_from_slice(element);
@@ -178,8 +169,7 @@ fn fill(place: &mut [u8], element: &[u8]) {
     }
 }
 
-/// Fills `place` from `done` with repetitions of the preceding `unit` bytes. Copies double in
-/// length.
+/// Repeats the `unit` bytes before `done`, in copies of doubling length.
 fn repeat(place: &mut [u8], mut done: usize, unit: usize) {
     let start = done - unit;
     while done < place.len() {
@@ -225,7 +215,6 @@ mod tests {
         let slots = of(0, Dtype::I32, &[3], &bytes[..12]);
         let mut staging = [7; 256 + 16];
         let mut refusal = |last| {
-            // All earlier inputs are valid.
             let error = plan.pack_step(layout, &[slots, last], &mut staging).unwrap_err();
             assert_eq!(staging, [7; 256 + 16]);
             error.to_string()

@@ -5,7 +5,7 @@
 //!   runs    [0 1][2][3 4 5]  6          = min over i of cheapest[k-1][i] + cost(i..j)
 //! ```
 
-/// Cost of a forbidden run; no sum reaches this value.
+/// No sum reaches this value.
 pub(super) const FORBIDDEN: u128 = u128::MAX;
 
 /// Cheapest cost of every prefix for every number of runs.
@@ -15,8 +15,8 @@ pub(super) struct Cuts {
 }
 
 impl Cuts {
-    /// Cuts `items` items into up to `runs` runs. `costs(j, row)` sets `row[i]` to the cost of the
-    /// run `i..j` for every `i < j`. Of runs with the same end, a longer one must not cost less.
+    /// `costs(j, row)` sets `row[i]` to the cost of the run `i..j` for every `i < j`. Of runs with
+    /// the same end, a longer one must not cost less.
     pub(super) fn new(items: usize, runs: usize, mut costs: impl FnMut(usize, &mut [u128])) -> Self {
         let mut cheapest = vec![vec![FORBIDDEN; items + 1]; runs + 1];
         let mut last_cut = vec![vec![0; items + 1]; runs + 1];
@@ -43,9 +43,9 @@ impl Cuts {
         Self { cheapest, last_cut }
     }
 
-    /// Like [`new`](Self::new), for costs where an item adds more to a longer run: `cost(a, d) +
-    /// cost(b, c) >= cost(a, c) + cost(b, d)` for a <= b <= c <= d. The start of the last run then
-    /// grows with the end, so each number of runs takes O(`items` log `items`) steps.
+    /// For costs where `cost(a, d) + cost(b, c) >= cost(a, c) + cost(b, d)` for a <= b <= c <= d:
+    /// the start of the last run grows with the end, so each number of runs takes O(`items` log
+    /// `items`) steps.
     pub(super) fn of_monotone(items: usize, runs: usize, cost: impl Fn(usize, usize) -> u128) -> Self {
         let mut cheapest = vec![vec![FORBIDDEN; items + 1]; runs + 1];
         let mut last_cut = vec![vec![0; items + 1]; runs + 1];
@@ -53,7 +53,7 @@ impl Cuts {
         for k in 1..=runs.min(items) {
             let (before, now) = cheapest.split_at_mut(k);
             let (before, now, cuts) = (&before[k - 1], &mut now[0], &mut last_cut[k]);
-            // Ranges of ends without a cut, and the range of possible cuts.
+            // Ends without a cut, and possible cuts.
             let mut open = vec![(k..items + 1, k - 1..items)];
             while let Some((ends, within)) = open.pop() {
                 if ends.is_empty() {
@@ -81,13 +81,12 @@ impl Cuts {
         Self { cheapest, last_cut }
     }
 
-    /// Returns the cost of the first `end` items in exactly `runs` runs; [`FORBIDDEN`] if
-    /// impossible.
+    /// Cost of the first `end` items in exactly `runs` runs; [`FORBIDDEN`] if impossible.
     pub(super) fn cost(&self, runs: usize, end: usize) -> u128 {
         self.cheapest[runs][end]
     }
 
-    /// Returns these runs, last first. The cost must not be forbidden.
+    /// Runs of the cheapest cut, last first. The cost must not be forbidden.
     pub(super) fn runs(&self, mut runs: usize, mut end: usize) -> Vec<std::ops::Range<usize>> {
         let mut found = Vec::new();
         while runs > 0 && end > 0 {

@@ -1,9 +1,8 @@
 //! Plan: the buckets with the least waste for given traffic and limits.
 //!
-//! Along one axis the plan is exact: no other set of buckets within the limits costs less. The best
-//! buckets have sizes which occur (lowering a bucket to its largest step only saves), and each
-//! serves a run of neighbouring sizes. The cheapest cut into runs is a dynamic programme in
-//! O(shapes x log shapes x graphs), or O(shapes^2 x graphs) with several axes:
+//! Along one axis the plan is exact: the best buckets have sizes which occur, and each serves a run
+//! of neighbouring sizes. The cheapest cut into runs is a dynamic programme in O(shapes x log
+//! shapes x graphs), or O(shapes^2 x graphs) with several axes:
 //!
 //! ```text
 //!   steps  █       ▂
@@ -12,11 +11,8 @@
 //!         └───┘   └───┘ └──┘
 //! ```
 //!
-//! With several axes, shapes are ordered by weight, and the bucket of a run covers all shapes of
-//! the run. The plan is then the best of the sets which serve neighbours in this order, not always
-//! the overall best. The plan therefore reports the real cost of its buckets. Variants cannot share
-//! a graph: each has a cost per number of graphs, and graphs are distributed over the variants
-//! exactly.
+//! With several axes, shapes are ordered by weight, and the bucket of a run covers all its shapes.
+//! Variants cannot share a graph.
 
 use std::collections::BTreeMap;
 
@@ -28,13 +24,12 @@ use super::histogram::Histogram;
 use super::key::{AXES, Key, Weights};
 use super::partition::{Cuts, FORBIDDEN};
 
-/// Maximum number of shapes times graphs in one variant.
+/// Shapes times graphs in one variant.
 const MAX_CELLS: usize = 1 << 24;
 
-/// Maximum number of shapes of one variant differing along several axes: the algorithm is
-/// quadratic.
+/// Shapes of one variant differing along several axes: quadratic.
 const MAX_SHAPES: usize = 1 << 14;
-/// Maximum number of sums when distributing graphs over variants.
+/// When distributing graphs over variants.
 const MAX_SUMS: usize = 1 << 28;
 
 /// Waste of a set of buckets for given traffic.
@@ -65,7 +60,7 @@ pub struct PlannedBucket {
     pub steps: u128,
     /// Weight of the padding in those steps.
     pub padding: u128,
-    /// Additional cost of those steps without the bucket, in the unit of padding.
+    /// Additional cost of those steps without the bucket.
     pub saves: u128,
 }
 
@@ -74,13 +69,13 @@ pub struct PlannedBucket {
 pub struct Plan {
     /// The buckets.
     pub buckets: BucketSet,
-    /// Savings of each bucket, in the order of bucket numbers.
+    /// In the order of bucket numbers.
     pub bought: Vec<PlannedBucket>,
     /// Limits of the choice.
     pub limit: Limit,
     /// Waste for the planned traffic.
     pub waste: Waste,
-    /// Cost of the best choice of at most k graphs, for k = 0 up to the number of useful graphs.
+    /// Cost of the best choice of at most k graphs, from k = 0.
     pub curve: Vec<u128>,
 }
 
@@ -90,7 +85,7 @@ pub fn evaluate(buckets: &BucketSet, traffic: &Histogram) -> Waste {
     evaluate_by(buckets, traffic, |shape| buckets.nearest(shape))
 }
 
-/// Like [`evaluate`], with the bucket of each shape chosen by `choose`.
+/// The bucket of each shape is chosen by `choose`.
 fn evaluate_by(buckets: &BucketSet, traffic: &Histogram, choose: impl Fn(&Key) -> Option<usize>) -> Waste {
     let mut waste = Waste::default();
     for (shape, steps) in traffic.iter() {
@@ -112,17 +107,16 @@ fn padding(buckets: &BucketSet, number: usize, shape: &Key) -> u128 {
     u128::from(bucket - weights.of(&relevant))
 }
 
-/// Shapes of one variant and the cheapest ways to serve them.
 struct Group {
     shapes: Vec<(Key, u64)>,
     cuts: Cuts,
-    /// Per number of graphs: cost, graphs actually used, number of leading shapes served.
+    /// Per number of graphs: cost, graphs used, leading shapes served.
     ways: Vec<(u128, usize, usize)>,
 }
 
 impl Group {
     fn new(shapes: Vec<(Key, u64)>, weights: Weights, limit: &Limit, costs: &Costs) -> Result<Self> {
-        // Number of shapes which fit the pool; shapes are ordered by weight.
+        // Shapes are ordered by weight.
         let room =
             limit.weight.map_or(0, |most| shapes.partition_point(|(shape, _)| weights.of(shape) <= most));
         let graphs = room.min(usize::try_from(limit.graphs).unwrap_or(usize::MAX));
@@ -131,7 +125,7 @@ impl Group {
             let value = (room as i128 + 1) * (graphs as i128 + 1);
             return Err(Error::InvalidArgument { what: "shapes times graphs", value, expected });
         }
-        // Each shape covers all earlier ones, so the bucket of a run is its last shape.
+        // The bucket of a run is then its last shape.
         let nested = shapes[..room].windows(2).all(|pair| pair[1].0.join(&pair[0].0) == pair[1].0);
         if !nested && room > MAX_SHAPES {
             let expected = "at most 2^14 of several axes: round the shapes";
@@ -171,7 +165,7 @@ impl Group {
         Ok(Self { shapes, cuts, ways })
     }
 
-    /// Computes the cheapest cuts of nested shapes with prefix sums.
+    /// Computes the cuts of nested shapes with prefix sums.
     fn cuts_of_nested(shapes: &[(Key, u64)], room: usize, graphs: usize, weights: Weights) -> Cuts {
         let mut sums = vec![(0_u128, 0_u128)];
         for (shape, count) in &shapes[..room] {
@@ -219,8 +213,8 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         groups.push(Group::new(shapes, weights, &limit, costs)?);
     }
 
-    // Distributes the graphs: `curve[k]` is the least cost of the groups so far with k graphs,
-    // `dealt[g][k]` the share of group g.
+    // `curve[k]` is the least cost of the groups so far with k graphs, `dealt[g][k]` the share of
+    // group g.
     let (mut sums, mut shares) = (0_usize, 0_usize);
     let mut curve = vec![0_u128];
     let mut dealt = Vec::with_capacity(groups.len());
@@ -246,7 +240,7 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         curve = next.iter().map(|(cost, _)| *cost).collect();
         dealt.push(next);
     }
-    // `ways` and so `curve` never rise. Use no more graphs than reduce the cost.
+    // `ways` and so `curve` never rise: use no more graphs than reduce the cost.
     let mut left = curve.iter().position(|cost| Some(cost) == curve.last()).unwrap_or(0);
     curve.truncate(left + 1);
     let mut keys = Vec::new();
@@ -255,7 +249,7 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         keys.extend(group.buckets(share));
         left -= share;
     }
-    // With several axes, two runs may have the same bucket.
+    // Two runs may have the same bucket.
     keys.sort_unstable();
     keys.dedup();
 

@@ -1,4 +1,4 @@
-//! State and last use of every graph of a dispatcher.
+//! State and last use of every graph of a dispatcher, in atomics only.
 //!
 //! ```text
 //!   a slot:   absent ──a step claims it──> capturing ──finish──> ready ──evict──> absent
@@ -6,15 +6,13 @@
 //!              │  └──────────────── finish ─────────────┘ │
 //!              └─────────────── forgive ── failed <───────┘
 //! ```
-//!
-//! Atomics only: no lock, any thread.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::counters::Reason;
 use crate::error::{Error, Result};
 
-/// Number of a graph: one slot per bucket and mode.
+/// Number of a graph: one per bucket and mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u32);
 
@@ -53,9 +51,8 @@ impl State {
 #[derive(Debug, Default)]
 struct Place {
     state: AtomicU8,
-    /// Steps run by the graphs of this slot.
     replays: AtomicU64,
-    /// Time of last use, on the clock of all slots.
+    /// On the clock of all slots.
     used: AtomicU64,
     /// Weight of the step for which the graph is being captured.
     asked: AtomicU64,
@@ -64,7 +61,7 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct Slots {
     places: Box<[Place]>,
-    /// Number of slots ready or being captured.
+    /// Slots ready or being captured.
     graphs: AtomicU32,
     most_graphs: u32,
     clock: AtomicU64,
@@ -76,7 +73,7 @@ impl Slots {
         Self { places, graphs: AtomicU32::new(0), most_graphs, clock: AtomicU64::new(0) }
     }
 
-    /// Returns the state; absent for an invalid slot.
+    /// State of a slot; absent for an invalid one.
     pub(super) fn state(&self, slot: Slot) -> State {
         // Acquire: the graph was stored before its capture was reported.
         self.places
@@ -92,7 +89,6 @@ impl Slots {
         self.places.get(slot.0 as usize).map_or(0, |place| place.replays.load(Ordering::Relaxed))
     }
 
-    /// Records a step run by an existing graph.
     pub(super) fn use_now(&self, slot: Slot) {
         if let Some(place) = self.places.get(slot.0 as usize) {
             place.replays.fetch_add(1, Ordering::Relaxed);
@@ -100,8 +96,8 @@ impl Slots {
         }
     }
 
-    /// Records a step run by this graph by the decision of another rank. A missing graph is
-    /// captured by the caller.
+    /// Counts a step run by the decision of another rank. A missing graph is captured by the
+    /// caller.
     pub(super) fn impose(&self, slot: Slot) -> Result<()> {
         self.place(slot)?;
         if self.state(slot) == State::Ready {
@@ -114,14 +110,13 @@ impl Slots {
         place.used.store(self.clock.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Stores the weight of the step for which a slot was claimed.
     pub(super) fn ask(&self, slot: Slot, weight: u64) {
         if let Some(place) = self.places.get(slot.0 as usize) {
             place.asked.store(weight, Ordering::Relaxed);
         }
     }
 
-    /// Reserves an absent slot within the graph limit.
+    /// Reserves a slot within the graph limit.
     pub(super) fn claim(&self, slot: Slot, to: State) -> std::result::Result<(), Reason> {
         let more = |graphs: u32| (graphs < self.most_graphs).then_some(graphs + 1);
         self.graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Reason::Budget)?;
@@ -145,7 +140,7 @@ impl Slots {
         }))
     }
 
-    /// Ends a capture. Returns the weight of its step; `None` for a capture ahead of traffic.
+    /// Returns the weight of its step; `None` for a capture ahead of traffic.
     pub(super) fn finish(&self, slot: Slot, to: State) -> Result<Option<u64>> {
         let place = self.place(slot)?;
         if to == State::Ready {
@@ -176,7 +171,6 @@ impl Slots {
         self.change(slot, State::Failed, State::Absent, "failed")
     }
 
-    /// Returns the least recently used existing graph, except `kept`.
     pub(super) fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
         let ready = (0..self.places.len())
             .map(|number| Slot(number as u32))

@@ -63,7 +63,6 @@ fn a_capture_is_counted_by_what_became_of_it() {
     assert_eq!(counters.steps(GraphMode::Eager, Reason::CaptureFailed), 1);
     assert_eq!(counters.steps(GraphMode::Piecewise, Reason::Captured), 0);
     dispatcher.forgive(slot).unwrap();
-    // A capture ahead of traffic has no step to count.
     dispatcher.begin_capture(slot).unwrap();
     dispatcher.captured(slot).unwrap();
     assert_eq!(counters.steps(GraphMode::Piecewise, Reason::Captured), 0);
@@ -197,7 +196,6 @@ proptest! {
     ) {
         let options = DispatcherOptions { most_graphs, stand_in, ..DispatcherOptions::default() };
         let dispatcher = dispatcher(options);
-        // Least recently used first.
         let mut ready: Vec<Slot> = Vec::new();
         let mut failed = 0;
         for (tokens, uniform, then) in steps {
@@ -255,7 +253,6 @@ fn a_decision_of_others_counts_beside_the_own_one_and_uses_the_graph() {
         .into();
     slots.iter().for_each(|slot| dispatcher.captured(*slot).unwrap());
     assert_eq!(dispatcher.least_recently_used(None), Some(slots[0]));
-    // The local decision stays counted.
     assert_eq!(dispatcher.dispatch(&decode(2)).reason, Reason::Hit);
     dispatcher.imposed(Some(slots[0])).unwrap();
     dispatcher.imposed(None).unwrap();
@@ -264,7 +261,6 @@ fn a_decision_of_others_counts_beside_the_own_one_and_uses_the_graph() {
     assert_eq!(GraphMode::ALL.map(|mode| counters.imposed(mode)), [1, 0, 1]);
     assert_eq!(dispatcher.least_recently_used(None), Some(slots[1]), "the other one was used since");
     assert_eq!((dispatcher.replays(slots[0]), dispatcher.replays(slots[1])), (2, 2));
-    // A missing graph is captured by the caller.
     let absent = dispatcher.slots().map(|(slot, ..)| slot).find(|slot| !slots.contains(slot)).unwrap();
     dispatcher.imposed(Some(absent)).unwrap();
     assert_eq!(dispatcher.replays(absent), 0);

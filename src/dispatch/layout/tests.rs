@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::dispatch::{Axis, Dtype, Extent, PadRule, StepInput, Weights, xllm_sizes};
 
-/// Persistent inputs and outputs of a decoder with paged attention, for keys of tokens and batch.
+/// Inputs of a decoder with paged attention, for keys of tokens and batch.
 fn decoder_inputs() -> Vec<Input> {
     let (tokens, batch) = (Extent::along(Axis::Tokens), Extent::along(Axis::Batch));
     let offsets = Extent::offsets(Axis::Batch);
