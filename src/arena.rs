@@ -1,9 +1,6 @@
-//! Arena: one set of physical pages, the spaces that map these pages, and the order of their
-//! replays.
-//!
-//! [`SharedVmmAllocator`] is the handle of an arena. The state shared with spaces is `Common`, kept
-//! alive by the handle and by each space. The mutex of the current space (`serial`) is taken before
-//! all other locks. The mutex of `eager` is held only to find or create the eager space.
+//! Arena: one set of physical pages, the spaces that map them, and the order of their replays. The
+//! state shared with spaces is `Common`. The mutex of the current space (`serial`) is taken before
+//! all other locks; that of `eager` is held only to find or create the eager space.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,30 +31,26 @@ mod serial;
 pub use options::Options;
 use serial::Serial;
 
-/// Returns true if an environment variable is "1".
 fn asked_for(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| value == "1")
 }
 
-/// A set of pages on one device, shared by graphs that never run at the same time.
-///
-/// New code opens a [`Space`] for each capture. The methods of the published design
+/// A set of pages on one device, shared by graphs that never run at the same time. Open a [`Space`]
+/// for each capture. The methods of the published design
 /// ([`switch_to_new_virtual_space`](Self::switch_to_new_virtual_space),
-/// [`allocate`](Self::allocate), …) work on one current space, for engines with strictly serial
-/// captures.
+/// [`allocate`](Self::allocate), …) work on one current space, for strictly serial captures.
 ///
 /// Thread-safe. Spaces may outlive the arena: a page is freed when unused.
 pub struct SharedVmmAllocator {
     common: Arc<Common>,
     reserve_bytes: u64,
-    /// Current space of the published design, and its predecessors.
+    /// Of the published design, with its predecessors.
     serial: Mutex<Serial>,
     eager: Eager,
     leases: Arc<Leases>,
 }
 
-/// Addresses of eager work, from the first scope on. Dropped with the arena, except those of live
-/// blocks.
+/// Eager work from the first scope on. Dropped with the arena, except addresses of live blocks.
 #[derive(Default)]
 struct Eager(Mutex<Option<Arc<EagerSpace>>>);
 
@@ -73,18 +66,13 @@ impl SharedVmmAllocator {
     /// Creates an arena without pages.
     ///
     /// # Errors
-    /// [`Error::InvalidPageSize`] for sizes that do not fit the device; [`Error::InvalidArgument`]
-    /// for an impossible peer; driver errors while reserving `reserve_bytes`.
+    /// [`Error::InvalidPageSize`]; [`Error::InvalidArgument`] for an impossible peer; driver errors
+    /// while reserving `reserve_bytes`.
     pub fn new(device: &Arc<Device>, options: &Options) -> Result<Self> {
         Self::in_account(device, options, None)
     }
 
-    /// As [`new`](Self::new), with the arena's account below an account of the device, for example
-    /// a tenant's or a model's.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); [`Error::OverBudget`] if an ancestor has no room for the guarantee;
-    /// [`Error::InvalidArgument`] for an account of a different device.
+    /// Like [`new`](Self::new), in the arena's account below an account of the device.
     pub fn in_account(device: &Arc<Device>, options: &Options, above: Option<&Account>) -> Result<Self> {
         let id = next_number();
         let own = Peers::one(device.driver().info().ordinal);
@@ -142,7 +130,7 @@ impl SharedVmmAllocator {
         Ok(arena)
     }
 
-    /// Returns the arena's number, unique in the process.
+    /// Returns the arena's number.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.common.shared.arena()
@@ -154,58 +142,41 @@ impl SharedVmmAllocator {
         &self.common.device
     }
 
-    /// Opens a space for a capture. Makes no driver call, except to [`mark`](Self::mark) replays
-    /// since the last mark. So the stream of the last replay may be captured, unless already under
-    /// capture.
-    ///
-    /// # Errors
-    /// [`Error::Closed`]; [`Error::WrongState`] inside a launch of this arena, or while paused.
+    /// Opens a space for a capture: `vmmgraph_space_open`.
     pub fn open_space(&self) -> Result<Arc<Space>> {
         self.prepare()?;
         Space::open(&self.common)
     }
 
-    /// Opens a bump space for a capture: blocks lie one after the other, and no address is reused.
-    /// For the segments of a torch `MemPool`, which live as long as the graph. The arena then holds
-    /// the memory of the longest bump space, plus at most a sixteenth or half a large page,
-    /// whichever is less.
-    ///
-    /// # Errors
-    /// As [`open_space`](Self::open_space).
+    /// Opens a bump space, for the segments of a torch `MemPool`: `vmmgraph_space_open_bump`.
     pub fn open_bump_space(&self) -> Result<Arc<Space>> {
         self.prepare()?;
         Space::open_bump(&self.common, 0)
     }
 
-    /// Begins eager work on `stream`, with blocks on the arena's shared pages: see [`EagerScope`].
-    /// Waits for the end of a replay or scope of a different thread. Once the arena has the pages,
-    /// makes only the driver calls of a replay and an event.
+    /// Begins eager work on `stream`: see [`EagerScope`]. Waits for the end of a replay or scope of
+    /// a different thread.
     ///
     /// # Errors
-    /// Nothing changed, and the call can be repeated: [`Error::WrongState`] inside a launch or
-    /// scope of this arena, or while paused; otherwise as [`Space::replay`].
+    /// [`Error::WrongState`] inside a launch or scope of this arena, or while paused; otherwise as
+    /// [`Space::replay`].
     pub fn eager_scope(&self, stream: Stream) -> Result<EagerScope> {
         self.usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         space.begin(stream, None)
     }
 
-    /// As [`eager_scope`](Self::eager_scope), for work with at most `bytes` of live blocks, each
-    /// rounded up to 512 bytes. Allow a little more for the ends of pages.
-    /// [`eager_scope`](Self::eager_scope) needs every page ever used by the arena's eager work.
-    /// This scope avoids pages on lease that are not needed for `bytes`: they stay on lease, and no
-    /// block is placed on them. If too few other pages exist, enough leases are refused or
-    /// [recalled](Self::set_recall), at the start and whenever the scope needs more.
-    ///
-    /// # Errors
-    /// As [`eager_scope`](Self::eager_scope); [`Error::Lent`] with enough leases for `bytes`.
+    /// Like [`eager_scope`](Self::eager_scope), for at most `bytes` of live blocks, each rounded up
+    /// to 512 bytes (allow a little for the ends of pages). Pages on lease stay so if `bytes` fit
+    /// without; otherwise enough leases are refused ([`Error::Lent`]) or
+    /// [recalled](Self::set_recall).
     pub fn eager_scope_of(&self, stream: Stream, bytes: u64) -> Result<EagerScope> {
         self.usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         space.begin(stream, Some(bytes))
     }
 
-    /// Returns the handle that frees blocks of eager work after their scope.
+    /// Returns the handle that frees blocks after their scope.
     #[must_use]
     pub fn eager_blocks(&self) -> EagerBlocks {
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
@@ -221,22 +192,16 @@ impl SharedVmmAllocator {
 
     fn prepare(&self) -> Result<()> {
         self.usable()?;
-        // Reaped pages serve this capture before new pages are created.
+        // Reaped pages serve this capture.
         self.common.pool().reap();
         match self.common.order.mark() {
-            // The stream needs no mark: it is under capture, or cannot be captured. The next replay
-            // reports the obstacle.
+            // Under capture, or impossible to capture; the next replay reports this.
             Err(Error::StreamCapturing { .. }) => Ok(()),
             result => result,
         }
     }
 
-    /// Marks all replays so far. Afterwards the stream of the last replay may be captured or
-    /// destroyed, and so may streams recorded for freed blocks. Records events deferred during a
-    /// capture.
-    ///
-    /// # Errors
-    /// As [`ReplayOrder::mark`].
+    /// Marks all replays so far: `vmmgraph_arena_mark`. Records events deferred during a capture.
     pub fn mark(&self) -> Result<()> {
         self.common.order.mark()?;
         let pool = self.common.pool();
@@ -247,12 +212,7 @@ impl SharedVmmAllocator {
         Ok(())
     }
 
-    /// Releases unused memory to the driver, and returns the bytes of the released pages. Waits for
-    /// the arena's replays and for pending unmaps, releases all free pages of the device, and
-    /// retries calls refused earlier.
-    ///
-    /// # Errors
-    /// As [`ReplayOrder::mark`]; driver errors of the retry.
+    /// Releases unused memory, and returns its bytes: `vmmgraph_arena_trim`.
     pub fn trim(&self) -> Result<u64> {
         let pool = self.common.pool();
         self.common.order.mark()?;
@@ -269,76 +229,37 @@ impl SharedVmmAllocator {
         released
     }
 
-    /// Replaces little-used large pages by small pages, if this saves at least a thirty-second of
-    /// the shared pages. Returns the saved bytes. For arenas without a chosen page size
-    /// ([`Options::expected_bytes`]); call once after all captures. Addresses and instantiated
-    /// graphs stay valid. Contents of shared pages are lost, as between replays. The large pages
-    /// become free pages of the device: [`trim`](Self::trim) releases free pages to the driver.
-    ///
-    /// Waits for `fence`, the arena's replays and the streams recorded for blocks. The caller adds
-    /// other work that uses the arena's blocks to `fence`. Meanwhile replays and new spaces return
-    /// [`Error::WrongState`], as during a pause. The small pages are taken before the large pages
-    /// are free. Later spaces use large pages.
-    ///
-    /// # Errors
-    /// Nothing changed: as [`pause`](Self::pause); [`Error::WrongState`] if paused. Out of memory
-    /// or budget, driver errors: some spaces have small pages, and the call can be repeated.
+    /// Replaces little-used large pages by small pages, and returns the saved bytes:
+    /// `vmmgraph_arena_shrink_to_fit`.
     pub fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
         self.usable()?;
         self.common.shrink_to_fit(fence)
     }
 
-    /// Releases the arena's memory to the driver, except [private](Self::allocate_exclusive)
-    /// blocks. Addresses and instantiated graphs stay valid. Contents of live-out and persistent
-    /// blocks are copied to the host and restored by [`resume`](Self::resume). Contents of shared
-    /// pages are lost, including blocks left on shared pages by
-    /// [`RetainPolicy::Share`](crate::RetainPolicy::Share) or by bump spaces.
-    ///
-    /// Waits for `fence`, the arena's replays and the streams [recorded](Space::record_stream) for
-    /// blocks. The caller adds other work that uses the arena's blocks to `fence`.
-    ///
-    /// While paused, replays and new spaces return [`Error::WrongState`]. Blocks may be freed, and
-    /// spaces and the arena dropped. Continues after failures and reports all of them: failed pages
-    /// keep their memory, and the next pause retries. No effect if paused.
+    /// Releases the arena's memory until [`resume`](Self::resume): `vmmgraph_arena_pause`. `fence`
+    /// covers the caller's work on the arena's blocks.
     ///
     /// # Errors
-    /// Nothing changed: [`Error::WrongState`] while a space is open (also the unsealed current
-    /// space of the published design), inside a launch of this arena, or in one of its hooks;
-    /// [`Error::StreamCapturing`] if a stream to wait for is under capture; [`Error::Closed`];
-    /// [`Error::NotOffered`] if the platform cannot replace memory under a graph
-    /// ([`Capabilities::replace_under_graph`](crate::driver::Capabilities::replace_under_graph));
-    /// driver errors of the fence.
+    /// Also [`Error::NotOffered`] if the platform cannot replace memory under a graph.
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         self.usable()?;
         pause::pause(&*self.common, fence)
     }
 
-    /// Restores the memory at the same addresses, and returns when the contents are complete. If
-    /// memory is short, retries until the deadline, at least once, and asks reclaimers as an
-    /// allocation does. No effect if resident.
-    ///
-    /// # Errors
-    /// The arena stays paused with its contents on the host, and the call can be repeated: out of
-    /// memory or budget; driver errors. [`Error::WrongState`] in a hook; [`Error::Closed`].
+    /// Restores the memory at the same addresses with its contents: `vmmgraph_arena_resume`.
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
         self.usable()?;
         pause::resume(self.device().pausables(), &[&*self.common], deadline, true)
     }
 
-    /// Limits the physical bytes of the arena: shared pages, pages of its spaces, and persistent
-    /// and private blocks. `None`: only the limits of ancestors. No memory is released: if the
-    /// arena exceeds a lower limit, new pages are refused with [`Error::OverBudget`] until enough
-    /// spaces are dropped. Blocks that need no new page are still served.
-    ///
-    /// Exact under concurrency: pages in creation count. Unmapped pages belong to the device and do
-    /// not count.
+    /// Limits the physical bytes: `vmmgraph_arena_set_budget`. `None`: only the limits of
+    /// ancestors.
     pub fn set_budget(&self, bytes: Option<u64>) {
         let account = self.common.shared.account();
         account.set_limits(Limits { most: bytes, least: account.stats().least_bytes });
     }
 
-    /// Closes the arena after a caught bug: later calls return [`Error::Closed`], except
-    /// destruction.
+    /// Closes the arena after a caught bug: only destruction is left.
     pub fn close(&self) {
         self.common.closed.store(true, Ordering::Relaxed);
     }
@@ -351,12 +272,11 @@ impl SharedVmmAllocator {
         }
     }
 
-    /// Returns the live spaces.
     fn living(&self) -> Vec<Arc<Space>> {
         self.common.spaces.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns a snapshot of the arena, its spaces and the device. Queries every space.
+    /// Returns a snapshot of the arena, its spaces and the device.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let info = self.device().driver().info();
@@ -373,25 +293,20 @@ impl SharedVmmAllocator {
         }
     }
 
-    /// Returns the current page map: mapped pages by space, blocks at each space's peak, and bytes
-    /// freed by dropping a space. Queries every space and walks the device's pages, without
-    /// stopping other threads.
+    /// Returns the current page map, without stopping other threads.
     #[must_use]
     pub fn map(&self) -> ArenaMap {
         map::take(&self.common, self.high_water_mark())
     }
 
-    /// Turns the recording of allocations and frees on or off for spaces opened from now on, for
-    /// the map's view of one capture. Also enabled from the start by `VMMGRAPH_TRACE_EVENTS=1` in
-    /// the environment. Uses host memory per block as long as the space lives. Persistent blocks
-    /// are not recorded.
+    /// Turns event tracing on or off: `vmmgraph_arena_trace_events`. Persistent blocks are not
+    /// recorded.
     pub fn trace_events(&self, on: bool) {
         self.common.trace_events.store(on, Ordering::Relaxed);
     }
 
-    /// Checks that all live blocks of the arena are disjoint ([`Space::audit`]), also against
-    /// persistent and private blocks of other spaces, and audits the device's pool. Walks all
-    /// tables: for tests.
+    /// Checks that all live blocks of the arena are disjoint ([`Space::audit`]), and audits the
+    /// device's pool. For tests.
     ///
     /// # Errors
     /// [`Error::Internal`] names the first violation.

@@ -1,5 +1,3 @@
-//! Device: root object of the library, kept open by all objects on the device.
-
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -22,16 +20,14 @@ pub use pause::Ready;
 pub use peers::{PeerExtent, PeerMap, PeerPage};
 pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 
-/// A device of this process: its driver, and the page pool of all its physical memory.
-///
-/// Arenas, spaces and blocks keep the device open, and the last one closes it. Memory then refused
-/// by the driver or in use by the device is retried at the next opening of the same device. Opening
-/// a device never waits for the driver of a different device.
+/// Root object of a device in this process: its driver, and the page pool of all its physical
+/// memory. Arenas, spaces and blocks keep it open, and the last one closes it. Memory then refused
+/// by the driver or in use is retried at the next opening. Opening never waits for the driver of a
+/// different device.
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
     pausables: Pausables,
-    /// Number of rings with streamed units.
     streaming: AtomicU64,
 }
 
@@ -43,15 +39,14 @@ fn opened() -> &'static Mutex<Opened> {
     OPENED.get_or_init(Mutex::default)
 }
 
-/// Peers admitted to process-wide devices, open or not.
+/// Peers of process-wide devices, open or not.
 fn admitted() -> &'static Mutex<HashMap<(&'static str, i32), Peers>> {
     static ADMITTED: OnceLock<Mutex<HashMap<(&'static str, i32), Peers>>> = OnceLock::new();
     ADMITTED.get_or_init(Mutex::default)
 }
 
 impl Device {
-    /// Creates a device over the caller's driver, apart from process-wide devices. For tests and
-    /// other platforms.
+    /// Creates a device over the caller's driver, apart from process-wide devices.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
         retry_orphans(&driver);
@@ -63,9 +58,8 @@ impl Device {
     /// Returns the process-wide device `ordinal`, opened if necessary.
     ///
     /// # Errors
-    /// As [`open`]. [`Error::DeviceInUse`] if the device is open with other host options, or
-    /// without the requested [sharing](Self::sharing) or [RDMA access](Self::rdma). These are fixed
-    /// at the first opening; a request for none accepts the device as opened.
+    /// As [`open`]; [`Error::DeviceInUse`] if the device is open with other host options, or
+    /// without the requested [sharing](Self::sharing) or [RDMA access](Self::rdma).
     pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<Arc<Self>> {
         let options @ DeviceOptions { host, sharing, rdma, peers } = options.into();
         let asked = peers.without(Peers::one(ordinal));
@@ -73,14 +67,13 @@ impl Device {
         let platform = driver.info().platform;
         let granted = Handles::of(&*driver);
         let device = Self::with_driver(driver);
-        // Requested before the device was open, so peer access was not checked then.
+        // Requested before the device was open, so unchecked.
         let peers = admitted().lock().get(&(platform, ordinal)).copied().unwrap_or_default();
         device.admit(peers.among(device.driver().capabilities().peers).and(asked))?;
         let mut opened = opened().lock();
         if let Some((known, options)) = opened.get(&(platform, ordinal))
             && let Some(known) = known.upgrade()
         {
-            // Only platforms with options compare options.
             let same = (*options == host || known.driver().info().options.is_none())
                 && (sharing == Handles::None || known.sharing() >= granted)
                 && (known.rdma() || !rdma);
@@ -100,9 +93,8 @@ impl Device {
         opened().lock().get(&(platform, ordinal)).and_then(|(device, _)| device.upgrade())
     }
 
-    /// Grants other devices of the platform access to all current and future mappings of this
-    /// device. An arena's own option ([`Options::peers`](crate::Options::peers)) adds cost only to
-    /// maps of the arena.
+    /// Grants other devices of the platform access to all current and future mappings. An arena's
+    /// own option ([`Options::peers`](crate::Options::peers)) adds cost only to its own maps.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a device without peer access: nothing changed. Driver errors
@@ -111,7 +103,7 @@ impl Device {
         if peers.is_empty() { Ok(()) } else { self.pool.admit(peers) }
     }
 
-    /// As [`admit`](Self::admit), for a process-wide device: now if open, else at its opening.
+    /// Admits peers of a process-wide device: now if open, else at its opening.
     #[cfg(feature = "bridge")]
     pub(crate) fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
         let device = Self::opened(platform, ordinal);
@@ -139,14 +131,13 @@ impl Device {
         self.pool.driver()
     }
 
-    /// Returns the kind of handles for sharing pages with other processes, as requested at the
-    /// opening.
+    /// Returns the handle types granted for sharing pages with other processes.
     #[must_use]
     pub fn sharing(&self) -> Handles {
         Handles::of(&**self.driver())
     }
 
-    /// Returns true if network cards may access the pages, as requested at the opening.
+    /// Whether network cards may access the pages.
     #[must_use]
     pub fn rdma(&self) -> bool {
         self.driver().rdma()
@@ -158,8 +149,7 @@ impl Device {
         self.pool.peers()
     }
 
-    /// Returns the host pool, for contents of paused pages. Can be prepared ahead, limited and
-    /// trimmed.
+    /// Returns the host pool, for contents of paused pages.
     #[must_use]
     pub fn host_pool(&self) -> &HostPool {
         self.pausables.host_pool()
@@ -169,13 +159,13 @@ impl Device {
         &self.pausables
     }
 
-    /// Limits the physical bytes of the device's pool. `None`: no limit. No memory is released.
+    /// Limits the physical bytes of the device's pool. Frees nothing.
     pub fn set_budget(&self, bytes: Option<u64>) {
         self.pool.set_budget(bytes);
     }
 
-    /// Creates an account below a second account or below the device: a budget for a tenant, a
-    /// model or a kind of memory.
+    /// Creates an account below another or below the device: a budget for a tenant, a model or a
+    /// kind of memory.
     ///
     /// # Errors
     /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
@@ -184,18 +174,14 @@ impl Device {
         Account::new(&self.pool, below, label.to_owned(), limits)
     }
 
-    /// Registers a reclaimer, until dropped by its owner. Before an allocation fails, the reclaimer
-    /// is asked if the device, its budget, or the budget of the reclaimer's
-    /// [account](Reclaimer::account) is short.
+    /// Registers a reclaimer, until dropped by its owner: `vmmgraph_device_add_reclaimer`, or for
+    /// the reclaimer's [account](Reclaimer::account).
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
         self.pool.add_reclaimer(reclaimer);
     }
 
-    /// Releases free pages to the driver, and returns their bytes. Waits for freed memory still in
-    /// use by the device, and retries calls refused earlier.
-    ///
-    /// # Errors
-    /// Driver errors of the retry.
+    /// Waits for freed memory in use by the device, releases free pages, and retries refused calls.
+    /// Returns the bytes.
     pub fn trim(&self) -> Result<u64> {
         for known in self.pausables().tagged(&[]) {
             known.give_up(Duration::ZERO);
@@ -203,27 +189,19 @@ impl Device {
         self.pool.trim()
     }
 
-    /// Marks all arenas with a last replay on this stream, as [`Space::mark`](crate::Space::mark).
-    /// Call before the stream is captured or destroyed, so other threads may replay in these arenas
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// First error of [`ReplayOrder::mark`](crate::ReplayOrder::mark). All arenas are tried.
+    /// Marks all arenas with a last replay on this stream: `vmmgraph_device_mark`.
     pub fn mark(&self, stream: Stream) -> Result<()> {
         let all = self.pausables().tagged(&[]);
         all.iter().map(|known| known.mark_on(stream)).fold(Ok(()), Result::and)
     }
 
-    /// Announces a capture without a space on this device. Its graph may read blocks of sealed
-    /// spaces. So blocks freed from now on are treated as for spaces captured meanwhile. As long as
-    /// the graph that writes the block lives, earlier graphs, eager work and leases do not use its
-    /// memory.
+    /// Announces a capture without a space on this device: `vmmgraph_device_note_capture`.
     pub fn note_capture(&self) {
         self.pool.note_capture();
     }
 
-    /// Releases free pages to the driver, and returns their bytes. Waits at most `limit` for freed
-    /// memory still in use by the device. Without either, makes no driver call.
+    /// Releases free pages, and returns their bytes. Waits at most `limit` for freed memory in use
+    /// by the device.
     pub fn give_back(&self, limit: Duration) -> u64 {
         let start = Instant::now();
         for known in self.pausables().tagged(&[]) {
@@ -237,22 +215,20 @@ impl Device {
         self.pool.release_free(u64::MAX)
     }
 
-    /// Releases free pages to the driver if they exceed `bytes`, and returns their bytes. First
-    /// polls blocks freed while in use by a stream. Does not wait.
+    /// Releases free pages if they exceed `bytes`, and returns their bytes. Does not wait.
     pub fn give_back_above(&self, bytes: u64) -> u64 {
         self.pausables().tagged(&[]).iter().for_each(|known| known.poll_pending());
         self.pool.reap();
         if self.pool.stats().free_bytes > bytes { self.pool.release_free(u64::MAX) } else { 0 }
     }
 
-    /// Makes room for `bytes` of a caller whose own driver allocation failed. Returns true if a
-    /// retry is useful. As [`give_back`](Self::give_back). If the device is still short, asks
-    /// reclaimers for the missing bytes. The caller has no lock.
+    /// Makes room for `bytes` of a caller whose own driver allocation failed: [gives
+    /// back](Self::give_back) pages, then asks reclaimers. Returns whether a retry is useful. The
+    /// caller has no lock.
     pub fn make_room(&self, bytes: u64, limit: Duration) -> bool {
         let given = self.give_back(limit);
         let free = self.pool.driver().free_bytes().unwrap_or(u64::MAX);
-        // The caller has its own limit, or asks for more than the device has: no reclaimer can
-        // help.
+        // No reclaimer can help a caller with its own limit, or beyond the device's memory.
         if free >= bytes || self.pool.refuse_hopeless(bytes).is_err() {
             return given > 0;
         }
@@ -266,8 +242,8 @@ impl Device {
         self.pool.stats()
     }
 
-    /// Returns the number of rings with streamed units, including rings kept alive by captured
-    /// steps. A small copy to the device may wait for all copies of these rings.
+    /// Returns the number of rings with streamed units, also in captured steps: a small copy to the
+    /// device may wait for all their copies.
     #[must_use]
     pub fn streaming_rings(&self) -> u64 {
         self.streaming.load(Ordering::Relaxed)

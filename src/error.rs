@@ -1,7 +1,5 @@
-//! All errors of the library, as values with the numbers to explain them.
-//!
-//! No error aborts or exits, and no panic crosses into C. A failed call has no effect, unless
-//! documented.
+//! All errors of the library, as values with the numbers to explain them. No error aborts or exits,
+//! and no panic crosses into C. A failed call has no effect, unless documented.
 
 use std::borrow::Cow;
 
@@ -41,7 +39,7 @@ pub enum Error {
     InvalidArgument {
         /// Name of the argument.
         what: &'static str,
-        /// Its value; holds every integer of C.
+        /// Any integer of C.
         value: i128,
         /// Valid values.
         expected: &'static str,
@@ -51,13 +49,13 @@ pub enum Error {
     InputMismatch {
         /// Name of the input.
         input: String,
-        /// Problem, with actual and valid values.
+        /// With actual and valid values.
         problem: String,
     },
     /// An unreadable page map.
     #[error("not a page map: {problem}")]
     InvalidMap {
-        /// Problem, with actual and valid values.
+        /// With actual and valid values.
         problem: String,
     },
     /// A device number unknown to the driver.
@@ -79,7 +77,7 @@ pub enum Error {
         /// Requested name.
         name: String,
     },
-    /// No platform was requested, and none has a usable device. Host memory must be requested.
+    /// No platform was requested, and none has a usable device; host memory must be requested.
     #[error(
         "cannot open device {ordinal}: no platform has a usable device ({reasons}); set VMMGRAPH_DRIVER=host to use host memory instead"
     )]
@@ -129,18 +127,17 @@ pub enum Error {
         total: u64,
         /// Number of the device.
         device: i32,
-        /// Label of the requesting space, if set.
+        /// Label of the requesting space.
         space: Option<String>,
     },
-    /// A configured limit is reached: of the device's page pool or of an account, such as an
-    /// arena's.
+    /// A limit is reached: of the device's page pool or of an account.
     #[error(
         "over the budget of {}device {device}: {requested} bytes requested{}, {held} of {budget} bytes held",
         account.as_ref().map_or(String::new(), |account| format!("{account} on ")),
         wanted_by(space)
     )]
     OverBudget {
-        /// Missing bytes: the page, and all pages planned after it.
+        /// Missing bytes, as for `OutOfMemory`.
         requested: u64,
         /// Bytes charged to the limit.
         held: u64,
@@ -148,12 +145,12 @@ pub enum Error {
         budget: u64,
         /// Number of the device.
         device: i32,
-        /// Label of the account with the limit ("arena 3"). `None`: the device.
+        /// Label of the account with the limit. `None`: the device.
         account: Option<String>,
-        /// Key of the lowest account over its limit: memory freed in this account counts for all
-        /// limits exceeded. `None`: the device. 0: a limit outside accounts.
+        /// Key of the lowest account over its limit. `None`: the device. 0: a limit outside
+        /// accounts.
         lowest: Option<u64>,
-        /// Label of the requesting space, if set.
+        /// Label of the requesting space.
         space: Option<String>,
     },
     /// No address range of this length is free.
@@ -172,12 +169,12 @@ pub enum Error {
     OutOfDescriptors {
         /// Bytes of the page.
         requested: u64,
-        /// Maximum descriptors of the process (`ulimit -n`). 2^64 - 1: limited by the machine only.
+        /// Limit of the process (`ulimit -n`). 2^64 - 1: limited by the machine only.
         limit: u64,
         /// Number of the device.
         device: i32,
     },
-    /// No host memory for contents of pages: limit of the host pool, or of the machine.
+    /// No host memory for contents of pages.
     #[error(
         "out of host memory: {requested} bytes requested, {held} held{}{}",
         if *limit == 0 { String::new() } else { format!(", of at most {limit}") },
@@ -188,13 +185,12 @@ pub enum Error {
         requested: u64,
         /// Bytes in the host pool.
         held: u64,
-        /// Limit of the pool in bytes. 0: limited by the machine only.
+        /// Limit of the pool. 0: limited by the machine only.
         limit: u64,
         /// Bytes available on the machine, if fewer than requested.
         available: Option<u64>,
     },
-    /// Host memory could not be registered with the device (pinned), and the caller requires
-    /// registration for asynchronous copies.
+    /// Host memory could not be registered with the device (pinned), as the caller requires.
     #[error(
         "host memory of {requested} bytes could not be registered with the device: {registered} of {held} bytes that the host pool holds are"
     )]
@@ -214,14 +210,13 @@ pub enum Error {
         leases: Vec<u64>,
     },
     /// Other processes use pages that the call would release, move or replace
-    /// ([`Device::export_page`](crate::Device::export_page)). Close the pages there first.
+    /// ([`Device::export_page`](crate::Device::export_page)).
     #[error("other processes have pages that are to stay what they are: pages {pages:?}")]
     Exported {
-        /// Numbers of the pages, or of the first page found.
+        /// The pages, or the first one found.
         pages: Vec<u64>,
     },
-    /// The stream is under capture, or is a default stream whose use would break a capture. No
-    /// launch and no wait is possible on this stream.
+    /// The stream is under capture, or is a default stream whose use would break a capture.
     #[error(
         "stream {stream:#x} is being captured: call mark() before the capture begins, or replay after it ends"
     )]
@@ -258,7 +253,7 @@ pub enum Error {
     UnfitDriver {
         /// The platform.
         driver: &'static str,
-        /// Problem, with the version found.
+        /// With the version found.
         problem: String,
     },
     /// The device has no virtual memory management.
@@ -267,8 +262,7 @@ pub enum Error {
         /// Number of the device.
         device: i32,
     },
-    /// The call needs a feature the device does not offer or is not known to support
-    /// ([`Capabilities`](crate::driver::Capabilities)).
+    /// The device does not offer a feature ([`Capabilities`](crate::driver::Capabilities)).
     #[error("{platform} device {device} does not offer it: {what}")]
     NotOffered {
         /// The platform.
@@ -278,8 +272,8 @@ pub enum Error {
         /// Missing feature and remedy.
         what: String,
     },
-    /// The device failed the self-test at its first opening. A write through one address of a page
-    /// is not visible at another, or a new mapping has a different page.
+    /// The self-test failed: a write through one address of a page is not visible at another, or a
+    /// new mapping has a different page.
     #[error(
         "{platform} device {device} (driver {}) cannot be used: {found}; VMMGRAPH_SELF_TEST=0 leaves the test out",
         if version.is_empty() { "of unknown version" } else { version }
@@ -330,7 +324,6 @@ impl Error {
         Self::WrongState { sentence: sentence.into() }
     }
 
-    /// Adds the label of the requesting space.
     pub(crate) fn of_space(mut self, label: Option<&str>) -> Self {
         if let Self::OutOfMemory { space, .. } | Self::OverBudget { space, .. } = &mut self {
             *space = label.map(str::to_owned);
@@ -346,7 +339,7 @@ impl Error {
         self
     }
 
-    /// Returns the key of the lowest account over its limit, below the device.
+    /// The lowest account over its limit, below the device.
     pub(crate) fn lowest(&self) -> Option<u64> {
         match self {
             Self::OverBudget { lowest, .. } => *lowest,
@@ -354,13 +347,12 @@ impl Error {
         }
     }
 
-    /// Returns true if more memory, a larger budget or a `trim` elsewhere could make the call
-    /// succeed.
+    /// Whether more memory, a larger budget or a `trim` elsewhere could make the call succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors { .. })
     }
-    /// Returns the missing bytes of an [`is_out_of_memory`](Self::is_out_of_memory) error; else 0.
+    /// Missing bytes of an [`is_out_of_memory`](Self::is_out_of_memory) error; else 0.
     pub(crate) fn requested_bytes(&self) -> u64 {
         match self {
             Self::OutOfMemory { requested, .. }

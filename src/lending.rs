@@ -1,5 +1,4 @@
-//! Leases: arena pages needed only by some graphs, lent to elastic memory while these graphs are
-//! not replayed.
+//! Leases: arena pages lent to elastic memory while the graphs which need them are not replayed.
 //!
 //! ```text
 //! lend     arena's replay slot -> pages mapped by the fewest spaces -> mapped at the borrower too,
@@ -9,11 +8,8 @@
 //! recall   borrower vacates, without locks -> its fence -> unmap at the borrower -> graph may run
 //! ```
 //!
-//! A page is on lease while mapped at the place of its lease: the pool's tables decide
-//! (`pages/lent.rs`). So any unmap ends the lease: a recall, a decommit, or the end of the
-//! borrower's memory.
-//!
-//! The list of an arena's leases has its own mutex, held across no call of a borrower.
+//! A page is on lease while mapped at the place of its lease (`pages/lent.rs`), so any unmap ends
+//! the lease. The mutex of an arena's leases is held across no call of a borrower.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -35,7 +31,7 @@ pub(crate) use borrower::To;
 use borrower::bytes_of_lease;
 pub use borrower::{BlockBorrower, Borrower, Vacate, VacateBlocks, Vacated};
 
-/// Sleep between two polls of the borrower's fence.
+/// Between two polls of the borrower's fence.
 const PAUSE: Duration = Duration::from_micros(50);
 
 struct Inner {
@@ -47,14 +43,11 @@ struct Inner {
     recalling: Mutex<u64>,
 }
 
-/// Lease: pages of an arena also mapped in elastic memory. Clones are the same lease. Keeps the
-/// elastic memory alive, not the graphs.
-///
-/// Drop has no effect: the pages stay on lease until unmapped at the borrower.
+/// Lease: pages of an arena also mapped in elastic memory, which it keeps alive, not the graphs.
+/// Clones are the same lease. Drop has no effect.
 #[derive(Clone)]
 pub struct Lease(Arc<Inner>);
 
-/// Ends the recall at drop.
 struct Recalling<'a>(&'a Inner);
 
 impl Drop for Recalling<'_> {
@@ -64,19 +57,19 @@ impl Drop for Recalling<'_> {
 }
 
 impl Lease {
-    /// Returns the lease number, unique in the process.
+    /// Returns the lease number.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Returns the lent part of the buffer, in bytes from its base. Empty for a cache.
+    /// Returns the lent part of the buffer; empty for a cache.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         if matches!(self.0.to, To::Buffer(..)) { self.0.part.clone() } else { 0..0 }
     }
 
-    /// Returns the lent blocks of the cache. Empty for a buffer.
+    /// Returns the lent blocks of the cache; empty for a buffer.
     #[must_use]
     pub fn blocks(&self) -> Range<u64> {
         if matches!(self.0.to, To::Cache(..)) { self.0.part.clone() } else { 0..0 }
@@ -90,38 +83,22 @@ impl Lease {
     }
 
     /// Makes later work of a stream wait for the graphs that used the pages. Required before the
-    /// borrower's first work on the pages.
-    ///
-    /// # Errors
-    /// As [`ElasticBuffer::before`](crate::ElasticBuffer::before).
+    /// borrower's first work there.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.0.to.before(stream)
     }
 
-    /// Recalls all pages: asks the borrower, waits for its fence, and unmaps the pages from its
-    /// memory. No effect on an ended lease. One thread recalls at a time; other threads wait until
-    /// their deadline, and then recall the rest. Until the pages are back, no page is committed at
-    /// their places.
-    ///
-    /// # Errors
-    /// Errors of the borrower. [`Error::WrongState`] in the borrower's own callback, if the
-    /// borrower vacated too little, or if its fence is not done at the deadline. In the last case
-    /// the pages return at a later poll, as the borrower has already given up the pages. Driver
-    /// errors of the unmap are logged and retried.
+    /// Recalls all pages from the borrower: `vmmgraph_lease_recall`. Errors of the borrower are
+    /// passed on; its own callback must not recall.
     pub fn recall(&self, deadline: Duration) -> Result<()> {
         self.recall_bytes(u64::MAX, deadline)
     }
 
-    /// As [`recall`](Self::recall), for at least `bytes`, or all. The lease continues with the
-    /// rest.
-    ///
-    /// # Errors
-    /// As [`recall`](Self::recall).
+    /// [Recalls](Self::recall) at least `bytes`, or all. The lease continues with the rest.
     pub fn recall_bytes(&self, bytes: u64, deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         let wait = || {
-            // Another thread may be unmapping the pages.
             yield_now();
             std::thread::sleep(PAUSE.min(left()));
         };
@@ -163,8 +140,7 @@ impl Lease {
                 wait();
             }
             if self.bytes() > stay {
-                // A borrower that vacated all requested blocks is asked again: another thread has
-                // backed a block since.
+                // Ask again: another thread has backed a block since.
                 if !given.all || left().is_zero() {
                     return Err(late("needed by its borrower"));
                 }
@@ -222,11 +198,10 @@ impl Leases {
         })?;
         let (common, recalling) = (Arc::clone(common), Mutex::default());
         let lease = Lease(Arc::new(Inner { id, part, to, common, recalling }));
-        // Dropped after the mutex: the last reference to a borrower runs the drop of its owner.
+        // After the mutex: the last reference to a borrower runs the drop of its owner.
         let mut ended = Vec::new();
         let mut known = self.0.lock();
-        // Checks two known leases per new lease. So ended leases do not accumulate, and the cost
-        // does not depend on the number of leases.
+        // Two per new lease, so ended leases do not accumulate.
         for _ in 0..2 {
             match known.pop_front() {
                 Some(oldest) if oldest.bytes() > 0 => known.push_back(oldest),
@@ -234,7 +209,7 @@ impl Leases {
             }
         }
         if lease.bytes() > 0 {
-            // Also after a failed map with a failed undo: a recall returns these pages.
+            // Also after a failed undo: a recall returns these pages.
             known.push_back(lease.clone());
         }
         drop(known);
@@ -243,7 +218,6 @@ impl Leases {
         Ok(lease)
     }
 
-    /// Returns the active leases, by number.
     pub(crate) fn current(&self) -> Vec<Lease> {
         let mut known = self.0.lock();
         let (active, ended): (VecDeque<_>, VecDeque<_>) =
@@ -257,7 +231,7 @@ impl Leases {
         leases
     }
 
-    /// Recalls some leases within one common deadline. Tries all, and returns the first error.
+    /// Recalls leases within one deadline. Tries all, and returns the first error.
     pub(crate) fn recall(&self, which: impl Fn(&Lease) -> bool, deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let mut result = Ok(());

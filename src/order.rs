@@ -1,9 +1,6 @@
-//! Replay order of an arena: prevents replays of its graphs from overlapping.
-//!
-//! Graphs of one arena write to the same pages, so no two may run at the same time (CUDA
-//! programming guide, "virtual aliasing": writes through one address of a page are coherent with
-//! another address only once the writing operation has completed). The order tracks the stream of
-//! the last replay:
+//! Replay order of an arena. Graphs of one arena write to the same pages, so no two may run at the
+//! same time (CUDA programming guide, "virtual aliasing"). The order tracks the stream of the last
+//! replay:
 //!
 //! ```text
 //!   unused ── enter(s) ──> on s ── enter(s): stream order suffices; only the capture check
@@ -13,12 +10,11 @@
 //! ```
 //!
 //! A thread's default stream can only be marked on its thread, and a green context's only while the
-//! context is current. Replays on either are marked at once.
+//! context is current: replays on either are marked at once.
 //!
-//! Launches hold an exclusive section: between enter and leave no other replay of the arena is
-//! launched. No lock is held, so a launch may call any function of the library. A replay which
-//! would wait for itself, through any number of arenas, regions and threads, is an error
-//! ([`ExclusiveSection`]).
+//! Launches hold an exclusive section and no lock, so a launch may call any function of the
+//! library. A replay which would wait for itself, through any number of arenas, regions and
+//! threads, is an error ([`ExclusiveSection`]).
 
 use std::sync::Arc;
 
@@ -32,11 +28,11 @@ mod serial;
 
 use serial::Serial;
 
-/// Value of `on` when everything is marked. No stream has this handle.
+/// `on` when everything is marked; no stream's handle.
 const MARKED: u64 = u64::MAX;
-/// Value of `on` for a stream whose handle is valid in one thread or context only.
+/// `on` for a stream whose handle is valid in one thread or context only.
 const ELSEWHERE: u64 = u64::MAX - 1;
-/// Value of `on` while a thread holding `last` records a mark.
+/// `on` while a thread holding `last` records a mark.
 const MARKING: u64 = u64::MAX - 2;
 
 /// Orders the replays of one arena.
@@ -44,21 +40,19 @@ const MARKING: u64 = u64::MAX - 2;
 pub struct ReplayOrder {
     events: Arc<Events>,
     replay_slot: ExclusiveSection,
-    /// Stream of the last replay while unmarked, or [`ELSEWHERE`]; [`MARKED`] if marked or without
-    /// replay. A marking thread sets [`MARKING`] before it records, and a launch sets the stream
-    /// again when leaving: so a mark recorded during a launch never counts for this launch.
+    /// Stream of the last unmarked replay, or [`ELSEWHERE`]; else [`MARKED`]. A marking thread sets
+    /// [`MARKING`] before it records, and a launch sets the stream again when leaving: a mark
+    /// recorded during a launch never counts for it.
     on: AtomicU64,
     last: Mutex<Last>,
-    /// Condition before every replay; written by pause and resume.
+    /// Written by pause and resume.
     gate: AtomicU64,
-    /// Fence of the contents being restored; used while the gate is [`BEHIND`].
+    /// Fence of the contents being restored, while the gate is [`BEHIND`].
     contents: Mutex<Fence>,
-    /// Launches so far; written inside the exclusive section.
+    /// Written inside the exclusive section.
     replays: AtomicU64,
-    /// Value of [`on`](Self::on) after a launch which [stayed](Entered::stay), until
-    /// [`leave`](Self::leave).
+    /// [`on`](Self::on) after a launch which [stayed](Entered::stay_entered).
     entered: Mutex<Option<u64>>,
-    /// Some in a serial order.
     serial: Option<Serial>,
 }
 
@@ -66,7 +60,7 @@ pub struct ReplayOrder {
 const OPEN: u64 = 0;
 /// The first replay waits for pending restores.
 const BEHIND: u64 = 1;
-/// The arena is paused: launches are refused.
+/// Paused: launches are refused.
 const SHUT: u64 = 2;
 
 #[derive(Debug, Default)]
@@ -76,20 +70,19 @@ struct Last {
     /// Stream of the last replay.
     stream: NamedStream,
     /// Deferred events of fences requested while the stream was captured, one per fence: an event
-    /// recorded for one fence is not after later replays.
+    /// recorded for one is too early for another.
     deferred_marks: Vec<DeferredMark>,
 }
 
-/// Exclusive section of one launch; dropping ends the section.
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     order: &'a ReplayOrder,
-    /// Value of [`ReplayOrder::on`] after the launch; [`MARKED`] if nothing is launched.
+    /// [`ReplayOrder::on`] after the launch; [`MARKED`] if nothing is launched.
     on: u64,
 }
 
 impl ReplayOrder {
-    /// Creates an order without replays, on the device of `events`.
+    /// Creates an order without replays.
     #[must_use]
     pub fn new(events: &Arc<Events>) -> Self {
         let (replay_slot, last) = (ExclusiveSection::default(), Mutex::default());
@@ -109,17 +102,14 @@ impl ReplayOrder {
         }
     }
 
-    /// Like [`new`](Self::new), but replays must stay on the stream and thread of the first one,
-    /// until [`lift_serial`](Self::lift_serial).
+    /// Replays must stay on the stream and thread of the first one, until
+    /// [`lift_serial`](Self::lift_serial).
     #[must_use]
     pub fn serial(events: &Arc<Events>) -> Self {
         Self { serial: Some(Serial::default()), ..Self::new(events) }
     }
 
-    /// Unbinds a [serial](Self::serial) order: the next replay binds the order to its stream and
-    /// thread. Waits for a launch of another thread.
-    ///
-    /// # Errors
+    /// Unbinds a [serial](Self::serial) order. Waits for a launch of another thread.
     /// [`Error::WrongState`] if the call would wait for itself.
     pub fn lift_serial(&self) -> Result<()> {
         self.between(|| {
@@ -129,41 +119,33 @@ impl ReplayOrder {
         })
     }
 
-    /// Returns the number of launched replays; inside a launch, the number of the current one.
+    /// Returns the number of launched replays; inside a launch, of the current one.
     #[must_use]
     pub fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// Calls `launch` after ordering its work on `stream` after all replays so far.
-    ///
-    /// No lock is held during `launch`. If `launch` fails, the stream still counts as used.
+    /// Calls `launch`, without a lock, after ordering its work on `stream` after all replays so
+    /// far. If `launch` fails, the stream still counts as used.
     ///
     /// # Errors
     /// Driver errors. [`Error::StreamCapturing`] if `stream` is under capture or its use would
     /// break a capture; the same for the stream of the last replay, unless [marked](Self::mark).
     /// [`Error::WrongState`] if the call would wait for itself or the arena is paused; in a
-    /// [serial](Self::serial) order also on another stream or thread. After an error, `launch` was
-    /// not called and no capture was touched.
+    /// [serial](Self::serial) order also on another stream or thread. Then `launch` was not called
+    /// and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         let _entered = self.begin(stream, || Ok(()))?;
         Ok(launch())
     }
 
-    /// Ends this thread's replay which [began](Self::begin) and [stayed](Entered::stay), after its
-    /// work was submitted or failed.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if no replay of this thread stayed.
+    /// Ends this thread's replay which [began](Self::begin) and [stayed](Entered::stay_entered).
     pub(crate) fn leave(&self) -> Result<()> {
         self.leave_of(thread_token())
     }
 
-    /// Like [`leave`](Self::leave) for the thread with this token, callable on any thread. Not for
-    /// a replay on the default stream of the token's thread.
-    ///
-    /// # Errors
-    /// As [`leave`](Self::leave).
+    /// For the thread with this token, callable on any thread, except for a replay on the default
+    /// stream of the token's thread.
     pub(crate) fn leave_of(&self, thread: u64) -> Result<()> {
         let on = if self.replay_slot.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(
             || {
@@ -205,17 +187,14 @@ impl ReplayOrder {
         Ok(entered)
     }
 
-    /// Runs `work` between two replays.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if the call would wait for itself.
+    /// Runs `work` between two replays; fails if the call would wait for itself.
     pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
         self.replay_slot.enter().map_err(|_| waits_for_itself())?;
         let _given_back = Entered { order: self, on: MARKED };
         Ok(work())
     }
 
-    /// Refuses all replays from now on. Call [between](Self::between) two replays.
+    /// Call [between](Self::between) two replays.
     pub(crate) fn shut(&self) {
         self.gate.store(SHUT, Ordering::SeqCst);
     }
@@ -226,8 +205,7 @@ impl ReplayOrder {
         self.gate.store(BEHIND, Ordering::SeqCst);
     }
 
-    /// Orders all replays so far before later work of `stream`. The caller holds the exclusive
-    /// section.
+    /// The caller holds the exclusive section.
     fn order(&self, stream: NamedStream) -> Result<()> {
         let handle = stream.stream();
         if !self.events.ready(handle)? {
@@ -238,8 +216,7 @@ impl ReplayOrder {
         }
         let mut last = self.last.lock();
         if let Some(mark) = self.mark_last(&mut last)? {
-            // A thread's own default stream keeps its identity; any other handle may now denote a
-            // new stream.
+            // Any other handle may now denote a new stream.
             if !stream.is_never_anothers() || last.stream != stream {
                 mark.before(handle)?;
             }
@@ -249,7 +226,7 @@ impl ReplayOrder {
         Ok(())
     }
 
-    /// Records a mark after all replays so far, unless one exists.
+    /// Records a mark, unless one exists.
     fn mark_last(&self, last: &mut Last) -> Result<Option<Mark>> {
         if self.on.load(Ordering::SeqCst) == MARKED {
             return Ok(last.mark.clone());
@@ -272,13 +249,9 @@ impl ReplayOrder {
         }
     }
 
-    /// Records a mark after all replays so far: the stream of the last replay is then no longer
-    /// needed. Call before this stream is captured or destroyed. Free if no replay followed the
-    /// last mark. A concurrent launch on another thread may or may not be covered, and stays in
-    /// order either way.
-    ///
-    /// # Errors
-    /// As [`replay`](Self::replay).
+    /// Records a mark after all replays so far: the stream of the last replay may then be captured
+    /// or destroyed. Free if no replay followed the last mark. Covers or misses a concurrent
+    /// launch, which stays in order either way. Fails like [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
         if self.replay_slot.is_of(thread_token()) {
             return Err(waits_for_itself());
@@ -289,19 +262,19 @@ impl ReplayOrder {
         self.mark_last(&mut self.last.lock()).map(drop)
     }
 
-    /// Like [`mark`](Self::mark), if the last replay was on this stream.
+    /// Marks the last replay, if it was on this stream.
     pub(crate) fn mark_on(&self, stream: Stream) -> Result<()> {
         let mut on = self.on.load(Ordering::SeqCst);
         if on == MARKING {
-            // The stream being marked may be this one, with its record still to come.
+            // The stream being marked may be this one.
             let _recorded = self.last.lock();
             on = self.on.load(Ordering::SeqCst);
         }
         if on == stream.raw() { self.mark() } else { Ok(()) }
     }
 
-    /// Returns a fence after all replays so far and after pending restores. The fence does not need
-    /// this object. Does not block.
+    /// Returns a fence after all replays so far and after pending restores, independent of this
+    /// object. Does not block.
     #[must_use]
     pub fn fence(&self) -> Fence {
         let mut fence = Fence::default();
@@ -312,8 +285,8 @@ impl ReplayOrder {
         match self.mark_last(&mut last) {
             Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),
             Err(_) => {
-                // The next mark of this order also records the deferred event, so the stream may
-                // then be destroyed.
+                // The next mark also records the deferred event, so the stream may then be
+                // destroyed.
                 let deferred_mark = DeferredMark::default();
                 fence.add_deferred_mark(last.stream, &deferred_mark);
                 last.deferred_marks.retain(DeferredMark::is_open);
@@ -325,7 +298,7 @@ impl ReplayOrder {
 }
 
 impl Entered<'_> {
-    /// Keeps the launch open until [`ReplayOrder::leave`].
+    /// Stays in the launch until [`ReplayOrder::leave`].
     pub(crate) fn stay_entered(self) {
         *self.order.entered.lock() = Some(self.on);
         std::mem::forget(self);
@@ -349,7 +322,6 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Value of `on` for an unmarked stream.
 fn unmarked(stream: NamedStream) -> u64 {
     if stream.is_everywhere() { stream.stream().raw() } else { ELSEWHERE }
 }

@@ -1,5 +1,3 @@
-//! Snapshots of memory use, as plain data and as JSON.
-
 use std::fmt;
 
 use serde::Serialize;
@@ -7,16 +5,14 @@ use serde::Serialize;
 use crate::pages::{AccountStats, OwnedPages, Owner, PoolStats};
 use crate::space::SpaceStats;
 
-/// Statistics of one arena. All numbers are maintained incrementally: the cost of a query is
-/// independent of the number of spaces.
+/// Statistics of one arena, maintained incrementally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ArenaStats {
-    /// Number of the arena, unique in the process.
+    /// Number of the arena.
     pub id: u64,
-    /// Bytes of physical memory: shared, retained, kept and exclusive pages.
+    /// Bytes of shared, retained, kept and exclusive pages.
     pub physical_bytes: u64,
-    /// Bytes of shared pages. A page without a mapping in any space returns to the device's free
-    /// pages.
+    /// Bytes of shared pages.
     pub shared_bytes: u64,
     /// Shared pages.
     pub shared_pages: u64,
@@ -24,17 +20,17 @@ pub struct ArenaStats {
     pub retained_bytes: u64,
     /// Bytes of pages for persistent (kept) blocks.
     pub kept_bytes: u64,
-    /// Bytes of private (exclusive) blocks, which belong to no space.
+    /// Bytes of private (exclusive) blocks.
     pub exclusive_bytes: u64,
     /// Bytes on lease, part of shared_bytes.
     pub lent_bytes: u64,
-    /// Bytes charged to the arena's budget, and the budget.
+    /// Charge and budget.
     pub account: AccountStats,
     /// Bytes of addresses reserved by the arena's spaces.
     pub reserved_bytes: u64,
-    /// Bytes of mapped addresses; a page with n mappings counts n times.
+    /// Bytes of mapped addresses.
     pub mapped_bytes: u64,
-    /// Bytes of live blocks, each rounded up to 512.
+    /// Bytes of live blocks.
     pub live_bytes: u64,
     /// Live blocks.
     pub blocks: u64,
@@ -44,8 +40,7 @@ pub struct ArenaStats {
     pub spaces: u64,
     /// Launched replays.
     pub replays: u64,
-    /// Whether the arena is paused. A paused arena has only exclusive blocks and pages which could
-    /// not be freed.
+    /// Whether the arena is paused.
     pub paused: bool,
 }
 
@@ -58,31 +53,31 @@ pub struct Snapshot {
     pub device: i32,
     /// Device name.
     pub device_name: String,
-    /// The device's page pool, shared with other arenas.
+    /// The device's page pool.
     pub pool: PoolStats,
-    /// Owners of the pool's pages, over all arenas and spaces of the device.
+    /// Owners of the pool's pages, over all arenas and spaces.
     #[serde(rename = "holders")]
     pub owners: Vec<OwnedPages>,
     /// The arena.
     pub arena: ArenaStats,
-    /// Spaces of the arena, in the order of opening.
+    /// Spaces of the arena.
     pub spaces: Vec<SpaceStats>,
 }
 
 impl Snapshot {
-    /// Returns the snapshot as one JSON object; keys are field names.
+    /// Returns the snapshot as JSON; keys are field names.
     #[must_use]
     pub fn to_json(&self) -> String {
         to_json(self)
     }
 }
 
-/// Serializes plain structs of numbers and strings, which cannot fail.
+/// Plain structs of numbers and strings cannot fail.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// Prints one line per owner.
+/// One line per owner.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pool, arena) = (&self.pool, &self.arena);

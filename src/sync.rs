@@ -1,5 +1,4 @@
-//! Locks and threads. Only this module names the lock library, so that shuttle can replace the
-//! library.
+//! Locks and threads, which shuttle can replace.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};
@@ -10,8 +9,7 @@ mod section;
 
 pub(crate) use section::ExclusiveSection;
 
-/// Lock shared by all shuttle executions of the process. No interleaved operation may run under
-/// this lock.
+/// Shared by all shuttle executions: no interleaved operation may run under this lock.
 pub(crate) use parking_lot::Mutex as ProcessMutex;
 
 pub(crate) mod atomic {
@@ -26,7 +24,6 @@ use parking_lot::{Condvar, Mutex as LockedValue};
 #[cfg(feature = "shuttle")]
 use shuttle::sync::{Condvar, Mutex as LockedValue};
 
-/// A mutex and a condition variable: a value to wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
     value: LockedValue<T>,
@@ -38,8 +35,7 @@ impl<T> Monitor<T> {
         Self { value: LockedValue::new(value), changed: Condvar::default() }
     }
 
-    /// Blocks until `ready` returns `Some`. Calls `ready` again after every
-    /// [`change`](Self::change).
+    /// Calls `ready` again after every [`change`](Self::change), until `Some`.
     #[cfg(not(feature = "shuttle"))]
     pub(crate) fn wait_for<R>(&self, mut ready: impl FnMut(&mut T) -> Option<R>) -> R {
         let mut value = self.value.lock();
@@ -51,7 +47,7 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// As above, with shuttle's locks, which can be poisoned.
+    /// Shuttle's locks can be poisoned.
     #[cfg(feature = "shuttle")]
     pub(crate) fn wait_for<R>(&self, mut ready: impl FnMut(&mut T) -> Option<R>) -> R {
         use std::sync::PoisonError;
@@ -64,7 +60,6 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// Changes the value and wakes all waiting threads.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut change = Some(change);
         let result = self.wait_for(|value| change.take().map(|change| change(value)));
@@ -80,12 +75,11 @@ pub(crate) fn yield_now() {
     shuttle::thread::yield_now();
 }
 
-/// Running threads with a token.
 #[cfg(not(feature = "shuttle"))]
 static LIVE: ProcessMutex<std::collections::BTreeSet<u64>> =
     ProcessMutex::new(std::collections::BTreeSet::new());
 
-/// Returns the token of the calling thread: never 0, and unique forever.
+/// Token of the calling thread, never 0, and unique forever.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn thread_token() -> u64 {
     use std::cell::Cell;
@@ -121,7 +115,7 @@ pub(crate) fn thread_token() -> u64 {
     })
 }
 
-/// Returns true if the thread of a token has ended or is ending.
+/// Has ended or is ending.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn thread_has_ended(token: u64) -> bool {
     !LIVE.lock().contains(&token)
@@ -133,19 +127,18 @@ pub(crate) fn thread_has_ended(_token: u64) -> bool {
     false
 }
 
-/// Shuttle's threads share one thread of the system.
+/// Token of a thread of shuttle: these share one thread of the system.
 #[cfg(feature = "shuttle")]
 pub(crate) fn thread_token() -> u64 {
     usize::from(shuttle::current::me()) as u64 + 1
 }
 
-/// Starts a detached thread. Returns false if the system cannot create one.
+/// Starts a detached thread; false if the system cannot create one.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     std::thread::Builder::new().name(name.to_owned()).spawn(work).is_ok()
 }
 
-/// As above, on a thread interleaved by shuttle.
 #[cfg(feature = "shuttle")]
 pub(crate) fn spawn(_name: &str, work: impl FnOnce() + Send + 'static) -> bool {
     drop(shuttle::thread::spawn(work));

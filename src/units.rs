@@ -6,17 +6,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::error::{Error, Result};
 
-/// Granule of block sizes in bytes. Torch rounds tensor storage to the same 512 bytes.
+/// Granule of block sizes in bytes, as torch's for tensor storage.
 pub const BLOCK_GRANULE: u64 = 512;
 
-/// Maximum bytes of a block or page: 2^46, half of a 47-bit address space.
+/// Maximum bytes of a block or page: half of a 47-bit address space.
 pub const MAX_BYTES: u64 = 1 << 46;
 
-/// Checks a caller's size: from 1 to [`MAX_BYTES`] bytes. The sum of two valid sizes, and a valid
-/// size rounded up to another, cannot overflow.
-///
-/// # Errors
-/// [`Error::InvalidSize`].
+/// Checks a caller's size: from 1 to [`MAX_BYTES`] bytes. The sum of two valid sizes cannot
+/// overflow.
 pub fn checked_size(what: &'static str, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         Err(Error::InvalidSize { what, bytes, limit: MAX_BYTES })
@@ -25,26 +22,20 @@ pub fn checked_size(what: &'static str, bytes: u64) -> Result<u64> {
     }
 }
 
-/// As [`checked_size`], but accepts 0.
-///
-/// # Errors
-/// [`Error::InvalidSize`].
+/// Like [`checked_size`], but accepts 0.
 pub fn checked_bytes(what: &'static str, bytes: u64) -> Result<u64> {
     if bytes > MAX_BYTES { Err(Error::InvalidSize { what, bytes, limit: MAX_BYTES }) } else { Ok(bytes) }
 }
 
-/// Checks the product of `count` and `each`, as [`checked_size`].
-///
-/// # Errors
-/// [`Error::InvalidSize`], with the highest number after an overflow.
+/// Checks the product of `count` and `each`, like [`checked_size`].
 pub fn checked_product(what: &'static str, count: u64, each: u64) -> Result<u64> {
     checked_size(what, count.saturating_mul(each))
 }
 
-/// Maximum small page in bytes: 16 MiB, so that a length inside a slab fits 16 bits.
+/// Maximum small page: a length inside a slab fits 16 bits.
 pub const MAX_SMALL_PAGE: u64 = BLOCK_GRANULE << 15;
 
-/// Adds a number to a hash, as FxHash: one multiplication, and the same in every process and build.
+/// Hashes as FxHash: the same in every process and build.
 pub(crate) fn mix(hash: u64, number: u64) -> u64 {
     (hash.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
@@ -66,8 +57,8 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// Map by numbers created by this library. Callers cannot choose colliding numbers, so the standard
-/// library's slower hash is unnecessary: it takes a tenth of opening a space.
+/// Map by numbers created by this library: callers cannot choose colliding ones. The standard
+/// library's hash takes a tenth of opening a space.
 pub(crate) type ByNumber<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
 
 /// An address on the device (on the host driver: in this process).
@@ -75,7 +66,7 @@ pub(crate) type ByNumber<T> = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
 pub struct Address(pub u64);
 
 impl Address {
-    /// Returns the address plus `bytes`. Callers stay inside one reservation, which never wraps.
+    /// Returns the address plus `bytes`, inside one reservation.
     #[must_use]
     pub fn plus(self, bytes: u64) -> Self {
         Self(self.0 + bytes)
@@ -88,12 +79,9 @@ impl fmt::Debug for Address {
     }
 }
 
-/// A stream, by the driver's handle (`CUstream` as an integer).
-///
-/// Only the driver uses the handle. Not every handle is a fixed stream:
-/// [`PER_THREAD`](Self::PER_THREAD) depends on the calling thread, both default streams depend on a
-/// current green context, and the handle of a destroyed stream may be reused. Safe code cannot
-/// create a stream:
+/// A stream, by the driver's handle (`CUstream` as an integer). [`PER_THREAD`](Self::PER_THREAD)
+/// depends on the calling thread, both default streams on a current green context, and the handle
+/// of a destroyed stream may be reused. Safe code cannot create a stream:
 ///
 /// ```compile_fail
 /// let forged = vmmgraph::Stream(5);
@@ -107,8 +95,7 @@ impl Stream {
     /// Default stream of the calling thread (`CU_STREAM_PER_THREAD`).
     pub const PER_THREAD: Self = Self(2);
 
-    /// Returns true for a default stream, which depends on the calling thread and its current
-    /// context.
+    /// Whether this is a default stream.
     #[must_use]
     pub const fn is_default(self) -> bool {
         self.0 == Self::LEGACY.0 || self.0 == Self::PER_THREAD.0
@@ -117,14 +104,13 @@ impl Stream {
     /// Creates a stream from a handle.
     ///
     /// # Safety
-    /// On a CUDA device the handle is a stream of the device. The stream must exist at each use:
-    /// until the last replay on the stream is [marked](crate::ReplayOrder::mark), and until blocks
-    /// recorded for the stream are freed. If the stream is then under capture, until a
-    /// [mark](crate::SharedVmmAllocator::mark) after the capture. (The host driver accepts any
-    /// number.)
+    /// On a CUDA device the handle is a stream of the device. It must exist at each use: until the
+    /// last replay on the stream is [marked](crate::ReplayOrder::mark), and until blocks recorded
+    /// for it are freed; if it is then under capture, until a
+    /// [mark](crate::SharedVmmAllocator::mark) after the capture.
     #[must_use]
     pub const unsafe fn from_raw(handle: u64) -> Self {
-        // CU_STREAM_LEGACY is a different name of handle 0.
+        // CU_STREAM_LEGACY.
         Self(if handle == 1 { 0 } else { handle })
     }
 
@@ -135,17 +121,13 @@ impl Stream {
     }
 }
 
-/// Bytes of a block, rounded.
-///
-/// Invariant: a multiple of [`BLOCK_GRANULE`], at least one granule and at most [`MAX_BYTES`].
+/// Bytes of a block: a multiple of [`BLOCK_GRANULE`], at least one granule and at most
+/// [`MAX_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockBytes(u64);
 
 impl BlockBytes {
-    /// Rounds a request up to whole granules.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSize`] for zero and for more than [`MAX_BYTES`].
+    /// Rounds a request up to whole granules; fails for zero and for more than [`MAX_BYTES`].
     pub fn round_up(requested: u64) -> Result<Self> {
         Ok(Self(checked_size("block", requested)?.next_multiple_of(BLOCK_GRANULE)))
     }
@@ -157,10 +139,8 @@ impl BlockBytes {
     }
 }
 
-/// Page sizes of an arena.
-///
-/// Invariants: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`]; `large` is a
-/// multiple of `small`.
+/// Page sizes of an arena: `small` is a power of two from 4096 bytes to [`MAX_SMALL_PAGE`], `large`
+/// a multiple of `small`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     small: u64,
@@ -168,10 +148,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Checks the two sizes in bytes. `granularity` is the device's.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPageSize`] names the first size violating an invariant.
+    /// Checks the two sizes; [`Error::InvalidPageSize`] names the first invalid one.
     pub fn new(small: u64, large: u64, granularity: u64) -> Result<Self> {
         let refuse = |what, bytes| Err(Error::InvalidPageSize { what, bytes, granularity });
         if !small.is_power_of_two()
@@ -200,7 +177,7 @@ impl Geometry {
     }
 }
 
-/// Set of peer devices with access to a device's pages: device numbers of its platform, below 64.
+/// Set of peer devices: device numbers of a platform, below 64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peers(u64);
 
@@ -258,7 +235,6 @@ impl Peers {
 
 #[cfg(test)]
 impl Stream {
-    /// Test streams, never passed to a driver.
     pub(crate) const fn numbered(number: u64) -> Self {
         Self(0x100 + number)
     }

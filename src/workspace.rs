@@ -1,10 +1,7 @@
-//! Workspaces: transient memory of kernels in captured graphs, such as cuBLAS's partial sums.
-//! Graphs contain the address, so each capture gets its own addresses; the page behind them depends
-//! on the streams in use.
-//!
-//! Workspaces used in order on one stream share one page: N such workspaces cost one page. A
-//! workspace is used on the stream of its page's other users, or first moves to another page. A
-//! workspace which changes streams gets a private page. So no work ever waits for unrelated work.
+//! Workspaces: transient memory of kernels in captured graphs, such as cuBLAS's partial sums. Each
+//! capture gets its own addresses; workspaces used in order on one stream share one page. A
+//! workspace which changes streams moves to another page, then gets a private one. So no work ever
+//! waits for unrelated work.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,39 +15,35 @@ use crate::pages::{Account, Fence, Limits, Owner, PageId, PagePool, RangeId, Res
 use crate::sync::{Mutex, ProcessMutex};
 use crate::units::{Address, MAX_BYTES, Peers, Stream};
 
-/// A page and the workspaces mapped to the page.
 struct Group {
     id: u64,
     pool: Weak<PagePool>,
     bytes: u64,
     page: PageId,
     _account: Account,
-    /// Stream which orders all work on the page; `None`: not used yet.
+    /// Orders all work on the page; `None`: not used yet.
     stream: Mutex<Option<Stream>>,
-    /// Whether a used workspace left: its work may not be complete.
+    /// A used workspace left: its work may not be complete.
     left: AtomicBool,
 }
 
-/// A group open to more workspaces.
 struct Open {
     pool: Weak<PagePool>,
     bytes: u64,
     group: Weak<Group>,
 }
 
-/// All open groups, oldest first.
+/// Oldest first.
 static OPEN: ProcessMutex<Vec<Open>> = ProcessMutex::new(Vec::new());
 
-/// Maximum moves to groups of other streams, each with a wait and a map, before a private page.
+/// Moves to groups of other streams, each with a wait and a map, before a private page.
 const MOST_MOVES: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Not used yet.
     Never,
-    /// Used on one stream only.
     On(Stream),
-    /// Used on any stream: the page is private.
+    /// The page is private.
     Alone,
 }
 
@@ -58,15 +51,14 @@ struct Place {
     group: Option<Arc<Group>>,
     used: Use,
     moves: u32,
-    /// No page is mapped, after a transaction whose undo failed.
+    /// No page is mapped, after a failed undo.
     hole: bool,
-    /// Fence before the addresses are freed.
+    /// Before the addresses are freed.
     behind: Fence,
 }
 
-/// Addresses for transient memory; contents are undefined between uses. Thread-safe.
-///
-/// Dropping does not block: see [`leave`](Self::leave).
+/// Addresses for transient memory; contents are undefined between uses. Thread-safe. Dropping does
+/// not block: see [`leave`](Self::leave).
 pub struct Workspace {
     device: Arc<Device>,
     /// `None` while being dropped.
@@ -76,8 +68,8 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Creates a workspace of at least `bytes` bytes. Uses the page of other workspaces of the same
-    /// size, or a new page, charged to the device's budget.
+    /// Creates a workspace of at least `bytes` bytes, on the page of other workspaces of the same
+    /// size or a new page, charged to the device's budget.
     ///
     /// # Errors
     /// [`Error::InvalidSize`]; [`Error::InvalidArgument`] on a platform without aliased mappings;
@@ -116,13 +108,13 @@ impl Workspace {
         Ok(Self { device: Arc::clone(device), range: Some(range), bytes, place: Mutex::new(place) })
     }
 
-    /// Returns the first address, which never changes.
+    /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> Address {
         self.range.as_ref().map_or(Address(0), Reservation::base)
     }
 
-    /// Returns the bytes, a multiple of the driver's smallest page size.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -130,14 +122,10 @@ impl Workspace {
 
     /// Call before submitting work which uses the workspace to `stream`, which must exist as long
     /// as the process. `None`, like a default stream of a thread or of a non-primary context: any
-    /// stream, by any caller, from now on. The caller orders earlier work of the workspace before
-    /// this work; `used` returns a fence after the earlier work, and the call waits for the fence
-    /// if the page changes. No work with the workspace may be submitted or captured during the
-    /// call. Never calls reclaimers. Returns whether further calls are unnecessary on any stream.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new) and [`Fence::block`]. Then do not submit the work; the call can be
-    /// repeated.
+    /// stream, from now on. The caller orders earlier work of the workspace before this work;
+    /// `used` returns a fence after it, awaited if the page changes. No work with the workspace may
+    /// be submitted or captured during the call. Returns whether further calls are unnecessary on
+    /// any stream. After an error do not submit the work.
     pub fn use_on(&self, stream: Option<Stream>, used: impl FnOnce() -> Fence) -> Result<bool> {
         // Handles of other streams may be reused for new streams.
         let stream = stream.filter(|stream| self.device.pool().events().name(*stream).is_everywhere());
@@ -166,7 +154,7 @@ impl Workspace {
         Ok(place.used == Use::Alone)
     }
 
-    /// Moves to the page of a group used on the stream, or to a new page.
+    /// Moves to the page of a group used on the stream, or a new page.
     fn change_page(&self, place: &mut Place, on: Option<Stream>) -> Result<()> {
         let Some(range) = &self.range else { return Ok(()) };
         let mut transaction = Transaction::on(self.device.pool());
@@ -199,9 +187,8 @@ impl Workspace {
         Ok(())
     }
 
-    /// Makes the page private and permanent, for any number of users ordered by other means, if no
-    /// other workspace has used the page. Returns whether the page is private; false while another
-    /// thread waits for the last use. Does not wait.
+    /// Makes the page private and permanent, if no other workspace has used it. Returns whether it
+    /// is private; false while another thread waits for the last use. Does not wait.
     pub fn keep(&self) -> bool {
         let Some(mut place) = self.place.try_lock() else { return false };
         if !place.hole && place.group.as_ref().is_some_and(Group::is_only) {
@@ -221,13 +208,12 @@ impl Workspace {
 }
 
 impl Group {
-    /// Returns whether the group is used on this stream; binds an unused group to the stream.
+    /// Binds an unused group to the stream.
     fn is_used_on(&self, stream: Stream) -> bool {
         *self.stream.lock().get_or_insert(stream) == stream
     }
 
-    /// Returns whether only one workspace ever used the page, and closes the group to other
-    /// workspaces.
+    /// Whether only one workspace ever used the page. Closes the group to others.
     fn is_only(group: &Arc<Self>) -> bool {
         let mut open = OPEN.lock();
         let only = Arc::strong_count(group) == 1 && !group.left.load(Ordering::SeqCst);
@@ -242,7 +228,6 @@ impl Group {
     }
 }
 
-/// Opens the group to other workspaces.
 fn open(group: &Arc<Group>) {
     let mut open = OPEN.lock();
     open.retain(|known| known.group.strong_count() > 0);
@@ -251,7 +236,7 @@ fn open(group: &Arc<Group>) {
     }
 }
 
-/// Maps the page of the first suitable open group, or a new page, at the start of a range.
+/// Maps the page of the first suitable open group, or a new page.
 fn show(
     device: &Arc<Device>,
     transaction: &mut Transaction<'_>,
@@ -261,7 +246,7 @@ fn show(
 ) -> Result<Arc<Group>> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let pool = Arc::downgrade(device.pool());
-    // Upgrading adds a reference, which `is_only` counts: only groups of this device are upgraded.
+    // Upgrading adds a reference, which `is_only` counts: only groups of this device.
     let known: Vec<Arc<Group>> = OPEN
         .lock()
         .iter()

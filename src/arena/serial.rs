@@ -9,21 +9,17 @@ use crate::error::{Error, Result};
 use crate::space::{Phase, Space};
 use crate::units::{Address, BlockBytes, Stream};
 
-/// Current space, and its predecessors.
 #[derive(Default)]
 pub(super) struct Serial {
     current: Option<Arc<Space>>,
     sealed: HashMap<u64, Arc<Space>>,
 }
 
-/// Methods of the published design, with the meaning defined by the paper: one current space at a
-/// time, a bump space.
+/// Methods of the published design: one current space at a time, a bump space.
 impl SharedVmmAllocator {
-    /// Seals the current space, if any, and opens the next one at offset 0. Blocks of earlier
-    /// spaces stay valid until the arena is dropped.
-    ///
-    /// # Errors
-    /// As [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
+    /// Seals the current space, if any, and opens the next one. Blocks of earlier spaces stay valid
+    /// until the arena is dropped. Fails like [`Space::seal`] (the current space stays) and
+    /// [`open_space`](Self::open_space).
     pub fn switch_to_new_virtual_space(&self) -> Result<()> {
         let mut serial = self.serial.lock();
         if let Some(current) = &serial.current
@@ -38,7 +34,6 @@ impl SharedVmmAllocator {
         Ok(())
     }
 
-    /// Opens the first space.
     pub(super) fn begin_serial(&self) -> Result<()> {
         let first = self.open_serial()?;
         self.serial.lock().current = Some(first);
@@ -50,12 +45,9 @@ impl SharedVmmAllocator {
         Space::open_bump(&self.common, self.reserve_bytes)
     }
 
-    /// Allocates in the current space, opened if there is none. See [`Space::allocate`].
-    ///
-    /// # Errors
-    /// As [`Space::allocate`] and [`open_space`](Self::open_space).
+    /// Like [`Space::allocate`], in the current space, opened if there is none.
     pub fn allocate(&self, size: u64, stream: Stream) -> Result<Address> {
-        // An invalid size is refused before a space is opened.
+        // Before a space is opened.
         BlockBytes::round_up(size)?;
         let current = {
             let mut serial = self.serial.lock();
@@ -67,10 +59,7 @@ impl SharedVmmAllocator {
         current.allocate(size, stream)
     }
 
-    /// Frees a block of the current space or an earlier one. See [`Space::free`].
-    ///
-    /// # Errors
-    /// As [`Space::free`].
+    /// Like [`Space::free`], for the current space or an earlier one.
     pub fn deallocate(&self, address: Address) -> Result<()> {
         let foreign = Error::ForeignPointer { address };
         let (_, space) = self.common.pool().range_at(address).ok_or(foreign.clone())?;
@@ -88,35 +77,32 @@ impl SharedVmmAllocator {
         self.serial.lock().current.clone()
     }
 
-    /// Returns the largest need of any space in bytes: allocated bytes of a bump space, peak of
-    /// live bytes of a space of [`open_space`](Self::open_space).
+    /// Returns the largest need of any space in bytes: allocated bytes of a bump space, else the
+    /// peak of live bytes.
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
         self.common.totals.high_water.load(Ordering::Relaxed)
     }
 
-    /// Returns the offset of the next block in the current space: all bytes allocated so far, freed
-    /// or not. 0 after a switch.
+    /// Returns the offset of the next block in the current space.
     #[must_use]
     pub fn current_offset(&self) -> u64 {
         self.current_space().map_or(0, |space| space.offset())
     }
 
-    /// Returns the arena's physical bytes: shared, live-out, persistent and private pages. A page
-    /// counts once, at however many addresses.
+    /// Returns the arena's physical bytes.
     #[must_use]
     pub fn mapped_size(&self) -> u64 {
         self.common.pool().account_bytes(self.common.shared.account())
     }
 
-    /// Returns the bytes of addresses reserved by all spaces, at least `reserve_bytes` if
-    /// requested.
+    /// Returns the bytes of addresses reserved by all spaces.
     #[must_use]
     pub fn reserved_size(&self) -> u64 {
         self.common.totals.reserved.load(Ordering::Relaxed)
     }
 
-    /// Returns true unless a caught bug closed the arena.
+    /// False after a caught bug closed the arena.
     #[must_use]
     pub fn is_initialized(&self) -> bool {
         self.usable().is_ok()

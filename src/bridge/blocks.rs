@@ -10,12 +10,10 @@ use crate::{space, torch, workspace};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// See `src/torch.rs`.
         type VmmTorchAllocator;
-        /// Returns the allocator of the space behind a C handle. Keeps the space's blocks alive,
-        /// not its graph.
+        /// Keeps the space's blocks alive, not its graph.
         fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>>;
-        /// Allocates for a stream. Returns the status, and on success the address in `block`.
+        /// Sets the address in `block`. All functions here return a status.
         fn allocate(
             allocator: &VmmTorchAllocator,
             bytes: usize,
@@ -23,77 +21,60 @@ mod ffi {
             kind: BlockKind,
             block: &mut usize,
         ) -> i32;
-        /// Returns whether the pages of its blocks can be exported to other processes.
+        /// Can the pages of its blocks be exported to other processes?
         fn is_shareable(allocator: &VmmTorchAllocator) -> bool;
-        /// Frees a block which the default stream and `stream` may still read. Returns the status.
+        /// Frees a block, which the default stream and `stream` may still read.
         fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32;
-        /// Declares whether graphs are launched by replays only, from the first launch on. Returns
-        /// the status.
+        /// Declares how graphs are launched, from the first launch on.
         fn launch_by_replay_only(allocator: &VmmTorchAllocator, only: bool) -> i32;
-        /// Makes short blocks persistent where blocks of earlier captures were live-out. Returns
-        /// the status.
+        /// Makes short blocks persistent where blocks of earlier captures were live-out.
         fn predict_retained(allocator: &VmmTorchAllocator) -> i32;
-        /// Declares a permanent stream of the capture, on which blocks may be used. Returns the
-        /// status.
+        /// Declares a permanent stream of the capture, on which blocks may be used.
         fn captured_on(allocator: &VmmTorchAllocator, stream: usize) -> i32;
 
-        /// A workspace, or none.
         type Workspace;
-        /// Returns no workspace.
         fn no_workspace() -> Box<Workspace>;
-        /// Creates a workspace of at least `bytes` bytes on the device of a space. Returns the
-        /// status.
         fn make_workspace(workspace: &mut Workspace, allocator: &VmmTorchAllocator, bytes: usize) -> i32;
-        /// Returns the first address.
         fn workspace_address(workspace: &Workspace) -> usize;
-        /// Call before a replay on `stream` of the only space captured with the workspace; the
-        /// stream must be permanent. With `anywhere`, the replay may be on any stream. Sets
-        /// `anywhere` if later replays on any stream need no call. Returns the status.
+        /// Call before a replay on `stream`, which must be permanent, of the only space captured
+        /// with the workspace; with `anywhere`, on any stream. Sets `anywhere` if later replays on
+        /// any stream need no call.
         fn use_workspace(
             workspace: &Workspace,
             allocator: &VmmTorchAllocator,
             stream: usize,
             anywhere: &mut bool,
         ) -> i32;
-        /// Returns whether any space of the arena may use the workspace on any stream from now on.
+        /// May any space of the arena use the workspace on any stream from now on?
         fn keep_workspace(workspace: &Workspace) -> bool;
-        /// Frees the workspace after the arena's replays so far. Returns the status.
+        /// Ends the workspace after the arena's replays so far.
         fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32;
 
-        /// Blocks with contents preserved over a seal, or none.
         type PreservedBlocks;
-        /// Returns no blocks.
         fn no_preserved_blocks() -> Box<PreservedBlocks>;
-        /// Call before a seal with a policy of `VMMGRAPH_RETAIN_*`: until `preserved` is dropped no
-        /// block is freed. Returns the status.
+        /// Call before a seal with this policy: until `preserved` is dropped no block is freed.
         fn begin_preserving(
             preserved: &mut PreservedBlocks,
             allocator: &VmmTorchAllocator,
             retain: i32,
         ) -> i32;
-        /// Returns the blocks whose pages the seal may replace.
+        /// Blocks whose pages the seal may replace.
         fn preserved_blocks(preserved: &PreservedBlocks) -> Vec<PreservedBlock>;
-        /// Returns whether the address is in the space, in a live block or not.
         fn contains(allocator: &VmmTorchAllocator, address: usize) -> bool;
-        /// Records a second stream of a block. Returns the status. Sets `own` to the block's
-        /// allocation stream if the block will be parked when freed, else to 0.
+        /// Sets `own` to the block's allocation stream if the block will be parked when freed, else
+        /// to 0.
         fn record_stream(allocator: &VmmTorchAllocator, block: usize, stream: usize, own: &mut usize) -> i32;
-        /// Frees a parked block, once later work of its own stream depends on all its uses. Returns
-        /// the status.
+        /// Frees a parked block, once later work of its own stream depends on all uses.
         fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32;
     }
 
-    /// Purpose of a block.
     enum BlockKind {
         /// Transient, or live-out at the seal.
         Local,
-        /// Persistent.
         Kept,
-        /// Peer-visible.
         Remote,
     }
 
-    /// A block with contents preserved over a seal.
     struct PreservedBlock {
         address: usize,
         bytes: usize,
@@ -104,12 +85,12 @@ mod ffi {
 struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
 
 impl VmmTorchAllocator {
-    /// Calls the allocator and returns a status. A panic closes the arena.
+    /// Calls the allocator; a panic closes the arena.
     fn call(&self, call: impl FnOnce(&torch::VmmTorchAllocator) -> Result<()>) -> i32 {
         guarded(|| self.0.close_arena(), || call(&self.0))
     }
 
-    /// As [`call`](Self::call), for a question: false after a panic.
+    /// Asks the allocator; false after a panic.
     fn ask(&self, question: impl FnOnce(&torch::VmmTorchAllocator) -> bool) -> bool {
         let mut answer = false;
         self.call(|allocator| {
@@ -238,7 +219,6 @@ fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32 
     })
 }
 
-/// Dropping frees the blocks freed in the meantime.
 struct PreservedBlocks(Option<GuardedDrop<space::PreservedBlocks>>);
 
 fn no_preserved_blocks() -> Box<PreservedBlocks> {

@@ -1,5 +1,4 @@
-//! Requests of `cpp/torch` to a CUDA device, by number. A device which is not open answers 0 or
-//! false.
+//! Requests of `cpp/torch` to a CUDA device, by number. A closed device answers 0 or false.
 
 use std::time::Duration;
 
@@ -13,28 +12,25 @@ use crate::units::Peers;
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// Returns the CUDA number of the device of an arena (C handle); -1 if another driver
-        /// opened the device.
+        /// CUDA number of the arena's device; -1 if another driver opened it.
         fn cuda_device(arena: usize) -> Result<i32>;
-        /// Returns the bytes of the device's free pages.
         fn idle_bytes(device: i32) -> u64;
-        /// Returns the number of rings with streamed units. Below 0: of the process's host device,
-        /// for tests without a GPU.
+        /// Number of rings with streamed units; below 0: of the process's host device, for tests
+        /// without a GPU.
         fn streaming_rings(device: i32) -> u64;
-        /// Returns unused memory to the driver without waiting. Returns the bytes.
+        /// Returns unused memory to the driver without waiting; the bytes.
         fn give_back(device: i32) -> u64;
         /// Like `give_back`, if the free pages exceed `bytes` bytes.
         fn give_back_above(device: i32, bytes: u64) -> u64;
-        /// Returns unused memory to the driver and asks reclaimers for the rest of `bytes`. Waits
-        /// up to `milliseconds` for the device, and as long for reclaimed memory. Returns whether a
-        /// retry may succeed.
+        /// Returns unused memory to the driver and asks reclaimers for the rest. Waits up to
+        /// `milliseconds` for the device, and as long for reclaimed memory. Returns whether a retry
+        /// may succeed.
         fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool;
-        /// Marks the last replays on a stream before the stream is captured.
+        /// Marks the last replays on a stream before its capture.
         fn mark_on(device: i32, stream: usize);
-        /// Reports the beginning of a capture by torch itself.
+        /// Reports a capture by torch itself.
         fn note_capture(device: i32);
-        /// Grants a second CUDA device access to all pages of a device, also of later arenas.
-        /// Returns the status.
+        /// Grants `peer` access to all pages of `device`, also of later arenas. Returns the status.
         fn admit(device: i32, peer: i32) -> i32;
     }
 }
@@ -66,7 +62,6 @@ fn make_room(device: i32, bytes: u64, milliseconds: u64) -> bool {
 }
 
 fn mark_on(device: i32, stream: usize) {
-    // The next replay on the stream reports the error.
     of_device(DriverChoice::CUDA, device, |device| drop(device.mark(stream_of(stream as *mut _))));
 }
 
@@ -79,7 +74,6 @@ fn admit(device: i32, peer: i32) -> i32 {
     guarded(|| (), || Device::admit_to(platform, device, Peers::one(peer)))
 }
 
-/// Asks an open device of a platform; default value if not open.
 fn of_device<T: Default>(choice: DriverChoice<'static>, device: i32, ask: impl FnOnce(&Device) -> T) -> T {
     let mut found = T::default();
     let DriverChoice::Named(platform) = choice else { return found };

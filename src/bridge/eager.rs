@@ -1,4 +1,4 @@
-//! Blocks of an arena's eager work for torch's allocator.
+//! Blocks of an arena's eager work for torch's allocator. Functions return a status.
 
 use super::different;
 use crate::capi::{GuardedDrop, arena_of, guarded, stream_of, vmmgraph_arena_t};
@@ -9,18 +9,13 @@ use crate::units::{Address, Stream};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// Eager blocks of an arena, held by their tensors.
         type EagerMemory;
 
-        /// An eager scope, or none.
         type EagerScopeHandle;
-        /// Returns the eager memory of the arena behind a C handle. Keeps its blocks alive, not the
-        /// arena.
+        /// Keeps its blocks alive, not the arena.
         fn eager_memory(arena: usize) -> Result<Box<EagerMemory>>;
-        /// Returns no scope.
         fn no_eager_scope() -> Box<EagerScopeHandle>;
-        /// Begins eager work on a stream, of at most `bytes` bytes if `limited`. Returns the
-        /// status.
+        /// Begins eager work, of at most `bytes` bytes if `limited`.
         fn begin_eager(
             handle: &mut EagerScopeHandle,
             arena: usize,
@@ -28,10 +23,9 @@ mod ffi {
             limited: bool,
             bytes: u64,
         ) -> i32;
-        /// Ends an active scope, on any thread. Returns the status.
+        /// Ends the scope, on any thread.
         fn end_eager(handle: &EagerScopeHandle) -> i32;
-        /// Allocates in the active scope of a stream. Returns the status, and on success the
-        /// address in `block`.
+        /// Allocates in the active scope of the stream.
         fn allocate_eager(
             memory: &EagerMemory,
             bytes: usize,
@@ -39,10 +33,8 @@ mod ffi {
             kept: bool,
             block: &mut usize,
         ) -> i32;
-        /// Frees a block which the default stream and `stream` may still read after its scope.
-        /// Returns the status.
+        /// Frees a block, which the default stream and `stream` may still read after its scope.
         fn release_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32;
-        /// Records a stream which uses a block. Returns the status.
         fn record_stream_eager(memory: &EagerMemory, block: usize, stream: usize) -> i32;
     }
 }
@@ -50,7 +42,6 @@ mod ffi {
 /// Dropping the last tensor may free memory, so the drop is guarded like a call.
 struct EagerMemory(GuardedDrop<EagerBlocks>);
 
-/// An eager scope, active or ended.
 struct EagerScopeHandle(Option<GuardedDrop<EagerEnd>>);
 
 fn eager_memory(arena: usize) -> Result<Box<EagerMemory>> {

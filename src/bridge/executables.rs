@@ -1,4 +1,5 @@
-//! Pools of executables and their graphs, for `cpp/torch/executables.cpp`.
+//! Pools of executables and their graphs, for `cpp/torch/executables.cpp`. Functions without
+//! another result return a status.
 
 use std::sync::Arc;
 
@@ -11,46 +12,37 @@ use crate::executables::{self, Limits};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// A pool of executables.
         type ExecutablePool;
 
-        /// Graphs of one capture in a pool; empty before `add_graphs`.
+        /// Empty before `add_graphs`.
         type GraphTemplate;
-        /// Creates a pool for the device of the arena behind a C handle. A limit of 0 is no limit.
+        /// Creates a pool. A limit of 0 is no limit.
         fn executable_pool(arena: usize, max_graphs: usize, max_bytes: u64) -> Result<Box<ExecutablePool>>;
-        /// Sets the limits.
         fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u64);
-        /// Returns limits and counts.
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
-        /// Estimates the device bytes of `executables` executables with `nodes` nodes in total.
+        /// Estimated bytes of `executables` executables with `nodes` nodes in total.
         fn expected_executable_bytes(pool: &ExecutablePool, executables: u64, nodes: u64) -> u64;
-        /// Returns all numbers in Prometheus's text format. `labels` alternates names and values.
+        /// `labels` alternates names and values.
         fn executable_prometheus(pool: &ExecutablePool, labels: &[&str]) -> String;
-        /// Returns a template without graphs.
         fn no_template() -> Box<GraphTemplate>;
-        /// Adds graphs (each a cudaGraph_t), which must outlive the template. Returns the status.
+        /// Adds graphs, each a cudaGraph_t, which must outlive the template.
         fn add_graphs(
             captured: &mut GraphTemplate,
             pool: &ExecutablePool,
             graphs: &[usize],
             pinned: bool,
         ) -> i32;
-        /// Returns the executables (each a cudaGraphExec_t) to launch before `launched`. Returns
-        /// the status.
+        /// Gives the executables, each a cudaGraphExec_t, to launch before `launched`.
         fn acquire(captured: &GraphTemplate, executables: &mut [usize]) -> i32;
-        /// Ends `acquire` after the launch.
         fn launched(captured: &GraphTemplate);
-        /// Instantiates ahead of a replay if the limits permit. Returns the status.
+        /// Instantiates ahead of a replay, if the limits permit.
         fn instantiate(captured: &GraphTemplate, instantiated: &mut bool) -> i32;
         /// Never evicts the executables from now on.
         fn pin(captured: &GraphTemplate);
         /// Hints at an imminent launch. Returns whether executables exist.
         fn touch(captured: &GraphTemplate) -> bool;
-        /// Returns whether executables exist.
         fn is_instantiated(captured: &GraphTemplate) -> bool;
-        /// Estimates the device bytes of the executables.
         fn executable_bytes(captured: &GraphTemplate) -> u64;
-        /// Returns the number of nodes of the graphs.
         fn template_nodes(captured: &GraphTemplate) -> u64;
     }
 
@@ -75,7 +67,7 @@ mod ffi {
 /// The drop destroys executables, so it is guarded like a call.
 struct ExecutablePool(GuardedDrop<Arc<executables::ExecutablePool>>);
 
-/// A template; its pool is closed after a panic.
+/// Template whose pool is closed after a panic.
 struct GraphTemplate(Option<GuardedDrop<executables::GraphTemplate>>);
 
 fn limits(max_graphs: usize, max_bytes: u64) -> Limits {
@@ -159,8 +151,7 @@ fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usi
     guarded(
         || pool.0.close(),
         || {
-            // SAFETY: cpp/torch passes graphs of finished captures and keeps them longer than the
-            // template.
+            // SAFETY: graphs of finished captures, kept by cpp/torch longer than the template.
             let graphs: Vec<Graph> =
                 graphs.iter().map(|graph| unsafe { Graph::from_raw(*graph as u64) }).collect();
             // SAFETY: as above.
@@ -170,7 +161,6 @@ fn add_graphs(captured: &mut GraphTemplate, pool: &ExecutablePool, graphs: &[usi
     )
 }
 
-/// Runs `call` on the template, if any.
 fn with_template<T>(
     captured: &GraphTemplate,
     call: impl FnOnce(&executables::GraphTemplate) -> Result<T>,

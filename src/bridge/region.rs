@@ -1,4 +1,4 @@
-//! Blocks of a region for torch's allocator.
+//! Blocks of a region for torch's allocator. Functions return a status.
 
 use std::sync::Arc;
 
@@ -11,14 +11,11 @@ use crate::units::{Address, Stream};
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
     extern "Rust" {
-        /// A region, held by its tensors.
         type TorchRegion;
-        /// Returns the region behind a C handle and keeps the region alive.
         fn torch_region(region: usize) -> Result<Box<TorchRegion>>;
-        /// Returns the CUDA number of the device; -1 if another driver opened the device.
+        /// CUDA number; -1 if another driver opened the device.
         fn cuda_device_of(region: &TorchRegion) -> i32;
-        /// Allocates for a stream with a policy of `VMMGRAPH_POLICY_*`. Returns the status, and on
-        /// success the address in `block`.
+        /// Allocates with a policy of `VMMGRAPH_POLICY_*`.
         fn allocate_in_region(
             region: &TorchRegion,
             bytes: usize,
@@ -26,9 +23,8 @@ mod ffi {
             stream: usize,
             block: &mut usize,
         ) -> i32;
-        /// Frees a block which the default stream and `stream` may still read. Returns the status.
+        /// Frees a block, which the default stream and `stream` may still read.
         fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
-        /// Records a stream which uses a block. Returns the status.
         fn record_stream_in_region(region: &TorchRegion, block: usize, stream: usize) -> i32;
     }
 }
@@ -70,8 +66,8 @@ fn release_to_region(region: &TorchRegion, block: usize, stream: usize) -> i32 {
         || (),
         || {
             let (at, readers) = (Address(block as u64), [Stream::LEGACY, stream_of(stream as *mut _)]);
-            // A program may drop a tensor right after submitting work on the tensor. The memory
-            // stays mapped, as torch's own does.
+            // A program may drop a tensor right after submitting work on it. The memory stays
+            // mapped, as torch's own does.
             let noted = different(&readers).iter().try_for_each(|reader| region.0.record_stream(at, *reader));
             let freed = noted.and_then(|()| region.0.free(at));
             freed.inspect_err(

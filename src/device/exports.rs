@@ -1,5 +1,3 @@
-//! Export of pages to other processes.
-
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,12 +8,9 @@ use crate::error::{Error, Result};
 use crate::pages::PageId;
 use crate::pause::Pausable;
 
-/// Export pin of a page. While a clone lives, the page is not released, lent or paused, nor
+/// Export pin of a page: while a clone lives, the page is not released, lent or paused, nor
 /// replaced at an address named by [`Space::export`](crate::Space::export) before the seal. Keeps
-/// the device open.
-///
-/// Drop after every other process closed the page. Later use by other processes is unknown to the
-/// library.
+/// the device open. Drop after every other process closed the page.
 #[derive(Clone)]
 pub struct PagePin(Arc<Pinned>);
 
@@ -56,43 +51,32 @@ pub struct ExportedPage {
 }
 
 impl Device {
-    /// Exports a page of an arena, by a key from [`Space::export`](crate::Space::export). A page is
-    /// exported once, for any number of graphs. The arena must be neither paused nor in an [eager
-    /// scope](crate::EagerScope).
-    ///
-    /// Other processes see all memory of the page, now and later: the writes of each graph that
-    /// shares the page, and neighbouring blocks.
-    ///
-    /// # Errors
-    /// Nothing is pinned: [`Error::WrongState`] if the device was opened [without
-    /// sharing](Self::sharing) or the arena is in a different state; [`Error::InvalidArgument`] for
-    /// a page of no arena or of an eager block; [`Error::Lent`]; driver errors.
+    /// Exports a page of an arena, by a key from [`Space::export`](crate::Space::export):
+    /// `vmmgraph_device_export_page`. Other processes see all memory of the page, now and later.
+    /// Refused during an [eager scope](crate::EagerScope).
     pub fn export_page(self: &Arc<Self>, page: PageId) -> Result<ExportedPage> {
         let pin = self.pin_page(page)?;
         Ok(ExportedPage { fd: self.pool.export_descriptor(page)?, pin })
     }
 
-    /// As [`export_page`](Self::export_page), also for processes of other hosts. Needs a device
-    /// with [`Handles::Fabric`](crate::Handles::Fabric). The handle is valid as long as the pin.
-    ///
-    /// # Errors
-    /// As [`export_page`](Self::export_page); [`Error::WrongState`] without fabric handles.
+    /// Like [`export_page`](Self::export_page), also for processes of other hosts, on a device with
+    /// [`Handles::Fabric`](crate::Handles::Fabric). The handle is valid as long as the pin.
     pub fn export_fabric(self: &Arc<Self>, page: PageId) -> Result<(FabricHandle, PagePin)> {
         let pin = self.pin_page(page)?;
         Ok((self.pool.export_fabric(page)?, pin))
     }
 
-    /// As [`export_fabric`](Self::export_fabric), for callers with their own pin counts.
+    /// Exports for callers with their own pin counts.
     pub(crate) fn export_fabric_unguarded(&self, page: PageId) -> Result<FabricHandle> {
         self.counted(page, || self.pool.export_fabric(page))
     }
 
-    /// As [`export_page`](Self::export_page), for callers with their own pin counts.
+    /// Exports for callers with their own pin counts.
     pub(crate) fn export_page_unguarded(&self, page: PageId) -> Result<OwnedFd> {
         self.counted(page, || self.pool.export_descriptor(page))
     }
 
-    /// Pins a page for an export; removes the pin if the export fails.
+    /// Removes the pin if the export fails.
     fn counted<T>(&self, page: PageId, export: impl FnOnce() -> Result<T>) -> Result<T> {
         self.page_exported(page, 1)?;
         let exported = export();
@@ -103,19 +87,13 @@ impl Device {
     }
 
     /// Pins a page without an export, before other processes use its memory in a different way.
-    ///
-    /// # Errors
-    /// As [`export_page`](Self::export_page), without driver errors.
+    /// Fails like [`export_page`](Self::export_page).
     pub fn pin_page(self: &Arc<Self>, page: PageId) -> Result<PagePin> {
         self.page_exported(page, 1)?;
         Ok(PagePin(Arc::new(Pinned { device: Arc::clone(self), page })))
     }
 
     /// Adds export pins, or removes them if `delta` is negative.
-    ///
-    /// # Errors
-    /// Nothing changed: as [`pin_page`](Self::pin_page); [`Error::InvalidArgument`] for more
-    /// removals than pins.
     pub(crate) fn page_exported(&self, page: PageId, delta: i32) -> Result<()> {
         let (pool, times) = (&self.pool, delta.unsigned_abs());
         if delta == 0 {
@@ -126,7 +104,7 @@ impl Device {
         }
         let Ok(arena) = pool.arena_of(page) else { return pool.pin_abandoned(page, times) };
         let owner = self.pausables.tagged(&[]).into_iter().find(|owner| owner.id() == arena);
-        // Pinned first: a concurrent move of the page sees the pin, or `stay` sees the move.
+        // First: a concurrent move of the page sees the pin, or `stay` sees the move.
         pool.pin_export(page, arena, times)?;
         let gone =
             Error::wrong_state("cannot export the page: its arena is gone; export it while the arena lives");

@@ -1,5 +1,3 @@
-//! Import of pages of other processes.
-
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,8 +9,8 @@ use crate::pages::{Fence, NamedStream, PeerId, PeerSpan};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// An imported page, for any number of ranges. Its memory lives as long as this object or a
-/// [`PeerMap`], even if the exporter is gone. The exporter determines the contents.
+/// An imported page. Its memory lives as long as this object or a [`PeerMap`], even if the exporter
+/// is gone.
 pub struct PeerPage {
     device: Arc<Device>,
     id: PeerId,
@@ -74,8 +72,8 @@ impl PeerMap {
         self.bytes
     }
 
-    /// Records a stream that uses the range. The stream must exist until this object is dropped.
-    /// Work on other streams must be done by then.
+    /// Records a stream that uses the range, and exists until this object is dropped. Other work
+    /// must be done by then.
     pub fn used_by(&self, stream: Stream) {
         let stream = self.device.pool.events().keep(stream);
         let mut users = self.users.lock();
@@ -103,22 +101,14 @@ impl fmt::Debug for PeerMap {
 }
 
 impl Device {
-    /// Imports an exported page of `bytes`, as given by the exporter. The descriptor may be closed
-    /// afterwards.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if this device was opened [without sharing](Self::sharing);
-    /// [`Error::InvalidSize`]; driver errors for a wrong descriptor. A wrong length may be detected
-    /// only when the page is mapped.
+    /// Imports an exported page of `bytes`: `vmmgraph_device_import`. A wrong length may be
+    /// detected only at the map.
     pub fn import(self: &Arc<Self>, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerPage> {
         self.imported(bytes, || self.pool.import(fd, bytes))
     }
 
-    /// As [`import`](Self::import), from a fabric handle of any host. Needs a device with
+    /// Like [`import`](Self::import), from a fabric handle of any host, on a device with
     /// [`Handles::Fabric`](crate::Handles::Fabric).
-    ///
-    /// # Errors
-    /// As [`import`](Self::import); [`Error::WrongState`] without fabric handles.
     pub fn import_fabric(self: &Arc<Self>, handle: &FabricHandle, bytes: u64) -> Result<PeerPage> {
         self.imported(bytes, || self.pool.import_fabric(handle, bytes))
     }
@@ -131,12 +121,8 @@ impl Device {
         Ok(PeerPage { device: Arc::clone(self), id: import()?, bytes })
     }
 
-    /// Maps the parts of a range of a different process one after the other.
-    ///
-    /// # Errors
-    /// Nothing is mapped: [`Error::InvalidArgument`] for parts that are not one range, or for pages
-    /// of a different device. As pages are mapped whole, all parts but the first start with their
-    /// page, and all but the last end with their page. Out of addresses; driver errors.
+    /// Maps the parts of a range of a different process one after the other:
+    /// `vmmgraph_peer_map_create`.
     pub fn map_peer(self: &Arc<Self>, extents: &[PeerExtent<'_>]) -> Result<PeerMap> {
         let refuse =
             |value: u64, what, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });

@@ -1,4 +1,4 @@
-//! File descriptors sent between processes over a Unix socket, for exported pages.
+//! File descriptors of exported pages, sent between processes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,20 +12,15 @@ use rustix::net::{
 
 use crate::error::{Error, Result};
 
-/// Maximum descriptors in one message (`SCM_MAX_FD` of Linux).
+/// Descriptors in one message (`SCM_MAX_FD` of Linux).
 pub const MOST_DESCRIPTORS: usize = 253;
 
 fn failed(call: &'static str, error: Errno) -> Error {
     Error::Driver { call, code: error.raw_os_error(), name: error.to_string() }
 }
 
-/// Sends descriptors and at least one byte as one message over a connected Unix socket
-/// (`SCM_RIGHTS`). The receiver gets its own descriptors; the caller keeps the given ones. Returns
-/// the number of bytes sent; the descriptors go with the first byte.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for more than [`MOST_DESCRIPTORS`] or no byte; [`Error::Driver`] with
-/// the operating system's error number, also for a closed connection.
+/// Sends descriptors and bytes over a connected Unix socket: `vmmgraph_send_descriptors`. System
+/// errors are [`Error::Driver`] with their number.
 pub fn send_descriptors(
     socket: BorrowedFd<'_>,
     descriptors: &[BorrowedFd<'_>],
@@ -52,12 +47,8 @@ pub fn send_descriptors(
     }
 }
 
-/// Receives a message of [`send_descriptors`]. Returns the number of bytes and the descriptors, in
-/// order, owned by the caller. Zero bytes: the other side closed the connection.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] for an empty buffer; [`Error::Driver`] with the operating system's
-/// error number. `EMFILE`: some descriptors could not be opened, and the received ones are closed.
+/// Receives a message of [`send_descriptors`]: `vmmgraph_receive_descriptors`. With `EMFILE`, some
+/// descriptors could not be opened, and the received ones are closed.
 pub fn receive_descriptors(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
     if bytes.is_empty() {
         let expected = "at least one, or nothing is received";

@@ -1,7 +1,5 @@
-//! Device memory of executables, estimated from measured instantiations.
-
-/// Default bytes of an executable and of one node, before any measurement: upper ends of the values
-/// on an H200 with CUDA 13.0 (docs/performance.md).
+/// Before any measurement: upper ends of the values on an H200 with CUDA 13.0
+/// (docs/performance.md).
 const EXECUTABLE: u64 = 128 << 10;
 const NODE: u64 = 3 << 10;
 /// Instantiations that are measured.
@@ -10,54 +8,47 @@ const MEASURES: u32 = 32;
 /// Size of a set of executables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Number of executables, one per graph of the set.
+    /// One executable per graph of the set.
     pub executables: u64,
-    /// Number of nodes over all executables.
+    /// Over all executables.
     pub nodes: u64,
 }
 
 impl Size {
-    /// Returns the default estimate in bytes.
     fn expected(self) -> u64 {
         self.executables * EXECUTABLE + self.nodes * NODE
     }
 }
 
-/// Device memory of all executables of a pool.
-///
-/// The driver keeps the memory of destroyed executables for later ones, so bytes follow the maximum
-/// so far.
+/// Device memory of all executables of a pool. The driver keeps the memory of destroyed executables
+/// for later ones, so bytes follow the maximum so far.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Default estimate of the existing executables, and its maximum so far.
+    /// Default estimate of the existing executables, and its maximum.
     expected: u64,
     most_expected: u64,
-    /// Decrease of free device memory by instantiations, in bytes: the first ones measured, later
-    /// ones estimated.
+    /// Decrease of free device memory by instantiations, the later ones estimated.
     measured: u64,
     measures: u32,
     pub(super) now: Size,
 }
 
 impl Ledger {
-    /// Returns whether the next instantiation is measured. Two queries of free memory cost the host
-    /// more than the instantiation of a small graph.
+    /// Two queries of free memory cost the host more than the instantiation of a small graph.
     pub(super) fn wants_measure(&self) -> bool {
         self.measures < MEASURES
     }
 
-    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not
-    /// measured.
+    /// `bytes`: measured decrease of free device memory.
     pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;
         self.expected += size.expected();
         let grown = self.expected.saturating_sub(self.most_expected);
         self.measured += match bytes {
-            // The measurement includes allocations of other threads, so it is capped at four times
-            // the estimate.
+            // Includes allocations of other threads, so capped.
             Some(bytes) => bytes.min(4 * size.expected()),
-            // The rest comes from destroyed executables, whose memory the driver keeps.
+            // The rest comes from destroyed executables.
             None => self.scaled(grown),
         };
         self.most_expected += grown;
@@ -70,18 +61,17 @@ impl Ledger {
         self.expected -= size.expected();
     }
 
-    /// Returns the bytes taken from the device, including memory kept by the driver.
+    /// Includes memory kept by the driver.
     pub(super) fn bytes(&self) -> u64 {
         self.measured
     }
 
-    /// Estimates the bytes of a set of this size, scaled by the measurements so far.
+    /// Estimated bytes of a set, scaled by the measurements so far.
     pub(super) fn share(&self, size: Size) -> u64 {
         self.scaled(size.expected())
     }
 
-    /// Estimates the bytes in use after making and dropping executables, scaled by the measurements
-    /// so far.
+    /// Bytes in use after making and dropping executables.
     pub(super) fn bytes_after(&self, made: Size, dropped: Size) -> u64 {
         self.scaled((self.expected + made.expected()).saturating_sub(dropped.expected()))
     }

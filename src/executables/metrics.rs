@@ -1,5 +1,3 @@
-//! Prometheus metrics of a pool of executables.
-
 use super::{ExecutablePool, ExecutableStats};
 use crate::dispatch::exposition::{Exposition, Kind, Metric};
 

@@ -1,14 +1,9 @@
 //! Pools of executable graphs: instantiated at the first replay or ahead, evicted by least recent
-//! use.
+//! use. See docs/design/replays.md.
 //!
 //! A captured graph is a *template* in host memory. Its executable (`cudaGraphExec_t`) takes device
-//! memory outside every allocator: about 100 KiB and some KiB per node (docs/performance.md). A
-//! pool bounds the memory of all executables of a device: beyond its limits the least recently
-//! launched graph loses its executables, and is instantiated again when needed.
-//!
-//! Executables are never updated to another graph (`cudaGraphExecUpdate`): an executable of more
-//! than 200 nodes, updated to other grids or functions, replays 10 to 20 % slower for ever (H200,
-//! driver 580, docs/performance.md).
+//! memory outside every allocator: about 100 KiB and some KiB per node. Executables are never
+//! updated to another graph, which slows replays (docs/performance.md).
 //!
 //! `policy` decides; this file executes. No driver call is made under the lock, and none waits for
 //! the device.
@@ -31,14 +26,14 @@ pub use policy::{Counts, Limits};
 
 use policy::{GraphKey, Policy, Step, Why};
 
-/// Executables of one template, one per graph.
+/// One executable per graph of a template.
 type Set = Arc<[Executable]>;
 
 #[derive(Debug, Default)]
 struct State {
     policy: Policy,
     sets: SecondaryMap<GraphKey, Set>,
-    /// Executables the driver refused to destroy; tried again at the next destruction.
+    /// Refused by the driver; tried again at the next destruction.
     undestroyed: Vec<Executable>,
 }
 
@@ -58,31 +53,27 @@ pub struct ExecutablePool {
     closed: AtomicBool,
 }
 
-/// Contents of a pool, and event counts since its creation.
+/// Contents of a pool, and event counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecutableStats {
-    /// Captured graphs of the pool; a piecewise capture counts once.
+    /// Captured graphs; a piecewise capture counts once.
     pub graphs: u64,
     /// Graphs with executables.
     pub instantiated: u64,
     /// Current executables and their nodes.
     pub now: Size,
-    /// Nodes of all graphs; each takes about 1 KiB of host memory.
+    /// Each takes about 1 KiB of host memory.
     pub template_nodes: u64,
-    /// Bytes of device memory taken by executables. The driver keeps the memory of destroyed
-    /// executables for later ones. The first 32 instantiations are measured as the decrease of free
-    /// device memory, so concurrent allocations of other threads are included; later ones are
-    /// estimated from those.
+    /// Device memory taken by executables. The first 32 instantiations are measured as the decrease
+    /// of free device memory, which includes allocations of other threads; later ones are
+    /// estimated.
     pub bytes: u64,
     /// Event counts.
     pub counts: Counts,
 }
 
 impl ExecutablePool {
-    /// Creates an empty pool for a device.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] on a platform without graphs.
+    /// Creates an empty pool for a device; fails on a platform without graphs.
     pub fn new(driver: SharedDriver, limits: Limits) -> Result<Arc<Self>> {
         if driver.graphs().is_none() {
             return Err(Error::wrong_state(
@@ -94,7 +85,7 @@ impl ExecutablePool {
         Ok(Arc::new(pool))
     }
 
-    /// Sets the limits. Executables beyond them are destroyed, except during a launch.
+    /// Sets the limits. Executables beyond are destroyed, except during a launch.
     pub fn set_limits(&self, limits: Limits) {
         let evicted = self.state.change(|state| {
             let evicted = state.policy.set_limits(limits);
@@ -125,15 +116,14 @@ impl ExecutablePool {
         })
     }
 
-    /// Estimates the device bytes of executables of this size from the measurements so far.
+    /// Estimates the device bytes of executables of this size.
     #[must_use]
     pub fn expected_bytes(&self, size: Size) -> u64 {
         self.read(|policy| policy.ledger.share(size))
     }
 
-    /// Adds the graphs of one capture, launched together and in this order, without instantiation.
-    /// `pinned` executables are never evicted. Graphs which allocate, or may contain such graphs,
-    /// are always pinned: their executables own memory.
+    /// Adds the graphs of one capture, launched together and in this order. `pinned` executables,
+    /// and those of graphs which may allocate, are never evicted.
     ///
     /// # Errors
     /// Driver errors.
@@ -154,7 +144,7 @@ impl ExecutablePool {
         Ok(GraphTemplate { pool: Arc::clone(self), graphs: graphs.into(), key, size })
     }
 
-    /// Makes every later call fail after a panic, except destruction.
+    /// Closes the pool after a panic: only destruction is left.
     #[cfg(feature = "bridge")]
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
@@ -174,14 +164,12 @@ impl ExecutablePool {
         self.state.wait_for(|state| read.take().map(|read| read(&state.policy)))
     }
 
-    /// Destroys executables, including those the driver refused to destroy before.
     fn destroy(&self, executables: impl IntoIterator<Item = Executable>) {
         let Some(graph_driver) = self.driver.graphs() else { return };
         let undestroyed = self.state.change(|state| std::mem::take(&mut state.undestroyed));
         let mut refused = Vec::new();
         for executable in undestroyed.into_iter().chain(executables) {
-            // SAFETY: made by this pool and removed from its set; the driver keeps the executable
-            // until its last launch is done.
+            // SAFETY: removed from the pool; the driver keeps it until its last launch is done.
             if let Err(error) = unsafe { graph_driver.executable_destroy(executable) } {
                 tracing::warn!(%error, "cannot destroy an executable now: trying again later");
                 refused.push(executable);
@@ -202,13 +190,12 @@ impl ExecutablePool {
 impl Drop for ExecutablePool {
     fn drop(&mut self) {
         let left: Vec<Set> = self.state.change(|state| state.sets.drain().map(|(_, set)| set).collect());
-        // Also retries executables which could not be destroyed before.
+        // Also retries executables refused before.
         self.destroy(left.iter().flat_map(|set| set.iter().copied()));
     }
 }
 
-/// Graphs of one capture in a pool. Launched by one thread at a time: replays of an arena are
-/// ordered.
+/// Graphs of one capture in a pool, launched by one thread at a time.
 #[derive(Debug)]
 pub struct GraphTemplate {
     pool: Arc<ExecutablePool>,
@@ -230,25 +217,25 @@ impl GraphTemplate {
         &self.pool
     }
 
-    /// Estimates the device bytes of its executables from the measurements so far.
+    /// Estimates the device bytes of its executables.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pool.read(|policy| policy.bytes_of(self.key))
     }
 
-    /// Returns whether executables exist.
+    /// Whether executables exist.
     #[must_use]
     pub fn is_instantiated(&self) -> bool {
         self.pool.read(|policy| policy.has_executables(self.key))
     }
 
-    /// Hints that this graph launches soon: its executables are evicted last. Returns whether
-    /// executables exist.
+    /// Hints that this graph launches soon: its executables are evicted last. Returns whether they
+    /// exist.
     pub fn touch(&self) -> bool {
         self.pool.state.change(|state| state.policy.touch(self.key))
     }
 
-    /// Never evicts the executables from now on: for callers which modify executables or keep their
+    /// Never evicts the executables from now on: for callers which modify them or keep their
     /// handles.
     pub fn pin(&self) {
         self.pool.state.change(|state| state.policy.pin(self.key));
@@ -256,13 +243,9 @@ impl GraphTemplate {
 
     /// Calls `give` with position and executable of each graph, to be launched before
     /// [`launched`](Self::launched). Instantiates missing executables first, and evicts others if
-    /// required by the limits or the device.
-    ///
-    /// # Errors
-    /// Driver errors, such as out of memory; template and pool stay usable.
+    /// required. After driver errors, template and pool stay usable.
     pub fn acquire(&self, mut give: impl FnMut(usize, Executable)) -> Result<()> {
         let set = self.set_for(Why::Replay)?;
-        // The policy never refuses a replay.
         set.iter().flat_map(|set| set.iter().enumerate()).for_each(|(place, one)| give(place, *one));
         Ok(())
     }
@@ -276,16 +259,13 @@ impl GraphTemplate {
         self.pool.destroy_sets(evicted);
     }
 
-    /// Instantiates ahead of a replay, on any thread, if the limits permit without evicting a graph
-    /// wanted at or after the last replay. Returns whether executables exist.
-    ///
-    /// # Errors
-    /// As [`acquire`](Self::acquire).
+    /// Instantiates ahead of a replay, if the limits permit without evicting a graph wanted at or
+    /// after the last replay. Returns whether executables exist.
     pub fn instantiate(&self) -> Result<bool> {
         Ok(self.set_for(Why::Ahead)?.is_some())
     }
 
-    /// Returns the executables; `None` only ahead of a replay.
+    /// Executables of the template; `None` only ahead of a replay.
     fn set_for(&self, why: Why) -> Result<Option<Set>> {
         enum Next {
             Ready(Option<Set>),
@@ -334,12 +314,11 @@ impl GraphTemplate {
         }
     }
 
-    /// Instantiates all graphs. Returns the executables and, if measured, the decrease of free
-    /// device memory in bytes.
+    /// Instantiates all graphs. Also returns the decrease of free device memory, if measured.
     fn try_instantiate(&self) -> Result<(Vec<Executable>, Option<u64>)> {
         let graph_driver = self.pool.graph_driver()?;
         let measure = self.pool.read(|policy| policy.ledger.wants_measure());
-        // For statistics only, so an error is ignored.
+        // For statistics only.
         let free = || measure.then(|| self.pool.driver.free_bytes().ok()).flatten();
         let before = free();
         let mut made = Vec::with_capacity(self.graphs.len());

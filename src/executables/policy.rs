@@ -1,32 +1,31 @@
-//! Eviction policy of executables: plain code without a driver. Its clock counts replays.
+//! Eviction policy of executables: plain code, whose clock counts replays.
 
 use slotmap::{SlotMap, new_key_type};
 
 use super::cost::{Ledger, Size};
 
 new_key_type! {
-    /// One captured graph; a piecewise capture is one entry.
+    /// A piecewise capture is one entry.
     pub(super) struct GraphKey;
 }
 
-/// Limits of the executables of a pool.
+/// Limits of the executables of a pool; `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of captured graphs with executables; a piecewise capture counts once. `None`:
-    /// no limit.
+    /// Captured graphs with executables; a piecewise capture counts once.
     pub graphs: Option<usize>,
-    /// Maximum bytes of device memory for executables. `None`: no limit.
+    /// Bytes of device memory.
     pub bytes: Option<u64>,
 }
 
-/// Event counts since creation of the pool.
+/// Event counts of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Instantiations of captured graphs; a piecewise capture counts once.
+    /// Instantiations of captured graphs.
     pub instantiated: u64,
-    /// Instantiations ahead of a replay, part of `instantiated`.
+    /// Part of `instantiated` ahead of a replay.
     pub ahead: u64,
-    /// Graphs whose executables were destroyed for the limits or for lack of device memory.
+    /// Graphs evicted for the limits or for lack of device memory.
     pub evicted: u64,
     /// Replays with existing executables.
     pub hits: u64,
@@ -34,7 +33,6 @@ pub struct Counts {
     pub misses: u64,
 }
 
-/// Reason of a request for executables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
     /// Launch now.
@@ -43,15 +41,14 @@ pub(super) enum Why {
     Ahead,
 }
 
-/// Next step of a caller which requests executables.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The executables exist.
     Ready,
     /// Another thread launches or instantiates this graph: retry after a change.
     Wait,
-    /// Destroy the executables of these graphs, instantiate the requested graph, then report with
-    /// [`Policy::made`] or [`Policy::failed`].
+    /// Destroy these, instantiate the requested graph, then report with [`Policy::made`] or
+    /// [`Policy::failed`].
     Instantiate(Vec<GraphKey>),
     /// Only ahead of a replay: the limits would require evicting a more recently wanted graph.
     Refuse,
@@ -68,7 +65,6 @@ enum State {
 #[derive(Debug)]
 struct Entry {
     size: Size,
-    /// Never evict the executables.
     pinned: bool,
     state: State,
     /// Clock of the last launch or hint.
@@ -81,22 +77,19 @@ impl Entry {
     }
 }
 
-/// Graphs of a pool and the state of their executables.
 #[derive(Debug, Default)]
 pub(super) struct Policy {
     limits: Limits,
     graphs: SlotMap<GraphKey, Entry>,
     pub(super) ledger: Ledger,
     pub(super) counts: Counts,
-    /// Nodes of all graphs.
     nodes: u64,
-    /// Graphs with executables.
     instantiated: usize,
     replays: u64,
 }
 
 impl Policy {
-    /// Sets the limits. Returns the graphs whose executables the caller must destroy.
+    /// Returns the graphs whose executables the caller must destroy.
     pub(super) fn set_limits(&mut self, limits: Limits) -> Vec<GraphKey> {
         self.limits = limits;
         self.shrink()
@@ -106,7 +99,7 @@ impl Policy {
         self.limits
     }
 
-    /// Returns the number of graphs, of graphs with executables, and of nodes.
+    /// Graphs, graphs with executables, nodes.
     pub(super) fn totals(&self) -> (usize, usize, u64) {
         (self.graphs.len(), self.instantiated, self.nodes)
     }
@@ -116,7 +109,7 @@ impl Policy {
         self.graphs.insert(Entry { size, pinned, state: State::Empty, last_wanted: 0 })
     }
 
-    /// Removes a graph which no thread launches or instantiates.
+    /// Removes a graph, which no thread launches or instantiates.
     pub(super) fn remove(&mut self, key: GraphKey) {
         if let Some(gone) = self.graphs.remove(key) {
             self.nodes -= gone.size.nodes;
@@ -127,13 +120,11 @@ impl Policy {
         }
     }
 
-    /// Estimates the bytes of a graph's executables from the measurements so far.
     pub(super) fn bytes_of(&self, key: GraphKey) -> u64 {
         self.graphs.get(key).map_or(0, |graph| self.ledger.share(graph.size))
     }
 
-    /// Marks a graph as wanted soon, so that the graph is evicted last. Returns whether executables
-    /// exist.
+    /// Marks a graph to be evicted last. Returns whether executables exist.
     pub(super) fn touch(&mut self, key: GraphKey) -> bool {
         let replays = self.replays;
         self.graphs.get_mut(key).is_some_and(|graph| {
@@ -146,14 +137,13 @@ impl Policy {
         self.graphs.get(key).is_some_and(Entry::has_executables)
     }
 
-    /// Never evicts the graph's present or future executables from now on.
+    /// Pins present and future executables.
     pub(super) fn pin(&mut self, key: GraphKey) {
         if let Some(graph) = self.graphs.get_mut(key) {
             graph.pinned = true;
         }
     }
 
-    /// Returns the first step towards executables for a graph.
     pub(super) fn acquire(&mut self, key: GraphKey, why: Why) -> Step {
         let Some(graph) = self.graphs.get_mut(key) else { return Step::Refuse };
         match (graph.state, why) {
@@ -181,8 +171,7 @@ impl Policy {
         }
     }
 
-    /// Records an instantiation. `bytes`: measured decrease of free device memory; `None`: not
-    /// measured.
+    /// `bytes`: measured decrease of free device memory.
     pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: Option<u64>) {
         let Some(graph) = self.graphs.get_mut(key) else { return };
         self.counts.instantiated += 1;
@@ -206,15 +195,14 @@ impl Policy {
         self.set_state(key, State::Empty);
     }
 
-    /// Evicts and returns the least recently wanted graph, for a device without free memory.
+    /// Evicts the least recently wanted, for a device without free memory.
     pub(super) fn evict_one(&mut self) -> Option<GraphKey> {
         let (victim, _) = *self.evictable(self.replays + 1).first()?;
         self.evict(&[victim]);
         Some(victim)
     }
 
-    /// Records the launch of a replay. Returns the graphs whose executables the caller must
-    /// destroy.
+    /// Returns the graphs whose executables the caller must destroy.
     pub(super) fn launched(&mut self, key: GraphKey) -> Vec<GraphKey> {
         self.set_state(key, State::Idle);
         self.shrink()
@@ -226,14 +214,13 @@ impl Policy {
         }
     }
 
-    /// Returns whether the limits hold after adding and evicting graphs, each given by count and
-    /// total size.
+    /// Whether the limits hold then; each is given by count and total size.
     fn fits(&self, added: (usize, Size), evicted: (usize, Size)) -> bool {
         self.limits.graphs.is_none_or(|limit| self.instantiated + added.0 <= limit + evicted.0)
             && self.limits.bytes.is_none_or(|limit| self.ledger.bytes_after(added.1, evicted.1) <= limit)
     }
 
-    /// Returns the evictable graphs last wanted before a replay, least recently wanted first.
+    /// Graphs last wanted before a replay, least recently wanted first.
     fn evictable(&self, before: u64) -> Vec<(GraphKey, Size)> {
         let idle = |graph: &Entry| graph.state == State::Idle && !graph.pinned && graph.last_wanted < before;
         let mut idle: Vec<_> = self.graphs.iter().filter(|(_, graph)| idle(graph)).collect();
@@ -241,8 +228,7 @@ impl Policy {
         idle.into_iter().map(|(key, graph)| (key, graph.size)).collect()
     }
 
-    /// Returns the graphs to evict until the limits hold with `added`, and whether they hold then.
-    /// Considers only graphs last wanted before replay `before`.
+    /// Selects graphs to evict until the limits hold with `added`; also whether they then hold.
     fn victims(&self, added: (usize, Size), before: u64) -> (Vec<GraphKey>, bool) {
         let (mut victims, mut freed) = (Vec::new(), Size::default());
         if self.fits(added, (0, freed)) {
@@ -270,9 +256,8 @@ impl Policy {
         }
     }
 
-    /// Evicts until a graph of this size fits. A replay may evict every idle graph, and exceeds the
-    /// limits if insufficient. Ahead of a replay, a graph wanted at the last replay stays; `None`
-    /// if the rest is insufficient.
+    /// A replay may evict every idle graph, and exceeds the limits if insufficient. Ahead of a
+    /// replay, a graph wanted at the last replay stays; `None` if the rest is insufficient.
     fn make_room(&mut self, size: Size, why: Why) -> Option<Vec<GraphKey>> {
         let before = if why == Why::Ahead { self.replays } else { self.replays + 1 };
         let (victims, fits) = self.victims((1, size), before);

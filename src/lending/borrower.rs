@@ -1,5 +1,3 @@
-//! Borrowers: users of a buffer or a KV cache with pages on lease.
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,20 +16,17 @@ pub struct Vacate {
     pub lease: u64,
     /// Bytes to vacate, from the buffer's base.
     pub range: Range<u64>,
-    /// Other committed parts of the buffer, not on lease.
+    /// Other committed parts of the buffer.
     pub instead: Vec<Range<u64>>,
-    /// Remaining time. Afterwards the recall fails, but pages vacated later still return.
+    /// Remaining time. Pages vacated later still return.
     pub deadline: Duration,
 }
 
 /// User of a buffer with pages on lease.
 pub trait Borrower: Send + Sync {
-    /// Stops using a range: submits no more work on the range. Returns a fence after its last work.
-    /// Called on the recalling thread, without a lock. May commit other parts of the buffer. Must
-    /// not wait for this lease.
-    ///
-    /// # Errors
-    /// The borrower still needs the range. The recall returns this error, and the lease continues.
+    /// Stops using a range, and returns a fence after its last work. Called on the recalling
+    /// thread, without a lock. May commit other parts of the buffer; must not wait for this lease.
+    /// An error refuses: the recall returns it, and the lease continues.
     fn vacate(&self, asked: &Vacate) -> Result<Fence>;
 }
 
@@ -40,46 +35,41 @@ pub trait Borrower: Send + Sync {
 pub struct VacateBlocks {
     /// Lease number.
     pub lease: u64,
-    /// Backed blocks on the lease's pages. A page returns once none of its blocks is backed:
-    /// [`BlockPool::ask_of`](crate::BlockPool::ask_of) finds the cheapest blocks.
+    /// Backed blocks on the lease's pages. A page returns once none of its blocks is backed: see
+    /// [`BlockPool::ask_of`](crate::BlockPool::ask_of).
     pub blocks: Vec<Range<u64>>,
-    /// Requested bytes of pages; all pages of these blocks, if the lease is to end.
+    /// Requested bytes of pages.
     pub bytes: u64,
     /// Backed blocks outside the lease's pages.
     pub instead: Vec<Range<u64>>,
-    /// Remaining time. Afterwards the recall fails, but pages vacated later still return.
+    /// Remaining time. Pages vacated later still return.
     pub deadline: Duration,
 }
 
 /// Answer of the user of a KV cache.
 #[derive(Debug, Default)]
 pub struct Vacated {
-    /// Vacated blocks. The library releases the requested ones.
+    /// Vacated blocks, released by the library.
     pub blocks: Vec<Range<u64>>,
-    /// After this fence no work of the device uses the blocks.
+    /// After this fence no work uses the blocks.
     pub fence: Fence,
 }
 
 /// User of a KV cache with pages on lease.
 pub trait BlockBorrower: Send + Sync {
-    /// Stops using blocks and names them: submits no more work on the blocks. Called on the
-    /// recalling thread, without a lock. May back other blocks of the cache. Must not wait for this
-    /// lease. Vacated blocks cannot be backed again until their pages are back.
-    ///
-    /// # Errors
-    /// The borrower still needs all blocks. The recall returns this error, and the lease continues.
+    /// Stops using blocks and names them. Called on the recalling thread, without a lock. May back
+    /// other blocks of the cache; must not wait for this lease. Vacated blocks cannot be backed
+    /// again until their pages are back. An error refuses: the recall returns it, and the lease
+    /// continues.
     fn vacate(&self, asked: &VacateBlocks) -> Result<Vacated>;
 }
 
-/// Result of a borrower's `vacate`.
 pub(super) struct Given {
-    /// Bytes of pages to return.
     pub(super) bytes: u64,
-    /// True if all requested blocks were vacated.
+    /// All requested blocks were vacated.
     pub(super) all: bool,
 }
 
-/// Returns true if every block of a range is in one of `by`.
 fn covered(range: &Range<u64>, by: &[Range<u64>]) -> bool {
     let mut at = range.start;
     while at < range.end {
@@ -91,7 +81,6 @@ fn covered(range: &Range<u64>, by: &[Range<u64>]) -> bool {
     true
 }
 
-/// Borrower of a lease: memory and its user.
 pub(crate) enum To {
     Buffer(Arc<ElasticBuffer>, Arc<dyn Borrower>),
     Cache(Arc<KvCache>, Arc<dyn BlockBorrower>),
@@ -119,7 +108,6 @@ impl To {
         }
     }
 
-    /// Checks the device, the page size and the part.
     pub(super) fn check(&self, large: u64, device: &Arc<Device>, part: &Range<u64>) -> Result<()> {
         let (what, page) = self.page();
         if page != large {
@@ -141,7 +129,6 @@ impl To {
         Ok(())
     }
 
-    /// Maps the lender's pages in a part.
     pub(super) fn borrow(&self, part: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         match self {
             Self::Buffer(buffer, _) => buffer.borrow_pages(part.clone(), lender),
@@ -149,8 +136,7 @@ impl To {
         }
     }
 
-    /// Makes the user vacate `bytes` of these pages, unmapped after the user's fence. The caller
-    /// has no lock.
+    /// Vacates pages, unmapped after the user's fence. The caller has no lock.
     pub(super) fn vacate(
         &self,
         lease: u64,
@@ -160,7 +146,7 @@ impl To {
     ) -> Result<Given> {
         match self {
             Self::Buffer(buffer, borrower) => {
-                // A buffer is vacated from the end of the part.
+                // From the end of the part.
                 let keep = lent.len().saturating_sub(bytes.div_ceil(buffer.page_bytes()) as usize);
                 let lent = lent.get(keep..).unwrap_or(lent);
                 let fence = match buffer.in_use(lent) {
@@ -189,7 +175,6 @@ impl To {
         }
     }
 
-    /// Unmaps vacated pages after their fences.
     pub(super) fn settle(&self) {
         match self {
             Self::Buffer(buffer, _) => buffer.settle(),

@@ -27,7 +27,7 @@ impl ArenaMap {
         if self.format != MAP_FORMAT {
             return Err(other_format(self.format));
         }
-        // The sum of page bytes must be exact in JavaScript, which also bounds every sum of pages.
+        // The sum of page bytes must be exact in JavaScript.
         let mut all = 0_u64;
         for (number, page) in self.pages.iter().enumerate() {
             all = all.saturating_add(page.bytes);

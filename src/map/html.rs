@@ -1,10 +1,8 @@
-//! The page map as one self-contained HTML file: the template with the data as JSON.
-
 use super::ArenaMap;
 
 const TEMPLATE: &str = include_str!("page/map.html");
 const STYLE: &str = include_str!("page/map.css");
-/// One scope: files may use each other's declarations. `facts.js` must be first, `page.js` last.
+/// One scope. `facts.js` must be first, `page.js` last.
 const SCRIPT: &str = concat!(
     include_str!("page/facts.js"),
     include_str!("page/figures.js"),
@@ -15,11 +13,10 @@ const SCRIPT: &str = concat!(
 );
 
 impl ArenaMap {
-    /// Returns the map as a web page: one file without network access or other files.
+    /// Returns the map as one self-contained web page.
     #[must_use]
     pub fn to_html(&self) -> String {
-        // In JSON, `<` occurs in strings only; escaped, no string can end the script element or
-        // start a comment.
+        // In JSON, `<` occurs in strings only; escaped, none can end the script element.
         let data = self.to_json().replace('<', "\\u003c");
         let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + SCRIPT.len() + data.len());
         let mut rest = TEMPLATE;

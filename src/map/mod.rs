@@ -1,13 +1,5 @@
-//! Page map: shows the mapped pages of every graph of an arena, and the bytes freed by dropping
-//! each graph. As data, JSON, a web page, and a table for logs.
-//!
-//! ```text
-//!   take      from an arena as it is now: pages from the pool, blocks from the spaces
-//!   sums      derived numbers: mapped, unshared and freed bytes, the curve
-//!   check     of a map that was read from JSON
-//!   report    a table for logs            html     one self-contained file
-//!   perfetto  a timeline for a trace viewer
-//! ```
+//! Page map: the mapped pages of every graph of an arena, and the bytes freed by dropping each
+//! graph. See docs/map.md.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,9 +29,9 @@ pub enum PageClass {
     Tape,
     /// Small shared page for small blocks.
     Slab,
-    /// Small shared page next to live-out blocks, for freed blocks only.
+    /// Small shared page next to live-out blocks.
     Filler,
-    /// Shared page formerly owned by a space; without number.
+    /// Shared page formerly owned by a space, without number.
     Spare,
     /// Page of one space, under its live-out (retained) blocks.
     Own,
@@ -54,25 +46,20 @@ pub enum PageClass {
 pub struct MapPage {
     /// Use of the page.
     pub class: PageClass,
-    /// Number within the class, from 0. For large pages, slabs and fillers, the number requested by
-    /// spaces: equal requests get equal numbers. Pages of other classes are numbered in order of
-    /// discovery.
+    /// Number within the class. For large pages, slabs and fillers, the number requested by spaces.
     pub number: u64,
     /// Bytes of the page.
     pub bytes: u64,
     /// Owning space, for a page of class [`Own`](PageClass::Own).
     pub owner: Option<u64>,
-    /// Common address of a page of kept or exclusive blocks; other pages have addresses in each
-    /// space.
+    /// Address of a page of kept or exclusive blocks.
     pub address: Option<u64>,
-    /// Number of spaces which need the page. 0: an exclusive block's page, or freed as soon as the
-    /// device is done with destroyed graphs.
+    /// Number of spaces which need the page. 0: an exclusive block's page, or about to be freed.
     pub spaces: u64,
-    /// The arena is paused and the page non-resident: counted as needed by spaces, not as held.
+    /// The arena is paused and the page non-resident: not counted as held.
     #[serde(default)]
     pub absent: bool,
-    /// Lease of the page, which is also mapped at its borrower's addresses. Spaces which need the
-    /// page cannot replay until the lease is over.
+    /// Lease of the page: spaces which need it cannot replay.
     #[serde(default)]
     pub lease: Option<u64>,
 }
@@ -84,8 +71,7 @@ pub struct MapTile {
     pub page: u64,
     /// Address of the page's first byte.
     pub address: u64,
-    /// Bytes of the mapping covered by live blocks at the space's peak. With several mappings of a
-    /// page, each block is counted at its own address.
+    /// Bytes covered by live blocks at the space's peak.
     pub covered_bytes: u64,
 }
 
@@ -96,18 +82,18 @@ pub struct MapBlock {
     pub address: u64,
     /// Bytes, rounded up to 512.
     pub bytes: u64,
-    /// Position in the space's allocations, from 1.
+    /// Position in the space's allocations.
     pub allocation: u64,
 }
 
 /// A space: the addresses of one captured graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapSpace {
-    /// Number, unique in the process; later captures have larger numbers.
+    /// Number; later captures have larger ones.
     pub id: u64,
     /// Label set by the owner.
     pub label: Option<String>,
-    /// Source location of the capture, if set by the owner: "model.py:120".
+    /// Source location of the capture: "model.py:120".
     #[serde(default)]
     pub site: Option<String>,
     /// "open", "sealed", "retired" (the graph is destroyed and some block still live) or "broken".
@@ -120,45 +106,44 @@ pub struct MapSpace {
     pub peak_live_bytes: u64,
     /// Bytes of kept blocks, part of live_bytes.
     pub kept_bytes: u64,
-    /// Bytes of mapped addresses; a page with n mappings counts n times.
+    /// Bytes of mapped addresses.
     pub mapped_bytes: u64,
-    /// Bytes of the needed pages, each counted once.
+    /// Bytes of the needed pages.
     pub shown_bytes: u64,
     /// Bytes of its own pages.
     pub retained_bytes: u64,
     /// Bytes of shared pages needed by no other space.
     pub alone_bytes: u64,
-    /// Bytes freed by dropping the space and all its blocks: unshared pages, its own pages, and
-    /// kept pages without blocks of other spaces.
+    /// Bytes freed by dropping the space and all its blocks.
     pub drop_gives_bytes: u64,
     /// Mappings, in address order.
     pub maps: Vec<MapTile>,
-    /// Blocks live at the peak, in address order; in a bump space, all blocks handed out.
+    /// Blocks live at the peak; in a bump space, all blocks.
     pub blocks: Vec<MapBlock>,
     /// Kept blocks, on the arena's kept pages.
     pub kept: Vec<MapBlock>,
-    /// Kept pages of these blocks, as indices in [`ArenaMap::pages`].
+    /// Indices in [`ArenaMap::pages`] of these blocks.
     pub kept_pages: Vec<u64>,
-    /// All blocks of the capture, in order, if traced.
+    /// All blocks of the capture, if traced.
     pub events: Option<Vec<TracedBlock>>,
 }
 
-/// A point of the curve: memory need of the largest spaces.
+/// A point of the curve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapPoint {
-    /// Space added at this point. Spaces are ordered by bytes of needed pages, largest first.
+    /// Space added at this point, largest first.
     pub space: u64,
-    /// Bytes needed by this space and all earlier ones together.
+    /// Bytes needed by this space and all earlier ones.
     pub with_bytes: u64,
-    /// Bytes needed by the remaining spaces without this space and all earlier ones.
+    /// Bytes needed by the remaining spaces.
     pub without_bytes: u64,
 }
 
 /// Another owner of memory in the device's pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapHolder {
-    /// "arena", "region", "elastic", "ring", "workspaces", "exported" (still open in other
-    /// processes), "free" (free pages of the pool) or "leaving" (refused by the driver).
+    /// "arena", "region", "elastic", "ring", "workspaces", "exported", "free" or "leaving" (refused
+    /// by the driver).
     pub kind: String,
     /// Name of the owner.
     pub name: String,
@@ -168,14 +153,12 @@ pub struct MapHolder {
     pub bytes: u64,
 }
 
-/// Map of an arena: pages, the spaces which map them, and other owners of device memory.
-///
-/// Sizes are bytes, addresses the device's. JSON keys are the field names.
+/// Map of an arena. Sizes are bytes; JSON keys are the field names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaMap {
     /// Format version: [`MAP_FORMAT`].
     pub format: u64,
-    /// Title set by the caller, such as engine and rank.
+    /// Title set by the caller.
     pub title: String,
     /// Platform name.
     pub driver: String,
@@ -185,12 +168,12 @@ pub struct ArenaMap {
     pub device_name: String,
     /// Total bytes of the device.
     pub device_total_bytes: u64,
-    /// Free bytes by the driver; `None` if unknown.
+    /// Free bytes by the driver.
     pub device_free_bytes: Option<u64>,
     /// Number of the arena.
     pub arena: u64,
-    /// Whether nothing changed while the map was taken. Pages and derived numbers are always of one
-    /// moment; otherwise the blocks may be of a later moment.
+    /// Whether nothing changed while the map was taken. Otherwise the blocks may be of a later
+    /// moment than the pages.
     pub settled: bool,
     /// Bytes of a small page.
     pub small_page_bytes: u64,
@@ -198,13 +181,13 @@ pub struct ArenaMap {
     pub large_page_bytes: u64,
     /// Bytes of all pages of the arena.
     pub held_bytes: u64,
-    /// Lower bound: peak bytes of the largest space. No arena for these captures can hold less.
+    /// Lower bound: peak bytes of the largest space.
     pub floor_bytes: u64,
-    /// Sum of the spaces' peaks: lower bound for captures with separate memory.
+    /// Sum of the spaces' peaks: lower bound with separate memory.
     pub apart_bytes: u64,
     /// Byte budget of the arena.
     pub budget_bytes: Option<u64>,
-    /// Device bytes of executables, if known by the caller; not in the pool.
+    /// Device bytes of executables, not in the pool.
     pub executables_bytes: Option<u64>,
     /// Pages, by class and number.
     pub pages: Vec<MapPage>,
@@ -226,7 +209,7 @@ impl ArenaMap {
     /// Reads a map from JSON. Unknown keys are ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidMap`] with the problem: invalid JSON, another format, or an invalid index.
+    /// [`Error::InvalidMap`]: invalid JSON, another format, or an invalid index.
     pub fn from_json(text: &str) -> Result<Self> {
         let invalid = |problem: String| Error::InvalidMap { problem };
         let map: Self = match serde_json::from_str(text) {

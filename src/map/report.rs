@@ -1,16 +1,14 @@
-//! The page map as a text table for logs.
-
 use std::fmt;
 
 use super::{ArenaMap, MapPage, MapSpace, PageClass};
 
 const MIB: u64 = 1 << 20;
 
-/// Maximum number of page columns and of rows.
+/// Of page columns and of rows.
 const COLUMNS: usize = 40;
 const ROWS: usize = 40;
 
-/// Formats bytes as MiB: whole numbers, or one decimal if small.
+/// Whole numbers, or one decimal if small.
 struct Mib(u64);
 
 impl fmt::Display for Mib {
@@ -26,7 +24,7 @@ impl fmt::Display for Mib {
 }
 
 impl MapSpace {
-    /// Returns the label without control characters, or the number.
+    /// Label without control characters; or the number.
     pub(super) fn name(&self) -> String {
         match &self.label {
             Some(label) => label.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
@@ -47,13 +45,12 @@ fn is_column(page: &MapPage) -> bool {
 }
 
 impl ArenaMap {
-    /// Returns the map as a plain text table: three lines with the held memory, its use and the
-    /// possible savings, then one line for each of the 40 largest spaces. A column stands for one
-    /// or several adjacent large pages.
+    /// Returns the map as a text table: three lines with the held memory, its use and the possible
+    /// savings, then one line for each of the 40 largest spaces. A column stands for one or several
+    /// adjacent large pages.
     #[must_use]
     pub fn report(&self) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail.
         let _ = self.write_report(&mut text);
         text
     }
@@ -103,7 +100,7 @@ impl ArenaMap {
         self.write_table(f)
     }
 
-    /// Writes the possible savings, largest first.
+    /// Writes the savings, largest first.
     fn write_drops(&self, f: &mut impl fmt::Write) -> fmt::Result {
         let mut drops: Vec<&MapSpace> =
             self.spaces.iter().filter(|space| space.drop_gives_bytes > 0).collect();
@@ -182,7 +179,7 @@ impl ArenaMap {
             .chunks(each)
             .map(|pages| pages.iter().map(|p| self.pages[*p].spaces).max().unwrap_or(0))
             .collect();
-        // Share of the spaces which map a page, in ninths; 9 is all.
+        // In ninths; 9 is all.
         let most = self.spaces.len() as u64;
         let digits: String = used
             .iter()

@@ -1,10 +1,9 @@
-//! Numbers derived from the pages needed by each space: bytes freed by dropping a space, and the
-//! curve. Plain code over page indices.
+//! Numbers derived from the pages needed by each space.
 
 use super::{ArenaMap, MapPoint, PageClass};
 
 impl ArenaMap {
-    /// Returns the indices of the pages needed by each space, without duplicates.
+    /// Indices, without duplicates.
     pub(super) fn needs(&self) -> Vec<Vec<usize>> {
         let of_space = |space: &super::MapSpace| {
             let shown = space.maps.iter().map(|tile| tile.page).chain(space.kept_pages.iter().copied());
@@ -16,7 +15,6 @@ impl ArenaMap {
         self.spaces.iter().map(of_space).collect()
     }
 
-    /// Computes the derived fields from pages, mappings and kept pages.
     pub(super) fn sum(&mut self) {
         let needs = self.needs();
         let mut users = vec![0_u64; self.pages.len()];

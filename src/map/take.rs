@@ -1,8 +1,5 @@
-//! Takes a page map of an arena without stopping the arena.
-//!
-//! Each space is read under its own lock, then the pool once for all pages and mappings. If
-//! anything changed in between, the read is repeated a few times. Pages and mappings are always of
-//! one moment.
+//! Takes a page map without stopping the arena: each space under its own lock, then the pool once.
+//! If anything changed in between, the read is repeated a few times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -11,7 +8,7 @@ use super::{ArenaMap, MAP_FORMAT, MapBlock, MapHolder, MapPage, MapSpace, MapTil
 use crate::pages::{Class, Other, Owner, PageId, PageName, RangeId, SurveyedPage};
 use crate::space::{Common, Core, Phase, Picture, Spot};
 
-/// Maximum number of attempts while the arena changes.
+/// Attempts while the arena changes.
 const TRIES: u32 = 4;
 
 pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
@@ -58,8 +55,7 @@ pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
     map
 }
 
-/// Returns the pictures of all spaces in the order of opening, including retired spaces with live
-/// blocks.
+/// Pictures in the order of opening, including retired spaces with live blocks.
 fn pictures(common: &Common) -> Vec<Picture> {
     let living: Vec<_> = common.spaces.lock().values().filter_map(Weak::upgrade).collect();
     let mut cores: Vec<Arc<Core>> = living.iter().map(|space| Arc::clone(space.core())).collect();
@@ -72,7 +68,7 @@ fn pictures(common: &Common) -> Vec<Picture> {
     pictures
 }
 
-/// Converts the pages to map pages, in order, each with its mappings.
+/// Map pages in order, each with its mappings.
 fn named(
     pages: Vec<SurveyedPage>,
     names: &HashMap<PageId, PageName>,
@@ -80,7 +76,7 @@ fn named(
 ) -> Vec<(MapPage, SurveyedPage)> {
     let mut named: Vec<_> =
         pages.into_iter().map(|page| (class_and_number(&page, names, slabs), page)).collect();
-    // Pages without number are sorted by address, so that equal captures give equal maps.
+    // By address, so that equal captures give equal maps.
     named.sort_by_key(|(name, page)| (*name, page.shown.iter().map(|(_, at)| *at).min()));
     let mut counts: HashMap<PageClass, u64> = HashMap::new();
     let numbered = named.into_iter().map(|((class, number), page)| {
@@ -95,7 +91,7 @@ fn named(
             Owner::Retained { space, .. } => Some(space),
             _ => None,
         };
-        // Kept and exclusive blocks have addresses of the arena, equal for all spaces.
+        // Addresses of the arena, equal for all spaces.
         let common = matches!(class, PageClass::Kept | PageClass::Exclusive);
         let address = page.shown.first().filter(|_| common).map(|(_, at)| at.0);
         let (bytes, absent, lease) = (page.bytes, page.non_resident, page.lease);
@@ -135,7 +131,7 @@ fn spaces(pictures: Vec<Picture>, pages: &[(MapPage, SurveyedPage)]) -> Vec<MapS
                 None if page.class == PageClass::Kept => {
                     kept_at.insert(at.0, number);
                 }
-                // Mapping of a space opened or destroyed in the meantime.
+                // A space opened or destroyed in the meantime.
                 None => {}
             }
         }
@@ -213,7 +209,6 @@ fn phase(phase: Phase) -> &'static str {
     }
 }
 
-/// Sums the other owners by name, one row each.
 fn holders(others: Vec<Other>) -> Vec<MapHolder> {
     let mut rows: BTreeMap<(&'static str, String), (u64, u64)> = BTreeMap::new();
     for Other { owner, name, pages, bytes } in others {

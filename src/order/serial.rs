@@ -1,8 +1,6 @@
-//! Serial order: binds all replays to one stream and one thread.
-//!
-//! Both, since either alone lets ranks diverge: two threads by scheduling, two streams by the waits
-//! between them. The first launched replay binds; only [`lift`](Serial::lift) unbinds, not the end
-//! of the thread.
+//! Serial order: binds all replays to one stream and one thread, since either alone lets ranks
+//! diverge: two threads by scheduling, two streams by the waits between them. Only
+//! [`lift`](Serial::lift) unbinds.
 
 use crate::error::{Error, Result};
 use crate::pages::NamedStream;
@@ -13,7 +11,6 @@ use crate::sync::{Mutex, thread_token};
 pub(super) struct Serial(Mutex<Option<(NamedStream, u64)>>);
 
 impl Serial {
-    /// Checks the stream and the calling thread of a replay.
     pub(super) fn check(&self, stream: NamedStream) -> Result<()> {
         match *self.0.lock() {
             Some(first) if first != (stream, thread_token()) => Err(Error::wrong_state(
@@ -24,12 +21,10 @@ impl Serial {
         }
     }
 
-    /// Binds to the stream and the calling thread, unless bound.
     pub(super) fn bind(&self, stream: NamedStream) {
         self.0.lock().get_or_insert_with(|| (stream, thread_token()));
     }
 
-    /// Unbinds: the next replay binds again.
     pub(super) fn lift(&self) {
         *self.0.lock() = None;
     }

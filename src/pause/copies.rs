@@ -1,5 +1,5 @@
-//! Host copies of pages. The calling thread submits copies page by page to one stream. A second
-//! thread processes each page after its copy.
+//! Host copies of pages: the calling thread submits copies to one stream, and a second thread
+//! processes each page after its copy.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -8,25 +8,21 @@ use super::{PauseReport, ResumeReport};
 use crate::error::Result;
 use crate::pages::{Fence, HostPiece, HostPool, PagePool, RangeId};
 
-/// Bytes of a page and their host memory.
 #[derive(Debug)]
 struct Run {
-    /// Bytes from the page's start.
     offset: u64,
     bytes: u64,
     pieces: Vec<HostPiece>,
 }
 
-/// Host copy of a page.
 #[derive(Debug, Default)]
 pub(crate) struct HostCopy {
     /// By offset, without overlap.
     runs: Vec<Run>,
-    /// Checksum of all runs, if requested.
+    /// If requested.
     sum: u64,
 }
 
-/// Running copy of a page to the host.
 #[derive(Debug)]
 pub(super) struct Copied {
     copy: HostCopy,
@@ -38,7 +34,7 @@ impl HostCopy {
         self.runs.iter().map(|run| run.bytes).sum()
     }
 
-    /// Returns the checksum of all runs; 0 before [`add_sum`](Self::add_sum).
+    /// Checksum; 0 before [`add_sum`](Self::add_sum).
     pub(super) fn sum(&self) -> u64 {
         self.sum
     }
@@ -48,12 +44,11 @@ impl HostCopy {
         self.sum = sums.fold(0, |all, sum| all.rotate_left(7) ^ sum);
     }
 
-    /// Returns true if the copy has exactly these runs of the page.
     pub(super) fn is_of(&self, runs: &[(u64, u64)]) -> bool {
         self.runs.iter().map(|run| (run.offset, run.bytes)).eq(runs.iter().copied())
     }
 
-    /// Returns the run with a byte of the page, and the offset in the run.
+    /// Run with a byte of the page, and the offset in the run.
     fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
         let behind = self.runs.partition_point(|run| run.offset <= offset);
         let run = self.runs.get(behind.checked_sub(1)?)?;
@@ -61,36 +56,30 @@ impl HostCopy {
         (from < run.bytes).then_some((run, from))
     }
 
-    /// Returns the bytes of the page from `offset` on, up to the end of a run.
+    /// Bytes from `offset` up to the end of a run.
     pub(crate) fn bytes_at(&self, offset: u64) -> u64 {
         self.run_at(offset).map_or(0, |(run, from)| run.bytes - from)
     }
 
-    /// Reads at most [`bytes_at`](Self::bytes_at) bytes of the page.
-    ///
-    /// # Errors
-    /// As [`HostPool::read`].
+    /// Reads at most [`bytes_at`](Self::bytes_at) bytes.
     pub(crate) fn read(&self, host: &HostPool, offset: u64, into: &mut [u8]) -> Result<()> {
         self.run_at(offset).map_or(Ok(()), |(run, from)| host.read(&run.pieces, from, into))
     }
 
-    /// Appends the copy of the adjacent next page. `page`: bytes of this page.
+    /// Appends the adjacent next page; `page`: bytes of this one.
     pub(crate) fn append(&mut self, next: HostCopy, page: u64) {
         self.runs.extend(next.runs.into_iter().map(|run| Run { offset: page + run.offset, ..run }));
     }
 }
 
 impl HostPool {
-    /// Returns the host memory of copies to the pool, for reuse after a fence.
+    /// Returns host memory for reuse after a fence.
     pub(super) fn give_copies(&self, copies: impl IntoIterator<Item = HostCopy>, fence: &Fence) {
         let runs = copies.into_iter().flat_map(|copy| copy.runs);
         self.give(runs.flat_map(|run| run.pieces).collect(), fence.clone());
     }
 
-    /// Submits copies of these runs of a mapped page to the host.
-    ///
-    /// # Errors
-    /// Out of host memory; driver errors. No host memory stays in use.
+    /// Leaves no host memory in use after an error.
     pub(super) fn save(
         &self,
         pool: &PagePool,
@@ -116,10 +105,7 @@ impl HostPool {
         }
     }
 
-    /// Waits for a copy.
-    ///
-    /// # Errors
-    /// Driver errors after several attempts. The host memory is reused after the copy.
+    /// Waits for a copy; on error, its host memory is reused after it.
     pub(super) fn saved(&self, Copied { copy, mut done }: Copied) -> Result<HostCopy> {
         match self.wait(&mut done) {
             Ok(()) => Ok(copy),
@@ -130,8 +116,7 @@ impl HostPool {
         }
     }
 
-    /// Submits copies of a page's contents to the device. The caller [marks](Self::mark_in) the
-    /// copies of many pages at once.
+    /// Submits copies; the caller [marks](Self::mark_in) many pages at once.
     pub(super) fn load(
         &self,
         pool: &PagePool,
@@ -149,8 +134,7 @@ impl HostPool {
     }
 }
 
-/// Calls `copy` for each page on this thread, and `finish` with the result on a second thread, in
-/// order.
+/// Calls `copy` for each page on this thread, and `finish` on a second thread, in order.
 pub(super) fn behind_copies<P: Send, L: Send>(
     all: Vec<P>,
     mut copy: impl FnMut(&P) -> Option<Result<Copied>>,
@@ -172,7 +156,6 @@ pub(super) fn behind_copies<P: Send, L: Send>(
         let second = move || pages.into_iter().map(|(page, copied)| behind(page, copied)).collect();
         match std::thread::Builder::new().spawn_scoped::<_, Vec<L>>(scope, second) {
             Ok(second) => {
-                // The second thread receives until the sender is dropped.
                 copied.for_each(|page| drop(to_second.send(page)));
                 drop(to_second);
                 second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

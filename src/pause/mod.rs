@@ -1,5 +1,4 @@
-//! Pause and resume: one pipeline for regions and arenas, which release their pages at a pause and
-//! get memory at the same addresses at a resume.
+//! Pause and resume: one pipeline for regions and arenas.
 //!
 //! ```text
 //!   pause    enter the section -> wait for fence and users -> before_unmap
@@ -9,16 +8,13 @@
 //!            -> commit -> after_map; without memory leave all sections, reclaim, begin again
 //! ```
 //!
-//! An object (`Pausable`) supplies pages, their contents and their users, and records which pages
-//! left and arrived. The pipeline owns the steps, copies, driver calls, undo, hooks and reports.
-//!
-//! A page of a region is released, and a resume maps a new page at its address
-//! (`PageKey::Place`). A page of an arena stays in the pool without memory (`PageKey::Page`),
-//! because spaces refer to the page.
+//! An object (`Pausable`) supplies pages, their contents and their users. A page of a region is
+//! released, and a resume maps a new page at its address (`PageKey::Place`); a page of an arena
+//! stays in the pool without memory (`PageKey::Page`), because spaces refer to it.
 //!
 //! The mutex of `PauseState` is taken after the locks of its object; only locks of the host pool
-//! and page pool are taken under it. No lock is held while pages move or hooks run: the exclusive
-//! section of the object is entered instead.
+//! and page pool are taken under it. While pages move or hooks run, no lock is held, but the
+//! object's exclusive section.
 
 mod copies;
 mod move_out;

@@ -1,7 +1,4 @@
-//! Pause of one object: copies its pages to the host, unmaps and releases them.
-//!
-//! One stream copies the pages in order. A second thread unmaps and releases each page once its
-//! copy is done, while later pages are copied. A failed page stays mapped, and the rest continues.
+//! Pause of one object. A failed page stays mapped, and the rest continues.
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +10,8 @@ use crate::error::Result;
 use crate::pages::Fence;
 use crate::units::Address;
 
-/// Pauses an object: frees its pages, as far as possible.
-///
-/// # Errors
-/// Nothing changed: the fence cannot be waited for, the object refuses, or the caller is a hook.
+/// Frees its pages, as far as possible. Fails, with nothing changed, if the fence cannot be waited
+/// for, the object refuses, or the caller is a hook.
 pub(crate) fn pause(object: &dyn Pausable, fence: Fence) -> Result<PauseReport> {
     let (start, mut report) = (Instant::now(), PauseReport::default());
     if !object.usable() {
@@ -46,11 +41,8 @@ pub(crate) fn pause(object: &dyn Pausable, fence: Fence) -> Result<PauseReport> 
     Ok(report)
 }
 
-/// Excludes users of a resident object until the result is dropped, after waiting for all users.
-/// `None`: the object is paused.
-///
-/// # Errors
-/// As [`pause`].
+/// Excludes users of a resident object until the result is dropped, after waiting for them. `None`:
+/// the object is paused.
 pub(crate) fn exclude_users(object: &dyn Pausable, fence: Fence) -> Result<Option<PauseGuard<'_>>> {
     let guard = PauseGuard::begin_pause(object)?.filter(PauseGuard::was_resident);
     if guard.is_some() {
@@ -66,7 +58,7 @@ fn wait_for_users(object: &dyn Pausable, mut fence: Fence) -> Result<()> {
     fence.block(object.pausables().pool().events(), Duration::MAX).map(drop)
 }
 
-/// Calls the hooks, unless no address moves. The caller has no lock.
+/// Calls hooks, unless no address moves. The caller has no lock.
 pub(super) fn call_hooks(object: &dyn Pausable, generation: u64, ranges: &[(Address, u64)], gone: bool) {
     if !ranges.is_empty() {
         let moved = Moved { tag: object.tag(), region: object.id(), generation, ranges };
@@ -81,7 +73,7 @@ fn move_out(object: &dyn Pausable, mut pages: Vec<PausePage>, report: &mut Pause
     if bytes > 0
         && let Err(error) = device.host_pool().make_room(bytes)
     {
-        // Continues with the available room. Each page without room is reported.
+        // Each page without room is reported.
         tracing::warn!(%error, bytes, "the host has no room for all contents");
     }
     let start = Instant::now();

@@ -1,5 +1,3 @@
-//! Supply of memory to the pause pipeline, implemented by regions and arenas.
-
 use std::fmt;
 use std::time::Duration;
 
@@ -8,37 +6,30 @@ use crate::error::{Error, Result};
 use crate::pages::{Fence, Hold, PageId};
 use crate::units::{Address, Stream};
 
-/// Memory with pause and resume.
+/// Memory with pause and resume: regions and arenas.
 pub(crate) trait Pausable: Send + Sync + fmt::Debug {
-    /// Tag for lookup. An object with an empty tag is found only by a lookup of all.
+    /// Tag for lookup; empty: found only by a lookup of all.
     fn tag(&self) -> &str;
 
-    /// Number, unique in the process. Several objects are locked in this order.
+    /// Number: several objects are locked in this order.
     fn id(&self) -> u64;
 
-    /// Returns the registry of the device.
     fn pausables(&self) -> &Pausables;
 
     fn pause_state(&self) -> &PauseState;
 
-    /// Returns false after the object was closed: its pages are no longer moved.
+    /// Whether the object is open: the pages of a closed one are not moved.
     fn usable(&self) -> bool {
         true
     }
 
-    /// Calls `begin`, the begin of a pause, between two uses of all pages.
-    ///
-    /// # Errors
-    /// The call would wait for itself; `begin` was not called.
+    /// Calls `begin` between two uses of all pages; fails if the call would wait for itself.
     fn between(&self, begin: &mut dyn FnMut()) -> Result<()> {
         begin();
         Ok(())
     }
 
     /// Refuses a pause of a resident object with `open` [open tokens](PauseState::open).
-    ///
-    /// # Errors
-    /// The reason.
     fn may_pause(&self, open: u64) -> Result<()> {
         // Default: no users refuse a pause.
         let _ = open;
@@ -53,61 +44,50 @@ pub(crate) trait Pausable: Send + Sync + fmt::Debug {
     /// Called at the end of the exclusive section.
     fn pages_stay(&self);
 
-    /// Adds all users of the pages to a fence.
     fn add_users(&self, fence: &mut Fence);
 
-    /// Returns the bytes kept resident by policy.
+    /// Bytes kept resident by policy.
     fn kept_bytes(&self) -> u64;
 
     /// Removes or joins pages before a move, and holds their ranges if other threads could unmap
-    /// the pages.
+    /// them.
     fn hold(&self) -> Option<Hold<'_>>;
 
-    /// Returns all pages that a pause or a resume moves, with or without memory.
+    /// Pages that a pause or a resume moves, with or without memory.
     fn pages(&self) -> Vec<PausePage>;
 
-    /// Records pages moved out, or in: then their contents are complete after the fence.
+    /// Records pages moved out, or in: then complete after the fence.
     fn record(&self, pages: &[MovedPage], contents: &Fence);
 
-    /// Returns the addresses told to hooks, in order: of pages about to be unmapped, or mapped
-    /// again.
+    /// Addresses told to hooks: of pages about to be unmapped, or mapped again.
     fn moved_ranges(&self, gone: bool) -> Vec<(Address, u64)>;
 
-    /// Returns true if the object is resident in `after_map` hooks. Otherwise, after the hooks.
+    /// Whether the object is resident in `after_map` hooks; otherwise after the hooks.
     fn resident_in_hooks(&self) -> bool;
 
-    /// Returns true if the host copies stay valid after a resume.
+    /// Whether the host copies stay valid after a resume.
     fn keeps_copies(&self) -> bool {
         false
     }
 
-    /// Called before a pinned page is exported: from now on the page keeps addresses and contents.
-    ///
-    /// # Errors
-    /// The reason of a refusal. The caller then removes the pin.
+    /// Called before a pinned page is exported, which then keeps addresses and contents. After a
+    /// refusal the caller removes the pin.
     fn pin_page(&self, page: PageId) -> Result<()> {
         let (value, expected) = (page.number().into(), "that of a page of an arena");
         Err(Error::InvalidArgument { what: "a page's number", value, expected })
     }
 
-    /// Marks the last replay, if the replay ran on this stream.
-    ///
-    /// # Errors
-    /// Driver errors; the stream is under capture.
+    /// Marks the last replay, if it ran on this stream.
     fn mark_on(&self, stream: Stream) -> Result<()> {
-        // Default: no replays.
         let _ = stream;
         Ok(())
     }
 
     /// Polls memory freed while in use by a stream. Does not wait.
-    fn poll_pending(&self) {
-        // Default: no such memory.
-    }
+    fn poll_pending(&self) {}
 
     /// Frees unused memory, after waiting for streams for at most `limit`. Returns the bytes.
     fn give_up(&self, limit: Duration) -> u64 {
-        // Default: no such memory.
         let _ = limit;
         0
     }

@@ -1,5 +1,3 @@
-//! One page of a pause or resume: its steps in both directions.
-
 use std::time::Instant;
 
 use super::copies::{Copied, HostCopy};
@@ -7,70 +5,64 @@ use super::{Pausables, PauseReport, ResumeReport};
 use crate::error::{Error, Result};
 use crate::pages::{AccountId, Owner, PageId, RangeId, Transaction};
 
-/// A page of a pausable object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PageKey {
-    /// Address of a region's page: a pause releases the page, a resume maps a new one.
+    /// A region's page: a pause releases it, a resume maps a new one.
     Place(u64),
     /// A page of an arena, which stays in the pool without memory.
     Page(PageId),
 }
 
-/// A page moved: its key, its new memory if moved in, and whether the resume writes the page.
+/// A moved page: its key, its new memory if moved in, and whether the resume writes the page.
 pub(crate) type MovedPage = (PageKey, Option<PageId>, bool);
 
-/// A page to be moved, as supplied by its object.
 pub(crate) struct PausePage {
     key: PageKey,
     at: (RangeId, u64),
     bytes: u64,
     /// Owner and account of new memory.
     taker: (Owner, AccountId),
-    /// Has memory.
     present: bool,
     /// Has addresses which do not exist in the driver.
     unmapped: bool,
     zero: bool,
-    /// Parts to be copied by a pause: offset in the page and bytes.
+    /// Copied by a pause: offset in the page and bytes.
     runs: Vec<(u64, u64)>,
     /// Copies known contents again, and compares.
     verify: bool,
     /// Bytes already on the host, and their checksum.
     clean: Option<(u64, u64)>,
-    /// Memory taken by a resume.
+    /// Taken by a resume.
     memory: Option<PageId>,
     copy: Option<HostCopy>,
 }
 
-/// Result of a pause for one page.
 pub(super) struct Left {
     page: PausePage,
-    /// End of the copy.
     copied: Option<Instant>,
-    /// Number of calls, and whether the driver took the memory; or why the page stays.
+    /// Calls, and whether the driver took the memory; or why the page stays.
     gone: Result<(u64, bool)>,
 }
 
 impl PausePage {
-    /// Creates a page mapped at `at`, whose contents are discarded.
+    /// Creates a page mapped at `at`, with contents to discard.
     pub(crate) fn new(key: PageKey, at: (RangeId, u64), bytes: u64, taker: (Owner, AccountId)) -> Self {
         let (runs, clean, memory, copy) = (Vec::new(), None, None, None);
         let (present, unmapped, zero, verify) = (true, false, false, false);
         Self { key, at, bytes, taker, present, unmapped, zero, runs, verify, clean, memory, copy }
     }
 
-    /// Sets whether the page has memory, and addresses which do not exist in the driver.
+    /// Has memory; has addresses which do not exist in the driver.
     pub(crate) fn resident(self, present: bool, unmapped: bool) -> Self {
         Self { present, unmapped, ..self }
     }
 
-    /// A resume fills the page with zeros.
     pub(crate) fn zeroed(self) -> Self {
         Self { zero: true, ..self }
     }
 
-    /// A pause copies these parts, unless the host has a copy. With `verify`, copies anyway, and
-    /// compares with that copy.
+    /// Makes a pause copy these parts, unless the host has a copy; with `verify` anyway, and
+    /// compare.
     pub(crate) fn copied(self, runs: Vec<(u64, u64)>, verify: bool) -> Self {
         Self { runs, verify, ..self }
     }
@@ -83,11 +75,10 @@ impl PausePage {
         self.present
     }
 
-    /// Decides the copy of a pause by the last copy. Returns the bytes to be copied.
+    /// Decides the copy by the last one. Returns the bytes to be copied.
     pub(super) fn plan(&mut self, known: Option<&HostCopy>) -> u64 {
         let again = known.is_none() || self.verify;
-        // Blocks may have been freed during an earlier pause; checksums of different runs are not
-        // comparable.
+        // Checksums of different runs are not comparable.
         let clean = known.filter(|copy| !again || copy.is_of(&self.runs));
         self.clean = clean.map(|copy| (copy.bytes(), copy.sum()));
         if !again {
@@ -96,7 +87,6 @@ impl PausePage {
         self.runs.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Submits the copy to the host, if planned.
     pub(super) fn save(&self, device: &Pausables, report: &mut PauseReport) -> Option<Result<Copied>> {
         let (pool, host) = (device.pool(), device.host_pool());
         (!self.runs.is_empty()).then(|| host.save(pool, self.at, &self.runs, report))
@@ -124,20 +114,19 @@ impl PausePage {
         Left { page: self, copied, gone }
     }
 
-    /// Takes the host copy, for a resume. Returns false if the page needs no resume. After an
-    /// incomplete undo of a resume, a page with a copy may be mapped, with wrong contents.
+    /// Takes the host copy for a resume; false if the page needs none. After an incomplete undo, a
+    /// page with a copy may be mapped, with wrong contents.
     pub(super) fn take_copy(&mut self, remove: impl FnOnce(PageKey) -> Option<HostCopy>) -> bool {
         let whole = matches!(self.key, PageKey::Place(_)) && self.present;
         self.copy = if whole { None } else { remove(self.key) };
         !self.present || self.unmapped || self.copy.is_some()
     }
 
-    /// Returns the bytes of memory to be taken.
     pub(super) fn missing(&self) -> u64 {
         if self.present { 0 } else { self.bytes }
     }
 
-    /// Returns true if a resume writes the page.
+    /// Whether a resume writes the page.
     pub(super) fn filled(&self) -> bool {
         self.zero || self.copy.is_some()
     }
@@ -167,7 +156,6 @@ impl PausePage {
         Ok(())
     }
 
-    /// Submits the copy from the host and the fill with zeros.
     pub(super) fn fill(&self, device: &Pausables, report: &mut ResumeReport) -> Result<()> {
         let (pool, host) = (device.pool(), device.host_pool());
         if let Some(copy) = &self.copy {
@@ -195,12 +183,12 @@ impl Left {
         self.copied
     }
 
-    /// Returns the page, if released.
+    /// The page, if released.
     pub(super) fn moved(&self) -> Option<MovedPage> {
         self.gone.is_ok().then_some((self.page.key, None, false))
     }
 
-    /// Adds the page to a report. Returns its new copy.
+    /// Returns its new copy.
     pub(super) fn count(self, report: &mut PauseReport) -> Option<(PageKey, HostCopy)> {
         let Self { page, gone, .. } = self;
         let left = gone.is_err();

@@ -1,5 +1,5 @@
-//! Registry of a device: finds pausable memory by tag, calls the hooks, and has the host memory for
-//! contents. One lock per list, not held during calls. [`HookGuard`] refuses waits inside a hook.
+//! Registry of a device: pausable memory by tag, hooks, and the host memory for contents. One lock
+//! per list, not held during calls.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,8 +18,7 @@ pub struct Moved<'a> {
     pub tag: &'a str,
     /// Number of the region or arena.
     pub region: u64,
-    /// Counts the residencies of the region or arena, from 1. Registrations of one generation are
-    /// invalid in the next.
+    /// Counts the residencies, from 1: registrations of one generation are invalid in the next.
     pub generation: u64,
     /// Addresses and bytes, in order.
     pub ranges: &'a [(Address, u64)],
@@ -27,19 +26,17 @@ pub struct Moved<'a> {
 
 /// Callbacks at pause and resume, for example to renew NCCL or RDMA registrations.
 pub trait PauseHooks: Send + Sync {
-    /// Called before the unmap, after the device's last use. No lock is held. Must not pause or
-    /// resume the same region (returns an error).
+    /// Called before the unmap, after the device's last use, without a lock. Must not pause or
+    /// resume the same region (an error).
     fn before_unmap(&self, moved: &Moved<'_>);
 
-    /// Called after the memory is mapped on new pages and accessible by the device itself. Contents
-    /// are complete, except after an asynchronous resume: then after its event. May be called more
-    /// than once per generation.
+    /// Called after the memory is mapped on new pages. Contents are complete, except after an
+    /// asynchronous resume: then after its event. May be called more than once per generation.
     fn after_map(&self, moved: &Moved<'_>);
 }
 
 type Hooked = (String, Weak<dyn PauseHooks>);
 
-/// Pausable memory and hooks of one device, its page pool and its host pool.
 pub(crate) struct Pausables {
     pool: Arc<PagePool>,
     host: HostPool,
@@ -67,7 +64,7 @@ impl Pausables {
         all.push(pausable);
     }
 
-    /// Returns the objects with one of these tags, by number. Without tags: all objects.
+    /// Objects with one of these tags, by number. Without tags: all objects.
     pub(crate) fn tagged(&self, tags: &[&str]) -> Vec<Arc<dyn Pausable>> {
         let all: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
         let mut found: Vec<_> =
@@ -82,7 +79,7 @@ impl Pausables {
         all.push((tag.to_owned(), Arc::downgrade(hooks)));
     }
 
-    /// Calls the hooks. The caller has no lock.
+    /// The caller has no lock.
     pub(super) fn call_hooks(&self, moved: &Moved<'_>, gone: bool) {
         let all = self.hooks.lock().clone();
         let _inside = HookGuard::enter();
@@ -101,11 +98,10 @@ impl fmt::Debug for Pausables {
 }
 
 thread_local! {
-    /// Number of nested hooks on this thread.
+    /// Nested hooks on this thread.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Marks this thread as inside a hook, until dropped.
 pub(crate) struct HookGuard(());
 
 impl HookGuard {
@@ -114,7 +110,7 @@ impl HookGuard {
         Self(())
     }
 
-    /// Refuses a wait inside a hook, since the other thread may wait for this hook.
+    /// Refuses a wait inside a hook, for which the other thread may wait.
     pub(crate) fn refuse(what: &'static str) -> Result<()> {
         if INSIDE.with(Cell::get) == 0 {
             return Ok(());

@@ -1,5 +1,3 @@
-//! Reports of a pause and a resume.
-
 use crate::error::{Error, Result};
 use crate::pages::CopyPath;
 
@@ -8,7 +6,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// Result of a pause.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PauseReport {
-    /// Regions and arenas paused by this call, without those paused before.
+    /// Regions and arenas paused by this call.
     pub regions: u64,
     /// Pages released.
     pub pages: u64,
@@ -16,30 +14,30 @@ pub struct PauseReport {
     pub bytes: u64,
     /// Bytes copied to the host.
     pub copied_bytes: u64,
-    /// Bytes already on the host from an earlier pause, not copied again.
+    /// Bytes already on the host from an earlier pause.
     pub clean_bytes: u64,
-    /// Bytes kept resident by policy `keep`, and as private blocks of an arena.
+    /// Bytes kept by policy `keep`, and as private blocks of an arena.
     pub kept_bytes: u64,
-    /// Bytes kept resident because of a failure.
+    /// Bytes kept because of a failure.
     pub left_bytes: u64,
     /// Pages declared unwritten, but found written, and copied.
     pub stale_pages: u64,
-    /// Driver calls: copies, fills, unmaps, releases.
+    /// Driver calls.
     pub calls: u64,
-    /// Duration of the call in microseconds.
+    /// Duration in microseconds.
     pub micros: u64,
-    /// Time from the first copy to the end of the last, in microseconds.
+    /// From the first copy to the end of the last, in microseconds.
     pub copy_micros: u64,
     /// Slowest copy path used.
     pub path: CopyPath,
-    /// All failures, in order. Failed pages keep their state and are retried by the next pause.
+    /// All failures, in order; the next pause retries.
     pub failures: Vec<Error>,
 }
 
 /// Result of a resume.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ResumeReport {
-    /// Regions and arenas resumed by this call, without resident ones.
+    /// Regions and arenas resumed by this call.
     pub regions: u64,
     /// Pages made resident.
     pub pages: u64,
@@ -49,14 +47,13 @@ pub struct ResumeReport {
     pub copied_bytes: u64,
     /// Bytes set to zero.
     pub zeroed_bytes: u64,
-    /// Driver calls: creates, maps, accesses, copies, fills.
+    /// Driver calls.
     pub calls: u64,
-    /// Duration of the call in microseconds.
+    /// Duration in microseconds.
     pub micros: u64,
     /// Part of `micros` spent waiting for memory.
     pub waited_micros: u64,
-    /// Time from the first copy to the end of the last, in microseconds. 0 for a resume that does
-    /// not wait for copies.
+    /// From the first copy to the end of the last; 0 if the call does not wait.
     pub copy_micros: u64,
     /// Slowest copy path used.
     pub path: CopyPath,
@@ -74,9 +71,6 @@ impl PauseReport {
     }
 
     /// Returns the first failure, if any.
-    ///
-    /// # Errors
-    /// The first failure.
     pub fn complete(&self) -> Result<()> {
         self.failures.first().map_or(Ok(()), |error| Err(error.clone()))
     }

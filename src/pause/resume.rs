@@ -10,16 +10,14 @@ use super::{PageKey, Pausable, Pausables, PausePage, Phase, ResumeReport};
 use crate::error::{Error, Result};
 use crate::pages::{Fence, Hold, MemoryRetry, PagePool, Transaction};
 
-/// Sleep between two attempts to get memory.
+/// Between two attempts to get memory.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Maximum attempts after the deadline, each after a reclaimer freed memory.
+/// Attempts after the deadline, each after a reclaimer freed memory.
 const TRIES: u32 = 8;
 
 /// Resumes all objects or none, in this order. With `wait`, returns when the contents are complete;
-/// else the [contents](super::PauseState::contents) of each object have a fence.
-///
-/// # Errors
-/// Out of memory at the deadline; driver errors. All objects stay paused.
+/// else the [contents](super::PauseState::contents) of each object have a fence. After an error all
+/// stay paused.
 pub(crate) fn resume(
     device: &Pausables,
     all: &[&dyn Pausable],
@@ -35,8 +33,8 @@ pub(crate) fn resume(
             Ok(transaction) => break (resuming, resident, transaction),
             Err(error) => error,
         };
-        // Leaves all sections before asking reclaimers. A reclaimer may pause these objects, or
-        // wait for a thread doing so. No object has taken a page yet.
+        // A reclaimer may pause these objects, or wait for a thread doing so. No object has taken a
+        // page yet.
         drop(resuming);
         patience.wait(error)?;
     };
@@ -45,7 +43,7 @@ pub(crate) fn resume(
     let copying = Instant::now();
     let mut restored = restore(&mut resuming, &mut transaction, &mut report);
     if wait || restored.is_err() {
-        // Also after a failure: the undo unmaps the pages, so all writes must end first.
+        // Also after a failure: the undo unmaps the pages.
         let arriving = resuming.iter().map(|one| one.contents.clone());
         for mut contents in arriving.chain(resident) {
             restored = host.wait(&mut contents).and(restored);
@@ -64,12 +62,9 @@ pub(crate) fn resume(
     Ok(report)
 }
 
-/// Maps the pages of all objects, then submits the copies of their contents.
-///
-/// A copy takes a thousand times as long as a mapping. But CUDA maps through an engine that also
-/// serves copies of one direction (which one, depends on the host). During copies a page takes a
-/// millisecond instead of 40 us (H200, docs/performance.md, Regions). So all mappings precede the
-/// first copy.
+/// Maps all pages before the first copy: CUDA maps through an engine that also serves copies of one
+/// direction, and during copies a page takes a millisecond instead of 40 us (H200,
+/// docs/performance.md, Regions).
 fn restore(
     resuming: &mut [MoveIn<'_>],
     transaction: &mut Transaction<'_>,
@@ -80,19 +75,18 @@ fn restore(
     resuming.iter_mut().try_for_each(|one| one.fill(report))
 }
 
-/// Pages of one object being moved in. The host copies are kept until the resume has succeeded: if
-/// dropped before [`finish`](Self::finish), the object stays paused.
+/// Dropped before [`finish`](Self::finish), the object stays paused with its host copies.
 struct MoveIn<'a> {
     object: &'a dyn Pausable,
     pages: Vec<PausePage>,
     contents: Fence,
     hold: Option<Hold<'a>>,
-    /// Last field: the section is left after all tables are updated.
+    /// Last: the section is left after all tables are updated.
     guard: PauseGuard<'a>,
 }
 
 impl<'a> MoveIn<'a> {
-    /// Enters the section of an object. `None`: not paused.
+    /// Enters the section of an object; `None`: not paused.
     fn begin(object: &'a dyn Pausable) -> Result<Option<Self>> {
         if !object.usable() {
             return Ok(None);
@@ -105,8 +99,8 @@ impl<'a> MoveIn<'a> {
         Ok(Some(Self { object, pages, contents: Fence::default(), hold, guard }))
     }
 
-    /// Submits the copies and fills of the contents. After a failure too, the fence of the contents
-    /// includes all submitted work.
+    /// Submits copies and fills. After a failure too, the fence of the contents includes all
+    /// submitted work.
     fn fill(&mut self, report: &mut ResumeReport) -> Result<()> {
         let device = self.object.pausables();
         if !self.pages.iter().any(PausePage::filled) {
@@ -117,8 +111,7 @@ impl<'a> MoveIn<'a> {
         begun
     }
 
-    /// Called after the commit: the memory is resident, and its contents are complete after their
-    /// fence.
+    /// Completes the resume after the commit.
     fn finish(mut self) {
         let (object, state) = (self.object, self.object.pause_state());
         let moved: Vec<_> = self.pages.iter().map(PausePage::moved).collect();
@@ -145,8 +138,8 @@ impl Drop for MoveIn<'_> {
     }
 }
 
-/// Enters the sections of all objects in the order of their numbers, so two threads cannot
-/// deadlock. Also returns the contents of resident objects, which may still be in transfer.
+/// Enters all sections in the order of their numbers, so two threads cannot deadlock. Also returns
+/// the contents of resident objects, still in transfer.
 fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<(Vec<MoveIn<'a>>, Vec<Fence>)> {
     let mut numbered: Vec<_> = all.iter().enumerate().collect();
     numbered.sort_by_key(|(_, known)| known.id());
@@ -170,7 +163,6 @@ fn take<'a>(pool: &'a Arc<PagePool>, resuming: &mut [MoveIn<'_>]) -> Result<Tran
     Ok(transaction)
 }
 
-/// Retry state of a resume without enough memory.
 struct Patience<'a> {
     memory_retry: MemoryRetry<'a>,
     start: Instant,
@@ -179,10 +171,7 @@ struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Asks for memory. Returns when a retry is useful. The caller is in no section.
-    ///
-    /// # Errors
-    /// The given error, if not out of memory or if no retry is useful.
+    /// Returns when a retry is useful, else the given error. The caller is in no section.
     fn wait(&mut self, error: Error) -> Result<()> {
         if !error.is_out_of_memory() {
             return Err(error);

@@ -1,5 +1,3 @@
-//! Pause state of one region or arena, and the exclusive section for moving its pages.
-
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::pages::{Events, Fence, HostPool};
 use crate::sync::{ExclusiveSection, Mutex, thread_token};
 
-/// Whether the pages of an object have memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Resident,
@@ -30,7 +27,7 @@ impl Phase {
     }
 }
 
-/// Host copies of pages. A copy is valid while it is in this table.
+/// Valid while in this table.
 pub(crate) type Copies = HashMap<PageKey, HostCopy>;
 
 #[derive(Debug)]
@@ -40,12 +37,11 @@ struct Inner {
     open: u64,
     /// Counts the mappings, from 1.
     generation: u64,
-    /// Fence after the copies of the last resume.
+    /// After the copies of the last resume.
     contents: Fence,
     copies: Copies,
 }
 
-/// Phase, host copies and exclusive section of one object.
 pub(crate) struct PauseState {
     /// "the region" or "the arena".
     what: &'static str,
@@ -53,12 +49,12 @@ pub(crate) struct PauseState {
     inner: Arc<Mutex<Inner>>,
 }
 
-/// Token which excludes a pause, until dropped.
+/// Excludes a pause until dropped.
 #[derive(Debug)]
 pub(crate) struct Opened(Arc<Mutex<Inner>>);
 
 impl PauseState {
-    /// Creates the state of a resident object. `what` names the object in errors.
+    /// State of a resident object, named `what` in errors.
     pub(crate) fn new(what: &'static str) -> Self {
         let (contents, copies) = (Fence::default(), Copies::new());
         let inner = Inner { phase: Phase::Resident, open: 0, generation: 1, contents, copies };
@@ -77,24 +73,19 @@ impl PauseState {
         self.inner.lock().generation
     }
 
-    /// # Errors
-    /// [`Error::WrongState`] in any other phase.
     pub(crate) fn require(&self, expected: Phase) -> Result<()> {
         self.inner.lock().require(self.what, expected)
     }
 
-    /// Runs `work` while no pause begins or ends. Returns `None` without a call unless the object
-    /// is resident and all contents are restored.
+    /// Runs `work` while no pause begins or ends. `None`, without a call, unless the object is
+    /// resident with all contents.
     pub(crate) fn while_resident<T>(&self, events: &Arc<Events>, work: impl FnOnce() -> T) -> Option<T> {
         let mut inner = self.inner.lock();
         let there = inner.phase == Phase::Resident && inner.contents.done(events).unwrap_or(false);
         there.then(work)
     }
 
-    /// Excludes pauses while the result exists.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] unless the object is resident.
+    /// Excludes pauses while the result exists; fails unless resident.
     pub(crate) fn open(&self) -> Result<Opened> {
         let mut inner = self.inner.lock();
         inner.require(self.what, Phase::Resident)?;
@@ -102,41 +93,35 @@ impl PauseState {
         Ok(Opened(Arc::clone(&self.inner)))
     }
 
-    /// Returns a fence after the copies of the last resume, without finished parts.
+    /// Fence after the copies of the last resume, without finished parts.
     pub(crate) fn unfinished_contents(&self, events: &Arc<Events>) -> Fence {
         let mut inner = self.inner.lock();
-        // A failed query leaves the fence unfinished.
         let _ = inner.contents.done(events);
         inner.contents.clone()
     }
 
-    /// As [`unfinished_contents`](Self::unfinished_contents), without a driver call.
+    /// Fence as above, without a driver call.
     pub(crate) fn contents(&self) -> Fence {
         self.inner.lock().contents.clone()
     }
 
-    /// Returns the host copies to be read or changed.
     pub(crate) fn with_copies<T>(&self, access: impl FnOnce(&mut Copies) -> T) -> T {
         access(&mut self.inner.lock().copies)
     }
 
-    /// Frees the host copies of these pages.
     pub(crate) fn forget(&self, host: &HostPool, pages: impl IntoIterator<Item = PageKey>) {
         let Inner { copies, contents, .. } = &mut *self.inner.lock();
         host.give_copies(pages.into_iter().filter_map(|page| copies.remove(&page)), contents);
     }
 
-    /// Frees the host copies of pages for which `gone` returns true.
+    /// Frees copies of pages for which `gone` returns true.
     pub(crate) fn forget_if(&self, host: &HostPool, gone: impl Fn(PageKey) -> bool) {
         let Inner { copies, contents, .. } = &mut *self.inner.lock();
         host.give_copies(copies.extract_if(|page, _| gone(*page)).map(|(_, copy)| copy), contents);
     }
 
-    /// Enters the exclusive section, after waiting for its current thread.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] if this thread is in the section, if the wait would be a deadlock, or
-    /// for a wait inside a hook.
+    /// Enters the section, after waiting for its current thread. Fails if this thread is inside, if
+    /// the wait would be a deadlock, or inside a hook.
     fn enter(&self) -> Result<()> {
         if self.try_enter()? {
             return Ok(());
@@ -146,7 +131,7 @@ impl PauseState {
         self.section.enter().map_err(|_| self.refusal(circle, "let that thread finish first"))
     }
 
-    /// As [`enter`](Self::enter), but returns `false` instead of waiting.
+    /// Returns `false` instead of waiting.
     fn try_enter(&self) -> Result<bool> {
         if self.section.is_of(thread_token()) {
             return Err(self.refusal("this thread is doing so already", "do it when that call has returned"));
@@ -158,7 +143,7 @@ impl PauseState {
         Error::wrong_state(format!("cannot pause or resume {}: {reason}; {remedy}", self.what))
     }
 
-    /// Begins a pause, unless the object refuses. Returns the phase before.
+    /// Returns the phase before.
     fn begin_pause(&self, object: &dyn Pausable) -> Result<Phase> {
         let inner = &mut *self.inner.lock();
         if inner.phase == Phase::Resident {
@@ -167,7 +152,7 @@ impl PauseState {
         Ok(std::mem::replace(&mut inner.phase, Phase::Pausing))
     }
 
-    /// Records moved-out contents. Earlier copies of the pages are freed.
+    /// Frees earlier copies of the pages.
     pub(super) fn add_copies(&self, host: &HostPool, made: impl IntoIterator<Item = (PageKey, HostCopy)>) {
         let Inner { copies, contents, .. } = &mut *self.inner.lock();
         let replaced = made.into_iter().filter_map(|(page, copy)| copies.insert(page, copy));
@@ -175,7 +160,7 @@ impl PauseState {
     }
 
     /// Ends a resume, complete after `contents`, and returns the generation. Keeps or frees all
-    /// host copies, including the used ones.
+    /// host copies.
     pub(super) fn arrive(
         &self,
         object: &dyn Pausable,
@@ -221,14 +206,14 @@ impl fmt::Debug for PauseState {
     }
 }
 
-/// Exclusive section for moving an object's pages. Sets its phase when dropped.
+/// Exclusive section for moving pages. Sets its phase when dropped.
 pub(crate) struct PauseGuard<'a> {
     object: &'a dyn Pausable,
     back: Phase,
 }
 
 impl<'a> PauseGuard<'a> {
-    /// Enters the section of an object, for a pause. `None`: all its pages are paused already.
+    /// Enters the section for a pause; `None`: all pages are paused already.
     pub(super) fn begin_pause(object: &'a dyn Pausable) -> Result<Option<Self>> {
         let state = object.pause_state();
         loop {
@@ -248,7 +233,7 @@ impl<'a> PauseGuard<'a> {
         }
     }
 
-    /// Begins a pause in the section, or leaves the section.
+    /// Begins the pause, or leaves the section.
     fn entered(object: &'a dyn Pausable) -> Result<Option<Self>> {
         let state = object.pause_state();
         let paused = state.phase() == Phase::Paused && !object.pages().iter().any(PausePage::present);
@@ -260,7 +245,7 @@ impl<'a> PauseGuard<'a> {
         back.map(|back| back.map(|back| Self { object, back }))
     }
 
-    /// Enters the section of an object, for a resume. `None`: not paused.
+    /// Enters the section for a resume; `None`: not paused.
     pub(super) fn begin_resume(object: &'a dyn Pausable) -> Result<Option<Self>> {
         let state = object.pause_state();
         state.enter()?;
@@ -273,7 +258,7 @@ impl<'a> PauseGuard<'a> {
         Ok(Some(Self { object, back: Phase::Paused }))
     }
 
-    /// Returns true if the object was resident at the begin of the section.
+    /// Whether the object was resident at the begin of the section.
     pub(super) fn was_resident(&self) -> bool {
         self.back == Phase::Resident
     }

@@ -1,8 +1,6 @@
-//! State of a region: places of its pages, blocks, free stretches and freed blocks still in use.
-//!
-//! Guarded by the mutex `table` of `Region`. Invariants: pages of different policies are separate;
-//! a page without live blocks and without pending frees is removed. The pause state of the region
-//! has the contents on the host, by address of the page.
+//! State of a region, under its mutex `table`. Pages of different policies are separate; a page
+//! without live blocks and pending frees is removed. The pause state has the contents on the host,
+//! by address of the page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +17,6 @@ use crate::units::Address;
 /// Live runs closer than this, in bytes, are copied together with the gap.
 const NEAR: u64 = 64 << 10;
 
-/// Place of one page.
 #[derive(Debug)]
 struct Extent {
     range: RangeId,
@@ -28,7 +25,7 @@ struct Extent {
     policy: Policy,
     /// `None`: paused.
     page: Option<PageId>,
-    /// Whether the last resume writes the page, even if its blocks were freed meanwhile.
+    /// The last resume writes the page, even if its blocks were freed meanwhile.
     arrives: bool,
 }
 
@@ -36,7 +33,6 @@ struct Extent {
 struct Block {
     bytes: u64,
     policy: Policy,
-    /// Streams which use the block, with their scope.
     users: Vec<NamedStream>,
 }
 
@@ -44,9 +40,7 @@ struct Block {
 pub(super) struct BlockTable {
     extents: BTreeMap<u64, Extent>,
     blocks: BTreeMap<Address, Block>,
-    /// Bytes of all blocks.
     live_bytes: u64,
-    /// Free stretches of each policy.
     packings: [Stretches; Policy::COUNT],
     /// Freed blocks whose streams may not be done.
     waiting: Vec<(Fence, Address, u64, Policy)>,
@@ -61,13 +55,12 @@ impl BlockTable {
         of.map(|extent| extent.bytes).sum()
     }
 
-    /// Returns the range in which pages are added, the offset of the next page and the bytes from
-    /// there on.
+    /// Place of the next page: range, offset, and the bytes from there on.
     pub(super) fn next_place(&self) -> Option<(RangeId, u64, u64)> {
         self.ranges.last().map(|range| (range.id(), self.end, range.bytes() - self.end))
     }
 
-    /// Returns the free bytes of a policy at the end of the last range.
+    /// Free bytes at the end of the last range.
     pub(super) fn tail(&self, policy: Policy) -> u64 {
         let last = self.ranges.last();
         last.map_or(0, |range| self.packings[policy.index()].before(range.base().0 + self.end))
@@ -80,7 +73,7 @@ impl BlockTable {
         self.end = 0;
     }
 
-    /// Adds consecutive mapped pages at the end of the last range.
+    /// Adds consecutive pages at the end of the last range.
     pub(super) fn add_pages(&mut self, policy: Policy, pages: &[(PageId, u64)]) {
         let Some((range, base)) = self.ranges.last().map(|range| (range.id(), range.base().0)) else {
             return;
@@ -94,7 +87,7 @@ impl BlockTable {
         }
     }
 
-    /// Places a block on free bytes. `None`: no stretch is long enough.
+    /// Places a block; `None`: no stretch is long enough.
     pub(super) fn place(&mut self, bytes: u64, policy: Policy, stream: NamedStream) -> Option<Address> {
         let at = Address(self.packings[policy.index()].take(bytes)?);
         self.blocks.insert(at, Block { bytes, policy, users: Vec::new() });
@@ -104,7 +97,7 @@ impl BlockTable {
         Some(at)
     }
 
-    /// Returns true if the last resume writes one of these pages.
+    /// Whether the last resume writes one of these pages.
     pub(super) fn arrives(&self, pages: &[u64]) -> bool {
         pages.iter().any(|at| self.extents.get(at).is_some_and(|extent| extent.arrives))
     }
@@ -129,8 +122,7 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Frees a block. Its bytes are reused after the work submitted to its streams and after
-    /// `contents`.
+    /// Frees a block: its bytes are reused after the work of its streams and after `contents`.
     pub(super) fn free(&mut self, address: Address, contents: Fence, events: &Arc<Events>) -> Result<()> {
         self.live(address)?;
         let Some(block) = self.blocks.remove(&address) else { return Ok(()) };
@@ -141,7 +133,7 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Returns the fence of all freed blocks. `None`: no freed block is pending.
+    /// Fence of freed blocks; `None`: none is pending.
     pub(super) fn freed(&self) -> Option<Fence> {
         let fences = self.waiting.iter().map(|(fence, ..)| fence.clone());
         fences.reduce(|mut all, fence| {
@@ -150,7 +142,7 @@ impl BlockTable {
         })
     }
 
-    /// Returns the fence of the work submitted to the streams of all blocks.
+    /// Fence after the streams of all blocks.
     pub(super) fn users(&self, events: &Arc<Events>) -> Fence {
         let mut all: Vec<_> = self.blocks.values().flat_map(|block| block.users.iter().copied()).collect();
         all.sort_unstable();
@@ -161,8 +153,7 @@ impl BlockTable {
         fence
     }
 
-    /// Merges neighbouring places without pages, as far as `join` permits, so a resume takes fewer
-    /// pages.
+    /// Merges places as far as `join` permits, so a resume takes fewer pages.
     pub(super) fn join_places(&mut self, state: &PauseState, join: impl Fn([u64; 2], u64) -> bool) {
         let held = Policy::ALL.map(|policy| self.bytes_of(policy));
         let mut joined: BTreeMap<u64, Extent> = BTreeMap::new();
@@ -187,7 +178,7 @@ impl BlockTable {
         self.extents = joined;
     }
 
-    /// Returns the pages moved by a pause and a resume. `taker`: owner and account of new memory.
+    /// Pages to move; `taker`: owner and account of new memory.
     pub(super) fn pages(&self, taker: (Owner, AccountId), verify: bool) -> Vec<PausePage> {
         let moves = self.extents.iter().filter(|(_, extent)| extent.moves(false)).map(|(at, extent)| {
             let place = (extent.range, extent.offset);
@@ -202,7 +193,6 @@ impl BlockTable {
         moves.collect()
     }
 
-    /// Records pages moved.
     pub(super) fn record(&mut self, moved: &[MovedPage]) {
         for (key, page, filled) in moved {
             if let PageKey::Place(at) = key
@@ -213,13 +203,13 @@ impl BlockTable {
         }
     }
 
-    /// Returns the places that a pause moves out. With `present`, only places with memory.
+    /// Ranges told to hooks. With `present`, only places with memory.
     pub(super) fn moved_ranges(&self, present: bool) -> Vec<(Address, u64)> {
         let moved = self.extents.iter().filter(|(_, extent)| extent.moves(present));
         moved.map(|(at, extent)| (Address(*at), extent.bytes)).collect()
     }
 
-    /// Returns the live runs of a page by offset. Merges near runs.
+    /// Live runs by offset; near ones are merged.
     pub(super) fn runs(&self, at: u64, bytes: u64) -> Vec<(u64, u64)> {
         let (start, end) = (Address(at), Address(at + bytes));
         let before = self.blocks.range(..start).next_back();
@@ -243,7 +233,7 @@ impl BlockTable {
         self.extents.range(first..at.0 + bytes).map(|(start, _)| *start).collect()
     }
 
-    /// Returns the page with an address, and the offset in the page.
+    /// Page at an address, and the offset in the page.
     pub(super) fn page_at(&self, at: u64) -> Option<(PageKey, u64)> {
         let (start, _) = self.extents.range(..=at).next_back()?;
         Some((PageKey::Place(*start), at - start))
@@ -288,7 +278,7 @@ impl BlockTable {
         pool.unmap_after(state.contents(), pending);
     }
 
-    /// Frees ranges without places, except the last one.
+    /// Frees empty ranges, except the last one.
     fn leave_empty_ranges(&mut self, pending: &mut PendingUnmap) {
         let last = self.ranges.len().saturating_sub(1);
         let (extents, packings) = (&self.extents, &mut self.packings);
@@ -304,19 +294,19 @@ impl BlockTable {
         }
     }
 
-    /// Returns all remaining memory. Called when the region is dropped.
+    /// Returns all memory when the region is dropped.
     pub(super) fn leave(&mut self) -> PendingUnmap {
         let mut pending = PendingUnmap::default();
         self.ranges.drain(..).for_each(|range| pending.join(range.leave()));
         pending
     }
 
-    /// Returns the bytes of blocks and the free bytes.
+    /// Bytes of blocks, and free bytes.
     pub(super) fn usage(&self) -> (u64, u64) {
         (self.live_bytes, self.packings.iter().map(Stretches::bytes).sum())
     }
 
-    /// Returns the bytes of pages with memory, and of paused pages.
+    /// Bytes with memory, and paused bytes.
     pub(super) fn resident(&self) -> (u64, u64) {
         let all = self.extents.values().map(|extent| (extent.page.is_some(), extent.bytes));
         all.fold(
@@ -325,7 +315,7 @@ impl BlockTable {
         )
     }
 
-    /// Returns the number of pages, resident or not, and of live blocks.
+    /// Pages, and live blocks.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.extents.len() as u64, self.blocks.len() as u64)
     }
@@ -336,7 +326,7 @@ impl BlockTable {
 }
 
 impl Extent {
-    /// Returns true if a pause moves the page out. With `present`, only if the page has memory.
+    /// Whether a pause moves the page; with `present`, only if it has memory.
     fn moves(&self, present: bool) -> bool {
         self.policy != Policy::Keep && (self.page.is_some() || !present)
     }

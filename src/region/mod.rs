@@ -1,4 +1,5 @@
-//! Regions: tagged memory that can be paused (pages freed, addresses kept) and resumed.
+//! Regions: tagged memory that can be paused (pages freed, addresses kept) and resumed. See
+//! docs/design/regions.md.
 //!
 //! ```text
 //!   resident ── pause ──> pausing ──> paused ── resume ──> resuming ──> resident
@@ -6,7 +7,7 @@
 //!                                       '── pause again: failed pages are retried
 //! ```
 //!
-//! # Invariants
+//! Invariants:
 //!
 //! * Blocks of different policies are on different pages, because a page is released as a whole.
 //! * A paused region keeps its addresses, blocks and, with the backup policy, its contents on the
@@ -14,25 +15,9 @@
 //! * A resume of several regions is one transaction: all pages are mapped, or none.
 //! * Freed bytes are reused after the work of their streams and the copies of the last resume.
 //!
-//! # Locks
-//!
-//! Pause and resume own the region's exclusive section (`pause/state.rs`), so they exclude each
-//! other, but not `free`, `record_stream` and statistics. A resume leaves the section while it
-//! waits for memory.
-//!
-//! The mutex `Region::table` guards the state in `block_table.rs`, and is locked before the mutex
-//! of the pause state. Pause and resume hold no mutex while pages move or hooks run. Allocations
-//! and frees hold the mutex `table` across their own driver calls.
-//!
-//! # Files
-//!
-//! ```text
-//!   mod.rs  options.rs              Region: allocate, free, streams of a block
-//!   pause.rs                        pages for pause and resume
-//!   reclaim.rs                      out-of-memory retry: pages of freed blocks
-//!   block_table.rs                  places, blocks, pending frees
-//!   sizes.rs                        page sizes                          plain code
-//! ```
+//! Pause and resume own the region's exclusive section (`pause/state.rs`), and hold no mutex while
+//! pages move or hooks run. The mutex `Region::table` is locked before that of the pause state;
+//! allocations and frees hold it across their own driver calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,15 +43,11 @@ pub use options::{Policy, RegionOptions, RegionStats};
 use reclaim::PATIENCE;
 use sizes::{LONGEST, Sizes};
 
-/// Minimum bytes of addresses reserved at a time.
 const RANGE: u64 = 16 << 30;
-/// Consecutive mapped pages and their bytes.
 type Mapped = Vec<(PageId, u64)>;
 
-/// Tagged memory that can be paused: blocks at fixed addresses.
-///
-/// Thread-safe. Dropping the last handle frees all blocks, paused or not, after the work submitted
-/// to their streams.
+/// Tagged memory that can be paused: blocks at fixed addresses. Thread-safe. Dropping the last
+/// handle frees all blocks, paused or not, after the work submitted to their streams.
 pub struct Region {
     id: u64,
     tag: String,
@@ -79,18 +60,13 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates a region without memory. See [`Device::region`].
-    ///
-    /// # Errors
-    /// [`Error::InvalidPageSize`] for a page size the device cannot map.
+    /// Creates a region without memory; [`Error::InvalidPageSize`] for a page size the device
+    /// cannot map.
     pub fn new(device: &Arc<Device>, tag: &str, options: RegionOptions) -> Result<Arc<Self>> {
         Self::in_account(device, tag, options, None)
     }
 
-    /// As [`new`](Self::new), with a parent account, for example of a tenant or a model.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); [`Error::InvalidArgument`] for an account of another device.
+    /// Like [`new`](Self::new), with a parent account of the same device.
     pub fn in_account(
         device: &Arc<Device>,
         tag: &str,
@@ -134,21 +110,13 @@ impl Region {
         Owner::Region { region: self.id }
     }
 
-    /// Allocates a block, first used on `stream`, at a fixed address. Rounds up to 512 bytes. If a
-    /// [resume](Device::resume_async) is still copying to its pages, later work of the stream
-    /// waits; if the stream is under capture, the call waits.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] unless the region is resident; no memory, budget or addresses; driver
-    /// errors. All without effect.
+    /// Allocates a block, rounded up to 512 bytes, with the region's policy:
+    /// `vmmgraph_region_allocate`.
     pub fn allocate(&self, bytes: u64, stream: Stream) -> Result<Address> {
         self.allocate_as(bytes, self.options.policy, stream)
     }
 
-    /// As [`allocate`](Self::allocate), with a policy for this block.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
+    /// Like [`allocate`](Self::allocate), with a policy for this block.
     pub fn allocate_as(&self, bytes: u64, policy: Policy, stream: Stream) -> Result<Address> {
         let bytes = BlockBytes::round_up(bytes)?.get();
         let mut memory_retry = self.device.pool().memory_retry();
@@ -185,7 +153,7 @@ impl Region {
         behind.map(|()| at).inspect_err(|_| drop(self.free(at)))
     }
 
-    /// Maps `bytes` more, minus the free bytes at the end, on consecutive pages.
+    /// Maps consecutive pages for `bytes`, minus the free bytes at the end.
     fn grow(&self, table: &mut BlockTable, bytes: u64, policy: Policy) -> Result<()> {
         let held = table.bytes_of(policy);
         let tail = table.tail(policy);
@@ -247,30 +215,25 @@ impl Region {
         Ok(())
     }
 
-    /// Reclaims freed memory of streams that are done.
     fn settle(&self, table: &mut BlockTable) {
         table.settle(&self.pause_state, self.device.pool(), self.device.host_pool());
     }
 
-    /// Frees the host copies of these pages.
     fn written(&self, pages: &[u64]) {
         self.pause_state.forget(self.device.host_pool(), pages.iter().map(|at| PageKey::Place(*at)));
     }
 
-    /// Adds a stream to a block: a free and a pause wait for the work submitted until then.
-    ///
-    /// # Errors
-    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`].
+    /// Adds a stream to a block: a free and a pause wait for the work submitted until then. Fails
+    /// like [`free`](Self::free).
     pub fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
         self.table.lock().use_on(address, self.device.pool().events().keep(stream))
     }
 
-    /// Reports that a block was written after its backup, or (`None`) all blocks. The next pause
-    /// copies again. Only needed with [`read_only`](RegionOptions::read_only).
+    /// Reports that a [`read_only`](RegionOptions::read_only) block (`None`: all blocks) was
+    /// written after its backup: the next pause copies again.
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless the region is resident; [`Error::ForeignPointer`] and
-    /// [`Error::DoubleFree`].
+    /// [`Error::WrongState`] unless the region is resident; as [`free`](Self::free).
     pub fn mark_written(&self, block: Option<Address>) -> Result<()> {
         let mut table = self.table.lock();
         self.pause_state.require(Phase::Resident)?;
@@ -284,13 +247,7 @@ impl Region {
         Ok(())
     }
 
-    /// Reads the backup of a paused block from offset `skip`, without resuming: all of `into`, or
-    /// nothing.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] unless the region is paused and the host has all these bytes;
-    /// [`Error::ForeignPointer`] and [`Error::DoubleFree`]; [`Error::InvalidSize`] beyond the
-    /// block's end.
+    /// Reads the backup of a paused block from offset `skip`: `vmmgraph_region_get_backup`.
     pub fn get_backup(&self, block: Address, skip: u64, into: &mut [u8]) -> Result<()> {
         let mut table = self.table.lock();
         let bytes = table.bytes_at(block)?;
@@ -301,7 +258,7 @@ impl Region {
             return Err(Error::InvalidSize { what: "a part of a backup", bytes: length, limit });
         }
         self.pause_state.with_copies(|copies| {
-            // Finds all parts first, so a missing part writes nothing.
+            // First, so a missing part writes nothing.
             let (mut at, end) = (block.0 + skip, block.0 + skip + length);
             let mut parts = Vec::new();
             while at < end {
@@ -325,40 +282,29 @@ impl Region {
         })
     }
 
-    /// Makes later work of a stream wait for contents still copied by a resume without waiting.
-    /// Does not block.
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] unless the region is resident, because paused or resuming memory must
-    /// not be used; [`Error::StreamCapturing`]; driver errors.
+    /// Makes later work of a stream wait for contents being restored: `vmmgraph_region_before`.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.pause_state.require(Phase::Resident)?;
         self.pause_state.contents().before(self.device.pool().events(), stream)
     }
 
-    /// Pauses this region. See [`Device::pause`].
-    ///
-    /// # Errors
-    /// As [`Device::pause`].
+    /// Pauses this region, like [`Device::pause`].
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
         pause(self, fence)
     }
 
-    /// Resumes this region. See [`Device::resume`].
-    ///
-    /// # Errors
-    /// As [`Device::resume`].
+    /// Resumes this region, like [`Device::resume`].
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
         resume(self.device.pausables(), &[self], deadline, true)
     }
 
-    /// Sets the limit in bytes of physical memory. `None`: only the limits of the ancestors. Frees
-    /// nothing.
+    /// Limits the physical bytes. `None`: only the limits of the ancestors. Frees nothing.
     pub fn set_budget(&self, bytes: Option<u64>) {
         self.account.set_limits(Limits { most: bytes, least: 0 });
     }
 
-    /// Returns the current state. Also releases empty pages of freed blocks whose streams are done.
+    /// Returns the current state, after releasing empty pages of freed blocks whose streams are
+    /// done.
     #[must_use]
     pub fn stats(&self) -> RegionStats {
         let mut table = self.table.lock();
@@ -384,11 +330,7 @@ impl Region {
 }
 
 impl Device {
-    /// Creates a region with a tag. Several regions may have the same tag.
-    ///
-    /// # Errors
-    /// [`Error::InvalidPageSize`](crate::Error::InvalidPageSize) for a page size the device cannot
-    /// map.
+    /// Creates a region; several may have the same tag. Fails like [`Region::new`].
     pub fn region(self: &Arc<Self>, tag: &str, options: RegionOptions) -> Result<Arc<Region>> {
         Region::new(self, tag, options)
     }

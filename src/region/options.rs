@@ -1,5 +1,3 @@
-//! Options and statistics of a region.
-
 use crate::pages::AccountStats;
 
 /// Handling of contents at a pause.
@@ -30,16 +28,15 @@ impl Policy {
 pub struct RegionOptions {
     /// Default policy of its blocks.
     pub policy: Policy,
-    /// Limit in bytes of physical memory. `None`: only the limits of the ancestors.
+    /// Limit of physical bytes. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
     /// Bytes of every page, a multiple of the device's granularity, so that other owners can reuse
     /// free pages. 0: automatic, up to 1 GiB.
     pub page_bytes: u64,
-    /// Blocks are written once, before the first pause. The host keeps the first copy, and later
-    /// pauses copy nothing. Report later writes by
-    /// [`Region::mark_written`](crate::Region::mark_written).
+    /// Blocks are written once, before the first pause: the host keeps the first copy. Report later
+    /// writes by [`Region::mark_written`](crate::Region::mark_written).
     pub read_only: bool,
-    /// Debugging: pauses copy anyway and compare with the host contents.
+    /// Debugging: pauses copy anyway and compare.
     pub verify_clean: bool,
 }
 

@@ -1,5 +1,3 @@
-//! Pause and resume of a region: supply of its pages to the pipeline (`src/pause/`).
-
 use std::time::Duration;
 
 use super::{Policy, Region};

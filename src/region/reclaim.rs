@@ -1,24 +1,21 @@
-//! Out-of-memory retry of a region: releases the pages of freed blocks.
-//!
-//! A region reclaims freed blocks in its own next call. Callers short of memory use this reclaimer.
+//! Out-of-memory retry of a region, which otherwise reclaims freed blocks in its own next call.
 
 use std::time::Duration;
 
 use super::Region;
 use crate::pages::{AccountId, Reclaimer};
 
-/// Maximum wait for streams of freed blocks.
+/// For streams of freed blocks.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Region {
-    /// Waits for the streams of freed blocks. Returns true if freed blocks existed and are now
-    /// done. The caller holds no lock.
+    /// Returns whether freed blocks are now done. The caller holds no lock.
     pub(super) fn outwait(&self, limit: Duration) -> bool {
         let freed = self.table.lock().freed();
         freed.is_some_and(|mut fence| fence.block(self.device.pool().events(), limit).unwrap_or(false))
     }
 
-    /// Waits as `outwait`, releases pages without blocks, and returns their bytes.
+    /// Releases pages without blocks, and returns their bytes.
     pub(super) fn give_up_freed(&self, limit: Duration) -> u64 {
         self.outwait(limit);
         let mut table = self.table.lock();
@@ -38,7 +35,6 @@ impl Reclaimer for Region {
     }
 
     fn cost(&self) -> u64 {
-        // The bytes are unused.
         0
     }
 }

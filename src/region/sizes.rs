@@ -1,27 +1,24 @@
-//! Page sizes of a region. Plain code.
-//!
-//! A driver call costs the same for 2 MiB and for 1 GiB, and a pause makes a few calls a page. So
-//! pages are large, but the unfilled part of the last page is waste. Pages therefore grow with the
-//! region: an eighth of its size. Powers of two make pages of several regions interchangeable. A
-//! longer block, and any block of at least 64 MiB, has its own pages of its exact size.
+//! Page sizes of a region. A driver call costs the same for 2 MiB and for 1 GiB, but the unfilled
+//! part of the last page is waste: pages grow with the region, an eighth of its size, in powers of
+//! two, interchangeable among regions. A longer block, and any block of at least 64 MiB, has its
+//! own pages of its exact size.
 
-/// Maximum page size of a region, in bytes.
 pub(super) const LONGEST: u64 = 1 << 30;
-/// Minimum bytes of a block with its own pages.
+/// A block with its own pages.
 const LONG: u64 = 64 << 20;
-/// A page is at most 1/8 of the region's current size.
+/// Of the region's current size.
 const SHARE: u64 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) granularity: u64,
-    /// Fixed page size; 0: automatic.
+    /// 0: automatic.
     pub(super) fixed: u64,
     pub(super) longest: u64,
 }
 
 impl Sizes {
-    /// Returns page sizes to add at least `bytes` to a region of `held` bytes.
+    /// Page sizes to add at least `bytes` to a region of `held` bytes.
     pub(super) fn pages(self, bytes: u64, held: u64) -> Vec<u64> {
         if self.fixed > 0 {
             return vec![self.fixed; bytes.div_ceil(self.fixed) as usize];
@@ -30,19 +27,18 @@ impl Sizes {
         if bytes <= grown && bytes < LONG { vec![grown] } else { self.tight(bytes) }
     }
 
-    /// Returns the maximum size of a shared page in a region of `held` bytes. A resume also merges
-    /// places up to this size, which reduces later driver calls.
+    /// Largest shared page. A resume also merges places up to this size.
     fn grown(self, held: u64) -> u64 {
         let share = (held / SHARE).min(self.longest);
         if share < self.granularity { self.granularity } else { 1 << share.ilog2() }
     }
 
-    /// Returns true if neighbouring places may become one page.
+    /// Whether neighbouring places may become one page.
     pub(super) fn join(self, bytes: [u64; 2], held: u64) -> bool {
         self.fixed == 0 && bytes[0] + bytes[1] <= self.grown(held)
     }
 
-    /// As [`pages`](Self::pages), with the least waste.
+    /// Page sizes with the least waste.
     pub(super) fn tight(self, bytes: u64) -> Vec<u64> {
         if self.fixed > 0 {
             return self.pages(bytes, 0);

@@ -1,8 +1,6 @@
-//! Exclusive sections: one thread at a time, for any duration and across callbacks.
-//!
-//! A section covers an arena's replay from before its launch to its end, or a region or arena while
-//! its pages move. Threads inside sections may therefore wait for each other in a circle. The
-//! thread about to close a circle, over any sections of all kinds, gets [`Circle`] instead.
+//! Exclusive sections: one thread at a time, for any duration and across callbacks: an arena's
+//! replay from before its launch to its end, or a region or arena while its pages move. The thread
+//! about to close a circle of waits, over any sections, gets [`Circle`] instead.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,16 +8,16 @@ use std::sync::Arc;
 use super::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::{Monitor, Mutex, thread_token};
 
-/// An exclusive section. Waiting threads enter in no particular order.
+/// Waiting threads enter in no particular order.
 #[derive(Debug, Default)]
 pub(crate) struct ExclusiveSection {
-    /// The thread inside, by token; 0: none.
+    /// By token; 0: none.
     thread: Arc<AtomicU64>,
     waiting: AtomicUsize,
     left: Monitor<()>,
 }
 
-/// The thread inside the section is the caller, or directly or indirectly waits for the caller.
+/// The thread inside is the caller, or waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Circle;
 
@@ -44,18 +42,16 @@ impl ExclusiveSection {
         self.thread.load(Ordering::SeqCst) == thread
     }
 
-    /// Waits until the section is free, and enters until [`leave`](Self::leave).
+    /// Enters until [`leave`](Self::leave).
     pub(crate) fn enter(&self) -> Result<(), Circle> {
         let me = thread_token();
         if self.enter_as(me) { Ok(()) } else { self.wait_and_enter(me) }
     }
 
-    /// Enters if the section is free. Returns true if entered.
     pub(crate) fn try_enter(&self) -> bool {
         self.enter_as(thread_token())
     }
 
-    /// Lets a waiting thread in.
     pub(crate) fn leave(&self) {
         self.thread.store(0, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
@@ -81,8 +77,8 @@ impl ExclusiveSection {
         entered
     }
 
-    /// Records that this thread waits, or returns [`Circle`]. The last thread of a circle always
-    /// finds the circle: all threads search under one lock, and a waiting thread leaves no section.
+    /// The last thread of a circle always finds it: all search under one lock, and a waiting thread
+    /// leaves no section.
     fn wait_in_line(&self, me: u64) -> Result<(), Circle> {
         let mut waits = waits().lock();
         let mut inside = self.thread.load(Ordering::SeqCst);

@@ -12,8 +12,7 @@ fn add(policy: &mut Policy, count: usize) -> Vec<GraphKey> {
     (0..count).map(|_| policy.add(SIZE, false)).collect()
 }
 
-/// Acquires executables and instantiates when asked. Returns whether instantiation was necessary;
-/// `None` if refused.
+/// Returns whether instantiation was necessary; `None` if refused.
 fn acquire(policy: &mut Policy, graph: GraphKey, why: Why) -> Option<bool> {
     match policy.acquire(graph, why) {
         Step::Ready => Some(false),
@@ -21,7 +20,6 @@ fn acquire(policy: &mut Policy, graph: GraphKey, why: Why) -> Option<bool> {
         Step::Wait => panic!("no other thread exists"),
         Step::Instantiate(evicted) => {
             assert!(evicted.iter().all(|graph| !policy.has_executables(*graph)));
-            // The driver keeps the memory of destroyed executables for later ones.
             let grows = policy.ledger.now.executables * 1000 >= policy.ledger.bytes();
             policy.made(graph, why, Some(if grows { 1000 } else { 0 }));
             Some(true)
@@ -77,7 +75,7 @@ fn executables_that_are_being_launched_are_not_evicted() {
     let graphs = add(&mut policy, 3);
     assert_eq!(acquire(&mut policy, graphs[0], Why::Replay), Some(true));
     assert_eq!(policy.acquire(graphs[0], Why::Replay), Step::Wait);
-    // A replay of another arena during the first one: exceeds the limit for this time.
+    // During the first one: exceeds the limit for this time.
     assert_eq!(acquire(&mut policy, graphs[1], Why::Replay), Some(true));
     assert_eq!(policy.ledger.now.executables, 2);
     assert_eq!(policy.launched(graphs[1]), []);
@@ -166,8 +164,8 @@ fn a_removed_graph_leaves_nothing_behind() {
     assert_eq!((policy.totals(), policy.ledger.now), ((0, 0, 0), Size::default()));
 }
 
-/// A random walk over batch sizes with occasional jumps, as of batches which grow and shrink with
-/// prompts in between. Both neighbours are instantiated ahead, as `GraphExecutor` does.
+/// A random walk over batch sizes with occasional jumps; both neighbours are instantiated ahead, as
+/// by `GraphExecutor`.
 #[test]
 fn on_ordinary_traffic_instantiating_ahead_leaves_one_miss_in_twenty_steps() {
     for limit in [8, 16] {
