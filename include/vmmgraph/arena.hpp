@@ -35,13 +35,11 @@ enum class Retain : std::int32_t {
     inherit = VMMGRAPH_RETAIN_DEFAULT,
     // Moves the blocks to pages which no other graph touches.
     own_pages = VMMGRAPH_RETAIN_OWN_PAGES,
-    // Leaves the blocks on shared pages: replays of other graphs may overwrite them.
+    // Leaves the blocks on shared pages.
     shared_pages = VMMGRAPH_RETAIN_SHARED_PAGES,
-    // Gives the pages under the blocks to the space without replacing any, for pages registered
-    // elsewhere (NCCL). See VMMGRAPH_RETAIN_IN_PLACE.
+    // See VMMGRAPH_RETAIN_IN_PLACE.
     in_place = VMMGRAPH_RETAIN_IN_PLACE,
-    // As own_pages, but peer-visible (remote) blocks stay on shared pages. See
-    // VMMGRAPH_RETAIN_SHARED_REMOTE.
+    // See VMMGRAPH_RETAIN_SHARED_REMOTE.
     shared_remote = VMMGRAPH_RETAIN_SHARED_REMOTE,
 };
 
@@ -53,33 +51,30 @@ struct ArenaOptions {
     std::uint64_t large_page_bytes = 0;
     // Default policy of seal().
     Retain retain = Retain::inherit;
-    // Fills shared pages before each replay, to expose graphs which read leftover bytes. Slow. Also
-    // on with VMMGRAPH_POISON=1.
+    // Fills shared pages before each replay, to expose graphs which read leftover bytes. Also on
+    // with VMMGRAPH_POISON=1.
     bool poison = false;
     // Records time and call stack of each allocation (Space::blocks_json). Also on with
     // VMMGRAPH_TRACE_BLOCKS=1.
     bool trace_blocks = false;
-    // Refuses replays and eager scopes on another stream or thread than the first one's, until
-    // SharedVmmAllocator::lift_serial(). See VMMGRAPH_ARENA_SERIAL.
+    // See VMMGRAPH_ARENA_SERIAL.
     bool serial = false;
-    // Limit of the arena's physical memory; 0: only the device's limit. See
-    // SharedVmmAllocator::set_budget.
+    // See SharedVmmAllocator::set_budget.
     std::uint64_t budget_bytes = 0;
-    // Bytes of addresses reserved when the current space (SharedVmmAllocator::allocate) opens; 0:
-    // on demand.
+    // Bytes of addresses reserved for the current space (SharedVmmAllocator::allocate); 0: on
+    // demand.
     std::uint64_t reserve_bytes = 0;
     // Estimated peak of live bytes in the largest graph, which selects the large page size; 0:
-    // unknown. Larger pages take fewer driver calls, smaller pages waste less.
+    // unknown.
     std::uint64_t expected_bytes = 0;
-    // Other devices with access to the arena's pages: 1 << n for device n, below 64, added up.
-    // Every mapping costs more per peer. Throws for a device without peer access.
+    // Devices with access to the arena's pages: 1 << n for device n, added up. See
+    // vmmgraph_arena_options_t.
     std::uint64_t peers = 0;
     // As peers, only for pages of peer-visible (remote) and private (exclusive) blocks.
     std::uint64_t remote_peers = 0;
     // Guaranteed bytes out of the device's budget, which the arena never lends (lease.hpp).
     std::uint64_t least_bytes = 0;
-    // Tag for vmmgraph::pause and vmmgraph::resume (region.hpp); empty: selected only by calls
-    // without tags.
+    // For vmmgraph::pause and vmmgraph::resume (region.hpp).
     std::string tag;
     // Parent account, Account::handle() of the same device; null: the device's account.
     vmmgraph_account_t account = nullptr;
@@ -102,8 +97,7 @@ struct MapOptions {
     std::uint64_t executables_bytes = 0;
 };
 
-// Renders a map, the text of SharedVmmAllocator::map_json(), as one self-contained web page. Needs
-// no device. Throws for any other text.
+// Renders a map, the text of SharedVmmAllocator::map_json(), as one self-contained web page.
 [[nodiscard]] inline std::string map_html(const std::string& map) {
     return detail::read_text([&](char* buffer, std::size_t capacity, std::size_t* needed) {
         detail::check(vmmgraph_map_html(map.c_str(), buffer, capacity, needed));
@@ -127,7 +121,7 @@ struct MapOptions {
 namespace detail {
 
 // Passes `use` a C function and its argument, which call `launch()`. Rethrows an exception of
-// `launch` after `use`, since nothing may unwind through the library.
+// `launch` after `use`.
 template <class Launch, class Use>
 void with_launch(Launch& launch, Use&& use) {
     static_assert(std::is_invocable_v<Launch&>, "launch is called without arguments");
@@ -152,51 +146,41 @@ void with_launch(Launch& launch, Use&& use) {
 
 }  // namespace detail
 
-// A space: the addresses of one capture over pages of its arena, which the space keeps alive.
-//
-// The destructor does not block: memory is unmapped after the arena's replays so far, except under
-// live blocks of a torch allocator (vmmgraph/torch.hpp). Before destruction, destroy the graph or
-// never launch the graph again, and finish work launched other than by replay().
+// A space: the addresses of one capture over pages of its arena, which the space keeps alive. The
+// destructor does not block: see vmmgraph_space_destroy().
 class Space {
 public:
-    // Allocates at least `bytes` for work on `stream`, also under capture; aligned to 512 bytes,
-    // with undefined contents. The space owns the block.
+    // Allocates at least `bytes` for work on `stream`. See vmmgraph_space_allocate().
     [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr) {
         void* block = nullptr;
         detail::check(vmmgraph_space_allocate(handle(), bytes, stream, &block));
         return block;
     }
 
-    // As allocate(), for a persistent (kept) block, which outlives the capture: an output, a
-    // workspace. Not for temporaries: its bytes are reused only after the free and the space's
-    // destruction. See vmmgraph_space_allocate_kept().
+    // As allocate(), for a persistent (kept) block, which outlives the capture. See
+    // vmmgraph_space_allocate_kept().
     [[nodiscard]] void* allocate_kept(std::size_t bytes, void* stream = nullptr) {
         void* block = nullptr;
         detail::check(vmmgraph_space_allocate_kept(handle(), bytes, stream, &block));
         return block;
     }
 
-    // As allocate(), for a peer-visible (remote) block: a buffer of a captured collective. Free the
-    // block before the seal. Throws in a bump space. See vmmgraph_space_allocate_remote().
+    // As allocate(), for a peer-visible (remote) block. See vmmgraph_space_allocate_remote().
     [[nodiscard]] void* allocate_remote(std::size_t bytes, void* stream = nullptr) {
         void* block = nullptr;
         detail::check(vmmgraph_space_allocate_remote(handle(), bytes, stream, &block));
         return block;
     }
 
-    // Frees a block. Throws for null, for a pointer to no live block of this space, and for a
-    // second free. See vmmgraph_space_free().
+    // Frees a block. See vmmgraph_space_free().
     void free(void* block) { detail::check(vmmgraph_space_free(handle(), block)); }
 
-    // Records that `stream` uses the block: its bytes are reused only after the stream's work. The
-    // stream must exist until the block is freed or the space is destroyed. See
-    // vmmgraph_space_record_stream().
+    // Records that `stream` uses the block. See vmmgraph_space_record_stream().
     void record_stream(void* block, void* stream) {
         detail::check(vmmgraph_space_record_stream(handle(), block, stream));
     }
 
-    // Ends the capture. Blocks still live follow `retain`. On failure the space stays open, and the
-    // call can be repeated.
+    // Ends the capture. See vmmgraph_space_seal().
     SealReport seal(Retain retain = Retain::inherit) {
         auto report = detail::sized<SealReport>();
         detail::check(vmmgraph_space_seal(handle(), static_cast<std::int32_t>(retain), &report));
@@ -205,8 +189,7 @@ public:
 
     // Calls `launch()` on this thread to launch the graph on `stream`, ordered after every earlier
     // replay of the arena. An exception of `launch` reaches the caller; the stream then counts as
-    // used. No lock is held: `launch` may call the library, except a replay, mark, trim or new
-    // space of this arena. Throws VMMGRAPH_ERROR_STREAM_CAPTURING for a stream under capture.
+    // used. See vmmgraph_space_replay().
     template <class F>
     void replay(void* stream, F&& launch) {
         detail::with_launch(launch, [&](vmmgraph_launch_fn trampoline, void* call) {
@@ -215,8 +198,7 @@ public:
     }
 
     // Replays twice over differently filled shared pages; `found` is 1 if an output depends on
-    // leftover bytes. Both launches must be the same work over unchanged inputs, without random
-    // numbers. Waits for the device. See vmmgraph_space_verify().
+    // leftover bytes. See vmmgraph_space_verify().
     template <class F>
     [[nodiscard]] Difference verify(void* stream, const std::vector<Output>& outputs, F&& launch) {
         auto difference = detail::sized<Difference>();
@@ -227,14 +209,12 @@ public:
         return difference;
     }
 
-    // Names the space after its graph group ("decode 64"), for statistics, logs, errors and the
-    // page map. At most 1024 bytes; an empty text removes the name.
+    // Names the space ("decode 64"). See vmmgraph_space_set_label().
     void set_label(const std::string& label) const {
         detail::check(vmmgraph_space_set_label(handle(), label.c_str()));
     }
 
-    // Sets the capture's place in the program ("model.cpp:120"), for the page map. At most 1024
-    // bytes; an empty text removes the place.
+    // Sets the capture's place in the program ("model.cpp:120"). See vmmgraph_space_set_site().
     void set_site(const std::string& site) const {
         detail::check(vmmgraph_space_set_site(handle(), site.c_str()));
     }
@@ -259,11 +239,10 @@ public:
         });
     }
 
-    // Blocks until the arena's replays so far are done. Destroying a space does not wait.
+    // Blocks until the arena's replays so far are done.
     void wait() { detail::check(vmmgraph_space_wait(handle())); }
 
-    // Marks the arena's replays so far: the last replay's stream may then be destroyed. Costs an
-    // event record, and a wait at the next replay.
+    // Marks the arena's replays so far. See vmmgraph_space_mark().
     void mark() { detail::check(vmmgraph_space_mark(handle())); }
 
     // Returns the live blocks in address order; after the seal, the retained ones.
@@ -288,11 +267,9 @@ private:
     detail::Owned<vmmgraph_space_t, vmmgraph_space_destroy> handle_;
 };
 
-// An arena: physical pages of one device, shared by graphs which never run at the same time.
-//
-// New code opens a Space for each capture. Engines with strictly serial captures may use one
-// current space instead: switch_to_new_virtual_space(), allocate() and deallocate(). Spaces may
-// outlive the arena.
+// An arena: physical pages of one device, shared by graphs which never run at the same time. Open a
+// Space for each capture, or use one current space with strictly serial captures:
+// switch_to_new_virtual_space(), allocate() and deallocate(). Spaces may outlive the arena.
 class SharedVmmAllocator {
 public:
     // Opens device `device` and creates an arena, which keeps the device open.
@@ -331,32 +308,29 @@ public:
     // Releases the C handle, which the caller must destroy. This object counts as moved from.
     [[nodiscard]] vmmgraph_arena_t release() noexcept { return handle_.release(); }
 
-    // Opens a space for a capture; takes no memory before the first block. Marks earlier replays,
-    // so the last replay's stream may be captured.
+    // Opens a space for a capture. See vmmgraph_space_open().
     [[nodiscard]] Space open_space() {
         vmmgraph_space_t space = nullptr;
         detail::check(vmmgraph_space_open(handle(), &space));
         return Space(space);
     }
 
-    // Opens a bump space, for the segments of a torch MemPool: no address is reused. Its seal
-    // leaves live blocks on shared pages; Retain::own_pages throws.
+    // Opens a bump space, for the segments of a torch MemPool. See vmmgraph_space_open_bump().
     [[nodiscard]] Space open_bump_space() {
         vmmgraph_space_t space = nullptr;
         detail::check(vmmgraph_space_open_bump(handle(), &space));
         return Space(space);
     }
 
-    // Waits for the arena's replays so far and for pending unmaps, then returns the device's free
-    // pages to the driver. Returns their bytes. Otherwise as Device::trim.
+    // Returns unused memory to the driver, and its bytes. See vmmgraph_arena_trim().
     std::size_t trim() {
         std::uint64_t released = 0;
         detail::check(vmmgraph_arena_trim(handle(), &released));
         return static_cast<std::size_t>(released);
     }
 
-    // Limits the arena's physical memory; 0: only the device's limit. Nothing is taken away: over
-    // the limit, new pages throw OutOfMemory. See vmmgraph_arena_set_budget().
+    // Limits the arena's physical memory; 0: only the device's limit. See
+    // vmmgraph_arena_set_budget().
     void set_budget(std::uint64_t bytes) {
         detail::check(vmmgraph_arena_set_budget(handle(), bytes));
     }
@@ -380,18 +354,14 @@ public:
     // As Space::free, for a block of the current or an earlier space.
     void deallocate(void* block) { detail::check(vmmgraph_arena_deallocate(handle(), block)); }
 
-    // Allocates a private (exclusive) block, for workspaces, signal pads and registered windows: a
-    // zeroed page which no graph shares and nothing moves. Address and size are multiples of
-    // `granularity`, a power of two (0: a small page). Waits for the fill; call before a capture.
-    // See vmmgraph_arena_allocate_exclusive().
+    // Allocates a private (exclusive) block. See vmmgraph_arena_allocate_exclusive().
     [[nodiscard]] void* allocate_exclusive(std::size_t bytes, std::uint64_t granularity = 0) {
         void* block = nullptr;
         detail::check(vmmgraph_arena_allocate_exclusive(handle(), bytes, granularity, &block));
         return block;
     }
 
-    // Frees a private (exclusive) block after the arena's replays so far. Other work on the block
-    // must be over, and peers must have closed its page. See vmmgraph_arena_free_exclusive().
+    // Frees a private (exclusive) block. See vmmgraph_arena_free_exclusive().
     void free_exclusive(void* block) {
         detail::check(vmmgraph_arena_free_exclusive(handle(), block));
     }
@@ -436,8 +406,7 @@ public:
         return replays;
     }
 
-    // Lets the next replay of a `serial` arena choose the stream and thread of all later ones.
-    // Waits for a replay or scope on another thread; throws inside one of this thread. See
+    // Lets the next replay of a `serial` arena choose the stream and thread of all later ones. See
     // vmmgraph_arena_lift_serial().
     void lift_serial() { detail::check(vmmgraph_arena_lift_serial(handle())); }
 
@@ -473,8 +442,7 @@ public:
         }
     }
 
-    // Turns on the recording of allocations and frees in spaces opened from now on, for the map's
-    // view of one capture. Costs host memory per block while the space lives.
+    // Turns on the recording of allocations and frees. See vmmgraph_arena_trace_events().
     void trace_events(bool on) { detail::check(vmmgraph_arena_trace_events(handle(), on ? 1 : 0)); }
 
     [[nodiscard]] vmmgraph_arena_t handle() const noexcept { return handle_.get(); }

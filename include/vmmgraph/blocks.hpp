@@ -123,8 +123,7 @@ public:
         return there != 0 ? std::optional(std::move(ranges)) : std::nullopt;
     }
 
-    // Returns backed pages without used blocks, in order: those beyond the limit, and the highest
-    // others, while `keep` blocks and the reserved ones stay free.
+    // Returns backed pages without used blocks, in order. See vmmgraph_block_pool_surplus().
     [[nodiscard]] std::vector<BlockRange> surplus(std::uint64_t keep) const {
         return detail::read_items<BlockRange>(
             [&](BlockRange* ranges, std::size_t capacity, std::size_t* count) {
@@ -132,9 +131,8 @@ public:
             });
     }
 
-    // Asks the engine to vacate pages whose used blocks are all `evictable` (empty: all are), to
-    // free `bytes` bytes by `by` (the engine's units). `evict` runs at most once. Returns the empty
-    // bytes. Both run without a lock; their exceptions propagate. See vmmgraph_block_pool_ask().
+    // Asks the engine to vacate pages, and returns the empty bytes. Both functions run without a
+    // lock; their exceptions propagate. See vmmgraph_block_pool_ask().
     std::uint64_t ask(std::uint64_t bytes, std::uint64_t by,
                       const std::function<bool(std::uint64_t)>& evictable,
                       const std::function<void(const EvictionRequest&)>& evict) {

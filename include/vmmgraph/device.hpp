@@ -58,16 +58,12 @@ struct DeviceOptions {
     std::uint64_t host_granularity_bytes = 0;
     // Host driver: bytes of the device; 0: this machine's memory.
     std::uint64_t host_memory_bytes = 0;
-    // Sharing mode of all pages, fixed at the first open. Opening throws if the mode is
-    // unavailable, or if the device is already open without the mode. NCCL_GRAPH_REGISTER=0 turns
-    // `none` into `fd` where possible: see vmmgraph_device_options_t.
+    // Sharing mode of all pages, fixed at the first open. See vmmgraph_device_options_t.
     Sharing sharing = Sharing::none;
-    // Lets network cards access the pages, which makes every mapping more expensive. Throws as
-    // `sharing`.
+    // Lets network cards access the pages. See vmmgraph_device_options_t.
     bool rdma = false;
-    // Other devices with access to all pages: 1 << n for device n, below 64, added up. Granted at
-    // once if the device is open. Every mapping costs more per peer. Throws for a device without
-    // peer access.
+    // Other devices with access to all pages: 1 << n for device n, added up. See
+    // vmmgraph_device_options_t.
     std::uint64_t peers = 0;
 };
 
@@ -110,22 +106,17 @@ public:
         detail::check(vmmgraph_device_set_budget(handle(), bytes));
     }
 
-    // Waits for pending unmaps, then returns the device's free pages to the driver. Retries pages
-    // refused earlier. Returns the released bytes.
+    // Returns free pages to the driver, and their bytes. See vmmgraph_device_trim().
     std::size_t trim() {
         std::uint64_t released = 0;
         detail::check(vmmgraph_device_trim(handle(), &released));
         return static_cast<std::size_t>(released);
     }
 
-    // Marks every arena with its last replay on `stream`, so other threads may replay meanwhile.
-    // Call before the stream is captured or destroyed. Tries all arenas, then throws the first
-    // error.
+    // Marks every arena with its last replay on `stream`. See vmmgraph_device_mark().
     void mark(void* stream) { detail::check(vmmgraph_device_mark(handle(), stream)); }
 
-    // Reports a capture without a space, whose graph may read blocks of sealed spaces: blocks freed
-    // from now on stay valid for the graph. Captures through libtorch report themselves if the
-    // blocks route is installed.
+    // Reports a capture without a space. See vmmgraph_device_note_capture().
     void note_capture() { detail::check(vmmgraph_device_note_capture(handle())); }
 
     [[nodiscard]] vmmgraph_device_t handle() const noexcept { return handle_.get(); }
@@ -147,9 +138,8 @@ struct AccountLimits {
 
 using AccountStats = vmmgraph_account_stats_t;
 
-// An account: a budget in the device's tree, for a tenant or a model. Arenas, regions, elastic
-// memory and rings made with its handle are charged to this account and to those above, also after
-// the handle is gone. The account keeps the device open.
+// An account: a budget in the device's tree, for a tenant or a model. Objects made with its handle
+// are charged to this account and to those above, also after the handle is gone.
 class Account {
 public:
     // Creates an account below the device's. `label` appears in messages and need not be unique.
@@ -197,11 +187,9 @@ private:
     detail::Owned<vmmgraph_account_t, vmmgraph_account_destroy> handle_;
 };
 
-// A reclaim function, asked for memory before a call fails because the device or its budget is
-// short. Receives the missing bytes and returns the bytes given back; an exception counts as 0.
-// Runs on the thread in need, concurrently, with no lock of the library held, also during a
-// capture: do not synchronize with the device there. May call every function. Lower costs are asked
-// first. See vmmgraph_device_add_reclaimer().
+// A reclaim function, asked for memory before a call fails. Receives the missing bytes and returns
+// the bytes given back; an exception counts as 0. Runs on the thread in need, also during a
+// capture: do not synchronize with the device there. See vmmgraph_device_add_reclaimer().
 class Reclaimer {
 public:
     using Function = std::function<std::uint64_t(std::uint64_t bytes)>;

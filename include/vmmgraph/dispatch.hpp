@@ -106,8 +106,7 @@ struct DispatcherOptions {
     // Maximum number of graphs, captures in progress included.
     std::uint32_t most_graphs = 0;
     Captures captures = Captures::lazily;
-    // For a missing graph which may not be captured, a graph of at most `stand_in` times its weight
-    // runs the step; 1: no heavier graph.
+    // See vmmgraph_dispatcher_options_t.
     std::uint32_t stand_in = 2;
 };
 
@@ -179,8 +178,7 @@ public:
     void evicted(Slot slot) { report(slot, VMMGRAPH_GRAPH_EVICTED); }
     // Lets a failed bucket be captured again.
     void forgive(Slot slot) { report(slot, VMMGRAPH_GRAPH_FORGIVEN); }
-    // Counts a step run by this graph (no_slot: eagerly) as decided by other ranks, beside the
-    // decision made here.
+    // Counts a step run by this graph (no_slot: eagerly). See VMMGRAPH_GRAPH_IMPOSED.
     void imposed(Slot slot) { report(slot, VMMGRAPH_GRAPH_IMPOSED); }
 
     // Returns the graph to destroy first for room, never `kept`; no_slot if none.

@@ -131,9 +131,8 @@ public:
         return base;
     }
 
-    // Maps the missing pages of `bytes` bytes from `offset`, rounded outward. Contents are
-    // undefined, except in recommitted pages: see before(). Throws OutOfMemory with nothing
-    // changed. See vmmgraph_elastic_buffer_commit().
+    // Maps the missing pages of `bytes` bytes from `offset`, rounded outward. Throws OutOfMemory
+    // with nothing changed. See vmmgraph_elastic_buffer_commit().
     Committed commit(std::uint64_t offset, std::uint64_t bytes) {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_elastic_buffer_commit(handle(), offset, bytes, &done));
@@ -147,9 +146,8 @@ public:
         return Pending(pending);
     }
 
-    // Unmaps the pages of `bytes` bytes from `offset`, rounded inward, after the fence, without
-    // blocking. Returns the committed bytes of the range. The fence's events are needed only during
-    // the call.
+    // Unmaps the pages of `bytes` bytes from `offset`, rounded inward, after the fence. Returns
+    // their bytes. See vmmgraph_elastic_buffer_decommit().
     std::uint64_t decommit(std::uint64_t offset, std::uint64_t bytes,
                            const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
@@ -251,8 +249,8 @@ public:
         return place;
     }
 
-    // Backs the blocks below `blocks` in all planes, or in none; never shrinks. Throws OutOfMemory,
-    // also beyond the limit, with nothing changed.
+    // Backs the blocks below `blocks` in all planes, or in none; never shrinks. See
+    // vmmgraph_kv_cache_grow_to().
     Committed grow_to(std::uint64_t blocks) {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_kv_cache_grow_to(handle(), blocks, &done));
@@ -262,8 +260,7 @@ public:
     // As grow_to(), on a thread of the library. See vmmgraph_kv_cache_commit_async().
     [[nodiscard]] Pending grow_async(std::uint64_t blocks) { return commit_async({0, blocks}); }
 
-    // Backs a range of blocks, as grow_to(). Contents are undefined, except in recommitted blocks:
-    // see before().
+    // Backs a range of blocks. See vmmgraph_kv_cache_commit().
     Committed commit(BlockRange blocks) {
         auto done = detail::sized<Committed>();
         detail::check(vmmgraph_kv_cache_commit(handle(), blocks.first, blocks.end, &done));
@@ -277,8 +274,8 @@ public:
         return Pending(pending);
     }
 
-    // Limits use to the blocks below `blocks`; blocks beyond are unmapped after the fence. `busy`
-    // ones keep memory until release(). Returns their number.
+    // Limits use to the blocks below `blocks`. Returns the number of busy blocks beyond. See
+    // vmmgraph_kv_cache_shrink_to().
     std::uint64_t shrink_to(std::uint64_t blocks, const std::vector<BlockRange>& busy = {},
                             const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
@@ -288,7 +285,7 @@ public:
         return left;
     }
 
-    // Unmaps the blocks' pages after the fence, except pages of other backed blocks. Does not wait.
+    // Releases blocks. See vmmgraph_kv_cache_release().
     void release(BlockRange blocks, const PauseFence& fence = {}) {
         const vmmgraph_fence_t given = detail::to_c(fence);
         detail::check(vmmgraph_kv_cache_release(handle(), blocks.first, blocks.end, &given));
@@ -352,10 +349,10 @@ private:
     detail::Owned<vmmgraph_kv_cache_t, vmmgraph_kv_cache_destroy> handle_;
 };
 
-// Observer of a buffer or cache, for registrations which hold pages. `after_map` runs before the
-// commit returns, `before_unmap` before the unmap; on any thread, with no lock of the library held.
-// Exceptions are lost. Calls which would wait for another thread's pages throw. The observer may be
-// destroyed at any time, also inside a call; calls on other threads are not waited for.
+// Observer of a buffer or cache, for registrations which hold pages. Runs on any thread, with no
+// lock of the library held; exceptions are lost. Calls which would wait for another thread's pages
+// throw. May be destroyed at any time, also inside a call; calls on other threads are not waited
+// for.
 class ElasticObserver {
 public:
     using Function = std::function<void(const Shown&)>;

@@ -112,9 +112,7 @@ public:
     // Makes later work of `stream`, the borrower's first on these pages, wait for earlier graphs.
     void before(void* stream) const { detail::check(vmmgraph_lease_before(handle(), stream)); }
 
-    // Recalls `bytes` bytes of pages (0: all) by the deadline. Throws Error
-    // (VMMGRAPH_ERROR_WRONG_STATE) if the borrower gave up too little or its fence is not over;
-    // pages given up return to the arena later. See vmmgraph_lease_recall().
+    // Recalls `bytes` bytes of pages (0: all) by the deadline. See vmmgraph_lease_recall().
     void recall(std::chrono::microseconds deadline, std::uint64_t bytes = 0) {
         detail::check(
             vmmgraph_lease_recall(handle(), bytes, static_cast<std::uint64_t>(deadline.count())));
@@ -126,8 +124,7 @@ private:
     detail::Owned<vmmgraph_lease_t, vmmgraph_lease_destroy> handle_;
 };
 
-// Lends pages of an arena to `bytes` uncommitted bytes of a buffer from `offset`; graphs over these
-// pages cannot be replayed before a recall. On an exception nothing has changed. See
+// Lends pages of an arena to `bytes` uncommitted bytes of a buffer from `offset`. See
 // vmmgraph_arena_lend().
 [[nodiscard]] inline Lease lend(const SharedVmmAllocator& arena, const ElasticBuffer& buffer,
                                 std::uint64_t offset, std::uint64_t bytes, Borrower& borrower) {
@@ -146,8 +143,8 @@ private:
     return Lease(lease);
 }
 
-// Lets replays, eager work and captures recall the leases they need, waiting at most `wait`; 0, the
-// default: they throw.
+// Lets replays, eager work and captures recall the leases they need. See
+// vmmgraph_arena_set_recall().
 inline void set_recall(const SharedVmmAllocator& arena, std::chrono::microseconds wait) {
     detail::check(
         vmmgraph_arena_set_recall(arena.handle(), static_cast<std::uint64_t>(wait.count())));

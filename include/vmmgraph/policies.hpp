@@ -43,8 +43,7 @@ struct Watermarks {
 // Decides when to commit blocks ahead of need and when to give blocks back.
 class PreCommit {
 public:
-    // Recent demand raises both marks for `lead` steps, the duration of a commit. Surplus must last
-    // for `residence` steps before blocks are given back.
+    // See vmmgraph_pre_commit_create().
     PreCommit(Watermarks marks, std::uint64_t lead, std::uint64_t residence) {
         detail::require_abi();
         vmmgraph_pre_commit_t handle = nullptr;
@@ -52,9 +51,8 @@ public:
         handle_ = detail::Owned<vmmgraph_pre_commit_t, vmmgraph_pre_commit_destroy>(handle);
     }
 
-    // Decides before step number `step`, which never decreases: `free` blocks are backed and
-    // unused, `coming` are being committed, `granted` were handed out since the last call. Returns
-    // the action and its number of blocks.
+    // Decides before step number `step`: the action and its number of blocks. See
+    // vmmgraph_pre_commit_step().
     [[nodiscard]] std::pair<Ahead, std::uint64_t> step(std::uint64_t step, std::uint64_t free,
                                                        std::uint64_t coming,
                                                        std::uint64_t granted) {
@@ -75,8 +73,7 @@ private:
 // Amounts have any unit.
 class Standing {
 public:
-    // A step's use counts for `residence` steps. A surplus below 1/`gap` also stays; throws for a
-    // gap of 0.
+    // See vmmgraph_standing_create().
     Standing(std::uint64_t residence, std::uint64_t gap) {
         detail::require_abi();
         vmmgraph_standing_t handle = nullptr;
@@ -131,8 +128,7 @@ struct Need {
 using GrantsStats = vmmgraph_grants_stats_t;
 
 // Grants one pool of pages to the KV memory and activations of all steps in progress. A step gets
-// both or neither, so steps never deadlock on each other. A waiting step is overtaken by a bounded
-// number of steps which leave too few pages for the waiting step.
+// both or neither, so steps never deadlock on each other.
 class Grants {
 public:
     // Creates a pool of `pages`; a waiting step is overtaken at most `overtakes` times.
@@ -148,16 +144,14 @@ public:
         detail::check(vmmgraph_grants_set_pages(handle(), pages));
     }
 
-    // Asks for pages for step `who`, a number chosen by the caller. A waiting step may change its
-    // request.
+    // Asks for pages for step `who`. See vmmgraph_grants_ask().
     [[nodiscard]] Grant ask(std::uint64_t who, Need need) {
         std::int32_t answer = 0;
         detail::check(vmmgraph_grants_ask(handle(), who, need.kv, need.activations, &answer));
         return static_cast<Grant>(answer);
     }
 
-    // Takes KV pages for a running step which cannot continue without, ahead of all waiting steps.
-    // Returns false if too few are free.
+    // Takes KV pages for a running step; false if too few are free. See vmmgraph_grants_extend().
     [[nodiscard]] bool extend(std::uint64_t kv) {
         std::int32_t there = 0;
         detail::check(vmmgraph_grants_extend(handle(), kv, &there));
@@ -189,9 +183,7 @@ private:
 // predicted).
 using Growing = vmmgraph_growing_t;
 
-// Returns the peak number of blocks of `block_tokens` tokens held together by these sequences, at
-// most one too many for each. Admit a new sequence if the peak with the new one fits: running
-// sequences then need no preemption. Throws for blocks of 0 tokens.
+// Returns the peak number of blocks of these sequences. See vmmgraph_admission_peak().
 [[nodiscard]] inline std::uint64_t admission_peak(std::uint64_t block_tokens,
                                                   const std::vector<Growing>& sequences) {
     detail::require_abi();
@@ -204,9 +196,7 @@ using Growing = vmmgraph_growing_t;
 // Predicts the final length of a sequence from recently ended, longer ones.
 class Lengths {
 public:
-    // Remembers the last `window` ended sequences and predicts their `per_mille` quantile (of
-    // 1000), or `first` more tokens if none was as long. Throws for an empty window and for more
-    // than 1000.
+    // See vmmgraph_lengths_create().
     Lengths(std::size_t window, std::uint64_t per_mille, std::uint64_t first) {
         detail::require_abi();
         vmmgraph_lengths_t handle = nullptr;
@@ -240,8 +230,7 @@ struct Turns {
     std::size_t timely = 0;
 };
 
-// Orders items from `now`: first those out of patience, oldest first; then those which will be in
-// time, by deadline; then the rest, by patience. If not all can be in time, the longest come later.
+// Orders items from `now`. See vmmgraph_in_turn().
 [[nodiscard]] inline Turns in_turn(std::uint64_t now, const std::vector<Due>& all) {
     detail::require_abi();
     Turns turns{std::vector<std::size_t>(all.size()), 0};
@@ -256,8 +245,7 @@ using Prompt = vmmgraph_prompt_t;
 // A decoding sequence: time of the first token, tokens so far, and allowed average time per token.
 using Decoding = vmmgraph_decoding_t;
 
-// Returns true if a prompt's KV memory should go to the host: half of its possible waiting time is
-// over.
+// Returns true if a prompt's KV memory should go to the host. See vmmgraph_prompt_to_host().
 [[nodiscard]] inline bool to_host(std::uint64_t now, const Prompt& prompt) {
     detail::require_abi();
     std::int32_t goes = 0;
@@ -265,9 +253,8 @@ using Decoding = vmmgraph_decoding_t;
     return goes != 0;
 }
 
-// Returns true if a prefill of duration `takes` should wait for another decode step: otherwise more
-// than 3 in 10 decoding sequences would be late, and no prompt is urgent (patience over, or at most
-// 1/10 of its waiting time left).
+// Returns true if a prefill of duration `takes` should wait for another decode step. See
+// vmmgraph_prefill_waits().
 [[nodiscard]] inline bool prefill_waits(std::uint64_t now, std::uint64_t takes,
                                         const std::vector<Prompt>& prompts,
                                         const std::vector<Decoding>& decoding) {
@@ -281,8 +268,8 @@ using Decoding = vmmgraph_decoding_t;
 // Statistics of KV on the host.
 using HostKvStats = vmmgraph_host_kv_stats_t;
 
-// Accounting of host memory for the KV of waiting sequences: a prompt without room on the device is
-// prefilled anyway, and its KV waits on the host. Counts only; the caller owns the memory.
+// Accounting of host memory for the KV of waiting sequences. Counts only; the caller owns the
+// memory.
 class HostKv {
 public:
     // Creates an account of `physical_bytes`, initially all usable.
@@ -298,8 +285,7 @@ public:
         detail::check(vmmgraph_host_kv_set_logical(handle(), bytes));
     }
 
-    // Takes room for a sequence's bytes. Returns false if there is too little, or if the sequence
-    // is already present.
+    // Takes room for a sequence's bytes; false if there is too little, or if it is already present.
     [[nodiscard]] bool put(std::uint64_t sequence, std::uint64_t bytes) {
         return add(vmmgraph_host_kv_put, sequence, bytes);
     }
@@ -345,9 +331,7 @@ enum class SloChange : std::int32_t {
     lowered = VMMGRAPH_SLO_LOWERED,
 };
 
-// Size control for HostKv::set_logical(), as eLLM controls its logical buffer. The size doubles if
-// first tokens were late in 3 of the last 5 iterations, halves if later tokens were, and stays if
-// both were.
+// Size control for HostKv::set_logical(). See vmmgraph_slo_control_step().
 class SloControl {
 public:
     // Starts at `value`, between `least` and `most`. Throws if `least` is 0 or `value` is out of

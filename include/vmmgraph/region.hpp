@@ -156,8 +156,7 @@ public:
         handle_ = detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy>(handle);
     }
 
-    // Allocates a block, first used on `stream`, which must exist until the free. Throws while
-    // paused. See vmmgraph_region_allocate().
+    // Allocates a block, first used on `stream`. See vmmgraph_region_allocate().
     [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr,
                                  Policy policy = Policy::inherit) {
         void* block = nullptr;
@@ -219,9 +218,8 @@ private:
     detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy> handle_;
 };
 
-// Pauses the regions and arenas with one of these tags (none: all) after the fence and the blocks'
-// recorded streams. Throws PauseIncomplete after partial failures, Error if refused. See
-// vmmgraph_device_pause().
+// Pauses the regions and arenas with one of these tags (none: all). Throws PauseIncomplete after
+// partial failures, Error if refused. See vmmgraph_device_pause().
 inline PauseReport pause(const Device& device, const std::vector<std::string>& tags = {},
                          const PauseFence& fence = {}) {
     const auto names = detail::to_c(tags);
@@ -231,9 +229,8 @@ inline PauseReport pause(const Device& device, const std::vector<std::string>& t
     });
 }
 
-// Resumes the regions and arenas with one of these tags (none: all), all or nothing, with contents.
-// Throws OutOfMemory after the deadline, with everything still paused. See
-// vmmgraph_device_resume().
+// Resumes the regions and arenas with one of these tags (none: all), all or nothing. Throws
+// OutOfMemory after the deadline. See vmmgraph_device_resume().
 inline ResumeReport resume(const Device& device, const std::vector<std::string>& tags = {},
                            std::chrono::microseconds deadline = {}) {
     const auto names = detail::to_c(tags);
@@ -243,10 +240,8 @@ inline ResumeReport resume(const Device& device, const std::vector<std::string>&
     return report;
 }
 
-// Returns an arena's memory, except private (exclusive) blocks, to the driver; graphs stay
-// instantiated. Retained and persistent (kept) blocks are backed up; contents of shared pages are
-// lost. Waits for the fence, the arena's replays and recorded streams. Throws as above, and while a
-// space is open. Replays and new spaces throw until resume(). See vmmgraph_arena_pause().
+// Returns an arena's memory to the driver until resume(). Throws as above, and while a space is
+// open. See vmmgraph_arena_pause().
 inline PauseReport pause(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
     const vmmgraph_fence_t given = detail::to_c(fence);
     return detail::pause_with(
@@ -260,8 +255,7 @@ inline ResumeReport resume(SharedVmmAllocator& arena, std::chrono::microseconds 
     return report;
 }
 
-// Replaces large, mostly unused pages of an arena by small ones and returns the saved bytes; for
-// arenas without a chosen page size, after all captures. Throws as pause(). See
+// Replaces large, mostly unused pages of an arena by small ones and returns the saved bytes. See
 // vmmgraph_arena_shrink_to_fit().
 inline std::uint64_t shrink_to_fit(SharedVmmAllocator& arena, const PauseFence& fence = {}) {
     const vmmgraph_fence_t given = detail::to_c(fence);
@@ -319,7 +313,7 @@ inline void prepare_backup(const Device& device, std::uint64_t bytes) {
     detail::check(vmmgraph_device_prepare_backup(device.handle(), bytes));
 }
 
-// Limits the device's host pool in bytes; 0: no limit. Nothing is taken away.
+// Limits the device's host pool in bytes; 0: no limit.
 inline void set_host_budget(const Device& device, std::uint64_t bytes) {
     detail::check(vmmgraph_device_set_host_budget(device.handle(), bytes));
 }
@@ -338,10 +332,9 @@ inline std::size_t trim_host(const Device& device) {
     return stats;
 }
 
-// Hooks before the unmap and after the map of memory with a tag (empty: all), for registrations
-// which hold pages. Run on the pausing or resuming thread, with no lock of the library held;
-// exceptions are lost. May be destroyed at any time, also inside a hook; hooks on other threads are
-// not waited for.
+// Hooks before the unmap and after the map of memory with a tag (empty: all). Exceptions are lost.
+// May be destroyed at any time, also inside a hook; hooks on other threads are not waited for. See
+// vmmgraph_device_add_pause_hooks().
 class PauseHooks {
 public:
     using Function = std::function<void(const Moved&)>;

@@ -200,10 +200,7 @@ public:
         detail::check(vmmgraph_host_buffer_write(handle(), at, from, bytes));
     }
 
-    // Copies mapped device bytes to `at`, after the stream's work so far and current readers of the
-    // buffer, without blocking. Work which overwrites the source must wait by before(). Throws if
-    // not registered, and while a captured step which reads the buffer is launched. See
-    // vmmgraph_host_buffer_store().
+    // Copies mapped device bytes to `at`. See vmmgraph_host_buffer_store().
     void store(std::uint64_t at, const void* from, std::uint64_t bytes, void* stream) {
         detail::check(vmmgraph_host_buffer_store(handle(), at, from, bytes, stream));
     }
@@ -221,7 +218,7 @@ public:
     // Reports a change of contents other than by write().
     void changed() { detail::check(vmmgraph_host_buffer_changed(handle())); }
 
-    // Blocks until all pending copies from and to the buffer are done.
+    // Blocks until all pending copies are done.
     void wait() const { detail::check(vmmgraph_host_buffer_wait(handle())); }
 
     [[nodiscard]] vmmgraph_host_buffer_t handle() const noexcept { return handle_.get(); }
@@ -242,12 +239,9 @@ struct HostRun {
 
 // Options of a captured step.
 struct RingCaptureOptions {
-    // Units of the next step copied at the end of this one. 0: one, or none with
-    // RingOptions::within_step. One keeps the link busy between steps; the step's end waits for
-    // more.
+    // See vmmgraph_ring_capture_options_t.
     std::size_t tail = 0;
-    // Maximum runs of a unit's source, each a graph node; 0: as many as now. A node costs the host
-    // about a microsecond per launch.
+    // See vmmgraph_ring_capture_options_t.
     std::size_t most_runs = 0;
 };
 
@@ -271,9 +265,8 @@ public:
         detail::check(vmmgraph_ring_graph_forget_executable(handle_.get()));
     }
 
-    // Updates `executable` (a CUgraphExec of the graph, used by no other thread) for changed
-    // sources, and calls `launch` to launch it on `stream`. Exceptions of `launch` propagate and
-    // mean "not launched". Throws during another launch of the ring and while a unit is acquired.
+    // Updates `executable` (a CUgraphExec of the graph, used by no other thread), and calls
+    // `launch` to launch it on `stream`. Exceptions of `launch` propagate and mean "not launched".
     // See vmmgraph_ring_graph_enter().
     template <class Launch>
     void launch(void* executable, void* stream, Launch&& launch) {
@@ -293,9 +286,8 @@ private:
     detail::Owned<vmmgraph_ring_graph_t, vmmgraph_ring_graph_destroy> handle_;
 };
 
-// A ring: units read in a fixed, repeated order, not all of which fit the device. One step is in
-// progress at a time. Destruction does not wait; memory is unmapped after pending copies and
-// readers.
+// A ring: units read in a fixed, repeated order, not all of which fit the device. One step at a
+// time. See vmmgraph_ring_destroy().
 class Ring {
 public:
     // Reserves addresses and takes pages; copies nothing. On an exception nothing has changed.
@@ -319,8 +311,7 @@ public:
         handle_ = detail::Owned<vmmgraph_ring_t, vmmgraph_ring_destroy>(handle);
     }
 
-    // Returns a unit's first address, which never changes. Contents are valid from acquire to
-    // release.
+    // Returns a unit's first address, which never changes.
     [[nodiscard]] void* address(std::size_t unit) const {
         void* address = nullptr;
         detail::check(vmmgraph_ring_address(handle(), unit, &address));
@@ -336,8 +327,7 @@ public:
         return detail::from_c(result, std::move(places));
     }
 
-    // Sets a unit's source from its next acquire on; no runs: no copy, arbitrary contents. Current
-    // readers keep the old contents. See vmmgraph_ring_set_source().
+    // Sets a unit's source from its next acquire on. See vmmgraph_ring_set_source().
     void set_source(std::size_t unit, const std::vector<HostRun>& runs) {
         std::vector<vmmgraph_host_run_t> given;
         given.reserve(runs.size());
@@ -352,9 +342,8 @@ public:
         set_source(unit, {HostRun{source, 0, 0, source.bytes()}});
     }
 
-    // Makes later work of `stream` find the unit's bytes until release(), and copies the next units
-    // ahead. Throws VMMGRAPH_ERROR_WRONG_STATE while its slot is in use; repeatable. UnitScope does
-    // both. See vmmgraph_ring_acquire().
+    // Makes later work of `stream` find the unit's bytes until release(). UnitScope does both. See
+    // vmmgraph_ring_acquire().
     void acquire(std::size_t unit, void* stream) {
         detail::check(vmmgraph_ring_acquire(handle(), unit, stream));
     }
@@ -372,9 +361,7 @@ public:
         return filled;
     }
 
-    // Begins the capture of a step on `stream`, which is under capture. Acquire and release each
-    // streamed unit once, in order of use; no bytes move. One capture at a time. See
-    // vmmgraph_ring_capture_begin().
+    // Begins the capture of a step on `stream`. See vmmgraph_ring_capture_begin().
     void capture_begin(void* stream, const RingCaptureOptions& options = {}) {
         auto given = detail::sized<vmmgraph_ring_capture_options_t>();
         given.tail = options.tail;
@@ -382,8 +369,7 @@ public:
         detail::check(vmmgraph_ring_capture_begin(handle(), stream, &given));
     }
 
-    // Ends the step, before the end of the stream's capture. Throws VMMGRAPH_ERROR_WRONG_STATE for
-    // units not acquired or released; the capture is then abandoned.
+    // Ends the step. See vmmgraph_ring_capture_end().
     [[nodiscard]] RingGraph capture_end(void* stream) {
         vmmgraph_ring_graph_t graph = nullptr;
         detail::check(vmmgraph_ring_capture_end(handle(), stream, &graph));
@@ -393,7 +379,7 @@ public:
     // Abandons the capture, if any; its graph must not be launched.
     void capture_abandon() noexcept { static_cast<void>(vmmgraph_ring_capture_abandon(handle())); }
 
-    // Ends a step early: releases every unit after its stream's work; the next use copies again.
+    // Ends a step early. See vmmgraph_ring_abort().
     void abort() { detail::check(vmmgraph_ring_abort(handle())); }
 
     [[nodiscard]] RingStats stats() const {

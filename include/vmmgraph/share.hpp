@@ -45,8 +45,7 @@ template <class Handle, class Export>
 
 }  // namespace detail
 
-// Returns the pages under a range of the space's addresses, in order. Pins nothing. A seal may
-// replace pages under retained blocks, so ask again afterwards. See vmmgraph_space_export().
+// Returns the pages under a range of the space's addresses, in order. See vmmgraph_space_export().
 [[nodiscard]] inline std::vector<PageExtent> export_range(const Space& space, void* base,
                                                           std::size_t bytes) {
     return detail::extents_of(vmmgraph_space_export, space.handle(), base, bytes);
@@ -118,8 +117,8 @@ private:
 // Fabric handle of a page: plain bytes to send.
 using FabricHandle = vmmgraph_fabric_handle_t;
 
-// Exports a page to processes of other hosts, on a device with Sharing::fabric. Each call pins the
-// page once more; vmmgraph_device_page_exported(device.handle(), page, -1) removes a pin.
+// Exports a page to processes of other hosts. Each call pins the page once more;
+// vmmgraph_device_page_exported(device.handle(), page, -1) removes a pin.
 [[nodiscard]] inline FabricHandle export_fabric(const Device& device, std::uint64_t page) {
     FabricHandle handle{};
     detail::check(vmmgraph_device_export_fabric(device.handle(), page, &handle));
@@ -162,8 +161,7 @@ struct PeerExtent {
 // after the recorded streams' work.
 class PeerMap {
 public:
-    // Throws unless the parts make one range: all but the first start at their page's beginning,
-    // and all but the last reach their page's end.
+    // Throws unless the parts make one range: see vmmgraph_peer_map_create().
     PeerMap(const Device& device, const std::vector<PeerExtent>& extents) {
         std::vector<vmmgraph_peer_extent_t> given;
         given.reserve(extents.size());
@@ -189,8 +187,8 @@ private:
     void* address_ = nullptr;
 };
 
-// Sends at most 253 descriptors and at least one byte as one message over a connected unix socket
-// (SCM_RIGHTS). Returns the number of bytes sent. The descriptors stay the caller's.
+// Sends descriptors and bytes as one message over a connected unix socket. See
+// vmmgraph_send_descriptors().
 inline std::size_t send_descriptors(int socket, const std::vector<int>& descriptors,
                                     const void* bytes, std::size_t length) {
     std::uint64_t sent = 0;
