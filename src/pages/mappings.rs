@@ -106,8 +106,7 @@ impl PagePool {
         };
         let mut result = Ok(());
         for (range, base, offset, page, bytes) in there {
-            // SAFETY: was one whole mapping; if unmapped since, the driver returns an error,
-            // ignored below.
+            // SAFETY: was one whole mapping; if unmapped since, the driver returns an error.
             let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
             let there = || self.shows(range, offset, page) && !self.lock().is_unmapped(page, range, offset);
             if granted.is_err() && there() {

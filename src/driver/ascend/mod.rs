@@ -74,8 +74,7 @@ impl AscendDriver {
         static STARTED: OnceLock<()> = OnceLock::new();
         let api = Api::get()?;
         if STARTED.get().is_none() {
-            // SAFETY: null means no configuration. Never finalized, as torch_npu uses the runtime
-            // too.
+            // SAFETY: null means no configuration; never finalized, for torch_npu's sake.
             let code = unsafe { (api.aclInit)(ptr::null()) };
             if code != Code(errors::REPEAT_INITIALISE) {
                 check(api, "aclInit", code)?;

@@ -239,8 +239,7 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         let len = into.len();
-        // SAFETY: a slice of this length, and mapped memory (contract). Allowed in relaxed
-        // captures.
+        // SAFETY: a slice of this length, and mapped memory (contract).
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.aclrtMemcpy)(into.as_mut_ptr().cast(), len, pointer(at), len, kind)
