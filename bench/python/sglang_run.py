@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sglang_run.py MODEL [--mode decode|breakable|piecewise]: measures unmodified SGLang,
-with VmmGraph if VMMGRAPH=1 is set.
+"""sglang_run.py MODEL [--mode decode|breakable|piecewise|ngram|standalone|eagle]: measures
+unmodified SGLang, with VmmGraph if VMMGRAPH=1 is set.
 
 MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
 attention and the KV cache. The requests of a round are scheduled only once all have arrived, so
@@ -10,13 +10,20 @@ sequences; GPU time and host time of a decode replay; arenas. With VMMGRAPH=1 SG
 plugin by its entry point; this script writes the metadata of an installation. Needs a GPU and
 sglang; prints SKIPPED otherwise.
 
-Control: one decode graph then skips its replays. The tokens must differ, and must be the first ones
-again with the graph back in place.
+Control: the small decode graphs then skip their replays. The tokens must differ, and must be the
+first ones again with the graphs back in place.
+
+The modes ngram, standalone and eagle decode speculatively. The draft of `standalone` has the
+target's weights with noise, so most of its tokens are accepted. The draft of `eagle` is random.
+Drafts of `ngram` are earlier tokens: rounds are served in pairs, and the second round of a pair
+repeats the requests of the first. RESULT accept_length is the number of tokens per verified step.
 
 --compare runs every mode as stock, with VmmGraph, and as stock again, and prints ratios to the mean
-of both stock runs, and the ratio of the stock runs. --kv measures the size of the KV cache with
-SGLang's defaults (no memory flag, no length) for 512 running requests, and adds VMMGRAPH_KV=1 to
-VMMGRAPH=1.
+of both stock runs, and the ratio of the stock runs. --together starts stock and VmmGraph of all
+modes at once and compares tokens only: for runs without times. There the engines of the first mode
+start one after the other, before all others, so that their capture memory is measured alone.
+--kv measures the size of the KV cache with SGLang's defaults (no memory flag, no length) for 512
+running requests, and adds VMMGRAPH_KV=1 to VMMGRAPH=1.
 """
 
 from __future__ import annotations
@@ -30,22 +37,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 from engine_run import MIB, digest, install_entry_points, ms_a_token, widen
 
-MODES = {
+MODES: dict[str, dict[str, Any]] = {
     "decode": {"cuda_graph_backend_prefill": "disabled"},
     "breakable": {"cuda_graph_backend_prefill": "breakable"},
     "piecewise": {"cuda_graph_backend_prefill": "tc_piecewise"},
+    "ngram": {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8},
+    "standalone": {"speculative_algorithm": "STANDALONE"},
+    "eagle": {"speculative_algorithm": "EAGLE"},
 }
+#: Steps, branches and tokens of a draft model.
+DRAFT = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+#: Size of the noise of a draft's weights, relative to the weights.
+NOISE = 0.02
+#: KV tokens of an engine that shares the device with other engines (--together).
+POOL = 50000
 #: Entry points of SGLang's plugins, loaded by every SGLang process: the package's, and measure() of
 #: this script.
 PLUGINS = {"vmmgraph": "vmmgraph.plugins.sglang:enable", "sglang_run_measure": "sglang_run:measure"}
 #: Sequences of the timed decode steps.
 SEQUENCES = (1, 8, 64)
-#: Sequences of the graph which the control skips.
+#: Sequences of the largest graph which the control skips.
 SKIPPED_SIZE = 8
 
 
@@ -83,14 +100,21 @@ def measure() -> None:
 
         for owner, name in ((PrefillCudaGraphRunner, "prefill"), (DecodeCudaGraphRunner, "decode")):
             owner._capture_one_stream = measured(owner._capture_one_stream, name)
+        # Around the plugin's wrapper, which returns idle pages.
+        self.init_all_cuda_graphs = measured(self.init_all_cuda_graphs, "all")
         load = ModelRunner.load_model
 
         def load_model(self, *args, **kwargs):
             load(self, *args, **kwargs)
             widen(self.model)
+            if self.is_draft_worker:
+                disturb(self.model)
 
         ModelRunner.load_model = load_model
-        return init(self, *args, **kwargs)
+        wait_for_turn()
+        result = init(self, *args, **kwargs)
+        end_turn()
+        return result
 
     def pull_all(self):
         got = pull(self)
@@ -106,6 +130,33 @@ def measure() -> None:
     Scheduler.run_look, Scheduler.run_expect, Scheduler.run_time, Scheduler.run_skip = look, expect, time_replays, skip_graph
 
 
+def wait_for_turn() -> None:
+    """Waits for the engines that start before this one (--together)."""
+    folder, number, alone = os.environ.get("SGLANG_RUN_TURN", ":0:0").split(":")
+    deadline = time.monotonic() + 150
+    before = [Path(folder) / str(other) for other in range(min(int(number), int(alone)))]
+    while not all(map(Path.exists, before)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def end_turn() -> None:
+    folder, number, _ = os.environ.get("SGLANG_RUN_TURN", "::").split(":")
+    if folder:
+        (Path(folder) / number).touch()
+
+
+def disturb(model: Any) -> None:
+    """Adds noise to a draft's weights."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(6)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.dim() >= 2:
+                noise = torch.empty_like(parameter).normal_(0.0, float(parameter.std()) * NOISE, generator=generator)
+                parameter.add_(noise)
+
+
 def requests_in(received: Any) -> int:
     name = type(received).__name__
     if name == "BatchTokenizedGenerateReqInput":
@@ -116,21 +167,35 @@ def requests_in(received: Any) -> int:
 def measured(method, name: str):
     import torch
 
-    def free() -> int:
+    def used() -> tuple[int, int]:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info()[0]
+        free, total = torch.cuda.mem_get_info()
+        return total - free, torch.cuda.memory_reserved()
 
-    def capture(self, *args, **kwargs):
-        before, start = free(), time.perf_counter()
+    def capture(*args, **kwargs):
+        before, start = used(), time.perf_counter()
         try:
-            return method(self, *args, **kwargs)
+            return method(*args, **kwargs)
         finally:
             torch.cuda.synchronize()
             seconds = time.perf_counter() - start
-            State.captures[name] = {"mib": (before - free()) / MIB, "seconds": seconds}
+            device, reserved = (now - then for now, then in zip(used(), before, strict=True))
+            arenas = sum(arena.stats()["physical_bytes"] for arena in arenas_here())
+            State.captures[name] = {
+                "mib": device / MIB,
+                "torch_mib": reserved / MIB,
+                "arenas_mib": arenas / MIB,
+                "seconds": seconds,
+            }
 
     return capture
+
+
+def arenas_here() -> list[Any]:
+    """Returns VmmGraph's arenas of this process."""
+    vmmgraph = sys.modules.get("vmmgraph")
+    return list(vmmgraph.arenas()) if vmmgraph is not None and vmmgraph.status() else []
 
 
 def expect(self, count: int) -> None:
@@ -176,11 +241,12 @@ class Skipped:
 
 
 def skip_graph(self, on: bool) -> None:
-    """Replaces the decode graph of SKIPPED_SIZE sequences, or puts the graph back."""
+    """Replaces the decode graphs of at most SKIPPED_SIZE sequences, or puts the graphs back."""
     graphs = decode_backend(self)._graphs
-    key = next(key for key in graphs if key.size == SKIPPED_SIZE)
     State.calls = 0
-    graphs[key] = Skipped(graphs[key]) if on else graphs[key].graph
+    for key, graph in graphs.items():
+        if key.size <= SKIPPED_SIZE:
+            graphs[key] = Skipped(graph) if on else graph.graph
 
 
 def look(self, path: str) -> None:
@@ -195,10 +261,9 @@ def look(self, path: str) -> None:
         by_size.setdefault(size, []).append((begin.elapsed_time(end), 1e6 * host))
     State.replays.clear()
     vmmgraph = sys.modules.get("vmmgraph")
-    on = vmmgraph is not None and bool(vmmgraph.status())
     ledger = sys.modules.get("vmmgraph._ledger")
     seen = {
-        "on": on,
+        "on": vmmgraph is not None and bool(vmmgraph.status()),
         "captures": State.captures,
         "calls": State.calls,
         "kv_tokens": self.max_total_num_tokens,
@@ -207,7 +272,7 @@ def look(self, path: str) -> None:
             size: [statistics.median(gpu for gpu, _ in rows), statistics.median(host for _, host in rows), len(rows)]
             for size, rows in by_size.items()
         },
-        "arenas": [(arena.stats(), arena.executables()) for arena in vmmgraph.arenas()] if on else [],
+        "arenas": [(arena.stats(), arena.executables()) for arena in arenas_here()],
         "ledger": [line for one in ledger.ledgers() for line in one.table().splitlines()] if ledger else [],
     }
     Path(path).write_text(json.dumps(seen, default=str))
@@ -234,8 +299,20 @@ class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
         import sglang
 
-        own = {"mem_fraction_static": 0.3, "context_length": 4096, "max_running_requests": 160}
-        memory = {"max_running_requests": 512} if arguments.kv else own
+        self.mode = arguments.mode
+        #: Tokens per verified step, by round; empty without speculation.
+        self.accepted: list[float] = []
+        memory = {"mem_fraction_static": 0.3, "context_length": 4096, "max_running_requests": 160}
+        if arguments.kv:
+            memory = {"max_running_requests": 512}
+        elif arguments.pool:
+            memory |= {"mem_fraction_static": 0.95, "max_total_tokens": arguments.pool}
+        if "speculative_algorithm" in MODES[self.mode]:
+            memory["cuda_graph_backend_prefill"] = "disabled"
+        if self.mode == "standalone":
+            memory |= {"speculative_draft_model_path": arguments.model, **DRAFT}
+        elif self.mode == "eagle":
+            memory |= {"speculative_draft_model_path": draft_of(arguments.model), **DRAFT}
         self.engine = sglang.Engine(
             model_path=arguments.model,
             load_format="dummy",
@@ -266,12 +343,23 @@ class Run:
             self.rpc("run_look", path=str(path))
             return json.loads(path.read_text())
 
+    def forget(self) -> None:
+        """Drops the drafts of earlier requests. SGLang refuses while its last batch is under way."""
+        deadline = time.monotonic() + 10
+        while not self.engine.flush_cache().success:
+            if time.monotonic() > deadline:
+                raise RuntimeError("cannot drop the n-gram drafts: SGLang is not idle after 10 s")
+            time.sleep(0.02)
+
     def generate(self, prompts: list[list[int]], counts: list[int]) -> tuple[float, list[list[int]]]:
         """Returns the seconds and the tokens of one wave of requests."""
         self.rpc("run_expect", count=len(prompts))
         sampling = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in counts]
         start = time.perf_counter()
         outputs = self.engine.generate(input_ids=prompts, sampling_params=sampling)
+        steps = sum(output["meta_info"].get("spec_verify_ct") or 0 for output in outputs)
+        if steps:
+            self.accepted.append(sum(counts) / steps)
         return time.perf_counter() - start, [list(output["output_ids"]) for output in outputs]
 
     def time_a_token(self, sequences: int, rounds: int) -> float:
@@ -281,10 +369,20 @@ class Run:
         return ms_a_token(lambda count: self.generate(prompts, [count] * sequences)[0], rounds)
 
 
+def draft_of(model: str) -> str:
+    """Writes the configuration of an EAGLE draft for a model. Returns the folder."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "num_hidden_layers": 1}
+    folder = Path(tempfile.mkdtemp())
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
 def run(arguments: argparse.Namespace) -> None:
     began = float(os.environ.get("SGLANG_RUN_STARTED") or time.time())
     settle()
     one, mode, wrong = Run(arguments), arguments.mode, []
+    with_others()
     one.generate([list(range(10, 42))], [1])
     print(f"RESULT {mode} first_token_s {time.time() - began:.2f}")
     pick = random.Random(11)
@@ -300,18 +398,30 @@ def run(arguments: argparse.Namespace) -> None:
         return seconds, digest(tokens)
 
     kinds: set[int] = set()
-    seconds, hashes = zip(*(serve() for _ in range(arguments.rounds)), strict=True)
+
+    def serve_round(number: int) -> tuple[float, str]:
+        if mode == "ngram" and number % 2 == 0:
+            one.forget()
+        return serve()
+
+    one.accepted.clear()
+    seconds, hashes = zip(*map(serve_round, range(arguments.rounds)), strict=True)
     started = one.seen()
     count = sum(counts)
-    print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))} kinds {len(kinds)}")
+    print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(hashes[1:])} kinds {len(kinds)}")
     print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
+    if one.accepted:
+        print(f"RESULT {mode} accept_length {' '.join(f'{length:.2f}' for length in one.accepted)}")
     for name, took in started["captures"].items():
         print(f"RESULT {mode} capture_mib_{name} {took['mib']:.1f}")
+        rest = took["mib"] - took["torch_mib"] - took["arenas_mib"]
+        print(f"RESULT {mode} parts_mib_{name} torch {took['torch_mib']:.1f} arenas {took['arenas_mib']:.1f} rest {rest:.1f}")
         print(f"RESULT {mode} capture_s_{name} {took['seconds']:.3f}")
     print(f"RESULT {mode} kv_tokens {started['kv_tokens']}")
-    for sequences in SEQUENCES:
+    timed = SEQUENCES if arguments.timed else ()
+    for sequences in timed:
         print(f"RESULT {mode} ms_a_token_{sequences} {one.time_a_token(sequences, arguments.timed):.4f}")
-    for sequences in SEQUENCES:
+    for sequences in timed:
         # Apart from the times above: events take host time.
         one.rpc("run_time", on=True)
         one.time_a_token(sequences, 1)
@@ -322,10 +432,10 @@ def run(arguments: argparse.Namespace) -> None:
         if replays < 100:
             wrong.append(f"only {replays} replays of {sequences} sequences were timed")
     one.rpc("run_skip", on=True)
-    skipped = serve()[1]
+    skipped = serve_round(0)[1]
     calls = one.seen()["calls"]
     one.rpc("run_skip", on=False)
-    restored = serve()[1]
+    restored = serve_round(0)[1]
     print(f"RESULT {mode} control hash {skipped} skipped {calls} restored {restored}")
     ended = one.seen()
     print(f"RESULT {mode} free_after_mib {ended['free'] / MIB:.0f}")
@@ -340,7 +450,8 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"LEDGER {line}")
     if bool(os.environ.get("VMMGRAPH")) != ended["on"]:
         wrong.append(f"VMMGRAPH is {os.environ.get('VMMGRAPH')!r}, and VmmGraph is {'on' if ended['on'] else 'off'}")
-    if {*hashes, restored} != {hashes[0]}:
+    period = 2 if mode == "ngram" else 1
+    if restored != hashes[0] or any(one != hashes[number % period] for number, one in enumerate(hashes)):
         wrong.append("rounds differ")
     if skipped == hashes[0] or not calls:
         wrong.append(f"a graph that skipped {calls} replays changed no token: the comparison says nothing")
@@ -352,12 +463,25 @@ def run(arguments: argparse.Namespace) -> None:
         sys.exit("WRONG  " + "; ".join(dict.fromkeys(wrong)))
 
 
-def child(arguments: argparse.Namespace, mode: str, on: str) -> tuple[int, dict[str, str]]:
-    """Runs a mode in a further process. Returns the exit status and the RESULT lines by name."""
+def with_others() -> None:
+    """Serves only when all engines that are measured alone have started (--together)."""
+    folder, _, alone = os.environ.get("SGLANG_RUN_TURN", "::0").split(":")
+    os.environ["SGLANG_RUN_TURN"] = f"{folder}:{alone}:{alone}"
+    wait_for_turn()
+
+
+def child(arguments: argparse.Namespace, mode: str, on: str, turn: str = "") -> tuple[int, dict[str, str]]:
+    """Runs a mode in a further process. Returns the exit status and the RESULT lines by name.
+
+    ``turn``: the shared folder, the number of this engine and the number of engines which start one
+    after the other (--together).
+    """
     command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
     command += ["--rounds", str(arguments.rounds), "--timed", str(arguments.timed), "--ranks", str(arguments.ranks)]
-    command += ["--kv"] * arguments.kv
+    command += ["--kv"] * arguments.kv + ["--pool", str(arguments.pool)]
     environment = {"VMMGRAPH": on, "VMMGRAPH_KV": on if arguments.kv else "", "SGLANG_RUN_STARTED": str(time.time())}
+    if turn:
+        environment["SGLANG_RUN_TURN"] = turn
     start = time.monotonic()
     done = subprocess.run(
         command,
@@ -408,16 +532,44 @@ def compare(arguments: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
+def together(arguments: argparse.Namespace) -> int:
+    """Runs stock and VmmGraph of all modes at once, and compares tokens. Returns the exit status."""
+    modes, wrong = arguments.modes.split(","), 0
+    alone = 2
+    arguments.timed, arguments.pool = 0, arguments.pool or POOL
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2 * len(modes)) as workers:
+
+        def started(number: int) -> tuple[int, dict[str, str]]:
+            try:
+                return child(arguments, modes[number // 2], "1" if number % 2 else "", f"{folder}:{number}:{alone}")
+            finally:
+                # An engine that failed keeps no other engine waiting.
+                (Path(folder) / str(number)).touch()
+
+        runs = list(workers.map(started, range(2 * len(modes))))
+    for mode, (status, stock), (other, ours) in zip(modes, runs[::2], runs[1::2], strict=True):
+        same = not (status or other) and stock["tokens"] == ours["tokens"]
+        wrong += not same
+        print(f"{'ok    ' if same else 'WRONG '} {mode}: tokens {'equal' if same else 'differ'}")
+        for name in filter(ours.get, stock) if mode == modes[0] else ():
+            if name.startswith(("capture_mib", "parts_mib")):
+                print(f"       {mode} {name}: stock {' '.join(stock[name].split()[3:])}, ours {' '.join(ours[name].split()[3:])}")
+    sys.stdout.flush()
+    return 1 if wrong else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a folder with a config.json")
     parser.add_argument("--mode", choices=MODES, default="decode")
     parser.add_argument("--requests", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=4, help="how often the same requests are served; at least 2")
-    parser.add_argument("--timed", type=int, default=5, help="rounds of each time a token")
+    parser.add_argument("--timed", type=int, default=5, help="rounds of each time a token; 0: no times")
     parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--compare", action="store_true", help="run every mode as stock, with VmmGraph, and as stock")
     parser.add_argument("--modes", default=",".join(MODES), help="which, with --compare")
+    parser.add_argument("--together", action="store_true", help="all engines at once, tokens only")
+    parser.add_argument("--pool", type=int, default=0, help="KV tokens; 0: by SGLang")
     parser.add_argument("--kv", action="store_true", help="SGLang's defaults of memory, and the size of its KV cache")
     arguments = parser.parse_args()
     # A process with an initialized driver could not fork its workers.
@@ -431,6 +583,8 @@ def main() -> int:
     if not there:
         print("SKIPPED: needs a GPU and sglang")
         return 77
+    if arguments.together:
+        return together(arguments)
     if arguments.compare:
         return compare(arguments)
     run(arguments)
