@@ -344,7 +344,7 @@ class Run:
             return json.loads(path.read_text())
 
     def forget(self) -> None:
-        """Drops the drafts of earlier requests. SGLang refuses while its last batch is under way."""
+        """Drops the n-gram drafts. SGLang refuses while its last batch is under way."""
         deadline = time.monotonic() + 10
         while not self.engine.flush_cache().success:
             if time.monotonic() > deadline:
@@ -533,7 +533,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def together(arguments: argparse.Namespace) -> int:
-    """Runs stock and VmmGraph of all modes at once, and compares tokens. Returns the exit status."""
+    """Runs stock and VmmGraph of all modes at once. Compares tokens. Returns the exit status."""
     modes, wrong = arguments.modes.split(","), 0
     alone = 2
     arguments.timed, arguments.pool = 0, arguments.pool or POOL
