@@ -3,11 +3,12 @@ disabled by plugins."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,69 @@ def test_custom_all_reduce_is_off() -> None:
     _common.without_custom_all_reduce(types.ModuleType("another"))
 
 
+class Registers:
+    """Registers the addresses of graph inputs, as SGLang's ``CustomAllReduceV2``."""
+
+    def __init__(self, group: object, works: bool = True) -> None:
+        self.disabled, self.registers, self.inputs = not works, False, []
+        self._is_graph_mode_supported = True
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        self.registers = self._is_graph_mode_supported
+        yield
+        self.registers = False
+
+
+class Registers14(Registers):
+    """SGLang 0.5.14 to 0.5.16."""
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        self.registers = True
+        yield
+        self.registers = False
+
+    def custom_all_reduce(self, tensor: str) -> str:
+        try:
+            self.registers = False
+            return self._all_reduce(tensor)
+        finally:
+            self.registers = True
+
+    def _all_reduce(self, tensor: str) -> str:
+        self.inputs += [tensor] if self.registers else []
+        return f"sum of {tensor}"
+
+
+class Registers17(Registers):
+    """SGLang 0.5.17 and later."""
+
+    def custom_all_reduce(self, tensor: str) -> str:
+        if self.registers:
+            self._allocate_graph_row(tensor)
+        return f"sum of {tensor}"
+
+    def _allocate_graph_row(self, tensor: str) -> None:
+        self.inputs.append(tensor)
+
+
+@pytest.mark.parametrize("release", [Registers14, Registers17])
+def test_sglangs_custom_all_reduce_copies_in_graphs(release: type, caplog: pytest.LogCaptureFixture) -> None:
+    kind = type("CustomAllReduceV2", (release,), {})
+    sglang.copying_all_reduce(types.SimpleNamespace(CustomAllReduceV2=kind))
+    with caplog.at_level("INFO", "vmmgraph"):
+        one, off = kind("group"), kind("group", works=False)
+    assert len(caplog.messages) == 1 and off.disabled and not one.disabled
+    # The second capture comes after an all-reduce of compiled pieces, outside captures.
+    for _ in range(2):
+        with one.capture():
+            assert one.custom_all_reduce("x") == "sum of x"
+        assert one.custom_all_reduce("y") == "sum of y"
+    assert one.inputs == [] and not one.registers
+    sglang.copying_all_reduce(types.SimpleNamespace())
+
+
 def test_vllm_sleeps_by_regions_where_there_is_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vmmgraph import memory_saver
 
@@ -196,7 +260,7 @@ def test_sglang_carves_and_borrows_nothing(door, monkeypatch: pytest.MonkeyPatch
     sglang.enable()
     sglang.enable()
     assert os.environ["SGLANG_ENABLE_GRAPH_POOL_BORROW"] == os.environ["SGLANG_ENABLE_GRAPH_POOL_PRECARVE"] == "0"
-    assert sum(getattr(finder, "name", "").startswith("sglang.") for finder in sys.meta_path) == 5
+    assert sum(getattr(finder, "name", "").startswith("sglang.") for finder in sys.meta_path) == 6
 
 
 def test_what_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

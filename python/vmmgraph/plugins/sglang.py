@@ -6,6 +6,7 @@ captures (`sglang_kv`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from types import ModuleType
@@ -36,7 +37,9 @@ def enable() -> None:
     for name in ("full_cuda_graph_backend", "breakable_cuda_graph_backend", "tc_piecewise_cuda_graph_backend"):
         when_imported(f"sglang.srt.model_executor.runner_backend.{name}", name_shapes)
     when_imported("sglang.srt.managers.scheduler", scheduler_captures)
-    when_imported("sglang.srt.distributed.device_communicators.custom_all_reduce", without_custom_all_reduce)
+    communicators = "sglang.srt.distributed.device_communicators"
+    when_imported(f"{communicators}.custom_all_reduce", without_custom_all_reduce)
+    when_imported(f"{communicators}.custom_all_reduce_v2", copying_all_reduce)
     if is_set("VMMGRAPH_KV"):
         from . import sglang_kv
 
@@ -46,6 +49,29 @@ def enable() -> None:
 def scheduler_captures(module: ModuleType) -> None:
     """Returns idle pages and logs the memory of the graphs when a scheduler's captures end."""
     after_captures(getattr(module, "Scheduler", None), "init_all_cuda_graphs")
+
+
+def copying_all_reduce(module: ModuleType) -> None:
+    """Makes ``CustomAllReduceV2`` copy its inputs to its own shared buffer in graphs, as it does
+    outside graphs: other processes cannot open graph memory."""
+    kind = getattr(module, "CustomAllReduceV2", None)
+    if kind is None:
+        return
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def created(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # Read at each capture since SGLang 0.5.17.
+        self._is_graph_mode_supported = False
+        if not self.disabled:
+            log.info("vmmgraph: custom all-reduce copies its inputs in graphs, since other processes cannot open graph memory")
+
+    kind.__init__ = created
+    if not hasattr(kind, "_allocate_graph_row"):
+        # Before 0.5.17 these two methods alone turn the registration of graph inputs on.
+        kind.capture = lambda self: contextlib.nullcontext()
+        kind.custom_all_reduce = kind._all_reduce
 
 
 def name_shapes(module: ModuleType) -> None:
