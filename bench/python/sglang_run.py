@@ -253,7 +253,7 @@ def look(self, path: str) -> None:
     """Writes the state of the first rank to a file: an RPC returns no value."""
     import torch
 
-    if self.ps.tp_rank:
+    if torch.distributed.get_rank():
         return
     torch.cuda.synchronize()
     by_size: dict[int, list[tuple[float, float]]] = {}

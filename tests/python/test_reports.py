@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 REPORTS = Path(__file__).parent / "reports"
-PROGRAMS = sorted(path for path in REPORTS.glob("*.py") if path.stem not in ("kit", "run_all"))
+PROGRAMS = sorted(path for path in REPORTS.glob("*.py") if path.stem not in ("kit", "paged", "run_all"))
 
 
 @pytest.fixture
