@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""sglang_run.py MODEL [--mode decode|breakable|piecewise|ngram|standalone|eagle]: measures
-unmodified SGLang, with VmmGraph if VMMGRAPH=1 is set.
+"""sglang_run.py MODEL [--mode MODE]: measures unmodified SGLang, or VmmGraph with VMMGRAPH=1.
 
 MODEL is a folder with a config.json. Weights are random, and scaled so that every token depends on
 attention and the KV cache. The requests of a round are scheduled only once all have arrived, so
@@ -46,7 +45,10 @@ from engine_run import MIB, digest, install_entry_points, ms_a_token, widen
 MODES: dict[str, dict[str, Any]] = {
     "decode": {"cuda_graph_backend_prefill": "disabled"},
     "breakable": {"cuda_graph_backend_prefill": "breakable"},
+    # SGLang 0.5.14, not 0.5.23.
     "piecewise": {"cuda_graph_backend_prefill": "tc_piecewise"},
+    # SGLang 0.5.23, not 0.5.14.
+    "full": {"cuda_graph_backend_prefill": "full"},
     "ngram": {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8},
     "standalone": {"speculative_algorithm": "STANDALONE"},
     "eagle": {"speculative_algorithm": "EAGLE"},
@@ -567,7 +569,7 @@ def main() -> int:
     parser.add_argument("--timed", type=int, default=5, help="rounds of each time a token; 0: no times")
     parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--compare", action="store_true", help="run every mode as stock, with VmmGraph, and as stock")
-    parser.add_argument("--modes", default=",".join(MODES), help="which, with --compare")
+    parser.add_argument("--modes", default="decode,breakable", help="which, with --compare")
     parser.add_argument("--together", action="store_true", help="all engines at once, tokens only")
     parser.add_argument("--pool", type=int, default=0, help="KV tokens; 0: by SGLang")
     parser.add_argument("--kv", action="store_true", help="SGLang's defaults of memory, and the size of its KV cache")
