@@ -83,7 +83,7 @@ def decode(
 ) -> dict[str, Any]:
     """Decodes batches of random sizes, and compares every token with an eager step.
 
-    ``step`` takes tokens, positions and slots of a batch, and returns the next tokens and the padded
+    ``step`` takes tokens, positions and slots of a batch. It returns the next tokens and the padded
     inputs. ``ahead``: batch sizes captured first; `mib` is the memory of these captures, or of all
     captures if none is captured ahead. ``between`` runs after every step and returns wrong results.
     """
