@@ -33,7 +33,7 @@ VARIABLES = {
     "VMMGRAPH_HIP_LIBRARY": Variable(None, "path of libamdhip64.so"),
     "VMMGRAPH_INSTANTIATE": Variable(("capture", "replay"), "when a captured graph is instantiated"),
     "VMMGRAPH_KV": Variable(FLAG, "vLLM or SGLang sizes its KV cache after the captures"),
-    "VMMGRAPH_KV_GUARD": Variable(FLAG, "0: vLLM's KV cache keeps its size while the engine runs"),
+    "VMMGRAPH_KV_GUARD": Variable(FLAG, "0: the KV cache keeps its size while the engine runs"),
     "VMMGRAPH_LIBRARY": Variable(None, "path of libvmmgraph_torch.so, or its folder"),
     "VMMGRAPH_LOG": Variable(("off", "error", "warn", "info", "debug", "trace"), "log level of the library"),
     "VMMGRAPH_MAP": Variable(None, "file for the page map, written at exit"),

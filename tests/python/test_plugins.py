@@ -109,23 +109,16 @@ class Registers:
 
     def __init__(self, group: object, works: bool = True) -> None:
         self.disabled, self.registers, self.inputs = not works, False, []
-        self._is_graph_mode_supported = True
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
-        self.registers = self._is_graph_mode_supported
-        yield
-        self.registers = False
-
-
-class Registers14(Registers):
-    """SGLang 0.5.14 to 0.5.16."""
 
     @contextlib.contextmanager
     def capture(self) -> Iterator[None]:
         self.registers = True
         yield
         self.registers = False
+
+
+class Registers14(Registers):
+    """SGLang 0.5.14 and 0.5.15."""
 
     def custom_all_reduce(self, tensor: str) -> str:
         try:
@@ -139,8 +132,8 @@ class Registers14(Registers):
         return f"sum of {tensor}"
 
 
-class Registers17(Registers):
-    """SGLang 0.5.17 and later."""
+class Registers16(Registers):
+    """SGLang 0.5.16 and later."""
 
     def custom_all_reduce(self, tensor: str) -> str:
         if self.registers:
@@ -151,7 +144,7 @@ class Registers17(Registers):
         self.inputs.append(tensor)
 
 
-@pytest.mark.parametrize("release", [Registers14, Registers17])
+@pytest.mark.parametrize("release", [Registers14, Registers16])
 def test_sglangs_custom_all_reduce_copies_in_graphs(release: type, caplog: pytest.LogCaptureFixture) -> None:
     kind = type("CustomAllReduceV2", (release,), {})
     sglang.copying_all_reduce(types.SimpleNamespace(CustomAllReduceV2=kind))

@@ -128,6 +128,9 @@ class Start:
             def init_all_cuda_graphs(self) -> None:
                 device.outside += 10 * MIB
 
+            def run_batch(self, batch: Any) -> None:
+                raise AssertionError("no batch runs at the start")
+
         def extend(requests: list[Any], runner: Any) -> None:
             start.steps.append(([request.fill_len for request in requests], runner.prefill_cuda_graph_runner))
             if fails:
@@ -301,11 +304,23 @@ def test_a_fraction_that_the_user_set_is_noted(monkeypatch: pytest.MonkeyPatch, 
     assert given.vmmgraph_fraction_given == (fraction is not None)
 
 
-def test_an_unknown_release_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(sys.modules, "sglang.version", module_of("sglang.version", __version__="0.5.99"))
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        ("0.5.13", "SGLang 0.5.13 is not 0.5.14"),
+        ("0.5.15.post1", "SGLang 0.5.15.post1 is not 0.5.14"),
+        ("0.5.16", "SGLang 0.5.16 sizes its KV cache after the captures by itself"),
+        ("0.5.23", "VMMGRAPH_KV changes nothing: SGLang 0.5.23 sizes"),
+    ],
+)
+def test_an_unknown_release_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str, line: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.version", module_of("sglang.version", __version__=version))
     kind = type("Scheduler", (), {"init_all_cuda_graphs": 1})
-    sglang_kv.patch_scheduler(module_of("scheduler", Scheduler=kind))
-    assert kind.init_all_cuda_graphs == 1 and "SGLang 0.5.99 is not 0.5.14" in caplog.text
+    with caplog.at_level(logging.INFO, "vmmgraph"):
+        sglang_kv.patch_scheduler(module_of("scheduler", Scheduler=kind))
+    assert kind.init_all_cuda_graphs == 1 and line in caplog.text
 
 
 @pytest.mark.parametrize(("chunk", "limit", "step"), [(8192, None, (8192, 4096)), (-1, 64, (16384, 64)), (32, 64, (64, 64))])

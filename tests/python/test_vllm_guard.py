@@ -275,7 +275,9 @@ class Account:
 
     def guard(self, pool: Any, keep: int = 20, eager: int = 32 * MIB) -> Guard:
         need = Need(eager, spare=8 * MIB, least=2 * MIB)
-        return Guard(pool, self, need, keep, lambda: (self.free, self.idle), self.release, lambda: self.now)
+        return Guard(
+            Pool(pool, self.layout.group(), keep), self, need, lambda: (self.free, self.idle), self.release, lambda: self.now
+        )
 
     def after(self, guard: Guard, seconds: float = 2.0) -> None:
         self.now += seconds
@@ -286,33 +288,33 @@ def test_the_cache_shrinks_under_pressure_and_grows_afterwards(make_pool: Any) -
     pool, account = make_pool(128), Account(40 * MIB, 128)
     guard = account.guard(pool)
     account.after(guard)
-    assert guard.blocks_out() == 0
+    assert guard.pool.blocks_out() == 0
     account.free -= 30 * MIB  # A LoRA adapter.
     account.after(guard)
     # 30 MiB are 8 groups of 4 MiB.
-    assert guard.blocks_out() == 32 and pool.num_gpu_blocks == 96
+    assert guard.pool.blocks_out() == 32 and pool.num_gpu_blocks == 96
     assert account.free >= 40 * MIB
     account.after(guard)
-    assert guard.blocks_out() == 32
+    assert guard.pool.blocks_out() == 32
     account.free += 30 * MIB
     account.after(guard)
-    assert guard.blocks_out() == 0 and not account.dropped and pool.get_num_free_blocks() == 127
+    assert guard.pool.blocks_out() == 0 and not account.dropped and pool.get_num_free_blocks() == 127
     assert account.free == 40 * MIB
     # Spare memory absorbs a small loss.
     account.free -= 6 * MIB
     account.after(guard)
-    assert guard.blocks_out() == 0
+    assert guard.pool.blocks_out() == 0
 
 
 def test_memory_that_torch_keeps_returns_to_the_cache(make_pool: Any) -> None:
     pool, account = make_pool(128), Account(10 * MIB, 128)
     guard = account.guard(pool)
     account.after(guard)
-    assert guard.blocks_out() == 32
+    assert guard.pool.blocks_out() == 32
     # Torch frees other tensors and caches their memory.
     account.free, account.idle = account.free - 32 * MIB, 80 * MIB
     account.after(guard)
-    assert guard.blocks_out() == 0 and account.idle == 0
+    assert guard.pool.blocks_out() == 0 and account.idle == 0
 
 
 def test_groups_of_running_requests_follow_when_these_end(make_pool: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -324,34 +326,34 @@ def test_groups_of_running_requests_follow_when_these_end(make_pool: Any, caplog
     account.free -= 12 * MIB
     account.after(guard)
     # Four groups are taken, all but one block of each.
-    assert guard.blocks_out() == 12 and not account.dropped
+    assert guard.pool.blocks_out() == 12 and not account.dropped
     assert "no free KV blocks are left" in caplog.text
     account.after(guard)
-    assert guard.blocks_out() == 12
+    assert guard.pool.blocks_out() == 12
     pool.free_blocks(last)
     account.after(guard)
-    assert guard.blocks_out() == 16 and len(account.dropped) == 4
+    assert guard.pool.blocks_out() == 16 and len(account.dropped) == 4
     # If memory is freed before the requests end, the blocks return.
     other, account = make_pool(64), Account(24 * MIB, 64)
     guard = account.guard(other)
     held = other.get_new_blocks(63)
     other.free_blocks([block for block in held if block.block_id % 4])
     account.after(guard)
-    assert guard.blocks_out() == 12
+    assert guard.pool.blocks_out() == 12
     account.free = 40 * MIB
     account.after(guard)
-    assert guard.blocks_out() == 0 and other.num_gpu_blocks == 64
+    assert guard.pool.blocks_out() == 0 and other.num_gpu_blocks == 64
 
 
 def test_pages_that_the_driver_refuses_leave_the_rest_out_of_use(make_pool: Any) -> None:
     pool, account = make_pool(128), Account(10 * MIB, 128)
     guard = account.guard(pool)
     account.after(guard)
-    assert guard.blocks_out() == 32
+    assert guard.pool.blocks_out() == 32
     account.free += 60 * MIB
     account.refused = account.free - 9 * MIB
     account.after(guard)
-    assert guard.blocks_out() == 24 and len(account.dropped) == 6
+    assert guard.pool.blocks_out() == 24 and len(account.dropped) == 6
 
 
 def test_looks_are_rare(make_pool: Any) -> None:
@@ -399,13 +401,13 @@ def test_mixed_traffic_under_changing_pressure_never_uses_a_block_without_memory
             number = block.block_id // 4
             assert number not in guard.unmapped
         used = sum(map(len, running))
-        assert pool.num_gpu_blocks == 256 - guard.blocks_out() == 1 + used + pool.get_num_free_blocks()
+        assert pool.num_gpu_blocks == 256 - guard.pool.blocks_out() == 1 + used + pool.get_num_free_blocks()
     for blocks in running:
         pool.free_blocks(blocks)
     account.free += taken
     for _ in range(20):
         account.after(guard)
-    assert guard.blocks_out() == 0 and pool.get_num_free_blocks() == 255 and pool.reset_prefix_cache()
+    assert guard.pool.blocks_out() == 0 and pool.get_num_free_blocks() == 255 and pool.reset_prefix_cache()
 
 
 # An engine over the host driver.
@@ -457,12 +459,12 @@ def test_eager_steps_survive_the_loss_of_the_reserve(device: HostDevice, monkeyp
     last = used[-1].block_id
     for name in LAYERS:
         ctypes.memset(engine.raw[name].address + BLOCK * last, 0x5A, BLOCK)
-    assert engine.step() == "output" and guard.blocks_out() == 0 and engine.core._vmmgraph_guard is guard
+    assert engine.step() == "output" and guard.pool.blocks_out() == 0 and engine.core._vmmgraph_guard is guard
 
     device.outside += free - 4 * MIB  # Another allocation takes the reserve.
     now[0] += 1
     assert engine.step() == "output" and engine.steps == 3
-    out = guard.blocks_out()
+    out = guard.pool.blocks_out()
     assert out > 0 and out % guard.pool.group == 0
     assert kv.held() == held - out * BLOCK * len(LAYERS)
     assert device.free() >= 48 * MIB + kv_plan.KERNELS_BYTES
@@ -474,7 +476,7 @@ def test_eager_steps_survive_the_loss_of_the_reserve(device: HostDevice, monkeyp
     for _ in range(5):
         now[0] += 2
         engine.step()
-    assert guard.blocks_out() == 0 and kv.held() == held
+    assert guard.pool.blocks_out() == 0 and kv.held() == held
     for number in range(engine.blocks - 64, engine.blocks):
         assert ctypes.string_at(engine.raw[LAYERS[0]].address + BLOCK * number, BLOCK) == bytes(BLOCK)
 

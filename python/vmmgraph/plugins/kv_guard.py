@@ -1,22 +1,24 @@
-"""Guard of vLLM's KV cache: takes free KV blocks out of use while the device is short of memory.
+"""Guard of an engine's KV cache: takes free KV blocks out of use while the device is short of
+memory.
 
 The KV cache has all memory except a reserve for the next eager step. If other work takes the
 reserve (a LoRA adapter, a new communicator, a second process), the next eager step would fail. The
 guard compares free memory with the measured need before a step. If memory is short, the guard
-removes groups of free blocks from vLLM's pool and unmaps their pages. Once memory is free again,
-the guard maps and zeroes the pages and returns the blocks.
+removes groups of free blocks from the engine's pool and unmaps their pages. Once memory is free
+again, the guard maps and zeroes the pages and returns the blocks.
 
-This module imports neither torch nor vLLM. `vllm_kv` connects the guard to an engine.
+This module imports neither torch nor an engine. `vllm_kv` and `sglang_guard` connect the guard.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._common import log
+from ._common import is_set, log
 from .kv_plan import KERNELS_BYTES, MIB, Layout
 
 #: Seconds between two polls while no step has a prefill.
@@ -66,6 +68,39 @@ class Memory(Protocol):
 
     def restore(self, runs: Sequence[tuple[int, int]]) -> int:
         """Maps and zeroes runs of blocks in order; returns the number of complete runs."""
+
+
+class Groups(Protocol):
+    """Free blocks of an engine, in groups. Called between two steps, when no scheduling runs."""
+
+    #: Blocks per group, and the blocks out of use by group.
+    group: int
+    out: dict[int, Any]
+
+    def run(self, number: int) -> tuple[int, int]: ...
+
+    def whole(self, number: int) -> bool: ...
+
+    def candidates(self, count: int) -> list[int]: ...
+
+    def take(self, number: int) -> None: ...
+
+    def give(self, number: int) -> None: ...
+
+    def blocks_out(self) -> int:
+        """Returns the number of blocks out of use."""
+
+
+def wanted(ranks: int) -> bool:
+    """Returns whether a cache is guarded; logs why not."""
+    value = os.environ.get("VMMGRAPH_KV_GUARD")
+    if ranks > 1:
+        log.info("vmmgraph: the KV cache keeps its size, since %d ranks would have to change it together", ranks)
+    elif value and not is_set("VMMGRAPH_KV_GUARD"):
+        log.info("vmmgraph: the KV cache keeps its size, since VMMGRAPH_KV_GUARD is %s", value)
+    else:
+        return True
+    return False
 
 
 def is_free(block: Any) -> bool:
@@ -134,6 +169,9 @@ class Pool:
         self.pool.num_gpu_blocks -= len(blocks)
         self.out.setdefault(number, []).extend(blocks)
 
+    def blocks_out(self) -> int:
+        return sum(map(len, self.out.values()))
+
     def give(self, number: int) -> None:
         """Returns the blocks of a group to the free list, before blocks with cached prefixes."""
         blocks = self.out.pop(number)
@@ -150,16 +188,15 @@ class Guard:
 
     def __init__(
         self,
-        pool: Any,
+        pool: Groups,
         kv: Memory,
         need: Need,
-        keep: int,
         memory: Callable[[], tuple[int, int]],
         release: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.kv, self.need, self.memory, self.release, self.clock = kv, need, memory, release, clock
-        self.pool = Pool(pool, kv.layout.group(), keep)
+        self.pool = pool
         #: Bytes returned to the driver by one group.
         self.group_bytes = max(1, kv.layout.inside_bytes(*self.pool.run(0)))
         #: Groups without mapped pages.
@@ -168,10 +205,6 @@ class Guard:
         self.pause = 0.0
         #: True once a shortage beyond all free blocks was logged.
         self.warned = False
-
-    def blocks_out(self) -> int:
-        """Returns the number of blocks out of use."""
-        return sum(map(len, self.pool.out.values()))
 
     def look(self, prefill: bool) -> None:
         """Compares memory with the need, and takes or returns blocks. Most calls return at once.
@@ -210,7 +243,7 @@ class Guard:
                 len(whole) * self.pool.group,
                 gone / MIB,
                 short / MIB,
-                self.blocks_out(),
+                self.pool.blocks_out(),
             )
         missing = short - gone
         if missing > 0 and not self.warned:
@@ -250,5 +283,5 @@ class Guard:
             log.info(
                 "vmmgraph: %d KV blocks are back in use; %d blocks are out of use",
                 done * self.pool.group,
-                self.blocks_out(),
+                self.pool.blocks_out(),
             )

@@ -62,15 +62,14 @@ def copying_all_reduce(module: ModuleType) -> None:
     @functools.wraps(original)
     def created(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        # Read at each capture since SGLang 0.5.17.
-        self._is_graph_mode_supported = False
         if not self.disabled:
             log.info("vmmgraph: custom all-reduce copies its inputs in graphs, since other processes cannot open graph memory")
 
     kind.__init__ = created
+    # Turns the registration of graph inputs on.
+    kind.capture = lambda self: contextlib.nullcontext()
     if not hasattr(kind, "_allocate_graph_row"):
-        # Before 0.5.17 these two methods alone turn the registration of graph inputs on.
-        kind.capture = lambda self: contextlib.nullcontext()
+        # Before SGLang 0.5.16: turns the registration on after an all-reduce of compiled pieces.
         kind.custom_all_reduce = kind._all_reduce
 
 

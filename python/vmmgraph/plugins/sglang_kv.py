@@ -16,8 +16,10 @@ Wrapped methods:
         tensors over an `ElasticBuffer`
     Scheduler.init_all_cuda_graphs
         SGLang's method, then the sizing
+    Scheduler.run_batch
+        the guard of the cache polls before each batch (`sglang_guard`)
 
-The cache keeps its size while the engine serves. If the user set a size, or the pool is another
+If the user set a size, or the pool is another
 class than ``MHATokenToKVPool``, SGLang allocates the cache (`declined`).
 """
 
@@ -26,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import re
 import time
 from array import array
 from collections.abc import Callable
@@ -33,13 +36,15 @@ from types import ModuleType
 from typing import Any
 
 from .. import _ledger
-from . import kv_plan
+from . import kv_plan, sglang_guard
 from ._common import log
 from .kv_plan import MIB
 from .vllm_kv import WorkerKv, bytes_of_models, dropped
 
 #: Supported SGLang releases.
 RELEASES = ("0.5.14",)
+#: From this release on SGLang itself sizes its cache after the captures.
+SIZED_BY_SGLANG = (0, 5, 16)
 #: SGLang's largest number of running requests, if the user sets none.
 MOST_REQUESTS = 4096
 
@@ -58,6 +63,9 @@ def known_release() -> bool:
 
     if str(__version__) in RELEASES:
         return True
+    if tuple(int(part) for part in re.findall(r"\d+", str(__version__))[:3]) >= SIZED_BY_SGLANG:
+        log.info("vmmgraph: VMMGRAPH_KV changes nothing: SGLang %s sizes its KV cache after the captures by itself", __version__)
+        return False
     log.warning(
         "vmmgraph: cannot size the KV cache behind the captures: SGLang %s is not %s; SGLang allocates it",
         __version__,
@@ -232,6 +240,7 @@ def patch_scheduler(module: ModuleType) -> None:
         return result
 
     module.Scheduler.init_all_cuda_graphs = captured
+    sglang_guard.patch_scheduler(module, kv_of)
 
 
 def size_cache(runner: Any, kv: SglangKv) -> None:
@@ -268,6 +277,7 @@ def size_cache(runner: Any, kv: SglangKv) -> None:
             "are kept for eager steps; lower chunked_prefill_size or max_running_requests"
         )
     resize(runner, kv, rows - page)
+    kv.eager, kv.unused = reserve.eager, kv.idle()
     log.info(
         "vmmgraph: %.0f MiB are free behind the captures; %.0f MiB stay free: %s", free / MIB, reserve.total() / MIB, reserve
     )

@@ -28,7 +28,6 @@ import contextlib
 import functools
 import gc
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -38,7 +37,7 @@ from .. import _c, _door, _ledger
 from .._arena import device_of
 from .._elastic import ElasticBuffer
 from . import kv_guard, kv_plan
-from ._common import is_set, log
+from ._common import log
 from .kv_plan import MIB
 
 #: vLLM releases with the names of 0.24. `release` also knows 0.33.
@@ -158,19 +157,15 @@ def install_guard(engine: Any, names: Any) -> kv_guard.Guard | None:
     wrapper = getattr(executor, "driver_worker", None)
     kv = kv_of(getattr(wrapper, "worker", None))
     ranks = engine.vllm_config.parallel_config.world_size if executor is not None else 1
-    if kv is None or kv.layout is None or ranks > 1:
-        if ranks > 1:
-            log.info("vmmgraph: the KV cache keeps its size, since %d ranks would have to change it together", ranks)
-        return None
-    if os.environ.get("VMMGRAPH_KV_GUARD") and not is_set("VMMGRAPH_KV_GUARD"):
-        log.info("vmmgraph: the KV cache keeps its size, since VMMGRAPH_KV_GUARD is %s", os.environ["VMMGRAPH_KV_GUARD"])
+    if not kv_guard.wanted(ranks) or kv is None or kv.layout is None:
         return None
     manager = engine.scheduler.kv_cache_manager
     # The longest request's blocks, and the null block.
     keep = (
         names.request_blocks(engine.vllm_config, engine.scheduler.kv_cache_config.kv_cache_groups) + 1 + manager.watermark_blocks
     )
-    guard = kv_guard.Guard(manager.block_pool, kv, kv_guard.Need(kv.eager), keep, kv.available, kv.release)
+    pool = kv_guard.Pool(manager.block_pool, kv.layout.group(), keep)
+    guard = kv_guard.Guard(pool, kv, kv_guard.Need(kv.eager), kv.available, kv.release)
     execute = executor.execute_model
 
     @functools.wraps(execute)
