@@ -80,6 +80,8 @@ class State:
     replays: ClassVar[list[tuple[int, Any, Any, float]]] = []
     #: Replays counted outside timing.
     calls = 0
+    #: Tensor which takes the reserve of the KV cache (--press).
+    pressure: Any = None
 
 
 def measure() -> None:
@@ -129,7 +131,8 @@ def measure() -> None:
         return got
 
     Scheduler.init_model_worker, SchedulerRequestReceiver._pull_raw_reqs = init_model_worker, pull_all
-    Scheduler.run_look, Scheduler.run_expect, Scheduler.run_time, Scheduler.run_skip = look, expect, time_replays, skip_graph
+    Scheduler.run_look, Scheduler.run_expect, Scheduler.run_press = look, expect, press
+    Scheduler.run_time, Scheduler.run_skip = time_replays, skip_graph
 
 
 def wait_for_turn() -> None:
@@ -249,6 +252,16 @@ def skip_graph(self, on: bool) -> None:
     for key, graph in graphs.items():
         if key.size <= SKIPPED_SIZE:
             graphs[key] = Skipped(graph) if on else graph.graph
+
+
+def press(self, on: bool) -> None:
+    """Takes all free memory but 64 MiB, or returns it."""
+    import torch
+
+    State.pressure = None
+    torch.cuda.empty_cache()
+    if on:
+        State.pressure = torch.empty(torch.cuda.mem_get_info()[0] - 64 * MIB, dtype=torch.uint8, device="cuda")
 
 
 def look(self, path: str) -> None:
@@ -439,6 +452,16 @@ def run(arguments: argparse.Namespace) -> None:
     one.rpc("run_skip", on=False)
     restored = serve_round(0)[1]
     print(f"RESULT {mode} control hash {skipped} skipped {calls} restored {restored}")
+    pressed = set()
+    for on in (True, False) if arguments.press else ():
+        one.rpc("run_press", on=on)
+        pressed.add(serve_round(0)[1])
+        # Groups of tokens return once a second.
+        time.sleep(1)
+        pressed.add(serve_round(0)[1])
+        print(f"RESULT {mode} pressure {on} hashes {' '.join(pressed)} free_mib {one.seen()['free'] / MIB:.0f}")
+    if not pressed <= {hashes[0]}:
+        wrong.append("tokens under pressure differ")
     ended = one.seen()
     print(f"RESULT {mode} free_after_mib {ended['free'] / MIB:.0f}")
     for stats, executables in ended["arenas"]:
@@ -572,6 +595,7 @@ def main() -> int:
     parser.add_argument("--modes", default="decode,breakable", help="which, with --compare")
     parser.add_argument("--together", action="store_true", help="all engines at once, tokens only")
     parser.add_argument("--pool", type=int, default=0, help="KV tokens; 0: by SGLang")
+    parser.add_argument("--press", action="store_true", help="take the reserve of the KV cache for two rounds")
     parser.add_argument("--kv", action="store_true", help="SGLang's defaults of memory, and the size of its KV cache")
     arguments = parser.parse_args()
     # A process with an initialized driver could not fork its workers.
