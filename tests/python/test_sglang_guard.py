@@ -1,4 +1,4 @@
-"""Guard of SGLang's KV cache, over a stand-in of SGLang's allocator and of the part of torch used by
+"""Guard of SGLang's KV cache, over stand-ins of SGLang's allocator and of the part of torch used by
 the guard. No test needs torch or a device."""
 
 from __future__ import annotations
