@@ -345,6 +345,7 @@ _CORE: dict[str, tuple[Any, ...]] = {
     "vmmgraph_arena_create": (c_void_p, POINTER(ArenaOptions), POINTER(c_void_p)),
     "vmmgraph_arena_destroy": (c_void_p,),
     "vmmgraph_arena_trim": (c_void_p, POINTER(c_uint64)),
+    "vmmgraph_arena_shrink_to_fit": (c_void_p, POINTER(Fence), POINTER(c_uint64)),
     "vmmgraph_arena_mark": (c_void_p,),
     "vmmgraph_arena_set_budget": (c_void_p, c_uint64),
     "vmmgraph_arena_stats": (c_void_p, POINTER(ArenaStats)),

@@ -153,6 +153,27 @@ def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
     assert gone.value.status == 4
 
 
+def test_an_arena_fits_its_pages_to_its_graphs(library: _c.Library) -> None:
+    device, arena, space, block = c_void_p(), c_void_p(), c_void_p(), c_void_p()
+    library.device_open(byref(_c.DeviceOptions(driver=2, host_memory_bytes=1 << 30)), byref(device))
+    library.arena_create(device, byref(_c.ArenaOptions()), byref(arena))
+    library.space_open(arena, byref(space))
+    library.space_allocate(space, 20 << 20, c_void_p(1), byref(block))
+    library.space_free(space, block)
+    library.space_seal(space, 0, None)
+    stats, saved = _c.ArenaStats(), ctypes.c_uint64()
+    library.arena_stats(arena, byref(stats))
+    # Two large pages of 16 MiB.
+    assert stats.as_dict()["physical_bytes"] == 32 << 20
+    library.arena_shrink_to_fit(arena, None, byref(saved))
+    library.arena_trim(arena, None)
+    library.arena_stats(arena, byref(stats))
+    assert stats.as_dict()["physical_bytes"] == 20 << 20 == (32 << 20) - saved.value
+    library.space_destroy(space)
+    library.arena_destroy(arena)
+    library.device_close(device)
+
+
 def test_a_missing_function_is_an_attribute_error(library: _c.Library) -> None:
     with pytest.raises(AttributeError):
         library.no_such_function()

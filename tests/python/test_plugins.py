@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from vmmgraph import _trees
+from vmmgraph import _c, _trees
 from vmmgraph.plugins import _common, sglang, vllm
 
 POINTS = """[vllm.general_plugins]
@@ -195,6 +195,11 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
 ) -> None:
     trimmed = []
 
+    def shrink(device: int) -> None:
+        trimmed.append(("shrink", device))
+        if device:
+            raise _c.Error("the arena is paused", _c.WRONG_STATE)
+
     def arena(device: int, spaces: int) -> types.SimpleNamespace:
         stats = {"spaces": spaces, "physical_bytes": 50 << 20, "high_water_bytes": 48 << 20}
         return types.SimpleNamespace(
@@ -202,7 +207,8 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
             stats=lambda: stats,
             spaces=lambda: [{"peak_live_bytes": 20 << 20}] * spaces,
             executables=lambda: {"bytes": 12 << 20},
-            trim=lambda: trimmed.append(device),
+            shrink_to_fit=lambda: shrink(device),
+            trim=lambda: trimmed.append(("trim", device)),
         )
 
     kind = type(owner, (), {method: lambda self: 7})
@@ -210,12 +216,13 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
     patch(types.SimpleNamespace(**{owner: kind}))
     with caplog.at_level("INFO", "vmmgraph"):
         assert getattr(kind(), method)() == 7
-    (line,) = caplog.messages
+    line, refused = caplog.messages
+    assert refused == "vmmgraph: the graphs' pages keep their sizes: the arena is paused"
     assert line == (
         "vmmgraph: 102 graph groups share 50 MiB on cuda:0; the largest alone needs 48 MiB, a pool for each 2040 MiB; "
         "executables take 12 MiB"
     )
-    assert trimmed == [0, 1]
+    assert trimmed == [("shrink", 0), ("trim", 0), ("shrink", 1), ("trim", 1)]
     patch(types.SimpleNamespace())
 
 

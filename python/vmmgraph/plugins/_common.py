@@ -69,10 +69,15 @@ def enable_for(engine: str) -> Any:
 
 
 def captures_ended() -> None:
-    """Returns idle pages to the driver and logs the memory of each arena's graphs."""
-    from .. import _door
+    """Fits each arena's pages to its graphs, returns idle pages to the driver and logs the memory
+    of the graphs."""
+    from .. import _c, _door
 
     for arena in _door.arenas():
+        try:
+            arena.shrink_to_fit()
+        except _c.Error as error:
+            log.info("vmmgraph: the graphs' pages keep their sizes: %s", error)
         arena.trim()
         stats, groups = arena.stats(), arena.spaces()
         if groups:
