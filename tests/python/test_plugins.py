@@ -223,6 +223,9 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
         "executables take 12 MiB"
     )
     assert trimmed == [("shrink", 0), ("trim", 0), ("shrink", 1), ("trim", 1)]
+    trimmed.clear()
+    _common.captures_ended(serving=True)
+    assert trimmed == [("trim", 0), ("trim", 1)]
     patch(types.SimpleNamespace())
 
 

@@ -68,14 +68,18 @@ def enable_for(engine: str) -> Any:
     return None
 
 
-def captures_ended() -> None:
+def captures_ended(serving: bool = False) -> None:
     """Fits each arena's pages to its graphs, returns idle pages to the driver and logs the memory
-    of the graphs."""
+    of the graphs.
+
+    ``serving``: pages keep their sizes, since results of the last replay may still be read.
+    """
     from .. import _c, _door
 
     for arena in _door.arenas():
         try:
-            arena.shrink_to_fit()
+            if not serving:
+                arena.shrink_to_fit()
         except _c.Error as error:
             log.info("vmmgraph: the graphs' pages keep their sizes: %s", error)
         arena.trim()

@@ -435,7 +435,7 @@ class Behind:
                 self.queue.by_graph,
                 self.queue.by_graph + self.queue.eager,
             )
-            captures_ended()
+            captures_ended(serving=True)
         return spent
 
     @contextlib.contextmanager
