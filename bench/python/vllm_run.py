@@ -14,6 +14,8 @@ script writes the metadata of an installation. Needs a GPU and vllm; prints SKIP
 (torch cannot capture into a pool after all its graphs are gone). `sleep` puts the engine to sleep
 and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1).
 
+VLLM_RUN_UNNAMED=1 captures without labels: each segment of a breakable graph is then its own group.
+
 --compare runs the script for every mode, with and without VmmGraph, and prints a table and the
 failures.
 
@@ -106,6 +108,8 @@ def measure() -> None:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             before, start = torch.cuda.mem_get_info()[0], time.perf_counter()
+            if os.environ.get("VLLM_RUN_UNNAMED"):
+                forget_names()
             try:
                 return capture(self, *args, **kwargs)
             finally:
@@ -113,9 +117,11 @@ def measure() -> None:
                 worker.seconds["captures"] = time.perf_counter() - start
                 # vLLM 0.33 captures some graphs before, to estimate their memory.
                 if not kwargs.get("profile_only"):
+                    runner.capture_seconds.append(time.perf_counter() - start)
                     runner.taken.append(before - torch.cuda.mem_get_info()[0])
 
-        runner.taken, runner.capture_model, runner.load_model = [], measured, loaded
+        runner.taken, runner.capture_seconds = [], []
+        runner.capture_model, runner.load_model = measured, loaded
 
     worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
     if not hasattr(worker, "seconds"):
@@ -127,6 +133,13 @@ def measure() -> None:
             continue
         if not hasattr(runner, "taken"):
             patch(runner)
+
+
+def forget_names() -> None:
+    """Captures get no labels from here on: each segment of a breakable graph is its own group."""
+    from vmmgraph import _door
+
+    _door.need().namers.clear()
 
 
 def time_start(worker: type) -> None:
@@ -471,11 +484,15 @@ def look(worker) -> dict:
     vmmgraph = sys.modules.get("vmmgraph")
     on = vmmgraph is not None and bool(vmmgraph.status())
     torch.cuda.synchronize()
+    pooled = [one["total_size"] for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) != (0, 0)]
     return {
         "on": on,
+        "pooled": sum(pooled),
         "taken": list(getattr(type(worker.model_runner), "taken", [])),
+        "capture_seconds": list(getattr(type(worker.model_runner), "capture_seconds", [])),
         "free": torch.cuda.mem_get_info()[0],
         "arenas": [(arena.stats(), arena.executables()) for arena in vmmgraph.arenas()] if on else [],
+        "named": sum(bool(group["label"]) for arena in vmmgraph.arenas() for group in arena.spaces()) if on else 0,
     }
 
 
@@ -648,6 +665,8 @@ def run(arguments: argparse.Namespace) -> None:
     seen = llm.collective_rpc(look)
     print(f"RESULT {mode} tokens {count} hash {hashes[0]} again {' '.join(sorted(set(hashes[1:])))}")
     print(f"RESULT {mode} capture_mib {sum(seen[0]['taken']) / MIB:.1f}")
+    print(f"RESULT {mode} capture_s {sum(seen[0]['capture_seconds']):.2f}")
+    print(f"RESULT {mode} torch_pools_mib {seen[0]['pooled'] / MIB:.1f}")
     # A round takes about a second. The first is a warm-up.
     print(f"RESULT {mode} rounds {' '.join(f'{count / one:.0f}' for one in seconds)}")
     print(f"RESULT {mode} tokens_per_second {count / statistics.median(seconds[1:]):.0f}")
@@ -661,7 +680,7 @@ def run(arguments: argparse.Namespace) -> None:
             ratio = stats["physical_bytes"] / max(stats["high_water_bytes"], 1)
             print(
                 f"RESULT {mode} arena_mib {stats['physical_bytes'] / MIB:.1f} floor_mib {stats['high_water_bytes'] / MIB:.1f} "
-                f"ratio {ratio:.3f} shapes {stats['spaces']} retained_mib {stats['retained_bytes'] / MIB:.1f} rank {rank}"
+                f"ratio {ratio:.3f} shapes {stats['spaces']} named {one['named']} retained_mib {stats['retained_bytes'] / MIB:.1f} rank {rank}"
             )
             print("RESULT", mode, "executables", {name: executables[name] for name in executables if name != "nodes"})
     for name in then:
@@ -700,7 +719,9 @@ def compare(arguments: argparse.Namespace) -> int:
         seen: dict[str, list[dict[str, str]]] = {"": [], "1": []}
         for on in ("", "1") * arguments.turns:
             command = [sys.executable, __file__, arguments.model, "--mode", mode, "--requests", str(arguments.requests)]
-            command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", arguments.then]
+            # Without VMMGRAPH_KV nothing gives memory back under pressure.
+            then = ",".join(name for name in arguments.then.split(",") if on or name != "pressure")
+            command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", then]
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
             command += ["--behind"] * arguments.behind + ["--lora"] * arguments.lora + ["--ngram"] * arguments.ngram
             command += ["--length", str(arguments.length)] if arguments.length else []
@@ -745,7 +766,8 @@ def compare(arguments: argparse.Namespace) -> int:
         ratios = {name: median(name, "1") / median(name, "") for name in seen[""][0] if name.startswith(("ms_", "tokens_per"))}
         print(
             f"{'ok    ' if same else 'WRONG '} {mode}: tokens {'equal' if same else 'differ'}, "
-            f"capture {median('capture_mib', ''):.0f} -> {median('capture_mib', '1'):.0f} MiB, ours / stock: "
+            f"capture {median('capture_mib', ''):.0f} -> {median('capture_mib', '1'):.0f} MiB, "
+            f"{median('capture_s', ''):.1f} -> {median('capture_s', '1'):.1f} s, ours / stock: "
             + ", ".join(f"{name} {ratio:.4f}" for name, ratio in ratios.items()),
             flush=True,
         )
