@@ -2,8 +2,13 @@
 // the steps while captures run, the time until all shapes exist, a second start, and traffic under
 // a limit of graphs. Takes about two minutes on an H200. Exit status 77: no GPU.
 //
-//   behind [--layers N] [--slice-us N] [--hours N] [--host 1]
+//   behind [--layers N] [--slice-us N] [--hours N] [--only PART] [--beside 1] [--host 1]
 //
+// --only runs one part: first, ahead, starts or day, which all run by default; or parts (durations
+// within a capture, by shape), control (steps of stock torch while a second thread captures) or
+// beside (the same over an arena).
+//
+// --beside 1 records on a second thread (ExecutorOptions::record_beside).
 // --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the
 // body.
 
@@ -26,27 +31,17 @@
 #include <vmmgraph/engine.hpp>
 
 #include "model.hpp"
+#include "parts.hpp"
 
 namespace {
 
 using namespace vmmgraph::engine;
-using Clock = std::chrono::steady_clock;
+using shootout::at_share;
+using shootout::Clock;
 using shootout::Model;
+using shootout::ms_since;
 using shootout::Options;
 using shootout::Shape;
-
-double ms_since(Clock::time_point start) {
-    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-double at_share(std::vector<double> values, double share) {
-    if (values.empty()) {
-        return 0;
-    }
-    std::sort(values.begin(), values.end());
-    return values[std::min(values.size() - 1,
-                           static_cast<std::size_t>(share * static_cast<double>(values.size())))];
-}
 
 Key key_of(const Shape& shape) {
     return Key::of(static_cast<std::uint32_t>(shape.tokens), 0, shape.decode ? uniform_decode : 0);
@@ -213,170 +208,264 @@ int wrong_graphs(Engine& engine, Model& model, const Options& options,
     return wrong;
 }
 
-int run(const Options& options, std::chrono::microseconds slice, int hours, bool host) {
-    const c10::InferenceMode inference;
+// Objects and settings common to all parts.
+struct Bench {
+    Options options;
+    std::chrono::microseconds slice{1000};
+    int hours = 24;
+    bool host = false;
+    std::string only;
     std::optional<c10::cuda::CUDAStream> stream;
-    if (!host) {
-        vmmgraph::torch::install();
-        stream = c10::cuda::getStreamFromPool(true, 0);
-        c10::cuda::setCurrentCUDAStream(*stream);
-    }
-    Model model(options, options.decode.back(), options.prefill.back(),
-                host ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0));
-    Traffic first(options, 1);
-    const auto shapes = options.decode.size() + options.prefill.size();
-    const Shape probe{true, 64};
-    const auto file = std::string("/tmp/vmmgraph_behind_") + std::to_string(::getpid()) + ".json";
+    std::unique_ptr<Model> model;
     ExecutorOptions behind;
-    behind.captures = Captures::behind;
-    behind.histogram = file;
-    {
-        // Loads kernels and library handles, as an engine's profile run does.
-        Engine engine(model, options, {}, stream);
-        for (int i = 0; i < 5; ++i) {
-            engine.eager(probe, first.tokens());
-            engine.wait();
-        }
-        std::vector<double> eager;
-        for (int i = 0; i < 20; ++i) {
-            const auto start = Clock::now();
-            engine.eager(probe, first.tokens());
-            engine.wait();
-            eager.push_back(ms_since(start));
-        }
-        const auto start = Clock::now();
-        Engine served(model, options, behind, stream);
-        const auto created = ms_since(start);
-        served.launch(probe, first.tokens());
-        served.wait();
-        const auto all = ms_since(start);
-        std::printf(
-            "RESULT first step: %.2f ms after the weights, of which %.2f ms make the executor; an "
-            "eager step %.2f ms (%.2f x)\n",
-            all, created, at_share(eager, 0.5), (all - created) / at_share(eager, 0.5));
+
+    [[nodiscard]] std::size_t shapes() const {
+        return options.decode.size() + options.prefill.size();
     }
-    {
-        const auto start = Clock::now();
-        Engine engine(model, options, {}, stream);
-        const auto graphs = engine.graphs().warm_up();
+    [[nodiscard]] bool runs(const char* part) const { return only.empty() || only == part; }
+};
+
+constexpr Shape probe{true, 64};
+
+// The time from an executor to its first step's result.
+void first_step(Bench& bench) {
+    Traffic traffic(bench.options, 1);
+    // Loads kernels and library handles, as an engine's profile run does.
+    Engine engine(*bench.model, bench.options, {}, bench.stream);
+    for (int i = 0; i < 5; ++i) {
+        engine.eager(probe, traffic.tokens());
         engine.wait();
-        std::printf("RESULT ahead: %zu graphs after %.2f s, without a step\n", graphs,
-                    ms_since(start) / 1e3);
     }
-    std::remove(file.c_str());
-    for (const char* const name : {"first start", "second start"}) {
-        Engine engine(model, options, behind, stream);
-        double longest = 0;
-        Traffic traffic(options, 7);
+    std::vector<double> eager;
+    for (int i = 0; i < 20; ++i) {
         const auto start = Clock::now();
-        const auto during = serve(
-            engine, options, traffic, slice, longest, [&](const auto& done, std::size_t waiting) {
-                return ms_since(start) > 30e3 || (waiting == 0 && done.size() > 100 &&
-                                                  engine.graphs().stats().graphs == shapes);
-            });
+        engine.eager(probe, traffic.tokens());
+        engine.wait();
+        eager.push_back(ms_since(start));
+    }
+    if (!bench.runs("first")) {
+        return;
+    }
+    const auto start = Clock::now();
+    Engine served(*bench.model, bench.options, bench.behind, bench.stream);
+    const auto created = ms_since(start);
+    served.launch(probe, traffic.tokens());
+    served.wait();
+    const auto all = ms_since(start);
+    std::printf(
+        "RESULT first step: %.2f ms after the weights, of which %.2f ms make the executor; an "
+        "eager step %.2f ms (%.2f x)\n",
+        all, created, at_share(eager, 0.5), (all - created) / at_share(eager, 0.5));
+}
+
+// The time to capture every shape before the first step.
+void ahead(Bench& bench) {
+    const auto start = Clock::now();
+    Engine engine(*bench.model, bench.options, {}, bench.stream);
+    const auto graphs = engine.graphs().warm_up();
+    engine.wait();
+    std::printf("RESULT ahead: %zu graphs after %.2f s, without a step\n", graphs,
+                ms_since(start) / 1e3);
+}
+
+// Steps of traffic, by bucket.
+using Medians = std::map<std::int64_t, double>;
+
+Medians medians_of(const std::vector<Done>& steps) {
+    std::map<std::int64_t, std::vector<double>> of_bucket;
+    for (const auto& step : steps) {
+        of_bucket[step.bucket].push_back(step.ms);
+    }
+    Medians medians;
+    for (auto& [bucket, values] : of_bucket) {
+        medians[bucket] = at_share(std::move(values), 0.5);
+    }
+    return medians;
+}
+
+void print_ratios(const std::string& name, const std::vector<Done>& steps, const Medians& by_graph,
+                  const Medians& eagerly) {
+    std::vector<double> ratios;
+    for (const auto& step : steps) {
+        const auto& medians = step.by_graph ? by_graph : eagerly;
+        if (const auto found = medians.find(step.bucket); found != medians.end()) {
+            ratios.push_back(step.ms / found->second);
+        }
+    }
+    std::printf("RESULT %s: median %.3f, p99 %.3f, longest %.3f x of %zu steps\n", name.c_str(),
+                at_share(ratios, 0.5), at_share(ratios, 0.99), at_share(ratios, 1), ratios.size());
+}
+
+// Steps while all shapes are captured, at a first start and at one with the first one's histogram.
+int starts(Bench& bench) {
+    struct Start {
+        std::string name;
+        std::vector<Done> during;
+        Medians medians;
+    };
+    std::vector<Start> all;
+    for (const char* const name : {"first start", "second start"}) {
+        Engine engine(*bench.model, bench.options, bench.behind, bench.stream);
+        double longest = 0;
+        Traffic traffic(bench.options, 7);
+        const auto start = Clock::now();
+        const auto during = serve(engine, bench.options, traffic, bench.slice, longest,
+                                  [&](const auto& done, std::size_t waiting) {
+                                      return ms_since(start) > 20e3 ||
+                                             (waiting == 0 && done.size() > 100 &&
+                                              engine.graphs().stats().graphs == bench.shapes());
+                                  });
         const auto seconds = ms_since(start) / 1e3;
         const auto graphs = static_cast<unsigned long long>(engine.graphs().stats().graphs);
-        Traffic same(options, 7);
+        Traffic same(bench.options, 7);
         double none = 0;
         const auto after =
-            serve(engine, options, same, std::chrono::microseconds(0), none,
+            serve(engine, bench.options, same, std::chrono::microseconds(0), none,
                   [&](const auto& done, std::size_t) { return done.size() == 2000; });
-        std::map<std::int64_t, std::vector<double>> of_bucket;
-        for (const auto& step : after) {
-            of_bucket[step.bucket].push_back(step.ms);
-        }
-        std::vector<double> ratios;
         std::vector<double> decodes;
         for (const auto& step : during) {
-            if (const auto found = of_bucket.find(step.bucket); found != of_bucket.end()) {
-                ratios.push_back(step.ms / at_share(found->second, 0.5));
-            }
             if (step.bucket > 0) {
                 decodes.push_back(step.ms);
             }
         }
         std::printf(
             "RESULT %s: %llu of %zu shapes after %.2f s and %zu steps of traffic; %.1f %% of these "
-            "steps by graphs, %.1f %% of 2000 "
-            "after\n",
-            name, graphs, shapes, seconds, during.size(), share_by_graphs(during),
+            "steps by graphs, %.1f %% of 2000 after\n",
+            name, graphs, bench.shapes(), seconds, during.size(), share_by_graphs(during),
             share_by_graphs(after));
         std::printf(
-            "RESULT %s: step over the median of its shape: median %.3f, p99 %.3f, longest %.3f x; "
-            "decodes %.2f ms median, %.2f p99, %.2f "
-            "longest; longest gap %.2f ms\n",
-            name, at_share(ratios, 0.5), at_share(ratios, 0.99), at_share(ratios, 1),
-            at_share(decodes, 0.5), at_share(decodes, 0.99), at_share(decodes, 1), longest);
+            "RESULT %s: decodes %.2f ms median, %.2f p99, %.2f longest; longest gap %.2f ms\n",
+            name, at_share(decodes, 0.5), at_share(decodes, 0.99), at_share(decodes, 1), longest);
+        all.push_back({name, during, medians_of(after)});
+        print_ratios(std::string(name) + ", 2000 steps after, over the median of its graph", after,
+                     all.back().medians, {});
         int compared = 0;
-        const auto wrong = wrong_graphs(engine, model, options, same.tokens(), compared);
+        const auto wrong =
+            wrong_graphs(engine, *bench.model, bench.options, same.tokens(), compared);
         std::printf("RESULT %s: %d of %d graphs wrong\n", name, wrong, compared);
         if (wrong > 0) {
             return 1;
         }
     }
-    std::remove(file.c_str());
-    {
-        auto limited = behind;
-        limited.histogram.clear();
-        limited.most_graphs = static_cast<std::uint32_t>(shapes / 2);
-        Engine engine(model, options, limited, stream);
-        Traffic traffic(options, 9);
-        std::size_t steps = 0;
-        std::size_t hits = 0;
-        std::uint64_t most = 0;
-        // A day: the decode size rises until noon and falls again.
-        for (int hour = 0; hour < hours; ++hour) {
-            const auto of_day = hour % 24;
-            const std::int64_t center = 20 + 40 * std::min(of_day, 24 - of_day);
-            for (int i = 0; i < 500; ++i, ++steps) {
-                hits += engine.launch(traffic.next(center), traffic.tokens()).mode != Mode::eager;
-                engine.graphs().between_steps(slice);
-                engine.wait();
-            }
-            most = std::max<std::uint64_t>(most, engine.graphs().stats().graphs);
-        }
-        int compared = 0;
-        const auto wrong = wrong_graphs(engine, model, options, traffic.tokens(), compared);
-        const auto stats = engine.graphs().stats();
-        std::printf(
-            "RESULT day: at most %u graphs: %llu existed at most, %.2f %% of %zu steps by graphs, "
-            "%llu captures, %llu evictions, %d of %d "
-            "graphs wrong, arena %.0f MiB\n",
-            limited.most_graphs, static_cast<unsigned long long>(most),
-            100.0 * static_cast<double>(hits) / static_cast<double>(steps), steps,
-            static_cast<unsigned long long>(stats.captures),
-            static_cast<unsigned long long>(stats.evictions), wrong, compared,
-            static_cast<double>(engine.arena_bytes()) / (1 << 20));
-        return wrong > 0 || most > limited.most_graphs ? 1 : 0;
+    // The same traffic without captures.
+    Engine engine(*bench.model, bench.options, {}, bench.stream);
+    Traffic traffic(bench.options, 7);
+    std::vector<Done> eager;
+    while (eager.size() < 1500) {
+        const auto shape = traffic.next();
+        const auto start = Clock::now();
+        engine.eager(shape, traffic.tokens());
+        engine.wait();
+        eager.push_back({bucket_of(bench.options, shape), ms_since(start), false});
     }
+    const auto eagerly = medians_of(eager);
+    print_ratios("without captures, eager step over the median of its shape", eager, {}, eagerly);
+    for (const auto& start : all) {
+        print_ratios(start.name + ", step over the median of its graph", start.during,
+                     start.medians, start.medians);
+        print_ratios(start.name + ", step over the median of its graph, if eager of eager steps",
+                     start.during, start.medians, eagerly);
+    }
+    return 0;
+}
+
+// A day of traffic under a limit of graphs: the decode size rises until noon and falls again.
+int day(Bench& bench) {
+    auto limited = bench.behind;
+    limited.histogram.clear();
+    limited.most_graphs = static_cast<std::uint32_t>(bench.shapes() / 2);
+    Engine engine(*bench.model, bench.options, limited, bench.stream);
+    Traffic traffic(bench.options, 9);
+    std::size_t steps = 0;
+    std::size_t hits = 0;
+    std::uint64_t most = 0;
+    for (int hour = 0; hour < bench.hours; ++hour) {
+        const auto of_day = hour % 24;
+        const std::int64_t center = 20 + 40 * std::min(of_day, 24 - of_day);
+        for (int i = 0; i < 500; ++i, ++steps) {
+            hits += engine.launch(traffic.next(center), traffic.tokens()).mode != Mode::eager;
+            engine.graphs().between_steps(bench.slice);
+            engine.wait();
+        }
+        most = std::max<std::uint64_t>(most, engine.graphs().stats().graphs);
+    }
+    int compared = 0;
+    const auto wrong =
+        wrong_graphs(engine, *bench.model, bench.options, traffic.tokens(), compared);
+    const auto stats = engine.graphs().stats();
+    std::printf(
+        "RESULT day: at most %u graphs: %llu existed at most, %.2f %% of %zu steps by graphs, "
+        "%llu captures, %llu evictions, %d of %d graphs wrong, arena %.0f MiB\n",
+        limited.most_graphs, static_cast<unsigned long long>(most),
+        100.0 * static_cast<double>(hits) / static_cast<double>(steps), steps,
+        static_cast<unsigned long long>(stats.captures),
+        static_cast<unsigned long long>(stats.evictions), wrong, compared,
+        static_cast<double>(engine.arena_bytes()) / (1 << 20));
+    return wrong > 0 || most > limited.most_graphs ? 1 : 0;
+}
+
+int run(Bench& bench) {
+    const c10::InferenceMode inference;
+    if (!bench.host) {
+        if (bench.only != "control") {
+            vmmgraph::torch::install();
+        }
+        bench.stream = c10::cuda::getStreamFromPool(true, 0);
+        c10::cuda::setCurrentCUDAStream(*bench.stream);
+    }
+    bench.model = std::make_unique<Model>(
+        bench.options, bench.options.decode.back(), bench.options.prefill.back(),
+        bench.host ? at::Device(at::kCPU) : at::Device(at::kCUDA, 0));
+    if (bench.only == "control" || bench.only == "beside") {
+        shootout::print_control(*bench.model, bench.options, *bench.stream,
+                                bench.only == "control");
+        return 0;
+    }
+    const auto file = std::string("/tmp/vmmgraph_behind_") + std::to_string(::getpid()) + ".json";
+    bench.behind.captures = Captures::behind;
+    bench.behind.histogram = file;
+    first_step(bench);
+    if (bench.only == "parts") {
+        shootout::print_parts(*bench.model, bench.options, *bench.stream);
+    }
+    if (bench.runs("ahead")) {
+        ahead(bench);
+    }
+    std::remove(file.c_str());
+    const int failed = bench.runs("starts") ? starts(bench) : 0;
+    std::remove(file.c_str());
+    return failed == 0 && bench.runs("day") ? day(bench) : failed;
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-    Options options;
-    std::chrono::microseconds slice(1000);
-    int hours = 24;
-    bool host = false;
+    Bench bench;
+    auto& options = bench.options;
     for (int i = 1; i + 1 < count; i += 2) {
         const std::string name = arguments[i];
         const long value = std::atol(arguments[i + 1]);
         if (name == "--layers") {
             options.layers = value;
         } else if (name == "--slice-us") {
-            slice = std::chrono::microseconds(value);
+            bench.slice = std::chrono::microseconds(value);
         } else if (name == "--hours") {
-            hours = static_cast<int>(value);
+            bench.hours = static_cast<int>(value);
+        } else if (name == "--only") {
+            bench.only = arguments[i + 1];
+        } else if (name == "--beside") {
+            bench.behind.record_beside = value != 0;
         } else if (name == "--host") {
-            host = value != 0;
+            bench.host = value != 0;
         } else {
-            std::fprintf(
-                stderr, "cannot use %s: the options are --layers, --slice-us, --hours and --host\n",
-                name.c_str());
+            std::fprintf(stderr,
+                         "cannot use %s: the options are --layers, --slice-us, --hours, --only, "
+                         "--beside and --host\n",
+                         name.c_str());
             return 2;
         }
     }
-    if (host) {
+    if (bench.host) {
         options.hidden = options.intermediate = 32;
         options.heads = options.kv_heads = 2;
         options.head_dim = options.context = 16;
@@ -387,5 +476,5 @@ int main(int count, char** arguments) {
         std::printf("SKIPPED: needs a GPU\n");
         return 77;
     }
-    return run(options, slice, hours, host);
+    return run(bench);
 }
