@@ -19,7 +19,7 @@ add_library(vmmgraph_torch SHARED
   cpp/torch/segments.cpp cpp/torch/session.cpp cpp/torch/graph_group.cpp cpp/torch/short_of_memory.cpp cpp/torch/torch_c.cpp cpp/torch/torchs_pool.cpp cpp/torch/instantiator.cpp cpp/torch/workspace.cpp
   cpp/engine/ahead.cpp cpp/engine/behind.cpp cpp/engine/declare.cpp cpp/engine/device_writes.cpp cpp/engine/executor.cpp cpp/engine/executor_state.cpp
   cpp/engine/graph_inputs.cpp cpp/engine/histogram.cpp cpp/engine/inputs_state.cpp cpp/engine/recorder.cpp
-  cpp/engine/staging.cpp cpp/engine/stream_order.cpp)
+  cpp/engine/staging.cpp cpp/engine/stream_order.cpp cpp/engine/work_thread.cpp)
 add_library(VmmGraph::torch ALIAS vmmgraph_torch)
 add_dependencies(vmmgraph_torch vmmgraph_torch_archive)
 target_include_directories(vmmgraph_torch

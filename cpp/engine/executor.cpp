@@ -51,6 +51,11 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         refuse(VMMGRAPH_ERROR_NULL_ARGUMENT,
                "cannot make the executor: the body is empty; pass a body");
     }
+    if (options.record_beside && options.ring != nullptr) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot make the executor: a ring serves one capture or step at a time, and "
+               "record_beside records while steps go on; leave record_beside off");
+    }
     if (options.capture.ring != nullptr) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "cannot make the executor: CaptureOptions::ring is set, and eager steps use the "
@@ -73,6 +78,11 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         }
         if (options.capture_stream != nullptr) {
             torch::require_stream_of(inputs.device(), options.capture_stream);
+        }
+        if (options.record_beside && !torch::compat::workspaces_have_mutex) {
+            refuse(VMMGRAPH_ERROR_WRONG_STATE,
+                   "cannot make the executor: record_beside needs torch 2.10 or later, whose table "
+                   "of workspaces may be used by several threads; leave record_beside off");
         }
         if (options.update_stream != nullptr) {
             torch::require_stream_of(inputs.device(), options.update_stream);
@@ -179,7 +189,7 @@ std::size_t GraphExecutor::warm_up() {
 }
 
 std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
-    using Clock = std::chrono::steady_clock;
+    using Clock = WorkThread::Clock;
     auto& state = *state_;
     if (!state.behind) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
@@ -202,10 +212,21 @@ std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
         }
     } back{state.inputs, std::nullopt};
     const auto begin = Clock::now();
-    while (slice.count() > 0) {
+    for (bool any = false; slice.count() > 0; any = true) {
+        if (any && Clock::now() - begin > slice) {
+            break;
+        }
+        if (state.thread.has_work()) {
+            if (!state.finish_beside(begin + slice)) {
+                break;
+            }
+            continue;
+        }
         const auto start = Clock::now();
-        auto& last = state.last_units.at(static_cast<std::size_t>(state.next_unit()));
-        if (back.bucket && (state.several_ranks || start - begin + last > slice)) {
+        const auto unit = state.next_unit();
+        auto& last = state.last_units.at(static_cast<std::size_t>(unit));
+        const bool waits = !state.is_beside(unit);
+        if (any && (state.several_ranks || (waits && start - begin + last > slice))) {
             break;
         }
         if (!state.begin_next()) {
@@ -215,7 +236,9 @@ std::size_t GraphExecutor::between_steps(std::chrono::microseconds slice) {
             back.bucket = state.inputs.bucket();
         }
         state.do_unit();
-        last = Clock::now() - start;
+        if (!state.thread.has_work()) {
+            last = Clock::now() - start;
+        }
     }
     // Agreed on by a step before this unit.
     state.agreed_next = dispatch::no_slot;
@@ -320,6 +343,11 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
                "cannot launch the step: nothing is prepared; call prepare() first");
     }
+    if (state.options.record_beside && !state.on_cpu() && stream == state.options.capture_stream) {
+        refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
+               "cannot launch the step: its stream is the capture stream, on which a thread "
+               "records graphs; launch on a different stream");
+    }
     const auto step = *state.step;
     std::optional<torch::OnStream> current;
     if (!state.on_cpu()) {
@@ -351,6 +379,7 @@ Ran GraphExecutor::launch(const std::function<void()>& eager, void* stream) {
     state.give_up();
     if (ahead) {
         // A different rank captures.
+        state.thread.wait();
         state.run_ahead(graph, step, stream, state.options.eager_runs);
     } else if (capture) {
         const bool there = state.capture(slot, step, stream, CaptureFor::step, throws);

@@ -238,12 +238,14 @@ void GraphExecutor::State::run_ahead(const Graph& graph, const Step& current, vo
     streams.behind(options.capture_stream, stream);
 }
 
-void GraphExecutor::State::record(Graph& graph, const Step& current) {
+GraphExecutor::State::Recorded GraphExecutor::State::record(const Graph& graph,
+                                                            const Step& current) const {
     auto recorder = this->recorder(graph, current);
     recorder.recording_ = true;
+    Recorded recorded;
     if (on_cpu()) {
         recorder.call(body);
-        return;
+        return recorded;
     }
     const c10::cuda::CUDAGuard device(inputs.device());
     const auto kept_before = arena->stats().kept_bytes;
@@ -257,16 +259,39 @@ void GraphExecutor::State::record(Graph& graph, const Step& current) {
     torch::CaptureScope scope(*arena, options.capture_stream, capture);
     recorder.scope_ = &scope;
     recorder.call(body);
-    graph.captured.emplace(scope.end());
-    graph.pieces = std::move(recorder.pieces_);
+    recorded.captured.emplace(scope.end());
+    recorded.pieces = std::move(recorder.pieces_);
     const auto kept = arena->stats().kept_bytes;
-    graph.own_bytes =
-        graph.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
+    recorded.own_bytes =
+        recorded.captured->report().retained_bytes + (kept > kept_before ? kept - kept_before : 0);
+    return recorded;
+}
+
+void GraphExecutor::State::take(Graph& graph, Recorded recorded) {
+    graph.own_bytes = recorded.own_bytes;
+    graph.pieces = std::move(recorded.pieces);
+    graph.captured = std::move(recorded.captured);
+}
+
+bool GraphExecutor::State::relieve(Slot slot, const std::exception_ptr& thrown, CaptureFor reason,
+                                   bool& cache_emptied) {
+    auto& graph = graphs[slot];
+    const auto failure = failure_of(thrown);
+    graph.captured.reset();
+    graph.pieces.clear();
+    if (failure.no_room && failure.of_device && !std::exchange(cache_emptied, true)) {
+        // Empty torch's cache, which has no users, before evicting a graph.
+        empty_cache(on_cpu());
+        return true;
+    }
+    return failure.no_room && reason != CaptureFor::warm_up && evict(slot, reason);
 }
 
 bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream, CaptureFor reason,
                                    bool throws) {
     auto& graph = graphs[slot];
+    // Both would capture on the same stream.
+    thread.wait();
     if (reason == CaptureFor::step) {
         // Without enough room, the try itself decides.
         static_cast<void>(make_room(slot, reason));
@@ -282,7 +307,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
                 run_ahead(graph, current, stream, options.eager_runs);
                 ran_ahead = true;
             }
-            record(graph, current);
+            take(graph, record(graph, current));
             if (reason == CaptureFor::step && graph.captured) {
                 // For the following replay: a failed instantiation is a failed capture too.
                 static_cast<void>(graph.captured->instantiate());
@@ -294,15 +319,7 @@ bool GraphExecutor::State::capture(Slot slot, const Step& current, void* stream,
         } catch (...) {
             thrown = std::current_exception();
         }
-        const auto failure = failure_of(thrown);
-        graph.captured.reset();
-        graph.pieces.clear();
-        if (failure.no_room && failure.of_device && !std::exchange(cache_emptied, true)) {
-            // Empty torch's cache, which has no users, before evicting a graph.
-            empty_cache(on_cpu());
-            continue;
-        }
-        again = failure.no_room && reason != CaptureFor::warm_up && evict(slot, reason);
+        again = relieve(slot, thrown, reason, cache_emptied);
     }
     fail(slot, thrown, reason, throws);
     return false;
@@ -408,7 +425,10 @@ bool GraphExecutor::State::begin_next() {
         }
         // With several ranks, each rank takes part in the eager runs.
         if (room || several_ranks) {
-            unfinished.emplace(Unfinished{slot, 0, room});
+            // The first run on a thread makes its library handles, which a capture cannot make.
+            const bool first = options.record_beside && !several_ranks && !ran_on_thread;
+            unfinished.emplace(Unfinished{
+                slot, std::max(options.eager_runs, first ? std::uint32_t{1} : 0U), 0, room});
         }
     }
     return true;
@@ -416,9 +436,8 @@ bool GraphExecutor::State::begin_next() {
 
 GraphExecutor::State::Unit GraphExecutor::State::next_unit() const {
     const auto done = unfinished ? unfinished->units : 0;
-    return done < options.eager_runs    ? Unit::eager_run
-           : done == options.eager_runs ? Unit::capture
-                                        : Unit::instantiation;
+    const auto runs = unfinished ? unfinished->eager_runs : options.eager_runs;
+    return done < runs ? Unit::eager_run : done == runs ? Unit::capture : Unit::instantiation;
 }
 
 void GraphExecutor::State::do_unit() {
@@ -434,7 +453,8 @@ void GraphExecutor::State::do_unit() {
         current.emplace(inputs.device(), stream);
     }
     // Afterwards the engine may destroy the capture stream, or capture on the stream.
-    const MarkWhenLeft marks(on_cpu() ? nullptr : &inputs.state_->last);
+    auto* const last = on_cpu() ? nullptr : &inputs.state_->last;
+    const MarkWhenLeft marks(last);
     std::shared_ptr<void> held;
     if (unit == Unit::eager_run || (unit == Unit::capture && unfinished->wanted)) {
         try {
@@ -446,31 +466,99 @@ void GraphExecutor::State::do_unit() {
             throw;
         }
     }
+    if (is_beside(unit)) {
+        // The thread captures on the stream, and calls the guard itself.
+        held.reset();
+        if (last != nullptr) {
+            last->try_mark();
+        }
+        begin_beside(unit, padding);
+        return;
+    }
+    std::exception_ptr thrown;
     try {
-        if (unit == Unit::eager_run) {
+        if (unit == Unit::eager_run && options.record_beside && !several_ranks) {
+            thread.begin([&] { run_ahead(graph, padding, stream, 1); });
+            thread.finish();
+            ran_on_thread = true;
+        } else if (unit == Unit::eager_run) {
             run_ahead(graph, padding, stream, 1);
         } else if (unit == Unit::capture && unfinished->wanted) {
             unfinished->wanted = capture(slot, padding, stream, CaptureFor::later, throws);
-        } else if (unfinished->wanted) {
-            if (graph.captured) {
-                static_cast<void>(graph.captured->instantiate());
-            }
-            publish(slot);
+        } else if (unfinished->wanted && graph.captured) {
+            static_cast<void>(graph.captured->instantiate());
         }
     } catch (...) {
-        // A capture reports its own failure.
-        const bool report = unit != Unit::capture && unfinished->wanted;
-        if (!report) {
+        if (unit == Unit::capture) {
+            // Reported by capture().
             unfinished.reset();
             throw;
         }
-        unfinished->wanted = false;
+        thrown = std::current_exception();
+    }
+    end_unit(unit, thrown);
+}
+
+void GraphExecutor::State::begin_beside(Unit unit, const Step& padding) {
+    const auto slot = unfinished->slot;
+    auto& graph = graphs[slot];
+    if (unit == Unit::instantiation) {
+        thread.begin([&graph] {
+            if (graph.captured) {
+                static_cast<void>(graph.captured->instantiate());
+            }
+        });
+        return;
+    }
+    thread.begin([this, &graph, padding, getters = inputs.state_->beside(graph.bucket)] {
+        const auto held = enter(Work::capture);
+        const GraphInputs::State::GettersBeside here(*inputs.state_, getters);
+        recorded = record(graph, padding);
+    });
+}
+
+bool GraphExecutor::State::finish_beside(WorkThread::Clock::time_point end) {
+    const auto unit = next_unit();
+    auto& last = last_units.at(static_cast<std::size_t>(unit));
+    const auto now = WorkThread::Clock::now();
+    // After its usual duration, a unit may take as long again.
+    const bool soon = now + std::max(last, thread.elapsed()) <= end;
+    if (!thread.wait_until(soon ? end : now)) {
+        return false;
+    }
+    std::exception_ptr thrown;
+    try {
+        last = thread.finish();
+    } catch (...) {
+        thrown = std::current_exception();
+    }
+    const auto slot = unfinished->slot;
+    if (unit == Unit::capture && !thrown) {
+        take(graphs[slot], std::exchange(recorded, {}));
+    } else if (unit == Unit::capture &&
+               relieve(slot, thrown, CaptureFor::later, unfinished->cache_emptied)) {
+        // The next call tries again.
+        return true;
+    }
+    end_unit(unit, thrown);
+    return true;
+}
+
+void GraphExecutor::State::end_unit(Unit unit, const std::exception_ptr& thrown) {
+    const auto slot = unfinished->slot;
+    if (thrown) {
+        const bool wanted = std::exchange(unfinished->wanted, false);
         try {
-            fail(slot, std::current_exception(), CaptureFor::later, throws);
+            if (!wanted) {
+                std::rethrow_exception(thrown);
+            }
+            fail(slot, thrown, CaptureFor::later, options.on_failure == OnFailure::throws);
         } catch (...) {
             unfinished.reset();
             throw;
         }
+    } else if (unit == Unit::instantiation && unfinished->wanted) {
+        publish(slot);
     }
     ++unfinished->units;
     // Other ranks go on with the units of this graph.
@@ -480,6 +568,14 @@ void GraphExecutor::State::do_unit() {
 }
 
 void GraphExecutor::State::drop_unfinished() {
+    if (thread.has_work()) {
+        try {
+            thread.finish();
+        } catch (...) {
+            // Its graph is given up in any case.
+        }
+        recorded = {};
+    }
     if (unfinished && unfinished->wanted) {
         auto& graph = graphs[unfinished->slot];
         graph.captured.reset();
@@ -527,7 +623,7 @@ void GraphExecutor::State::replay(Slot slot, const Step& current, void* stream) 
     }
     if (on_cpu()) {
         inputs.select(graph.bucket);
-        record(graph, current);
+        take(graph, record(graph, current));
         return;
     }
     // Also after a replay which a runner ended: some of its pieces may run.

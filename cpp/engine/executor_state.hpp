@@ -15,7 +15,9 @@
 #include "ahead.hpp"
 #include "behind.hpp"
 #include "declare.hpp"
+#include "inputs_state.hpp"
 #include "stream_order.hpp"
+#include "work_thread.hpp"
 
 namespace vmmgraph::engine {
 
@@ -36,19 +38,26 @@ enum class CaptureFor {
 };
 
 struct GraphExecutor::State {
+    // Result of a recording.
+    struct Recorded {
+        // Bytes of its own pages, and growth of the persistent (kept) pages.
+        std::uint64_t own_bytes = 0;
+        // Declared before the graph, so destroyed after the graph: a runner may own memory which
+        // the graph uses.
+        std::vector<Recorder::Piece> pieces;
+        // Empty on a CPU.
+        std::optional<torch::CapturedGraph> captured;
+    };
     // One per bucket and mode.
     struct Graph {
         Mode mode = Mode::eager;
         Key bucket;
         bool there = false;
         bool failed = false;
-        // Bytes of its own pages, and growth of the persistent (kept) pages, at its last capture:
-        // the estimate for its next capture.
+        // Of its last capture: the estimate for its next capture.
         std::uint64_t own_bytes = 0;
-        // Declared before the graph, so destroyed after the graph: a runner may own memory which
-        // the graph uses.
+        // As in Recorded.
         std::vector<Recorder::Piece> pieces;
-        // Empty on a CPU.
         std::optional<torch::CapturedGraph> captured;
         // Its last replay, for updates on a separate stream.
         std::unique_ptr<StreamOrder> replayed;
@@ -71,19 +80,25 @@ struct GraphExecutor::State {
     std::optional<Dispatcher> all_missing;
     struct Unfinished {
         Slot slot;
+        // Number of eager runs.
+        std::uint32_t eager_runs = 0;
         // Finished units: eager runs, then the capture.
         std::uint32_t units = 0;
         // Whether this rank still wants the graph; other ranks may go on.
         bool wanted = true;
+        // Whether a capture has emptied torch's cache.
+        bool cache_emptied = false;
     };
     std::optional<Unfinished> unfinished;
+    // Whether the body has run eagerly on `thread`, which loads the thread's library handles.
+    bool ran_on_thread = false;
     // The graph agreed on by the ranks for the next between_steps().
     Slot agreed_next = dispatch::no_slot;
     // True if this executor decides together with others.
     bool several_ranks = false;
     // Unit of work behind the traffic, and the last duration of each.
     enum class Unit { eager_run, capture, instantiation };
-    std::array<std::chrono::steady_clock::duration, 3> last_units{};
+    std::array<WorkThread::Clock::duration, 3> last_units{};
 
     // The step between decide() and launch().
     std::optional<Step> step;
@@ -145,7 +160,12 @@ struct GraphExecutor::State {
     void run_ahead(const Graph& graph, const Step& current, void* stream, std::uint32_t runs);
 
     // Captures a graph; on a CPU, runs the body.
-    void record(Graph& graph, const Step& current);
+    [[nodiscard]] Recorded record(const Graph& graph, const Step& current) const;
+    // Gives a graph the result of its capture.
+    static void take(Graph& graph, Recorded recorded);
+    // Frees memory for another try of a failed capture. Returns false if there will be none.
+    bool relieve(Slot slot, const std::exception_ptr& thrown, CaptureFor reason,
+                 bool& cache_emptied);
 
     // Captures the graph of a slot claimed from the dispatcher. Returns true on success. A failure
     // is logged, and thrown if `throws`. Except for a step, a graph which lacks memory is left to a
@@ -170,9 +190,21 @@ struct GraphExecutor::State {
     bool begin_next();
     // Returns the next unit of the graph in work, or of a new graph.
     [[nodiscard]] Unit next_unit() const;
-    // Does the next unit of the graph in work, with padding as the step.
+    // Returns true for a unit done on `thread` while steps go on.
+    [[nodiscard]] bool is_beside(Unit unit) const {
+        return !several_ranks && unfinished && unfinished->wanted &&
+               (unit == Unit::instantiation || (unit == Unit::capture && options.record_beside));
+    }
+    // Does the next unit of the graph in work, with padding as the step, or begins the unit on
+    // `thread`.
     void do_unit();
-    // Gives up the graph in work.
+    void begin_beside(Unit unit, const Step& padding);
+    // Ends a unit of `thread` which is done, or which is expected to be done until `end` and is.
+    // Returns false if the unit goes on.
+    bool finish_beside(WorkThread::Clock::time_point end);
+    // Notes the end of a unit, or its failure.
+    void end_unit(Unit unit, const std::exception_ptr& thrown);
+    // Gives up the graph in work, after its unit on `thread`.
     void drop_unfinished();
 
     void replay(Slot slot, const Step& current, void* stream);
@@ -180,6 +212,11 @@ struct GraphExecutor::State {
     void update(Graph& graph, const Step& current, void* stream);
     // Instantiates the graphs which may follow a slot's graph.
     void look_ahead(Slot slot);
+
+    // Result of the recording on `thread`.
+    Recorded recorded;
+    // Declared last, so that its work ends before all else.
+    WorkThread thread;
 };
 
 }  // namespace vmmgraph::engine

@@ -126,6 +126,7 @@ void GraphInputs::mark() { state_->last.mark(); }
 
 void GraphInputs::select(const Key& bucket) {
     auto& state = *state_;
+    state.refuse_beside("select a bucket", "leave the selection to the executor");
     const auto number = state.layout_of(bucket);
     if (number != state.current) {
         state.current = number;
@@ -133,7 +134,7 @@ void GraphInputs::select(const Key& bucket) {
     }
 }
 
-const Key& GraphInputs::bucket() const { return state_->layouts[state_->current].key; }
+const Key& GraphInputs::bucket() const { return state_->layout_here().key; }
 
 std::size_t GraphInputs::find(std::string_view name) const {
     const auto& inputs = state_->inputs;
@@ -162,10 +163,10 @@ bool GraphInputs::has(std::string_view name) const noexcept {
 const std::vector<Input>& GraphInputs::inputs() const noexcept { return state_->inputs; }
 
 const at::Tensor& GraphInputs::get(std::size_t input, std::int64_t rows) const {
-    const auto& layout = state_->layouts[state_->current];
+    const auto& layout = state_->layout_here();
     if (const auto late = input - layout.tensors.size();
         input >= layout.tensors.size() && late < state_->late.size()) {
-        return state_->rows_of(state_->late[late], rows);
+        return state_->rows_of(state_->late_here(late), rows);
     }
     if (input >= layout.tensors.size()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT, "cannot return input or output " +
@@ -205,7 +206,9 @@ void GraphInputs::set(std::size_t output, const at::Tensor& value) {
                "cannot set the output: the value is undefined or has no rows; pass a tensor with "
                "rows");
     }
-    if (is_late && !state.late[late].whole.defined()) {
+    if (is_late && !state.late_here(late).whole.defined()) {
+        state.refuse_beside("make output '" + state.late[late].name + "'",
+                            "run the body eagerly before (ExecutorOptions::eager_runs)");
         state.late[late].whole = state.memory_like(value);
     }
     const auto along = is_late ? 0 : state.rows_along[output];
@@ -222,10 +225,11 @@ void GraphInputs::set(std::size_t output, const at::Tensor& value) {
 bool GraphInputs::is_set(std::string_view name) const {
     const auto number = find(name);
     return number < state_->inputs.size() ||
-           state_->late[number - state_->inputs.size()].whole.defined();
+           state_->late_here(number - state_->inputs.size()).whole.defined();
 }
 
 at::Tensor GraphInputs::actual(std::size_t input) const {
+    state_->refuse_beside("return an input in the step's size", "use get()");
     auto tensor = get(input);
     if (input >= state_->inputs.size() || state_->inputs[input].role == Role::output) {
         return tensor;
@@ -237,6 +241,8 @@ at::Tensor GraphInputs::actual(std::size_t input) const {
 }
 
 at::Tensor GraphInputs::host(std::size_t input) const {
+    state_->refuse_beside("return an input on the host",
+                          "read the input in ExecutorOptions::before_launch");
     const auto& prepared = state_->prepared;
     if (input >= state_->inputs.size()) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,

@@ -315,13 +315,64 @@ void GraphInputs::State::check(const Input& input, const vmmgraph_input_view_t& 
     }
 }
 
+namespace {
+
+// The inputs, and their getters' state, of a GettersBeside.
+thread_local const void* inputs_here = nullptr;
+thread_local const Beside* of_inputs_here = nullptr;
+
+}  // namespace
+
+GraphInputs::State::GettersBeside::GettersBeside(const State& inputs,
+                                                 const Beside& beside) noexcept {
+    inputs_here = &inputs;
+    of_inputs_here = &beside;
+}
+
+GraphInputs::State::GettersBeside::~GettersBeside() {
+    inputs_here = nullptr;
+    of_inputs_here = nullptr;
+}
+
+Beside GraphInputs::State::beside(const Key& bucket) {
+    Beside made{layouts[layout_of(bucket)], late};
+    if (device.is_cpu()) {
+        for (auto& tensor : made.layout.tensors) {
+            tensor = tensor.clone();
+        }
+        for (auto& output : made.late) {
+            output.whole = output.whole.defined() ? output.whole.clone() : output.whole;
+        }
+    }
+    // Slices of the memory above.
+    for (auto& slice : made.layout.slices) {
+        slice = {all_rows, {}};
+    }
+    for (auto& output : made.late) {
+        output.slice = {all_rows, {}};
+    }
+    return made;
+}
+
+const Beside* GraphInputs::State::beside_here() const noexcept {
+    return inputs_here == this ? of_inputs_here : nullptr;
+}
+
+void GraphInputs::State::refuse_beside(const std::string& operation, const char* remedy) const {
+    if (beside_here() != nullptr) {
+        refuse(
+            VMMGRAPH_ERROR_WRONG_STATE,
+            "cannot " + operation + ": this thread records a graph while steps go on; " + remedy);
+    }
+}
+
 const at::Tensor& GraphInputs::State::rows_of(const LateOutput& output, std::int64_t rows) const {
     if (!output.whole.defined()) {
         refuse(VMMGRAPH_ERROR_WRONG_STATE,
                "cannot read output '" + output.name +
                    "': no body has set it yet; run a step that sets it first");
     }
-    const std::int64_t most = layouts[current].key[Axis::tokens];
+    const std::int64_t most = layout_here().key[Axis::tokens];
     if (rows > most) {
         refuse(VMMGRAPH_ERROR_INVALID_ARGUMENT,
                "cannot read output '" + output.name + "': " + std::to_string(rows) +

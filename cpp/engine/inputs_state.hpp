@@ -58,6 +58,12 @@ struct LateOutput {
     mutable std::pair<std::int64_t, at::Tensor> slice{GraphInputs::all_rows, {}};
 };
 
+// Bucket and memory of the getters on a thread which records a graph while steps go on.
+struct Beside {
+    Layout layout;
+    std::vector<LateOutput> late;
+};
+
 struct GraphInputs::State {
     // All except those in `late`.
     std::vector<Input> inputs;
@@ -115,7 +121,32 @@ struct GraphInputs::State {
     // Finishes kept states where possible.
     static void finish_left() noexcept;
 
-    // Returns rows of an output declared by name alone, in the current bucket.
+    // Makes the getters of this thread, and of no other, use `beside` during its lifetime.
+    class GettersBeside {
+    public:
+        GettersBeside(const State& inputs, const Beside& beside) noexcept;
+        GettersBeside(const GettersBeside&) = delete;
+        GettersBeside& operator=(const GettersBeside&) = delete;
+        ~GettersBeside();
+    };
+    // Returns the getters' state for a recording of a bucket on a different thread. On a CPU a
+    // recording runs the body, so its memory is separate.
+    Beside beside(const Key& bucket);
+    // Returns the state set by a GettersBeside of this thread; null if none.
+    const Beside* beside_here() const noexcept;
+    // Throws Error on a thread with a GettersBeside.
+    void refuse_beside(const std::string& operation, const char* remedy) const;
+    // Returns the getters' bucket of this thread.
+    const Layout& layout_here() const {
+        const auto* const beside = beside_here();
+        return beside != nullptr ? beside->layout : layouts[current];
+    }
+    const LateOutput& late_here(std::size_t number) const {
+        const auto* const beside = beside_here();
+        return (beside != nullptr ? beside->late : late)[number];
+    }
+
+    // Returns rows of an output declared by name alone, in the getters' bucket.
     const at::Tensor& rows_of(const LateOutput& output, std::int64_t rows) const;
     // Allocates memory for an output declared by name alone, outside the value's graph.
     at::Tensor memory_like(const at::Tensor& value) const;

@@ -168,6 +168,23 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // atomically when destroyed. An unreadable file is logged and ignored. Empty: no file.
     // `vmmgraph plan FILE` prints a plan for the file.
     std::string histogram{};
+    // Captures::behind: records graphs on a thread of the executor while steps go on, so that no
+    // step waits for a recording. The body is then called on this thread too, under these rules:
+    //  - The body changes no state which a step, `eager` or a hook uses, and takes no lock which a
+    //    step holds for long. It reads inputs and outputs by GraphInputs::get() and its shorthands,
+    //    which return the recorded bucket on this thread; actual() and host() throw Error there.
+    //  - `before_launch` is called on the thread of the steps, before the recording, and its
+    //    results for one bucket are not overwritten by a step of a different bucket.
+    //  - `guard` is called on this thread, for the recording.
+    //  - No graph draws random numbers: torch resets its generator at the begin of a capture.
+    //  - Steps use other streams than `capture_stream`; launch() throws Error otherwise.
+    //  - The engine waits for streams and events, never for the whole device: a device wait
+    //    (cudaDeviceSynchronize) breaks the recording, which counts as a failed capture.
+    // Before the first recording, the body runs eagerly on this thread while the thread of the
+    // steps waits, since libraries have handles for each thread. This happens once, not for every
+    // graph. A failure is reported by a later between_steps(). With several ranks, graphs are
+    // recorded on the thread of the steps. Throws Error with `ring`, and up to torch 2.9.
+    bool record_beside = false;
     // Stream of every capture (a cudaStream_t, not the default stream); null: one of torch's.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
@@ -262,10 +279,13 @@ public:
     // device still runs the step: a capture is host work. Kernels that read the step's outputs must
     // already be on the step's stream. Afterwards the outputs, actual() and host() are undefined.
     //
-    // A call does one unit of work: an eager run of the body (`eager_runs`), a capture with all its
-    // pieces, or an instantiation. Further units follow while they are expected to end within
-    // `slice`. So a step waits for at most the longer of `slice` and one unit. A slice of 0 does
-    // nothing.
+    // A call does one unit of work: an eager run of the body (`eager_runs`), or a capture with all
+    // its pieces. Further units follow while they are expected to end within `slice`. So a step
+    // waits for at most the longer of `slice` and one unit. A slice of 0 does nothing. A thread
+    // instantiates the graphs, and records them too with `record_beside`. A call returns while the
+    // thread works, unless the work is expected to end within `slice`. So with `record_beside` a
+    // step waits for at most `slice`, except for eager runs. clear(), warm_up() and the destructor
+    // wait for the thread.
     //
     // With several ranks (`exchange`, or agree()), all ranks must call alike, with a slice above 0:
     // each call then does one unit of the graph agreed on by the last step. Throws Error

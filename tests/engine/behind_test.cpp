@@ -1,4 +1,5 @@
 // Captures behind the traffic: order, slices, stand-ins, failures, limits, histogram, ranks.
+// Recordings on a second thread: beside_test.cpp.
 #include <array>
 #include <chrono>
 #include <filesystem>
@@ -10,21 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "behind.hpp"
 #include "gather.hpp"
-#include "small.hpp"
 
 namespace engine_tests {
 namespace {
 
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
-
-ExecutorOptions behind(const std::vector<std::uint32_t>& full = {1, 2, 4, 8}) {
-    auto options = both(full);
-    options.piecewise.clear();
-    options.captures = Captures::behind;
-    return options;
-}
 
 // Notes the recordings, and the eager runs as negative sizes.
 struct Noted {
@@ -38,18 +32,6 @@ struct Noted {
     }
     std::vector<int> take() { return std::exchange(bodies, {}); }
 };
-
-Reason decode(Small& small, std::int64_t n) {
-    Ran ran;
-    EXPECT_TRUE(small.run(n, Phase::decode, ran, uniform_decode)) << n;
-    return ran.reason;
-}
-
-// Calls between_steps() until nothing is left.
-void finish(Small& small) {
-    for (int i = 0; i < 100 && small.executor->between_steps(1us) > 0; ++i) {
-    }
-}
 
 // A folder, removed at the end.
 struct Folder {
@@ -75,7 +57,7 @@ TEST(Behind, StepsRunEagerlyUntilTheMostUsedGraphsAreCaptured) {
     EXPECT_EQ(small.executor->between_steps(1us), 2u);
     EXPECT_EQ(noted.take(), std::vector<int>{4}) << "the most used one";
     EXPECT_EQ(decode(small, 3), Reason::being_captured) << "not published before its instantiation";
-    EXPECT_EQ(small.executor->between_steps(1us), 1u);
+    EXPECT_EQ(until(small, 1), 1u);
     EXPECT_EQ(decode(small, 3), Reason::padded);
     EXPECT_EQ(decode(small, 2), Reason::stand_in) << "4 weighs at most twice as much";
     EXPECT_EQ(decode(small, 1), Reason::not_captured);
@@ -132,7 +114,7 @@ TEST(Behind, EagerRunsComeFirstOneAUnit) {
         EXPECT_EQ(noted.take(), expected);
         EXPECT_NE(decode(small, 4), Reason::hit);
     }
-    EXPECT_EQ(small.executor->between_steps(1us), 0u);
+    EXPECT_EQ(until(small, 0), 0u);
     EXPECT_EQ(decode(small, 4), Reason::hit);
 }
 

@@ -25,6 +25,7 @@ inline ExecutorOptions both(const std::vector<std::uint32_t>& full) {
 
 struct Small {
     c10::DeviceIndex index;
+    bool records_beside;
     at::Tensor table = at::randn({vocabulary, width}, on_device(at::kFloat, index));
     std::shared_ptr<vmmgraph::SharedVmmAllocator> arena;
     std::unique_ptr<GraphInputs> inputs;
@@ -34,7 +35,8 @@ struct Small {
     int eager_steps = 0;
     at::Tensor eager_output;
 
-    explicit Small(ExecutorOptions options, c10::DeviceIndex index = 0) : index(index) {
+    explicit Small(ExecutorOptions options, c10::DeviceIndex index = 0)
+        : index(index), records_beside(options.record_beside) {
         if (has_gpu()) {
             vmmgraph::torch::install();
             arena = std::make_shared<vmmgraph::SharedVmmAllocator>(index);
@@ -75,13 +77,25 @@ struct Small {
         inputs->hidden_states().copy_(sum);
     }
 
+    // Waits for the device, or for the step's streams if a device wait would break a recording.
+    void wait_for_step(void* on) const {
+        if (!records_beside) {
+            wait(index);
+        } else if (has_gpu()) {
+            for (auto* const one :
+                 {on != nullptr ? on : stream(index), static_cast<void*>(nullptr)}) {
+                ASSERT_EQ(cudaStreamSynchronize(static_cast<cudaStream_t>(one)), cudaSuccess);
+            }
+        }
+    }
+
     // Returns whether the output is correct.
     bool run(std::int64_t n, Phase phase, Ran& ran, std::uint32_t variant = 0, float bias = 0,
              bool capturable = true, void* on = nullptr) {
         const auto tokens = at::randint(0, vocabulary, {n}, at::kLong);
         const auto expected = table.index_select(0, tokens.to(table.device())) + bias;
         Step step{Key::of(static_cast<std::uint32_t>(n), 0, variant), phase, capturable, &bias};
-        wait(index);
+        wait_for_step(on);
         ran = executor->run(
             step, {{names::tokens, tokens}},
             [&] {
@@ -89,7 +103,7 @@ struct Small {
                 eager_output = expected.clone();
             },
             on != nullptr ? on : stream(index));
-        wait(index);
+        wait_for_step(on);
         const auto& output = ran.mode == Mode::eager ? eager_output : inputs->hidden_states(n);
         return at::allclose(output, expected);
     }

@@ -1,0 +1,57 @@
+// Thread for work on graphs while steps go on.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+
+namespace vmmgraph::engine {
+
+// Does one piece of work at a time on a thread of its own, which begins with the first work. One
+// thread at a time calls the functions.
+class WorkThread {
+public:
+    using Clock = std::chrono::steady_clock;
+
+    WorkThread() = default;
+    WorkThread(const WorkThread&) = delete;
+    WorkThread& operator=(const WorkThread&) = delete;
+    // Waits for the work in progress.
+    ~WorkThread();
+
+    // Begins `work`, with the caller's torch settings (inference mode, autocast, ...). There must
+    // be no unfinished work.
+    void begin(std::function<void()> work);
+    // Returns true from begin() to finish().
+    [[nodiscard]] bool has_work() const noexcept { return outcome_.valid(); }
+    // Returns the time since begin().
+    [[nodiscard]] Clock::duration elapsed() const { return Clock::now() - begun_; }
+    // Waits for the work until a time. Returns true if the work is done.
+    [[nodiscard]] bool wait_until(Clock::time_point end) const {
+        return outcome_.wait_until(end) == std::future_status::ready;
+    }
+    // Waits for the work, if any.
+    void wait() const {
+        if (has_work()) {
+            outcome_.wait();
+        }
+    }
+    // Waits for the work, and returns its duration or throws its exception.
+    Clock::duration finish() { return outcome_.get(); }
+
+private:
+    void run();
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::packaged_task<Clock::duration()> next_;
+    bool over_ = false;
+    std::future<Clock::duration> outcome_;
+    Clock::time_point begun_;
+    std::thread thread_;
+};
+
+}  // namespace vmmgraph::engine
