@@ -4,9 +4,11 @@
 //
 //   behind [--layers N] [--slice-us N] [--hours N] [--only PART] [--beside 1] [--host 1]
 //
-// --only runs one part: first, ahead, starts or day, which all run by default; or parts (durations
-// within a capture, by shape), control (steps of stock torch while a second thread captures) or
-// beside (the same over an arena).
+// --only runs one part: first, ahead, starts or day, which all run by default; or one of these:
+//   eager    the first eager steps of a process
+//   parts    durations within a capture, by shape
+//   control  steps of stock torch while a second thread captures
+//   beside   the same over an arena
 //
 // --beside 1 records on a second thread (ExecutorOptions::record_beside).
 // --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the
@@ -283,17 +285,44 @@ Medians medians_of(const std::vector<Done>& steps) {
     return medians;
 }
 
-void print_ratios(const std::string& name, const std::vector<Done>& steps, const Medians& by_graph,
-                  const Medians& eagerly) {
+// Prints the steps for which `counts` returns true, over the medians of their shapes.
+template <class Counts>
+void print_ratios(const std::string& name, const std::vector<Done>& steps, const Medians& medians,
+                  Counts&& counts) {
     std::vector<double> ratios;
     for (const auto& step : steps) {
-        const auto& medians = step.by_graph ? by_graph : eagerly;
-        if (const auto found = medians.find(step.bucket); found != medians.end()) {
+        if (const auto found = medians.find(step.bucket); found != medians.end() && counts(step)) {
             ratios.push_back(step.ms / found->second);
         }
     }
-    std::printf("RESULT %s: median %.3f, p99 %.3f, longest %.3f x of %zu steps\n", name.c_str(),
+    std::printf("RESULT %s: median %.3f, p99 %.3f, longest %.3f x of %zu\n", name.c_str(),
                 at_share(ratios, 0.5), at_share(ratios, 0.99), at_share(ratios, 1), ratios.size());
+}
+
+bool any(const Done&) { return true; }
+bool by_graph(const Done& step) { return step.by_graph; }
+bool eagerly(const Done& step) { return !step.by_graph; }
+
+// Runs steps of the same traffic as starts() eagerly.
+std::vector<Done> eager_steps(Bench& bench, std::size_t count) {
+    Engine engine(*bench.model, bench.options, {}, bench.stream);
+    Traffic traffic(bench.options, 7);
+    std::vector<Done> steps;
+    while (steps.size() < count) {
+        const auto shape = traffic.next();
+        const auto start = Clock::now();
+        engine.eager(shape, traffic.tokens());
+        engine.wait();
+        steps.push_back({bucket_of(bench.options, shape), ms_since(start), false});
+    }
+    return steps;
+}
+
+// The first eager steps of a process, when libraries know none of the shapes.
+void eager(Bench& bench) {
+    const auto cold = eager_steps(bench, 150);
+    print_ratios("first eager steps of a process, over the median of their shape", cold,
+                 medians_of(eager_steps(bench, 700)), any);
 }
 
 // Steps while all shapes are captured, at a first start and at one with the first one's histogram.
@@ -337,8 +366,8 @@ int starts(Bench& bench) {
             "RESULT %s: decodes %.2f ms median, %.2f p99, %.2f longest; longest gap %.2f ms\n",
             name, at_share(decodes, 0.5), at_share(decodes, 0.99), at_share(decodes, 1), longest);
         all.push_back({name, during, medians_of(after)});
-        print_ratios(std::string(name) + ", 2000 steps after, over the median of its graph", after,
-                     all.back().medians, {});
+        print_ratios(std::string(name) + ", after the captures, over the median of their graph",
+                     after, all.back().medians, any);
         int compared = 0;
         const auto wrong =
             wrong_graphs(engine, *bench.model, bench.options, same.tokens(), compared);
@@ -347,24 +376,17 @@ int starts(Bench& bench) {
             return 1;
         }
     }
-    // The same traffic without captures.
-    Engine engine(*bench.model, bench.options, {}, bench.stream);
-    Traffic traffic(bench.options, 7);
-    std::vector<Done> eager;
-    while (eager.size() < 1500) {
-        const auto shape = traffic.next();
-        const auto start = Clock::now();
-        engine.eager(shape, traffic.tokens());
-        engine.wait();
-        eager.push_back({bucket_of(bench.options, shape), ms_since(start), false});
-    }
-    const auto eagerly = medians_of(eager);
-    print_ratios("without captures, eager step over the median of its shape", eager, {}, eagerly);
+    const auto without = eager_steps(bench, 700);
+    const auto medians = medians_of(without);
+    print_ratios("eager steps without captures, over the median of their shape", without, medians,
+                 any);
     for (const auto& start : all) {
-        print_ratios(start.name + ", step over the median of its graph", start.during,
-                     start.medians, start.medians);
-        print_ratios(start.name + ", step over the median of its graph, if eager of eager steps",
-                     start.during, start.medians, eagerly);
+        print_ratios(start.name + ", all steps, over the median of their graph", start.during,
+                     start.medians, any);
+        print_ratios(start.name + ", steps by graphs, over the median of their graph", start.during,
+                     start.medians, by_graph);
+        print_ratios(start.name + ", eager steps, over the median of their shape", start.during,
+                     medians, eagerly);
     }
     return 0;
 }
@@ -427,6 +449,9 @@ int run(Bench& bench) {
     first_step(bench);
     if (bench.only == "parts") {
         shootout::print_parts(*bench.model, bench.options, *bench.stream);
+    }
+    if (bench.only == "eager") {
+        eager(bench);
     }
     if (bench.runs("ahead")) {
         ahead(bench);

@@ -197,8 +197,10 @@ inline void print_parts(Model& model, const Options& options, c10::cuda::CUDAStr
 template <class Graph>
 class Steps {
 public:
-    Steps(std::vector<std::pair<Shape, Graph>>& graphs, c10::cuda::CUDAStream stream)
-        : graphs_(graphs), stream_(stream) {
+    // `ready` prepares a second thread before the steps are measured.
+    Steps(std::vector<std::pair<Shape, Graph>>& graphs, c10::cuda::CUDAStream stream,
+          std::function<void()> ready)
+        : graphs_(graphs), stream_(stream), ready_(std::move(ready)) {
         std::map<std::size_t, std::vector<double>> measured;
         for (int i = 0; i < 800; ++i) {
             const auto [number, ms] = step();
@@ -210,18 +212,24 @@ public:
     }
     // Prints the steps during `beside`; without: of 800 steps.
     void during(const std::string& name, const std::function<void()>& beside) {
+        std::atomic<bool> begun{!beside};
         std::atomic<bool> over{false};
         std::thread thread;
         if (beside) {
             thread = std::thread([&] {
                 const c10::InferenceMode inference;
                 try {
+                    ready_();
+                    begun = true;
                     beside();
                 } catch (const std::exception& error) {
                     std::printf("RESULT control, %s: %.300s\n", name.c_str(), error.what());
                 }
-                over = true;
+                begun = over = true;
             });
+        }
+        while (!begun) {
+            std::this_thread::yield();
         }
         std::vector<double> ratios;
         const auto start = Clock::now();
@@ -251,6 +259,7 @@ private:
 
     std::vector<std::pair<Shape, Graph>>& graphs_;
     c10::cuda::CUDAStream stream_;
+    std::function<void()> ready_;
     std::mt19937_64 random_{3};
     std::map<std::size_t, double> medians_;
 };
@@ -258,14 +267,14 @@ private:
 // Runs the phases of the control over graphs made by `make(shape, parts)`.
 template <class Graph, class Make>
 void control_of(const std::string& name, const Options& options, c10::cuda::CUDAStream stream,
-                Make&& make) {
+                const std::function<void()>& ready, Make&& make) {
     Parts ignored;
     std::vector<std::pair<Shape, Graph>> graphs;
     for (const std::int64_t tokens : {1, 8, 64, 128, 256, 512}) {
         graphs.emplace_back(Shape{true, tokens}, make(Shape{true, tokens}, ignored));
         graphs.back().second.instantiate(ignored);
     }
-    Steps<Graph> steps(graphs, stream);
+    Steps<Graph> steps(graphs, stream, ready);
     steps.during(name + ", nothing beside", nullptr);
     const auto shapes = all_shapes(options);
     std::vector<Graph> made;
@@ -295,27 +304,24 @@ void control_of(const std::string& name, const Options& options, c10::cuda::CUDA
 inline void print_control(Model& model, const Options& options, c10::cuda::CUDAStream stream,
                           bool stock) {
     const auto capturing = c10::cuda::getStreamFromPool(true, 0);
-    // Loads the libraries of the thread, which a capture cannot.
-    model.forward({true, 64});
-    model.forward({false, 64});
-    stream.synchronize();
+    // Makes a thread's library handles, which a capture cannot make.
+    const auto ready = [&] {
+        const c10::cuda::CUDAStreamGuard current(capturing);
+        model.forward({true, 64});
+        model.forward({false, 64});
+        capturing.synchronize();
+    };
+    ready();
     if (stock) {
         const auto pool = at::cuda::graph_pool_handle();
-        control_of<StockGraph>("stock", options, stream, [&](const Shape& shape, Parts& parts) {
-            thread_local bool ready = false;
-            if (!std::exchange(ready, true)) {
-                // Makes the thread's library handles, which a capture cannot make.
-                const c10::cuda::CUDAStreamGuard current(capturing);
-                model.forward({true, 64});
-                model.forward({false, 64});
-                capturing.synchronize();
-            }
-            return StockGraph(model, shape, capturing, pool, parts);
-        });
+        control_of<StockGraph>("stock", options, stream, ready,
+                               [&](const Shape& shape, Parts& parts) {
+                                   return StockGraph(model, shape, capturing, pool, parts);
+                               });
         return;
     }
     vmmgraph::SharedVmmAllocator arena(0);
-    control_of<ArenaGraph>("ours", options, stream, [&](const Shape& shape, Parts& parts) {
+    control_of<ArenaGraph>("ours", options, stream, ready, [&](const Shape& shape, Parts& parts) {
         return ArenaGraph(model, shape, capturing, arena, parts);
     });
 }

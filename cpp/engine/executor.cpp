@@ -14,6 +14,7 @@
 #include <vmmgraph/engine.hpp>
 
 #include "../torch/on_device.hpp"
+#include "../torch/workspace.hpp"
 #include "declare.hpp"
 #include "executor_state.hpp"
 #include "inputs_state.hpp"
@@ -115,6 +116,12 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
     }
     if (options.captures == Captures::behind) {
         state.begin_behind(places);
+        if (options.record_beside && !state.on_cpu()) {
+            // Ahead of the first recording, as this takes longer than a step.
+            state.thread.start([device = inputs.device(), stream = state.options.capture_stream] {
+                torch::make_handles(device, stream);
+            });
+        }
     }
     if (!state.on_cpu()) {
         if (auto& pool = state.options.capture.executables; !pool) {

@@ -425,10 +425,7 @@ bool GraphExecutor::State::begin_next() {
         }
         // With several ranks, each rank takes part in the eager runs.
         if (room || several_ranks) {
-            // The first run on a thread makes its library handles, which a capture cannot make.
-            const bool first = options.record_beside && !several_ranks && !ran_on_thread;
-            unfinished.emplace(Unfinished{
-                slot, std::max(options.eager_runs, first ? std::uint32_t{1} : 0U), 0, room});
+            unfinished.emplace(Unfinished{slot, 0, room});
         }
     }
     return true;
@@ -436,8 +433,9 @@ bool GraphExecutor::State::begin_next() {
 
 GraphExecutor::State::Unit GraphExecutor::State::next_unit() const {
     const auto done = unfinished ? unfinished->units : 0;
-    const auto runs = unfinished ? unfinished->eager_runs : options.eager_runs;
-    return done < runs ? Unit::eager_run : done == runs ? Unit::capture : Unit::instantiation;
+    return done < options.eager_runs    ? Unit::eager_run
+           : done == options.eager_runs ? Unit::capture
+                                        : Unit::instantiation;
 }
 
 void GraphExecutor::State::do_unit() {
@@ -480,7 +478,6 @@ void GraphExecutor::State::do_unit() {
         if (unit == Unit::eager_run && options.record_beside && !several_ranks) {
             thread.begin([&] { run_ahead(graph, padding, stream, 1); });
             thread.finish();
-            ran_on_thread = true;
         } else if (unit == Unit::eager_run) {
             run_ahead(graph, padding, stream, 1);
         } else if (unit == Unit::capture && unfinished->wanted) {

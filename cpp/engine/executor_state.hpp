@@ -80,8 +80,6 @@ struct GraphExecutor::State {
     std::optional<Dispatcher> all_missing;
     struct Unfinished {
         Slot slot;
-        // Number of eager runs.
-        std::uint32_t eager_runs = 0;
         // Finished units: eager runs, then the capture.
         std::uint32_t units = 0;
         // Whether this rank still wants the graph; other ranks may go on.
@@ -90,8 +88,6 @@ struct GraphExecutor::State {
         bool cache_emptied = false;
     };
     std::optional<Unfinished> unfinished;
-    // Whether the body has run eagerly on `thread`, which loads the thread's library handles.
-    bool ran_on_thread = false;
     // The graph agreed on by the ranks for the next between_steps().
     Slot agreed_next = dispatch::no_slot;
     // True if this executor decides together with others.

@@ -17,6 +17,10 @@ WorkThread::~WorkThread() {
     }
 }
 
+void WorkThread::start(std::function<void()> first) {
+    thread_ = std::thread([this, first = std::move(first)] { run(first); });
+}
+
 void WorkThread::begin(std::function<void()> work) {
     std::packaged_task<Clock::duration()> task(
         [work = std::move(work), settings = at::ThreadLocalState()] {
@@ -26,11 +30,11 @@ void WorkThread::begin(std::function<void()> work) {
             return Clock::now() - start;
         });
     auto outcome = task.get_future();
+    if (!thread_.joinable()) {
+        start([] {});
+    }
     {
         const std::lock_guard lock(mutex_);
-        if (!thread_.joinable()) {
-            thread_ = std::thread([this] { run(); });
-        }
         next_ = std::move(task);
     }
     outcome_ = std::move(outcome);
@@ -38,7 +42,8 @@ void WorkThread::begin(std::function<void()> work) {
     changed_.notify_one();
 }
 
-void WorkThread::run() {
+void WorkThread::run(const std::function<void()>& first) {
+    first();
     std::unique_lock lock(mutex_);
     while (true) {
         changed_.wait(lock, [this] { return over_ || next_.valid(); });

@@ -10,8 +10,8 @@
 
 namespace vmmgraph::engine {
 
-// Does one piece of work at a time on a thread of its own, which begins with the first work. One
-// thread at a time calls the functions.
+// Does one piece of work at a time on a thread of its own, which begins with the first work unless
+// started before. One thread at a time calls the functions.
 class WorkThread {
 public:
     using Clock = std::chrono::steady_clock;
@@ -22,6 +22,8 @@ public:
     // Waits for the work in progress.
     ~WorkThread();
 
+    // Starts the thread with `first`, which must not throw and has no outcome. Call before begin().
+    void start(std::function<void()> first);
     // Begins `work`, with the caller's torch settings (inference mode, autocast, ...). There must
     // be no unfinished work.
     void begin(std::function<void()> work);
@@ -43,7 +45,7 @@ public:
     Clock::duration finish() { return outcome_.get(); }
 
 private:
-    void run();
+    void run(const std::function<void()>& first);
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -32,6 +32,11 @@ TORCH_CUDA_CPP_API std::size_t getChosenWorkspaceSize() __attribute__((weak));
 TORCH_CUDA_CPP_API bool isCUDABlasWorkspaceCachingEnabled() __attribute__((weak));
 }  // namespace at::cuda
 
+namespace at::native {
+// Declared in ATen/cudnn/Handle.h, which pulls in cuDNN's headers; the handle is a pointer.
+TORCH_CUDA_CPP_API void* getCudnnHandle() __attribute__((weak));
+}  // namespace at::native
+
 namespace vmmgraph::torch {
 namespace {
 
@@ -342,6 +347,19 @@ void Workspace::leave(const Memory& group, const LastStream& last,
         std::for_each(kept.begin(), kept.end(), note);
     } catch (...) {
         // Torch has lost the memory.
+    }
+}
+
+void make_handles(c10::Device device, void* stream) noexcept {
+    try {
+        const OnStream current(device, stream);
+        const Relaxed relaxed;
+        static_cast<void>(handle_with_workspace());
+        if (&at::native::getCudnnHandle != nullptr) {
+            static_cast<void>(at::native::getCudnnHandle());
+        }
+    } catch (const std::exception&) {
+        static_cast<void>(cudaGetLastError());
     }
 }
 

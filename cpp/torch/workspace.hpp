@@ -107,6 +107,9 @@ private:
     std::unique_ptr<Saved> saved_;
 };
 
+// Makes this thread's cuBLAS and cuDNN handles, which a capture cannot make, with a cuBLAS workspace
+// for `stream`. Leaves a failure to their first use.
+void make_handles(c10::Device device, void* stream) noexcept;
 // Removes workspaces selected by `there` from torch's tables (up to torch 2.7 all). Never throws.
 void forget_workspaces(const std::function<bool(const void*)>& there) noexcept;
 // Removes workspaces in regions, which can be paused, and in arenas' eager memory, which would hold

@@ -180,10 +180,11 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     //  - Steps use other streams than `capture_stream`; launch() throws Error otherwise.
     //  - The engine waits for streams and events, never for the whole device: a device wait
     //    (cudaDeviceSynchronize) breaks the recording, which counts as a failed capture.
-    // Before the first recording, the body runs eagerly on this thread while the thread of the
-    // steps waits, since libraries have handles for each thread. This happens once, not for every
-    // graph. A failure is reported by a later between_steps(). With several ranks, graphs are
-    // recorded on the thread of the steps. Throws Error with `ring`, and up to torch 2.9.
+    // The thread begins with its own cuBLAS and cuDNN handles, which a capture cannot make. If the
+    // body uses other libraries with state for each thread, set `eager_runs`: these runs are on the
+    // thread too, and the thread of the steps waits for each. A failure is reported by a later
+    // between_steps(). With several ranks, graphs are recorded on the thread of the steps. Throws
+    // Error with `ring`, and up to torch 2.9.
     bool record_beside = false;
     // Stream of every capture (a cudaStream_t, not the default stream); null: one of torch's.
     void* capture_stream = nullptr;
