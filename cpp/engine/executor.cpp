@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <vmmgraph/engine.hpp>
 
+#include "../torch/compat.hpp"
 #include "../torch/on_device.hpp"
 #include "../torch/workspace.hpp"
 #include "declare.hpp"
