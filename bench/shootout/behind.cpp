@@ -2,7 +2,8 @@
 // the steps while captures run, the time until all shapes exist, a second start, and traffic under
 // a limit of graphs. Takes about two minutes on an H200. Exit status 77: no GPU.
 //
-//   behind [--layers N] [--slice-us N] [--hours N] [--only PART] [--beside 1] [--host 1]
+//   behind [--layers N] [--slice-us N] [--hours N] [--only PART] [--beside 1] [--cudnn 0]
+//          [--host 1]
 //
 // --only runs one part: first, ahead, starts or day, which all run by default; or one of these:
 //   eager    the first eager steps of a process
@@ -11,6 +12,7 @@
 //   beside   the same over an arena
 //
 // --beside 1 records on a second thread (ExecutorOptions::record_beside).
+// --cudnn 0 uses no attention of cuDNN, which makes a plan for every new shape on every thread.
 // --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the
 // body.
 
@@ -27,6 +29,7 @@
 
 #include <unistd.h>
 
+#include <ATen/Context.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -478,6 +481,8 @@ int main(int count, char** arguments) {
             bench.hours = static_cast<int>(value);
         } else if (name == "--only") {
             bench.only = arguments[i + 1];
+        } else if (name == "--cudnn") {
+            at::globalContext().setSDPUseCuDNN(value != 0);
         } else if (name == "--beside") {
             bench.behind.record_beside = value != 0;
         } else if (name == "--host") {
@@ -485,7 +490,7 @@ int main(int count, char** arguments) {
         } else {
             std::fprintf(stderr,
                          "cannot use %s: the options are --layers, --slice-us, --hours, --only, "
-                         "--beside and --host\n",
+                         "--beside, --cudnn and --host\n",
                          name.c_str());
             return 2;
         }

@@ -107,7 +107,7 @@ private:
     std::unique_ptr<Saved> saved_;
 };
 
-// Makes this thread's cuBLAS and cuDNN handles, which a capture cannot make, with a cuBLAS workspace
+// Makes this thread's cuBLAS and cuDNN handles, which a capture cannot make, and a cuBLAS workspace
 // for `stream`. Leaves a failure to their first use.
 void make_handles(c10::Device device, void* stream) noexcept;
 // Removes workspaces selected by `there` from torch's tables (up to torch 2.7 all). Never throws.
