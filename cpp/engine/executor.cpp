@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,6 +39,31 @@ Slot agree_on_next(c10::ArrayRef<Decision> ranks) {
         most = most == dispatch::no_slot || count > votes[most] ? slot : most;
     }
     return most;
+}
+
+// Returns a stream of one executor, to be used again after the last owner. Torch gives each stream
+// of its pool to several users, whose work would become part of a recording. Never destroyed.
+std::shared_ptr<void> own_stream(c10::Device device) {
+    static std::mutex mutex;
+    static auto* const free = new std::map<c10::DeviceIndex, std::vector<void*>>;
+    const auto give_back = [device](void* stream) {
+        const std::lock_guard lock(mutex);
+        (*free)[device.index()].push_back(stream);
+    };
+    {
+        const std::lock_guard lock(mutex);
+        if (auto& streams = (*free)[device.index()]; !streams.empty()) {
+            auto* const stream = streams.back();
+            streams.pop_back();
+            return {stream, give_back};
+        }
+    }
+    const torch::OnDevice current(device);
+    const torch::Relaxed relaxed;
+    cudaStream_t stream = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithPriority(
+        &stream, cudaStreamNonBlocking, std::get<1>(c10::cuda::CUDAStream::priority_range())));
+    return {static_cast<void*>(stream), give_back};
 }
 
 }  // namespace
@@ -107,9 +135,11 @@ GraphExecutor::GraphExecutor(std::shared_ptr<SharedVmmAllocator> arena, GraphInp
         }
         state.order.push_back(slot.slot);
     }
-    if (!state.on_cpu() && state.options.capture_stream == nullptr) {
-        state.options.capture_stream =
-            c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
+    if (auto& capturing = state.options.capture_stream; !state.on_cpu() && capturing == nullptr) {
+        state.own_stream = options.record_beside ? own_stream(inputs.device()) : nullptr;
+        capturing = state.own_stream
+                        ? state.own_stream.get()
+                        : c10::cuda::getStreamFromPool(true, inputs.device().index()).stream();
     }
     std::vector<Ahead::Place> places;
     for (auto slot = state.order.rbegin(); slot != state.order.rend(); ++slot) {

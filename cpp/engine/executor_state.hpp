@@ -67,6 +67,8 @@ struct GraphExecutor::State {
     GraphInputs& inputs;
     Body body;
     ExecutorOptions options;
+    // The capture stream of `record_beside`, unless given by the engine. Outlives the graphs.
+    std::shared_ptr<void> own_stream;
     Dispatcher dispatcher;
     // By slot.
     std::vector<Graph> graphs;

@@ -186,7 +186,8 @@ struct ExecutorOptions : dispatch::DispatcherOptions {
     // between_steps(). With several ranks, graphs are recorded on the thread of the steps. Throws
     // Error with `ring`, and up to torch 2.9.
     bool record_beside = false;
-    // Stream of every capture (a cudaStream_t, not the default stream); null: one of torch's.
+    // Stream of every capture (a cudaStream_t, not the default stream); null: one of torch's;
+    // with `record_beside` a stream which torch gives to nobody.
     void* capture_stream = nullptr;
     torch::CaptureOptions capture;
     // Ring of units streamed from the host in every full graph (ring.hpp). Bodies use

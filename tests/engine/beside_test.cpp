@@ -170,6 +170,22 @@ TEST(Beside, GettersNameTheRecordedBucketOnItsThread) {
     }
 }
 
+// Torch gives each of its streams to several users, so none may be the capture stream.
+TEST(Beside, StepsUseAnyStreamOfTorch) {
+    NEEDS_A_GPU();
+    Small small(beside());
+    for (const bool high_priority : {false, true}) {
+        for (int i = 0; i < 32; ++i) {
+            const auto any = c10::cuda::getStreamFromPool(high_priority, 0);
+            Ran ran;
+            EXPECT_TRUE(small.run(4, Phase::decode, ran, uniform_decode, 0, true, any.stream()));
+            small.executor->between_steps(1us);
+        }
+    }
+    finish(small);
+    EXPECT_EQ(decode(small, 4), Reason::hit);
+}
+
 TEST(Beside, ARingIsRefused) {
     auto options = beside();
     // Not used before the refusal.
