@@ -3,7 +3,7 @@
 // a limit of graphs. Takes about two minutes on an H200. Exit status 77: no GPU.
 //
 //   behind [--layers N] [--slice-us N] [--hours N] [--only PART] [--beside 1] [--cudnn 0]
-//          [--host 1]
+//          [--host 1] [--seconds N]
 //
 // --only runs one part: first, ahead, starts or day, which all run by default; or one of these:
 //   eager    the first eager steps of a process
@@ -11,12 +11,14 @@
 //   control  steps of stock torch while a second thread captures
 //   beside   the same over an arena
 //
+// --seconds N ends `starts` after about N seconds (20), and prints what is missing then.
 // --beside 1 records on a second thread (ExecutorOptions::record_beside).
 // --cudnn 0 uses no attention of cuDNN, which makes a plan for every new shape on every thread.
 // --host 1 checks this program without a GPU: a small model on the CPU, whose graphs rerun the
 // body.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -25,6 +27,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <unistd.h>
@@ -52,6 +55,33 @@ Key key_of(const Shape& shape) {
     return Key::of(static_cast<std::uint32_t>(shape.tokens), 0, shape.decode ? uniform_decode : 0);
 }
 
+// State of the program, printed once a second. Ends the program if it takes far too long.
+struct Progress {
+    std::atomic<const char*> doing{"makes the model"};
+    std::atomic<std::size_t> steps{0};
+    std::atomic<std::size_t> graphs{0};
+    // Size of the shape in recording, negative for prefills; 0 if none.
+    std::atomic<std::int64_t> recorded{0};
+
+    void print_until(double seconds) {
+        std::thread([this, seconds] {
+            for (int second = 1;; ++second) {
+                std::this_thread::sleep_for(std::chrono::seconds(1));
+                std::printf("%d s: %s, %zu steps, %zu graphs, records %lld\n", second, doing.load(),
+                            steps.load(), graphs.load(), static_cast<long long>(recorded.load()));
+                if (second > seconds) {
+                    std::printf("RESULT cut after %d s: %s, %zu graphs, records %lld\n", second,
+                                doing.load(), graphs.load(),
+                                static_cast<long long>(recorded.load()));
+                    std::_Exit(1);
+                }
+            }
+        }).detach();
+    }
+};
+
+Progress progress;
+
 // An engine over the model: one executor for all shapes.
 class Engine {
 public:
@@ -78,8 +108,10 @@ public:
             [this](Recorder& recorder) {
                 const Shape shape{(recorder.bucket().variant & uniform_decode) != 0,
                                   recorder.bucket()[Axis::tokens]};
+                progress.recorded = shape.decode ? shape.tokens : -shape.tokens;
                 model_.ids.narrow(0, 0, shape.tokens).copy_(inputs_->tokens());
                 model_.forward(shape);
+                progress.recorded = 0;
             },
             executor);
     }
@@ -170,13 +202,18 @@ std::vector<Done> serve(Engine& engine, const Options& options, Traffic& traffic
     while (!ends(done, waiting)) {
         const auto shape = traffic.next();
         const auto start = Clock::now();
+        progress.doing = "launches a step";
         const auto ran = engine.launch(shape, traffic.tokens());
         if (slice.count() > 0) {
             const auto begin = Clock::now();
+            progress.doing = "captures between steps";
             waiting = engine.graphs().between_steps(slice);
             longest = std::max(longest, ms_since(begin));
         }
+        progress.doing = "waits for a step";
         engine.wait();
+        progress.graphs = engine.graphs().stats().graphs;
+        ++progress.steps;
         done.push_back({bucket_of(options, shape), ms_since(start), ran.mode != Mode::eager});
     }
     return done;
@@ -218,6 +255,7 @@ struct Bench {
     Options options;
     std::chrono::microseconds slice{1000};
     int hours = 24;
+    double seconds = 20;
     bool host = false;
     std::string only;
     std::optional<c10::cuda::CUDAStream> stream;
@@ -306,6 +344,53 @@ bool any(const Done&) { return true; }
 bool by_graph(const Done& step) { return step.by_graph; }
 bool eagerly(const Done& step) { return !step.by_graph; }
 
+// Runs each shape a few times, by its graph or eagerly. Every further size would make a plan in
+// cuDNN, 50 ms each.
+Medians medians_of_all(Engine& engine, const Options& options,
+                       const std::vector<std::int64_t>& tokens, bool eagerly) {
+    std::vector<Done> steps;
+    const auto add = [&](const Shape& shape) {
+        for (int i = 0; i < 3; ++i) {
+            const auto start = Clock::now();
+            const bool graph = !eagerly && engine.launch(shape, tokens).mode != Mode::eager;
+            if (eagerly) {
+                engine.eager(shape, tokens);
+            }
+            engine.wait();
+            if (graph != eagerly) {
+                steps.push_back({bucket_of(options, shape), ms_since(start), graph});
+            }
+        }
+    };
+    progress.doing = eagerly ? "runs each shape eagerly" : "runs each graph";
+    for (const auto size : options.decode) {
+        add({true, size});
+    }
+    for (const auto size : options.prefill) {
+        add({false, size});
+    }
+    return medians_of(steps);
+}
+
+// Prints the shapes which ran never by a graph.
+void print_missing(const char* name, const Bench& bench, const std::vector<Done>& steps) {
+    std::map<std::int64_t, bool> ran;
+    for (const auto& step : steps) {
+        ran[step.bucket] |= step.by_graph;
+    }
+    std::string missing;
+    const auto add = [&](std::int64_t bucket) {
+        if (const auto found = ran.find(bucket); found == ran.end() || !found->second) {
+            missing += " " + std::to_string(bucket) + (found == ran.end() ? " (no step)" : "");
+        }
+    };
+    std::for_each(bench.options.decode.begin(), bench.options.decode.end(), add);
+    for (const auto size : bench.options.prefill) {
+        add(-size);
+    }
+    std::printf("RESULT %s: cut; no step by a graph of%s\n", name, missing.c_str());
+}
+
 // Runs steps of the same traffic as starts() eagerly.
 std::vector<Done> eager_steps(Bench& bench, std::size_t count) {
     Engine engine(*bench.model, bench.options, {}, bench.stream);
@@ -330,30 +415,25 @@ void eager(Bench& bench) {
 
 // Steps while all shapes are captured, at a first start and at one with the first one's histogram.
 int starts(Bench& bench) {
-    struct Start {
-        std::string name;
-        std::vector<Done> during;
-        Medians medians;
-    };
-    std::vector<Start> all;
+    const auto begin = Clock::now();
+    Traffic tokens(bench.options, 7);
+    std::vector<std::pair<std::string, std::vector<Done>>> all;
+    Medians by_graphs;
+    int wrong = 0;
     for (const char* const name : {"first start", "second start"}) {
+        const double most = bench.seconds * 1e3 * (all.empty() ? 0.6 : 0.85);
         Engine engine(*bench.model, bench.options, bench.behind, bench.stream);
         double longest = 0;
         Traffic traffic(bench.options, 7);
         const auto start = Clock::now();
         const auto during = serve(engine, bench.options, traffic, bench.slice, longest,
                                   [&](const auto& done, std::size_t waiting) {
-                                      return ms_since(start) > 20e3 ||
+                                      return ms_since(begin) > most ||
                                              (waiting == 0 && done.size() > 100 &&
                                               engine.graphs().stats().graphs == bench.shapes());
                                   });
         const auto seconds = ms_since(start) / 1e3;
-        const auto graphs = static_cast<unsigned long long>(engine.graphs().stats().graphs);
-        Traffic same(bench.options, 7);
-        double none = 0;
-        const auto after =
-            serve(engine, bench.options, same, std::chrono::microseconds(0), none,
-                  [&](const auto& done, std::size_t) { return done.size() == 2000; });
+        const auto graphs = static_cast<std::size_t>(engine.graphs().stats().graphs);
         std::vector<double> decodes;
         for (const auto& step : during) {
             if (step.bucket > 0) {
@@ -361,37 +441,37 @@ int starts(Bench& bench) {
             }
         }
         std::printf(
-            "RESULT %s: %llu of %zu shapes after %.2f s and %zu steps of traffic; %.1f %% of these "
-            "steps by graphs, %.1f %% of 2000 after\n",
-            name, graphs, bench.shapes(), seconds, during.size(), share_by_graphs(during),
-            share_by_graphs(after));
+            "RESULT %s: %zu of %zu shapes after %.2f s and %zu steps of traffic; %.1f %% of these "
+            "steps by graphs\n",
+            name, graphs, bench.shapes(), seconds, during.size(), share_by_graphs(during));
         std::printf(
             "RESULT %s: decodes %.2f ms median, %.2f p99, %.2f longest; longest gap %.2f ms\n",
             name, at_share(decodes, 0.5), at_share(decodes, 0.99), at_share(decodes, 1), longest);
-        all.push_back({name, during, medians_of(after)});
-        print_ratios(std::string(name) + ", after the captures, over the median of their graph",
-                     after, all.back().medians, any);
-        int compared = 0;
-        const auto wrong =
-            wrong_graphs(engine, *bench.model, bench.options, same.tokens(), compared);
-        std::printf("RESULT %s: %d of %d graphs wrong\n", name, wrong, compared);
-        if (wrong > 0) {
-            return 1;
+        if (graphs < bench.shapes()) {
+            print_missing(name, bench, during);
+        }
+        if (all.empty()) {
+            by_graphs = medians_of_all(engine, bench.options, tokens.tokens(), false);
+        }
+        print_ratios(std::string(name) + ", all steps, over the median of their graph", during,
+                     by_graphs, any);
+        print_ratios(std::string(name) + ", steps by graphs, over the median of their graph",
+                     during, by_graphs, by_graph);
+        all.emplace_back(name, during);
+        if (all.size() == 2) {
+            progress.doing = "compares the graphs";
+            int compared = 0;
+            wrong = wrong_graphs(engine, *bench.model, bench.options, tokens.tokens(), compared);
+            std::printf("RESULT %s: %d of %d graphs wrong\n", name, wrong, compared);
         }
     }
-    const auto without = eager_steps(bench, 700);
-    const auto medians = medians_of(without);
-    print_ratios("eager steps without captures, over the median of their shape", without, medians,
-                 any);
-    for (const auto& start : all) {
-        print_ratios(start.name + ", all steps, over the median of their graph", start.during,
-                     start.medians, any);
-        print_ratios(start.name + ", steps by graphs, over the median of their graph", start.during,
-                     start.medians, by_graph);
-        print_ratios(start.name + ", eager steps, over the median of their shape", start.during,
-                     medians, eagerly);
+    Engine engine(*bench.model, bench.options, {}, bench.stream);
+    const auto medians = medians_of_all(engine, bench.options, tokens.tokens(), true);
+    for (const auto& [name, during] : all) {
+        print_ratios(name + ", eager steps, over the median of their shape", during, medians,
+                     eagerly);
     }
-    return 0;
+    return wrong > 0 ? 1 : 0;
 }
 
 // A day of traffic under a limit of graphs: the decode size rises until noon and falls again.
@@ -468,6 +548,7 @@ int run(Bench& bench) {
 }  // namespace
 
 int main(int count, char** arguments) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
     Bench bench;
     auto& options = bench.options;
     for (int i = 1; i + 1 < count; i += 2) {
@@ -477,6 +558,8 @@ int main(int count, char** arguments) {
             options.layers = value;
         } else if (name == "--slice-us") {
             bench.slice = std::chrono::microseconds(value);
+        } else if (name == "--seconds") {
+            bench.seconds = std::atof(arguments[i + 1]);
         } else if (name == "--hours") {
             bench.hours = static_cast<int>(value);
         } else if (name == "--only") {
@@ -490,7 +573,7 @@ int main(int count, char** arguments) {
         } else {
             std::fprintf(stderr,
                          "cannot use %s: the options are --layers, --slice-us, --hours, --only, "
-                         "--beside, --cudnn and --host\n",
+                         "--seconds, --beside, --cudnn and --host\n",
                          name.c_str());
             return 2;
         }
@@ -505,6 +588,10 @@ int main(int count, char** arguments) {
     } else if (c10::cuda::device_count() == 0) {
         std::printf("SKIPPED: needs a GPU\n");
         return 77;
+    }
+    if (bench.only == "starts") {
+        // The model takes a few seconds, and so do the last comparisons.
+        progress.print_until(bench.seconds + 4);
     }
     return run(bench);
 }
