@@ -65,6 +65,15 @@ RUNS = (
         "SGLang 0.5.14",
     ),
     Run(
+        "sglang",
+        "0.5.14",
+        "2.11.0+cu130",
+        "2026-11-29",
+        "bench/python/sglang_run.py --together --modes decode,piecewise,ngram,standalone,eagle --requests 64",
+        "the same 1,673 tokens as stock in five modes",
+        "SGLang 0.5.14",
+    ),
+    Run(
         "transformers",
         "5",
         "2.11.0+cu130",
