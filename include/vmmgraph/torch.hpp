@@ -101,6 +101,9 @@ public:
 
     // Executables beyond the limits are destroyed at once, except while being launched.
     void set_limits(const ExecutableLimits& limits);
+    // Destroys all executables, except while being launched. The next replay or instantiate() makes
+    // them again.
+    void evict();
     [[nodiscard]] ExecutableStats stats() const;
     // Returns the counters in Prometheus's text format, with these labels on every sample. `state`
     // and `what` are reserved labels.

@@ -203,6 +203,18 @@ class Arena:
         self._library.arena_trim(self.handle, byref(released))
         return released.value
 
+    def pause(self) -> None:
+        """Returns the arena's memory to the device, at the same addresses, until `resume`. Replays
+        raise meanwhile. Tensors alive after their captures keep their contents in host memory, and
+        exclusive blocks stay. Waits for the replays. Raises `Error` during a capture."""
+        self.seal()
+        self._library.arena_pause(self.handle, None, None)
+
+    def resume(self) -> None:
+        """Raises `OutOfMemory` if the device is full: the arena stays paused, and the call can be
+        repeated."""
+        self._library.arena_resume(self.handle, 0, None)
+
     def mark(self) -> None:
         """Records a mark. Call before the program captures or destroys the stream of the last
         replay."""

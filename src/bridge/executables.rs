@@ -20,6 +20,8 @@ mod ffi {
         fn executable_pool(arena: usize, max_graphs: usize, max_bytes: u64) -> Result<Box<ExecutablePool>>;
         /// Sets the limits.
         fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u64);
+        /// Destroys the executables that may be evicted.
+        fn evict_executables(pool: &ExecutablePool);
         /// Returns limits and counts.
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
         /// Estimates the device bytes of `executables` executables with `nodes` nodes in total.
@@ -94,6 +96,16 @@ fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u6
         || pool.0.close(),
         || {
             pool.0.set_limits(limits(max_graphs, max_bytes));
+            Ok(())
+        },
+    );
+}
+
+fn evict_executables(pool: &ExecutablePool) {
+    guarded(
+        || pool.0.close(),
+        || {
+            pool.0.evict_all();
             Ok(())
         },
     );

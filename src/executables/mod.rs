@@ -103,6 +103,16 @@ impl ExecutablePool {
         self.destroy_sets(evicted);
     }
 
+    /// Destroys all executables, except pinned ones and during a launch. The next replay or
+    /// [`GraphTemplate::instantiate`] makes them again.
+    pub fn evict_all(&self) {
+        let evicted = self.state.change(|state| {
+            let evicted = state.policy.evict_all();
+            state.take(evicted)
+        });
+        self.destroy_sets(evicted);
+    }
+
     /// Returns the limits.
     #[must_use]
     pub fn limits(&self) -> Limits {

@@ -170,10 +170,12 @@ class Pools:
             torch._C._cuda_releasePool(device, pool)
             self._empty_cache()
 
+    def has(self, segment: Any) -> bool:
+        """Whether a segment of torch's snapshot belongs to a pool of regions."""
+        with self._lock:
+            return any(tuple(segment["segment_pool_id"]) == tuple(pool.id) for pool in (*self._pools.values(), *self._retired))
+
     def segment_bytes(self) -> int:
         import torch
 
-        with self._lock:
-            pools = {tuple(pool.id) for pool in (*self._pools.values(), *self._retired)}
-        segments = torch.cuda.memory_snapshot()
-        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in pools)
+        return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if self.has(segment))

@@ -49,8 +49,9 @@ class Saver:
         self._watched: set[int] = set()
         #: Arena of `graph_pool`, by tag and device.
         self._graph_arenas: dict[tuple[str, int], Any] = {}
-        # Under TMS_INIT_ENABLE memory outside regions has a tag, too.
-        if preloaded() and self.c.tms_get_interesting_region() and "torch" in sys.modules:
+        #: Whether memory outside regions has a tag, too, by TMS_INIT_ENABLE.
+        self._everywhere = bool(preloaded() and self.c.tms_get_interesting_region())
+        if self._everywhere and "torch" in sys.modules:
             explain_sharing()
 
     @property
@@ -104,6 +105,10 @@ class Saver:
 
     def resume(self, tag: str | None) -> None:
         self.library.check(f"resume({tag!r})", self.c.tms_resume(tag.encode() if tag else None))
+
+    def has(self, segment: Any) -> bool:
+        """Whether a segment of torch's snapshot is in a region."""
+        return self._everywhere or self.pools.has(segment)
 
     @staticmethod
     def _seal_arenas(tag: str | None) -> None:
