@@ -250,6 +250,32 @@ def training_engine(saver):
     assert at_first - free() < 200 * MIB
 
 
+@case(modes=("preload",), TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
+def allocation_while_everything_is_paused(saver):
+    """Torch's default pool caches parts of paused memory, of each size class."""
+    import gc
+
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        print("SKIPPED: torch up to 2.9 uses the pool begun first")
+        return
+    sizes = (64 * MIB, 3 * MIB, 4096)
+    kept, gone = [new(size, 1) for size in sizes], [new(size, 2) for size in sizes]
+    for _ in range(3):
+        saver.pause()
+        gone.clear()
+        gc.collect()
+        gone = [new(size, 3) for size in sizes]
+        with saver.disable():
+            assert (new(MIB, 4) == 4).all()
+        with saver.region("other", enable_cpu_backup=True):
+            other = new(MIB, 5)
+        assert all((each == 3).all() for each in gone)
+        saver.resume()
+        assert all((each == 3).all() for each in gone) and all((each == 1).all() for each in kept) and (other == 5).all()
+
+
 @case()
 def disable_inside_a_region(saver):
     """Its pool ends while the region's is in use."""
