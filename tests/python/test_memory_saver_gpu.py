@@ -20,7 +20,7 @@ MIB, GIB = 1 << 20, 1 << 30
 HERE = Path(__file__).resolve()
 MODES = ("preload", "torch")
 #: Cases whose measurements are printed.
-SHOWN = ("asleep_and_awake", "disk_backup", "two_hundred_cycles_are_flat")
+SHOWN = ("asleep_and_awake", "disk_backup", "two_hundred_cycles_are_flat", "a_checkpoint_is_small_while_asleep")
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str], int, object]] = {}
 
 
@@ -645,6 +645,128 @@ def workspaces_of_earlier_graphs_stay(saver):
     y.zero_()
     graph.replay()
     assert torch.equal(y, expected)
+
+
+@case(modes=("torch",))
+def pieces_are_paused_by_their_tag(saver):
+    """Pieces of breakable and piecewise graphs, with eager work between them."""
+    import torch
+    import vmmgraph
+
+    vmmgraph.enable(strict=True)
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = [torch.randn(2048, 2048, device="cuda") / 45 for _ in range(6)]
+    inputs, pool, made = torch.randn(4096, 2048, device="cuda"), torch.cuda.graph_pool_handle(), []
+
+    def between(h):
+        h += h.mean()
+
+    # Workspaces and kernels.
+    between(torch.relu(inputs @ weights[0]))
+    torch.cuda.synchronize()
+    before = free()
+    for size in (4096, 2048, 1024):
+        h, pieces = inputs[:size], []
+        with vmmgraph.shape(str(size)):
+            for weight in weights:
+                graph = torch.cuda.CUDAGraph()
+                with saver.cuda_graph(graph, pool=pool, tag="graphs"):
+                    h = torch.relu(h @ weight)
+                between(h)
+                pieces.append((graph, h))
+        made.append((pieces, inputs[:size]))
+    assert len({graph.arena for pieces, _ in made for graph, _ in pieces}) == 1
+    held = before - free()
+
+    def check():
+        for pieces, h in made:
+            for (graph, output), weight in zip(pieces, weights, strict=True):
+                graph.replay()
+                between(output)
+                h = torch.relu(h @ weight)
+                between(h)
+            assert torch.allclose(output, h, rtol=1e-3, atol=1e-3)
+
+    check()
+    torch.cuda.empty_cache()
+    awake = free()
+    for tag in ("graphs", None):
+        saver.pause(tag)
+        # A workspace of 32 MiB and executables stay.
+        assert free() - awake > held - 64 * MIB, (free() - awake, held)
+        assert tag is None or (weights[0] == weights[0]).all()
+        try:
+            made[0][0][0][0].replay()
+            raise AssertionError("a replay of paused pieces")
+        except vmmgraph.Error as error:
+            assert "paused" in str(error), error
+        saver.resume(tag)
+        check()
+
+
+SLEEPER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_memory_saver_gpu as cases, vmmgraph
+from vmmgraph.memory_saver import torch_memory_saver as saver
+saver.hook_mode = "torch"
+made, check, start = cases.engine(saver)
+for asleep in (False, True):
+    if asleep:
+        vmmgraph.sleep()
+    print("ready", flush=True)
+    input()
+    if asleep:
+        vmmgraph.wake()
+    check()
+print("right")
+"""
+
+
+@case(modes=("torch",))
+def a_checkpoint_is_small_while_asleep(saver):
+    """The driver keeps a checkpoint in the process's host memory."""
+    import ctypes
+    import time
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(driver, "cuCheckpointProcessLock"):
+        print("SKIPPED: the driver makes no checkpoints")
+        return
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, str(HERE.parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def call(name):
+        began = time.perf_counter()
+        code = getattr(driver, f"cuCheckpointProcess{name}")(child.pid, None)
+        assert code == 0, (name, code)
+        return time.perf_counter() - began
+
+    def resident():
+        return int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    images = []
+    try:
+        for name in ("awake", "asleep"):
+            line = child.stdout.readline()
+            if line.startswith("SKIPPED"):
+                print(line)
+                return
+            assert line == "ready\n"
+            call("Lock")
+            before = resident()
+            out = call("Checkpoint")
+            images.append(resident() - before)
+            back = call("Restore")
+            call("Unlock")
+            child.stdin.write("on\n")
+            child.stdin.flush()
+            print(f"checkpoint {name}: {images[-1] / MIB:.0f} MiB, {out:.2f} s, restore {back:.2f} s")
+        assert child.stdout.readline() == "right\n" and child.wait(timeout=30) == 0
+    finally:
+        child.kill()
+    assert images[1] + 2 * GIB <= images[0]
 
 
 @case()

@@ -8,7 +8,8 @@ import types
 import pytest
 import vmmgraph
 from test_memory_saver import LIBRARY, both, child
-from vmmgraph import _c, _enable, _ledger
+from vmmgraph import _c, _enable, _ledger, memory_saver
+from vmmgraph.memory_saver import _saver
 from vmmgraph.plugins import vllm
 
 MIB = 1 << 20
@@ -150,6 +151,26 @@ def test_a_capture_is_refused_and_goes_on(asleep) -> None:
         vmmgraph.sleep()
     asleep.torch.cuda.is_initialized = lambda: False
     assert vmmgraph.sleep() == []
+
+
+def test_pieces_of_a_group_have_the_tag_of_their_captures(asleep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As breakable and piecewise graphs under the memory saver."""
+    saver = memory_saver.TorchMemorySaver()
+    included = []
+    core = types.SimpleNamespace(tms_include_arenas=lambda tag, device: included.append((tag, device)) or 0)
+    monkeypatch.setattr(saver, "_saver", object.__new__(_saver.Saver))
+    saver._saver.c, saver._saver.library = core, types.SimpleNamespace(check=lambda what, code: None)
+    pool, made = asleep.torch.cuda.graph_pool_handle(), {}
+    for label in ("2048", "1024"):
+        with vmmgraph.shape(label):
+            made[label] = [asleep.torch.cuda.CUDAGraph() for _ in range(3)]
+            for graph in made[label]:
+                with saver.cuda_graph(graph, pool=pool, tag="graphs"):
+                    pass
+    graphs = [graph for pieces in made.values() for graph in pieces]
+    assert {graph.arena for graph in graphs} == {graphs[0].arena} and graphs[0].arena.tag == "graphs"
+    assert len({graph._group for graph in graphs}) == 2 and [graph.label for graph in graphs[2:4]] == ["2048", "1024"]
+    assert included == [(b"graphs", 0)] * 6
 
 
 def test_vllms_sleep_includes_the_graphs_and_survives_a_refusal(asleep, caplog: pytest.LogCaptureFixture) -> None:
