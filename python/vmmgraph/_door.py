@@ -125,9 +125,6 @@ class Door:
         self.sharing = sharing_asked(None)
         self.peers = 0
         self.said: set[str] = set()
-        #: Whether captured graphs may contain the address of a cuBLAS workspace in torch's table.
-        #: Captures are seen between `enable` and `disable_all` only.
-        self.torchs_graphs = True
         #: Whether `sleep` destroyed executables that `wake` makes again.
         self.evicted = False
         #: Process that created the arenas.

@@ -106,14 +106,11 @@ def enable(
 
         from . import _trees
 
-        # Torch sets this stream at the first capture.
-        door.torchs_graphs = getattr(torch.cuda.graph, "default_capture_stream", None) is not None
         base = torch.cuda.CUDAGraph
         _installed = put_in_place(graph_class(door, base), base)
         door.pools.install(_installed)
         _installed.undo.append(_trees.keep_out())
         _installed.undo.append(door.devices.clear)
-        _installed.undo.append(lambda: setattr(door, "torchs_graphs", True))
         # Last, because a running capture makes this call fail.
         _installed.undo.insert(0, door.library.torch_uninstall)
         atexit.register(_at_exit)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import _c, _door, _enable, _executables
+from . import _below, _c, _door, _enable, _executables
 from ._ledger import Ledger, driver_memory, library_bytes, used_by_all, used_by_process
 
 #: 1: memory; 2: executables, too.
@@ -68,8 +68,8 @@ def sleep_graphs(level: int) -> None:
     if level == 2 and door is not None:
         _executables.evict()
         door.evicted = True
-    _free_workspaces()
     gc.collect()
+    _free_workspaces()
     torch.cuda.empty_cache()
     for device in {arena._device for arena in arenas}:
         device.trim()
@@ -112,14 +112,22 @@ def _check_possible() -> None:
 
 
 def _free_workspaces() -> None:
-    """Clears torch's table of cuBLAS workspaces, unless graphs in torch's memory contain addresses
-    of these. Graphs of arenas own their workspaces from torch 2.8 on."""
+    """Clears torch's table of cuBLAS workspaces, unless a graph in torch's memory may contain an
+    address of these. Graphs of arenas own their workspaces from torch 2.8 on."""
     import torch
 
-    door = _door.opened()
     old = hasattr(torch.cuda.memory, "MemPoolContext")
-    if door is not None and not door.torchs_graphs and not old:
+    if not old and not _torch_has_graphs():
         torch._C._cuda_clearCublasWorkspaces()
+
+
+def _torch_has_graphs() -> bool:
+    """Whether a graph object has no arena, also one made before `enable`. Torch has no list of its
+    graphs, so all objects of Python are looked through."""
+    import torch
+
+    core = _below.core_of(torch.cuda.CUDAGraph)
+    return any(issubclass(type(one), core) and getattr(one, "_group", None) is None for one in gc.get_objects())
 
 
 def _left(device: int, saver: Any) -> Ledger:

@@ -523,6 +523,8 @@ def beside_arenas(saver):
 def engine(saver):
     """Returns 24 graphs of one pool over weights and a cache in regions, a function that checks
     their outputs and keeps their inputs alive, and the free bytes before."""
+    import gc
+
     import torch
     import vmmgraph
 
@@ -539,22 +541,36 @@ def engine(saver):
         return x.sum(1) + cache[0]
 
     def warm_up():
-        """CUDA loads each kernel at its first launch."""
+        """The CUDA context grows at the first launch of each kernel, capture and mapped page."""
         weight = torch.randn(2048, 2048, device="cuda")
         for size in sizes:
             y = run(torch.randn(512, 2048, device="cuda")[:size], [weight], new(1, 0))
             torch.equal(y, y.clone().zero_())
+        with saver.region("weights", enable_cpu_backup=True):
+            weight = torch.zeros(1, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            weight += 1
+        saver.pause()
+        saver.resume()
+        graph.replay()
+        torch.cuda.synchronize()
 
+    at_first = free()
     warm_up()
-    torch.cuda.synchronize()
+    gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
+    saver.pause()
+    saver.resume()
     torch.cuda.empty_cache()
     start = free()
+    print(f"the context has grown by {(at_first - start) / MIB:.1f} MiB")
     with saver.region("weights", enable_cpu_backup=True):
         weights = [torch.randn(2048, 2048, device="cuda") / 45 for _ in range(16)]
+        x = torch.randn(512, 2048, device="cuda")
     with saver.region("kv"):
         cache = new(2 * GIB, 0)
-    x, pool, made = torch.randn(512, 2048, device="cuda"), torch.cuda.graph_pool_handle(), []
+    pool, made = torch.cuda.graph_pool_handle(), []
     for size in sizes:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
