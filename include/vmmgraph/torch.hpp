@@ -101,8 +101,7 @@ public:
 
     // Executables beyond the limits are destroyed at once, except while being launched.
     void set_limits(const ExecutableLimits& limits);
-    // Destroys all executables, except while being launched. The next replay or instantiate() makes
-    // them again.
+    // As vmmgraph_torch_evict_executables.
     void evict();
     [[nodiscard]] ExecutableStats stats() const;
     // Returns the counters in Prometheus's text format, with these labels on every sample. `state`

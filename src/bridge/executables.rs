@@ -20,8 +20,6 @@ mod ffi {
         fn executable_pool(arena: usize, max_graphs: usize, max_bytes: u64) -> Result<Box<ExecutablePool>>;
         /// Sets the limits.
         fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u64);
-        /// Destroys the executables that may be evicted.
-        fn evict_executables(pool: &ExecutablePool);
         /// Returns limits and counts.
         fn executable_stats(pool: &ExecutablePool) -> ExecutableStats;
         /// Estimates the device bytes of `executables` executables with `nodes` nodes in total.
@@ -46,6 +44,7 @@ mod ffi {
         fn instantiate(captured: &GraphTemplate, instantiated: &mut bool) -> i32;
         /// Never evicts the executables from now on.
         fn pin(captured: &GraphTemplate);
+        fn evict_executables(pool: &ExecutablePool);
         /// Hints at an imminent launch. Returns whether executables exist.
         fn touch(captured: &GraphTemplate) -> bool;
         /// Returns whether executables exist.

@@ -103,8 +103,7 @@ impl ExecutablePool {
         self.destroy_sets(evicted);
     }
 
-    /// Destroys all executables, except pinned ones and during a launch. The next replay or
-    /// [`GraphTemplate::instantiate`] makes them again.
+    /// Destroys all executables, except pinned ones and during a launch.
     pub fn evict_all(&self) {
         let evicted = self.state.change(|state| {
             let evicted = state.policy.evict_all();

@@ -213,18 +213,18 @@ impl Policy {
         Some(victim)
     }
 
-    /// Evicts and returns every graph that is not pinned and that no thread launches.
-    pub(super) fn evict_all(&mut self) -> Vec<GraphKey> {
-        let victims: Vec<_> = self.evictable(self.replays + 1).into_iter().map(|(key, _)| key).collect();
-        self.evict(&victims);
-        victims
-    }
-
     /// Records the launch of a replay. Returns the graphs whose executables the caller must
     /// destroy.
     pub(super) fn launched(&mut self, key: GraphKey) -> Vec<GraphKey> {
         self.set_state(key, State::Idle);
         self.shrink()
+    }
+
+    /// Evicts every graph, except pinned and launching ones.
+    pub(super) fn evict_all(&mut self) -> Vec<GraphKey> {
+        let victims: Vec<_> = self.evictable(self.replays + 1).into_iter().map(|(key, _)| key).collect();
+        self.evict(&victims);
+        victims
     }
 
     fn set_state(&mut self, key: GraphKey, state: State) {
