@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import _below, _c, _door, _enable, _executables
+from . import _c, _door, _enable, _executables
 from ._ledger import Ledger, driver_memory, library_bytes, used_by_all, used_by_process
 
 #: 1: memory; 2: executables, too.
@@ -122,12 +122,11 @@ def _free_workspaces() -> None:
 
 
 def _torch_has_graphs() -> bool:
-    """Whether a graph object has no arena, also one made before `enable`. Torch has no list of its
-    graphs, so all objects of Python are looked through."""
-    import torch
-
-    core = _below.core_of(torch.cuda.CUDAGraph)
-    return any(issubclass(type(one), core) and getattr(one, "_group", None) is None for one in gc.get_objects())
+    """Whether a graph may be in torch's memory. Graphs are unknown unless `enable` is active."""
+    door, status = _door.opened(), _enable.status()
+    if door is None or status is None or status.route != "blocks":
+        return True
+    return any(getattr(graph, "_group", None) is None for graph in list(door.torchs_graphs))
 
 
 def _left(device: int, saver: Any) -> Ledger:

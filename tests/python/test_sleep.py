@@ -8,7 +8,7 @@ import types
 import pytest
 import vmmgraph
 from test_memory_saver import LIBRARY, both, child
-from vmmgraph import _c, _ledger, memory_saver
+from vmmgraph import _c, _enable, _ledger, memory_saver
 from vmmgraph.memory_saver import _saver
 from vmmgraph.plugins import vllm
 
@@ -129,7 +129,11 @@ def test_workspaces_stay_if_graphs_of_torch_may_use_them(asleep) -> None:
 
 
 def test_workspaces_stay_if_graphs_were_made_before(asleep) -> None:
+    _enable.disable_all()
+    vmmgraph.sleep()
+    assert "clear" not in names(asleep, *STEPS), "graphs are unknown"
     graph = asleep.base()
+    vmmgraph.enable(strict=True)
     vmmgraph.sleep()
     assert "clear" not in names(asleep, *STEPS)
     del graph
@@ -204,7 +208,7 @@ def test_memory_of_graphs_and_regions_goes_and_comes_back(mode: str) -> None:
         torch.cuda.mem_get_info = lambda device: (400 * MIB, 1000 * MIB)
         torch.cuda.Stream = type("Stream", (), {"priority_range": staticmethod(lambda: (0, 0)), "cuda_stream": 5, "__init__": lambda *_, **__: None})
         torch._C._cuda_clearCublasWorkspaces = lambda: log.append("clear")
-        torch.cuda.CUDAGraph = type("CUDAGraph", (), {})
+        vmmgraph._enable._status = vmmgraph.Status("blocks", "the test's")
         def snapshot():
             return [{"device": 0, "total_size": count, "active_size": count, "segment_pool_id": pool} for pool, count in owners.values()]
         torch.cuda.memory_snapshot = snapshot
