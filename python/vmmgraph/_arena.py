@@ -203,6 +203,11 @@ class Arena:
         self._library.arena_trim(self.handle, byref(released))
         return released.value
 
+    def mark(self) -> None:
+        """Records a mark. Call before the program captures or destroys the stream of the last
+        replay."""
+        self._library.arena_mark(self.handle)
+
     def pause(self) -> None:
         """Returns the arena's memory to the device, at the same addresses, until `resume`. Replays
         raise meanwhile. Tensors alive after their captures keep their contents in host memory, and
@@ -214,11 +219,6 @@ class Arena:
         """Raises `OutOfMemory` if the device is full: the arena stays paused, and the call can be
         repeated."""
         self._library.arena_resume(self.handle, 0, None)
-
-    def mark(self) -> None:
-        """Records a mark. Call before the program captures or destroys the stream of the last
-        replay."""
-        self._library.arena_mark(self.handle)
 
     def seal(self) -> None:
         """Seals all open graph groups. Replays, eager work and captures do this automatically."""
