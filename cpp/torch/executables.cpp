@@ -57,6 +57,8 @@ void ExecutablePool::set_limits(const ExecutableLimits& limits) {
     bridge::set_executable_limits(*state_->pool, limits.max_graphs, limits.max_bytes);
 }
 
+void ExecutablePool::evict() { bridge::evict_executables(*state_->pool); }
+
 ExecutableStats ExecutablePool::stats() const {
     const auto now = bridge::executable_stats(*state_->pool);
     return {{now.max_graphs, now.max_bytes},

@@ -486,6 +486,10 @@ vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena, u
     });
 }
 
+vmmgraph_status_t vmmgraph_torch_evict_executables(vmmgraph_arena_t arena) {
+    return guarded([&] { executables_of(arena)->evict(); });
+}
+
 vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena,
                                                   vmmgraph_torch_executables_t* stats) {
     return guarded([&] {

@@ -101,6 +101,8 @@ public:
 
     // Executables beyond the limits are destroyed at once, except while being launched.
     void set_limits(const ExecutableLimits& limits);
+    // As vmmgraph_torch_evict_executables.
+    void evict();
     [[nodiscard]] ExecutableStats stats() const;
     // Returns the counters in Prometheus's text format, with these labels on every sample. `state`
     // and `what` are reserved labels.

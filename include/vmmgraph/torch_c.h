@@ -227,6 +227,10 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_keep(vmmgraph_torch_group_t group,
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_set_executable_limits(vmmgraph_arena_t arena,
                                                                     uint64_t max_groups,
                                                                     uint64_t max_bytes);
+// Destroys all executables of the arena's device, except pinned ones and while being launched.
+// Replays and vmmgraph_torch_group_instantiate make them again. VMMGRAPH_ERROR_UNSUPPORTED up to
+// torch 2.7.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_evict_executables(vmmgraph_arena_t arena);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_executable_stats(vmmgraph_arena_t arena,
                                                                vmmgraph_torch_executables_t* stats);
 #ifdef __cplusplus

@@ -19,8 +19,10 @@ from ._arena import Arena
 from ._c import Error, OutOfMemory
 from ._door import save_map
 from ._enable import Status, disable_all, enable, status
+from ._executables import instantiate
 from ._library import find as _find
 from ._scopes import disabled, eager, graph, remote, shape
+from ._sleep import sleep, wake
 
 __all__ = [
     "Arena",
@@ -39,8 +41,10 @@ __all__ = [
     "report",
     "save_map",
     "shape",
+    "sleep",
     "status",
     "verify",
+    "wake",
 ]
 
 
@@ -52,18 +56,6 @@ def library_path() -> Path | None:
 def arenas() -> list[Arena]:
     """Returns the existing arenas, by device and then by age of their pool."""
     return sorted(_door.arenas(), key=lambda arena: (arena.device, arena.pool))
-
-
-def instantiate() -> int:
-    """Instantiates every graph without an executable, within the limits. Returns the number of
-    graph groups still without executables."""
-    door = _door.opened()
-    for arena in arenas():
-        arena.seal()
-    groups = (
-        {graph._group for graph in list(door.graphs) if graph._lent and graph._group is not None} if door is not None else set()
-    )
-    return sum(not group.instantiate() for group in groups if group.sealed)
 
 
 def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:

@@ -215,6 +215,18 @@ class Arena:
         replay."""
         self._library.arena_mark(self.handle)
 
+    def pause(self) -> None:
+        """Returns the arena's memory to the device, at the same addresses, until `resume`. Replays
+        raise meanwhile. Tensors alive after their captures keep their contents in host memory, and
+        exclusive blocks stay. Waits for the replays. Raises `Error` during a capture."""
+        self.seal()
+        self._library.arena_pause(self.handle, None, None)
+
+    def resume(self) -> None:
+        """Raises `OutOfMemory` if the device is full: the arena stays paused, and the call can be
+        repeated."""
+        self._library.arena_resume(self.handle, 0, None)
+
     def seal(self) -> None:
         """Seals all open graph groups. Replays, eager work and captures do this automatically."""
         self._settle(None)

@@ -107,6 +107,9 @@ class Door:
         self.arenas: weakref.WeakValueDictionary[tuple[int, Pool], Arena] = weakref.WeakValueDictionary()
         self.all_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Graphs in torch's memory, and graphs made before `enable`. Both may contain addresses of
+        #: torch's cuBLAS workspaces.
+        self.torchs_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Kept open while `enable` is active, or each arena of a graph without a pool would open
         #: and close the device.
         self.devices: set[Device] = set()
@@ -125,6 +128,8 @@ class Door:
         self.sharing = sharing_asked(None)
         self.peers = 0
         self.said: set[str] = set()
+        #: Whether `sleep` destroyed executables that `wake` makes again.
+        self.evicted = False
         #: Process that created the arenas.
         self.process: int | None = None
 

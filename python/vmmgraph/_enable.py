@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 from . import _c, _door
 from ._arena import bits, sharing_asked
+from ._below import core_of
 from ._door import EXPECTED_BYTES, INSTANTIATE
 from ._graph import graph_class
 from ._patch import Installed, put_in_place
@@ -107,6 +109,9 @@ def enable(
         from . import _trees
 
         base = torch.cuda.CUDAGraph
+        # Here, since a program may hide its objects from this list later (gc.freeze).
+        core = core_of(base)
+        door.torchs_graphs.update(one for one in gc.get_objects() if issubclass(type(one), core))
         _installed = put_in_place(graph_class(door, base), base)
         door.pools.install(_installed)
         _installed.undo.append(_trees.keep_out())

@@ -42,7 +42,7 @@ VARIABLES = {
     "VMMGRAPH_POISON": Variable(("0", "1"), "fills freed memory, to find stale reads"),
     "VMMGRAPH_SELF_TEST": Variable(("0", "1"), "0 skips the driver test at the first open"),
     "VMMGRAPH_SHARING": Variable(("none", "fd", "fabric"), "handles by which other processes open pages"),
-    "VMMGRAPH_SLEEP": Variable(FLAG, "vLLM's sleep mode uses regions"),
+    "VMMGRAPH_SLEEP": Variable(FLAG, "vLLM's sleep mode uses regions, and graphs sleep"),
     "VMMGRAPH_TRACE_BLOCKS": Variable(("0", "1"), "the page map lists every block"),
     "VMMGRAPH_TRACE_EVENTS": Variable(("0", "1"), "the page map has the timeline of every capture"),
 }

@@ -67,6 +67,7 @@ def graph_class(door: Door, base: type) -> type:
                 if status != _c.WRONG_STATE:
                     raise error
                 capture.close()
+                door.torchs_graphs.add(self)
                 door.once(str(error), f"a capture in torch's own memory: {error}")
                 del group
                 return super().capture_begin(*args, **kwargs)
@@ -76,12 +77,14 @@ def graph_class(door: Door, base: type) -> type:
             if status != _c.OK:
                 error = door.library.error("torch_capture_begun", status)
                 capture.close()
+                door.torchs_graphs.add(self)
                 door.once("ignored", f"a capture in torch's own memory: {error}")
                 return
             door.graphs.add(self)
             self._group, self._capture = group, capture
 
         def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
+            door.torchs_graphs.add(self)
             shadow = door.shadow(device, pool)
             if shadow is not None:
                 args, kwargs = self._with_pool(shadow, args, kwargs)

@@ -39,6 +39,7 @@ mod ffi {
         fn instantiate(captured: &GraphTemplate, instantiated: &mut bool) -> i32;
         /// Never evicts the executables from now on.
         fn pin(captured: &GraphTemplate);
+        fn evict_executables(pool: &ExecutablePool);
         /// Hints at an imminent launch. Returns whether executables exist.
         fn touch(captured: &GraphTemplate) -> bool;
         fn is_instantiated(captured: &GraphTemplate) -> bool;
@@ -86,6 +87,16 @@ fn set_executable_limits(pool: &ExecutablePool, max_graphs: usize, max_bytes: u6
         || pool.0.close(),
         || {
             pool.0.set_limits(limits(max_graphs, max_bytes));
+            Ok(())
+        },
+    );
+}
+
+fn evict_executables(pool: &ExecutablePool) {
+    guarded(
+        || pool.0.close(),
+        || {
+            pool.0.evict_all();
             Ok(())
         },
     );

@@ -94,6 +94,15 @@ impl ExecutablePool {
         self.destroy_sets(evicted);
     }
 
+    /// Destroys all executables, except pinned ones and during a launch.
+    pub fn evict_all(&self) {
+        let evicted = self.state.change(|state| {
+            let evicted = state.policy.evict_all();
+            state.take(evicted)
+        });
+        self.destroy_sets(evicted);
+    }
+
     /// Returns the limits.
     #[must_use]
     pub fn limits(&self) -> Limits {

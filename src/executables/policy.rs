@@ -208,6 +208,13 @@ impl Policy {
         self.shrink()
     }
 
+    /// Evicts every graph, except pinned and launching ones.
+    pub(super) fn evict_all(&mut self) -> Vec<GraphKey> {
+        let victims: Vec<_> = self.evictable(self.replays + 1).into_iter().map(|(key, _)| key).collect();
+        self.evict(&victims);
+        victims
+    }
+
     fn set_state(&mut self, key: GraphKey, state: State) {
         if let Some(graph) = self.graphs.get_mut(key) {
             graph.state = state;

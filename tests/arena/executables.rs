@@ -245,6 +245,27 @@ fn lower_limits_destroy_executables_at_once() {
 }
 
 #[test]
+fn all_executables_go_on_request_and_come_back() {
+    let device = Device::new();
+    let pool = device.pool(8);
+    let graphs: Vec<_> = (0..3).map(|number| Captured::new(&device, &pool, 4 * number, 2, number)).collect();
+    for graph in &graphs {
+        assert!(graph.template().instantiate().unwrap(), "ahead of any replay");
+    }
+    assert_eq!(executables(), 6);
+    pool.evict_all();
+    assert_eq!((executables(), pool.stats().instantiated, pool.stats().counts.evicted), (0, 0, 3));
+    for graph in &graphs {
+        graph.spoil(&device);
+        graph.replay(&device).unwrap();
+        graph.assert_right(&device);
+    }
+    pool.evict_all();
+    assert_eq!(executables(), 0, "the graph replayed last, too");
+    assert!(graphs[2].template().instantiate().unwrap());
+}
+
+#[test]
 fn instantiating_ahead_makes_a_replay_a_hit_and_evicts_no_recent_graph() {
     let device = Device::new();
     let pool = device.pool(2);

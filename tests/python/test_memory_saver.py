@@ -488,6 +488,52 @@ def test_a_pause_is_refused_while_another_thread_could_allocate_paused_memory(mo
     )
 
 
+@pytest.mark.parametrize(("version", "diverted"), [("2.11.0+cu130", True), ("2.9.1", False)])
+def test_memory_outside_regions_is_paused_and_new_memory_is_not(version: str, diverted: bool) -> None:
+    """As slime's trainer: TMS_INIT_ENABLE covers all memory of the process."""
+    child(
+        f"""
+        torch.__version__, torch.cuda.is_initialized = {version!r}, lambda: True
+        kept, gone, late = new(MIB), new(2 * MIB), new(3 * MIB)
+        fill(kept, MIB, 1)
+        drop(gone)
+        pause, c().tms_pause = c().tms_pause, lambda tag: 900
+        with raises(MemorySaverError, "900"):
+            saver.pause()
+        assert not under_way, "nothing is paused"
+        c().tms_pause = pause
+        saver.pause()
+        assert gone not in owners and not cached[None], "freed memory is not paused"
+        assert bool(under_way) == {diverted}
+        drop(late)
+        if not {diverted}:
+            sys.exit()
+        fresh = new(3 * MIB)
+        assert fresh != late
+        fill(fresh, 3 * MIB, 3)
+        with saver.disable():
+            assert len(set(under_way)) == 2
+        with saver.region("weights", enable_cpu_backup=True):
+            weights = new(MIB)
+        fill(weights, MIB, 4)
+        drop(fresh)
+        saver.pause(); saver.pause("nobody's"); saver.resume("weights")
+        assert len(under_way) == 1 and holds(weights, MIB, 4)
+        again = new(3 * MIB)
+        fill(again, 3 * MIB, 5)
+        saver.resume()
+        assert not under_way
+        assert holds(kept, MIB, 1) and holds(again, 3 * MIB, 5) and holds(weights, MIB, 4)
+        saver.pause(); saver.resume()
+        assert holds(kept, MIB, 1) and holds(again, 3 * MIB, 5)
+        assert all(count >= 0 for count in uses.values())
+        """,
+        "preload",
+        TMS_INIT_ENABLE="1",
+        TMS_INIT_ENABLE_CPU_BACKUP="1",
+    )
+
+
 @both
 @pytest.mark.parametrize("setter", ["torch._C._accelerator_setAllocatorSettings", "torch.cuda.memory._set_allocator_settings"])
 def test_expandable_segments_are_off_within_regions(mode: str, setter: str) -> None:

@@ -20,7 +20,7 @@ MIB, GIB = 1 << 20, 1 << 30
 HERE = Path(__file__).resolve()
 MODES = ("preload", "torch")
 #: Cases whose measurements are printed.
-SHOWN = ("disk_backup",)
+SHOWN = ("asleep_and_awake", "disk_backup", "two_hundred_cycles_are_flat", "a_checkpoint_is_small_while_asleep")
 CASES: dict[str, tuple[tuple[str, ...], dict[str, str], int, object]] = {}
 
 
@@ -100,7 +100,8 @@ def cpu_backup(saver):
 
 @case()
 def disk_backup(saver):
-    """Contents, bounded host memory, and speed beside a plain direct write and read."""
+    """Contents, bounded host memory, and speed beside a plain direct write and read. The medium's
+    speed decides the size: a disk may write 0.1 GiB/s."""
     import shutil
     import tempfile
     import time
@@ -109,12 +110,28 @@ def disk_backup(saver):
 
     folder = tempfile.mkdtemp(dir=os.environ.get("VMMGRAPH_TEST_FOLDER"))
     saver.set_disk_backup_dir(folder)
-    size = 4 * GIB
+
+    def plain(size, *arguments):
+        """Returns GiB/s of dd."""
+        count, began = size // (32 * MIB), time.perf_counter()
+        subprocess.run(["dd", "bs=32M", f"count={count}", *arguments], check=True, capture_output=True)
+        return size / GIB / (time.perf_counter() - began)
+
+    # tmpfs has no direct I/O.
+    direct = subprocess.run(
+        ["dd", "if=/dev/zero", f"of={folder}/plain", "count=8", "oflag=direct"], capture_output=True, check=False
+    )
+    to, back = (["oflag=direct"], ["iflag=direct"]) if direct.returncode == 0 else ([], [])
+    probe = plain(128 * MIB, "if=/dev/zero", f"of={folder}/plain", "conv=fsync", *to)
+    size = min(4 * GIB, max(128 * MIB, int(probe * GIB) // (64 * MIB) * (64 * MIB)))
+    written = plain(size, "if=/dev/zero", f"of={folder}/plain", "conv=fsync", *to)
+    read = plain(size, f"if={folder}/plain", "of=/dev/null", *back)
+    os.unlink(f"{folder}/plain")
     with saver.region("files", enable_disk_backup=True):
         large = torch.randint(0, 256, (size,), device="cuda", dtype=torch.uint8)
         small = new(7, 5)
     expected, before = large.clone(), free()
-    for _ in range(3):
+    for _ in range(2):
         began = time.perf_counter()
         saver.pause()
         paused = time.perf_counter()
@@ -124,19 +141,11 @@ def disk_backup(saver):
         saver.resume()
         awake = time.perf_counter()
         assert torch.equal(large, expected) and (small == 5).all() and not os.listdir(folder)
-    plain = subprocess.run(
-        ["dd", "if=/dev/zero", f"of={folder}/plain", "bs=64M", f"count={size >> 26}", "oflag=direct", "conv=fsync"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    back = subprocess.run(
-        ["dd", f"if={folder}/plain", "of=/dev/null", "bs=64M", "iflag=direct"], capture_output=True, text=True, check=False
-    )
+    pause, resume = size / GIB / (paused - began), size / GIB / (awake - resumed)
     print(
-        f"pause {size / GIB / (paused - began):.2f} GiB/s, resume {size / GIB / (awake - resumed):.2f} GiB/s, {held / MIB:.0f} MiB on the host"
+        f"{size / GIB:.2f} GiB in {folder}: pause {pause:.2f} GiB/s, {pause / written:.2f} x dd; "
+        f"resume {resume:.2f} GiB/s, {resume / read:.2f} x dd; {held / MIB:.0f} MiB on the host"
     )
-    print("dd:", plain.stderr.splitlines()[-1:], back.stderr.splitlines()[-1:])
     shutil.rmtree(folder)
 
 
@@ -241,6 +250,32 @@ def training_engine(saver):
     assert at_first - free() < 200 * MIB
 
 
+@case(modes=("preload",), TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1")
+def allocation_while_everything_is_paused(saver):
+    """Torch's default pool caches parts of paused memory, of each size class."""
+    import gc
+
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+        print("SKIPPED: torch up to 2.9 uses the pool begun first")
+        return
+    sizes = (64 * MIB, 3 * MIB, 4096)
+    kept, gone = [new(size, 1) for size in sizes], [new(size, 2) for size in sizes]
+    for _ in range(3):
+        saver.pause()
+        gone.clear()
+        gc.collect()
+        gone = [new(size, 3) for size in sizes]
+        with saver.disable():
+            assert (new(MIB, 4) == 4).all()
+        with saver.region("other", enable_cpu_backup=True):
+            other = new(MIB, 5)
+        assert all((each == 3).all() for each in gone)
+        saver.resume()
+        assert all((each == 3).all() for each in gone) and all((each == 1).all() for each in kept) and (other == 5).all()
+
+
 @case()
 def disable_inside_a_region(saver):
     """Its pool ends while the region's is in use."""
@@ -276,6 +311,8 @@ def quantized_as_loaded(saver):
     """Only the quantized weights stay, also on the host."""
     import torch
 
+    # The CUDA context grows by 70 MiB at its first streams.
+    torch.cuda.Stream()
     before, weights = free(), []
     for number in range(16):
         with saver.region("weights", enable_cpu_backup=True):
@@ -485,6 +522,294 @@ def beside_arenas(saver):
     graph.reset()
 
 
+def engine(saver):
+    """Returns 24 graphs of one pool over weights and a cache in regions, a function that checks
+    their outputs and keeps their inputs alive, and the free bytes before."""
+    import gc
+
+    import torch
+    import vmmgraph
+
+    if not os.environ.get("VMMGRAPH_LIBRARY") and vmmgraph.library_path() is None:
+        print("SKIPPED: no library for this torch")
+        sys.exit(0)
+    vmmgraph.enable(strict=True)
+    torch.manual_seed(0)
+    sizes = [16 * (number + 1) for number in range(24)]
+
+    def run(x, weights, cache):
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x.sum(1) + cache[0]
+
+    def warm_up():
+        """The CUDA context grows at the first launch of each kernel, capture and mapped page."""
+        weight = torch.randn(2048, 2048, device="cuda")
+        for size in sizes:
+            y = run(torch.randn(512, 2048, device="cuda")[:size], [weight], new(1, 0))
+            torch.equal(y, y.clone().zero_())
+        with saver.region("weights", enable_cpu_backup=True):
+            weight = torch.zeros(1, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            weight += 1
+        saver.pause()
+        saver.resume()
+        graph.replay()
+        torch.cuda.synchronize()
+
+    at_first = free()
+    warm_up()
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    saver.pause()
+    saver.resume()
+    torch.cuda.empty_cache()
+    start = free()
+    print(f"the context has grown by {(at_first - start) / MIB:.1f} MiB")
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = [torch.randn(2048, 2048, device="cuda") / 45 for _ in range(16)]
+        x = torch.randn(512, 2048, device="cuda")
+    with saver.region("kv"):
+        cache = new(2 * GIB, 0)
+    pool, made = torch.cuda.graph_pool_handle(), []
+    for size in sizes:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            y = run(x[:size], weights, cache)
+        graph.replay()
+        made.append((graph, y, y.clone()))
+    torch.cuda.synchronize()
+
+    def check(inputs=(x, weights)):
+        """A graph keeps no tensor alive: without `inputs` a pause would free the weights."""
+        assert inputs
+        cache.zero_()
+        for graph, y, expected in reversed(made):
+            y.zero_()
+            graph.replay()
+            assert torch.equal(y, expected)
+
+    check()
+    return made, check, start
+
+
+@case()
+def asleep_and_awake(saver):
+    """Bytes that stay by name, times of both levels, and replays that are refused."""
+    import time
+
+    import torch
+    import vmmgraph
+
+    made, check, start = engine(saver)
+    held = start - free()
+    for level in (1, 2):
+        began = time.perf_counter()
+        (ledger,) = vmmgraph.sleep(level)
+        slept = time.perf_counter()
+        stays = start - free()
+        try:
+            made[0][0].replay()
+            raise AssertionError("a replay while asleep")
+        except vmmgraph.Error as error:
+            assert "paused" in str(error), error
+        woken = time.perf_counter()
+        vmmgraph.wake()
+        awake = time.perf_counter()
+        made[0][0].replay()
+        torch.cuda.synchronize()
+        first = time.perf_counter()
+        check()
+        print(
+            f"level {level}: {held / MIB:.1f} MiB awake, {stays / MIB:.1f} asleep; sleep {slept - began:.3f} s, wake {awake - woken:.3f} s, "
+            f"first replay {first - awake:.4f} s"
+        )
+        print(ledger.table())
+        assert stays <= 64 * MIB and ledger.named() == ledger.total
+    vmmgraph.sleep()
+    vmmgraph.wake(["weights"])
+    assert start - free() < 0.5 * held
+    vmmgraph.wake()
+    check()
+
+
+@case(modes=("torch",))
+def workspaces_of_earlier_graphs_stay(saver):
+    """Torch frees the workspaces in its table with the table, and a captured product has one's
+    address."""
+    import torch
+    import vmmgraph
+
+    x, weight = torch.randn(16, 4096, device="cuda"), torch.randn(4096, 4096, device="cuda")
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        x @ weight
+    torch.cuda.synchronize()
+
+    def workspaces():
+        segments = torch.cuda.memory_snapshot()
+        return {each["address"] for each in segments if each["stream"] == stream.cuda_stream and each["active_size"] > 0}
+
+    with torch.cuda.graph(graph, stream=stream):
+        y = x @ weight
+    graph.replay()
+    expected, before = y.clone(), workspaces()
+    assert before
+    vmmgraph.enable(strict=True)
+    vmmgraph.sleep()
+    assert workspaces() == before
+    vmmgraph.wake()
+    y.zero_()
+    graph.replay()
+    assert torch.equal(y, expected)
+
+
+@case(modes=("torch",))
+def pieces_are_paused_by_their_tag(saver):
+    """Pieces of breakable and piecewise graphs, with eager work between them."""
+    import torch
+    import vmmgraph
+
+    vmmgraph.enable(strict=True)
+    with saver.region("weights", enable_cpu_backup=True):
+        weights = [torch.randn(2048, 2048, device="cuda") / 45 for _ in range(6)]
+    inputs, pool, made = torch.randn(4096, 2048, device="cuda"), torch.cuda.graph_pool_handle(), []
+
+    def between(h):
+        h += h.mean()
+
+    # Workspaces and kernels.
+    between(torch.relu(inputs @ weights[0]))
+    torch.cuda.synchronize()
+    before = free()
+    for size in (4096, 2048, 1024):
+        h, pieces = inputs[:size], []
+        with vmmgraph.shape(str(size)):
+            for weight in weights:
+                graph = torch.cuda.CUDAGraph()
+                with saver.cuda_graph(graph, pool=pool, tag="graphs"):
+                    h = torch.relu(h @ weight)
+                between(h)
+                pieces.append((graph, h))
+        made.append((pieces, inputs[:size]))
+    assert len({graph.arena for pieces, _ in made for graph, _ in pieces}) == 1
+    held = before - free()
+
+    def check():
+        for pieces, h in made:
+            for (graph, output), weight in zip(pieces, weights, strict=True):
+                graph.replay()
+                between(output)
+                h = torch.relu(h @ weight)
+                between(h)
+            assert torch.allclose(output, h, rtol=1e-3, atol=1e-3)
+
+    check()
+    torch.cuda.empty_cache()
+    awake = free()
+    for tag in ("graphs", None):
+        saver.pause(tag)
+        # A workspace of 32 MiB and executables stay.
+        assert free() - awake > held - 64 * MIB, (free() - awake, held)
+        assert tag is None or (weights[0] == weights[0]).all()
+        try:
+            made[0][0][0][0].replay()
+            raise AssertionError("a replay of paused pieces")
+        except vmmgraph.Error as error:
+            assert "paused" in str(error), error
+        saver.resume(tag)
+        check()
+
+
+SLEEPER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_memory_saver_gpu as cases, vmmgraph
+from vmmgraph.memory_saver import torch_memory_saver as saver
+saver.hook_mode = "torch"
+made, check, start = cases.engine(saver)
+for asleep in (False, True):
+    if asleep:
+        vmmgraph.sleep()
+    print("ready", flush=True)
+    input()
+    if asleep:
+        vmmgraph.wake()
+    check()
+print("right")
+"""
+
+
+@case(modes=("torch",))
+def a_checkpoint_is_small_while_asleep(saver):
+    """The driver keeps a checkpoint in the process's host memory."""
+    import ctypes
+    import time
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(driver, "cuCheckpointProcessLock"):
+        print("SKIPPED: the driver makes no checkpoints")
+        return
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, str(HERE.parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def call(name):
+        began = time.perf_counter()
+        code = getattr(driver, f"cuCheckpointProcess{name}")(child.pid, None)
+        assert code == 0, (name, code)
+        return time.perf_counter() - began
+
+    def resident():
+        return int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    images = []
+    try:
+        for name in ("awake", "asleep"):
+            for line in child.stdout:
+                if line.startswith("SKIPPED"):
+                    print(line)
+                    return
+                if line == "ready\n":
+                    break
+            call("Lock")
+            before = resident()
+            out = call("Checkpoint")
+            images.append(resident() - before)
+            back = call("Restore")
+            call("Unlock")
+            child.stdin.write("on\n")
+            child.stdin.flush()
+            print(f"checkpoint {name}: {images[-1] / MIB:.0f} MiB, {out:.2f} s, restore {back:.2f} s")
+        assert child.stdout.readline() == "right\n" and child.wait(timeout=30) == 0
+    finally:
+        child.kill()
+    assert images[1] + 2 * GIB <= images[0]
+
+
+@case()
+def two_hundred_cycles_are_flat(saver):
+    """Device, host and file descriptors."""
+    import vmmgraph
+
+    def state():
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return free(), pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
+
+    _, check, _ = engine(saver)
+    for cycle in range(200):
+        vmmgraph.sleep(1 + cycle % 2)
+        vmmgraph.wake()
+        if cycle % 20 == 0:
+            check()
+        if cycle == 20:
+            early = state()
+    late = state()
+    print(f"after 20 and 200 cycles: {early}, {late}")
+    assert abs(late[0] - early[0]) <= 4 * MIB and late[1] - early[1] <= 16 * MIB and late[2] == early[2]
+
+
 def no_gpu(count=1):
     """Returns the reason to skip, or None."""
     try:
@@ -555,8 +880,8 @@ def main(arguments):
                 continue
             status, said = run(name, mode)
             print(f"{'ok    ' if status == 0 else 'WRONG '} {name}, {mode}", flush=True)
-            if status:
-                wrong += 1
+            wrong += status != 0
+            if status or name in SHOWN:
                 print(said, flush=True)
     print("failed" if wrong else "passed")
     return 1 if wrong else 0

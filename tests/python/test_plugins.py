@@ -171,7 +171,7 @@ def test_vllm_sleeps_by_regions_where_there_is_their_library(tmp_path: Path, mon
     assert module.CuMemAllocator is own, "without the library vLLM's own stays"
     (tmp_path / "none.so").touch()
     vllm.sleep_by_regions(module)
-    assert module.CuMemAllocator is memory_saver.CuMemAllocator
+    assert issubclass(module.CuMemAllocator, memory_saver.CuMemAllocator)
     assert memory_saver.torch_memory_saver.hook_mode == "torch", "nothing is preloaded"
 
 
@@ -253,6 +253,54 @@ def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
     assert {graph.label for graph in second} == {"4"}
     assert sum(entry[0] == "torch_group_open" for entry in door.log) == 2
     assert vmmgraph.arenas()
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_sglangs_breakable_graphs_are_paused_by_the_tag_of_graphs(door, monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+    from vmmgraph import memory_saver
+    from vmmgraph.memory_saver import _saver
+
+    module = types.ModuleType("breakable_cuda_graph_backend")
+
+    class BreakableCudaGraphBackend:
+        def __init__(self, runner: object, *, enable_memory_saver: bool = False, debug_eager: bool = False) -> None:
+            if enable_memory_saver and os.environ.get("SGLANG_MEMORY_SAVER_CUDA_GRAPH"):
+                raise NotImplementedError("Breakable CUDA graph is not compatible with memory saver mode")
+            self._pool = None
+
+        @contextlib.contextmanager
+        def capture_session(self, stream: object):
+            self._pool = door.torch.cuda.graph_pool_handle()
+            yield
+
+        def capture_one(self, size: int):
+            graphs = [door.torch.cuda.CUDAGraph() for _ in range(3)]
+            for graph in graphs:
+                graph.capture_begin(pool=self._pool)
+                graph.capture_end()
+            return graphs
+
+    BreakableCudaGraphBackend.__module__ = module.__name__
+    module.BreakableCudaGraphBackend = BreakableCudaGraphBackend
+    sglang.name_shapes(module)
+    saver = object.__new__(_saver.Saver)
+    saver.c = types.SimpleNamespace(tms_include_arenas=lambda tag, device: 0)
+    saver.library = types.SimpleNamespace(check=lambda what, code: None)
+    monkeypatch.setattr(memory_saver.torch_memory_saver, "_saver", saver)
+    package = types.SimpleNamespace(torch_memory_saver=memory_saver.torch_memory_saver if ours else object())
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", package)
+    for tagged in (False, True):
+        if tagged:
+            monkeypatch.setenv("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "true")
+        if tagged and not ours:
+            with pytest.raises(NotImplementedError, match="not compatible"):
+                BreakableCudaGraphBackend(None, enable_memory_saver=True)
+            return
+        backend = BreakableCudaGraphBackend(None, enable_memory_saver=True)
+        with backend.capture_session(None):
+            graphs = backend.capture_one(8)
+        assert {graph.arena.tag for graph in graphs} == {"cuda_graph" if tagged else ""}
+        assert len({graph._group for graph in graphs}) == 1
 
 
 def test_sglang_carves_and_borrows_nothing(door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,7 @@ TEST(TorchC, NoHandleIsTrusted) {
         auto stats = sized<vmmgraph_torch_executables_t>();
         EXPECT_EQ(vmmgraph_torch_executable_stats(arena, &stats), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_set_executable_limits(arena, 1, 0), VMMGRAPH_ERROR_INVALID_HANDLE);
+        EXPECT_EQ(vmmgraph_torch_evict_executables(arena), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_enter(arena), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_enter_of(arena, 1), VMMGRAPH_ERROR_INVALID_HANDLE);
         EXPECT_EQ(vmmgraph_torch_eager_end(arena), VMMGRAPH_ERROR_WRONG_STATE);

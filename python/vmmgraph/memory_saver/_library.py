@@ -17,6 +17,8 @@ _FILE = "libvmmgraph_memory_saver.so"
 ORIGINAL = "torch_memory_saver"
 DEFAULT_TAG = "default"
 _OUT_OF_MEMORY = 2
+#: Nothing was paused.
+CAPTURING = 900
 
 
 class MemorySaverError(RuntimeError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ._library import Library, MemorySaverError
-from ._torch import allocating_to, begin_allocating_to
+from ._torch import allocating_to, begin_allocating_to, begun_last_is_used
 
 #: A region's pool is replaced once it caches this many bytes.
 _MUCH_UNUSED = 64 << 20
@@ -45,6 +45,8 @@ class Pools:
         self._allocator: Any = None
         #: Pools without further allocations, possibly with live tensors.
         self._retired: list[Any] = []
+        #: Devices and pools of `_divert`.
+        self._diverted: list[tuple[int, Any]] = []
         self._lock = threading.Lock()
 
     def pool(self, key: tuple[Any, ...]) -> Any:
@@ -103,15 +105,17 @@ class Pools:
                 self._release(*each)
             self._empty_cache()
 
-    def retire(self, tag: str | None) -> None:
+    def retire(self, tag: str | None, plain: bool = False) -> None:
         """Retires the pools of a tag, or all, before a pause: cached memory is freed instead of
-        paused. Regions open on this thread continue with new pools. Raises `MemorySaverError`,
+        paused. Regions open on this thread continue with new pools.
+
+        `plain`: so does memory outside regions, until `end_diversion`. Raises `MemorySaverError`,
         without effect, if another thread can allocate paused memory.
         """
         me = threading.get_ident()
 
         def covered(use: PoolUse) -> bool:
-            return use.key is not None and tag in (None, use.key[0])
+            return plain or (use.key is not None and tag in (None, use.key[0]))
 
         with self._lock:
             others = [thread for thread, uses in self._uses.items() if thread != me and any(map(covered, uses))]
@@ -131,11 +135,41 @@ class Pools:
         try:
             for each in taken:
                 self._release(*each)
-            if self._retired:
+            if plain:
+                self.end_diversion()
+            if plain or self._retired:
                 self._empty_cache()
+            if plain:
+                self._divert()
         finally:
             for use in left:
                 use.enter()
+
+    @property
+    def diverted(self) -> bool:
+        return bool(self._diverted)
+
+    def _divert(self) -> None:
+        """Makes all threads allocate to new pools, because torch's default pool caches memory that
+        is about to be paused."""
+        import torch
+
+        if not begun_last_is_used() or self._library.c.tms_is_capturing():
+            return
+        for device in range(torch.cuda.device_count()):
+            if torch._C._cuda_hasPrimaryContext(device):
+                pool = torch.cuda.graph_pool_handle()
+                torch._C._cuda_beginAllocateToPool(device, pool)
+                self._diverted.append((device, pool))
+
+    def end_diversion(self) -> None:
+        """Tensors of the pools stay."""
+        import torch
+
+        while self._diverted:
+            device, pool = self._diverted.pop()
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
 
     @contextlib.contextmanager
     def use(self, use: PoolUse) -> Iterator[None]:
@@ -170,10 +204,12 @@ class Pools:
             torch._C._cuda_releasePool(device, pool)
             self._empty_cache()
 
+    def has(self, segment: Any) -> bool:
+        """Whether a segment of torch's snapshot belongs to a pool of regions."""
+        with self._lock:
+            return any(tuple(segment["segment_pool_id"]) == tuple(pool.id) for pool in (*self._pools.values(), *self._retired))
+
     def segment_bytes(self) -> int:
         import torch
 
-        with self._lock:
-            pools = {tuple(pool.id) for pool in (*self._pools.values(), *self._retired)}
-        segments = torch.cuda.memory_snapshot()
-        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) in pools)
+        return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if self.has(segment))

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ._library import BinaryWrapper, HookMode, Library, preloaded
+from ._library import CAPTURING, BinaryWrapper, HookMode, Library, MemorySaverError, preloaded
 from ._pools import Pools, PoolUse
-from ._torch import ExpandableSegments, explain_sharing, torch_streams
+from ._torch import ExpandableSegments, cuda_is_used, explain_sharing, torch_streams
 
 
 class Settings:
@@ -45,12 +45,13 @@ class Saver:
         self.library = Library(hook_mode)
         self.c = self.library.c
         self.pools = Pools(self.library)
+        #: Tag of memory outside regions, under TMS_INIT_ENABLE.
+        self._plain_tag = self.c.tms_get_current_tag().decode() if preloaded() and self.c.tms_get_interesting_region() else None
         self._expandable_segments = ExpandableSegments()
         self._watched: set[int] = set()
         #: Arena of `graph_pool`, by tag and device.
         self._graph_arenas: dict[tuple[str, int], Any] = {}
-        # Under TMS_INIT_ENABLE memory outside regions has a tag, too.
-        if preloaded() and self.c.tms_get_interesting_region() and "torch" in sys.modules:
+        if self._plain_tag is not None and "torch" in sys.modules:
             explain_sharing()
 
     @property
@@ -99,11 +100,26 @@ class Saver:
     def pause(self, tag: str | None) -> None:
         self.watch_torchs_streams()
         self._seal_arenas(tag)
-        self.pools.retire(tag)
-        self.library.check(f"pause({tag!r})", self.c.tms_pause(tag.encode() if tag else None))
+        diverted = self.pools.diverted
+        self.pools.retire(tag, self._covers_plain(tag))
+        try:
+            self.library.check(f"pause({tag!r})", self.c.tms_pause(tag.encode() if tag else None))
+        except MemorySaverError as error:
+            if error.code == CAPTURING and not diverted:
+                self.pools.end_diversion()
+            raise
 
     def resume(self, tag: str | None) -> None:
         self.library.check(f"resume({tag!r})", self.c.tms_resume(tag.encode() if tag else None))
+        if self._covers_plain(tag):
+            self.pools.end_diversion()
+
+    def has(self, segment: Any) -> bool:
+        """Whether a segment of torch's snapshot is in a region."""
+        return self._plain_tag is not None or self.pools.has(segment)
+
+    def _covers_plain(self, tag: str | None) -> bool:
+        return self._plain_tag is not None and tag in (None, self._plain_tag) and cuda_is_used()
 
     @staticmethod
     def _seal_arenas(tag: str | None) -> None:

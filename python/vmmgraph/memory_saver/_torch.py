@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -85,6 +86,19 @@ def begin_allocating_to(device: int, pool: Any) -> None:
 
     begin = getattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool", None) or torch._C._cuda_beginAllocateToPool
     begin(device, pool)
+
+
+def cuda_is_used() -> bool:
+    """Whether this process has used CUDA by torch."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized()
+
+
+def begun_last_is_used() -> bool:
+    """Whether torch allocates to the pool begun last; up to 2.9 to the one begun first."""
+    import torch
+
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 
 
 def explain_sharing() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -77,6 +79,7 @@ def name_shapes(module: ModuleType) -> None:
     """Makes the captures of one size in a backend pieces of one graph group."""
     from .._scopes import shape
 
+    pieces_under_saver(module)
     for kind in list(vars(module).values()):
         capture = vars(kind).get("capture_one") if isinstance(kind, type) and kind.__module__ == module.__name__ else None
         if capture is None:
@@ -88,3 +91,40 @@ def name_shapes(module: ModuleType) -> None:
                 return _capture(self, *args, **kwargs)
 
         kind.capture_one = functools.wraps(capture)(captured)
+
+
+def pieces_under_saver(module: ModuleType) -> None:
+    """Gives breakable graphs the memory saver's tag of graphs, where SGLang refuses its memory
+    saver (``SGLANG_MEMORY_SAVER_CUDA_GRAPH``)."""
+    kind = getattr(module, "BreakableCudaGraphBackend", None)
+    if kind is None:
+        return
+    create, session = kind.__init__, kind.capture_session
+
+    @functools.wraps(create)
+    def created(self: Any, *args: Any, enable_memory_saver: bool = False, **kwargs: Any) -> None:
+        self._vmmgraph_saver = _saver_of_graphs() if enable_memory_saver else None
+        create(self, *args, enable_memory_saver=enable_memory_saver and self._vmmgraph_saver is None, **kwargs)
+
+    @functools.wraps(session)
+    @contextlib.contextmanager
+    def tagged(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        import torch
+
+        with session(self, *args, **kwargs) as inside:
+            if self._vmmgraph_saver is not None:
+                # All captures of the pool use this arena, as long as the arena exists.
+                self._vmmgraph_arena = self._vmmgraph_saver.arena_of(torch.cuda.CUDAGraph, self._pool, "cuda_graph")
+            yield inside
+
+    kind.__init__, kind.capture_session = created, tagged
+
+
+def _saver_of_graphs() -> Any:
+    """Returns VmmGraph's memory saver if graphs are paused by this saver; otherwise ``None``."""
+    package = sys.modules.get("torch_memory_saver")
+    if os.environ.get("SGLANG_MEMORY_SAVER_CUDA_GRAPH", "").lower() not in ("1", "true") or package is None:
+        return None
+    from ..memory_saver import torch_memory_saver
+
+    return torch_memory_saver._ready() if package.torch_memory_saver is torch_memory_saver else None

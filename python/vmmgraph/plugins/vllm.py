@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 from ._common import after_captures, choice, enable_for, is_set, log, wanted, without_custom_all_reduce
 
@@ -32,6 +33,27 @@ def shape() -> tuple[object, str] | None:
     return context, label
 
 
+def with_graphs(allocator: type) -> type:
+    """Returns the allocator class, with graphs that sleep and wake, too."""
+    from .. import _sleep
+    from .._c import Error
+
+    class Allocator(allocator):  # type: ignore[misc, valid-type]
+        def sleep(self, offload_tags: Any = None) -> None:
+            super().sleep(offload_tags)
+            try:
+                _sleep.sleep_graphs(1)
+            except Error as error:
+                log.warning("vmmgraph: graphs keep their memory while vLLM sleeps: %s", error)
+
+        def wake_up(self, tags: Any = None) -> None:
+            super().wake_up(tags)
+            _sleep.wake_graphs()
+
+    Allocator.__name__ = Allocator.__qualname__ = allocator.__name__
+    return Allocator
+
+
 def sleep_by_regions(module: ModuleType) -> None:
     """Replaces the allocator of vLLM's sleep mode by `vmmgraph.memory_saver`'s."""
     from .. import memory_saver
@@ -41,7 +63,7 @@ def sleep_by_regions(module: ModuleType) -> None:
         return
     if not memory_saver._library.preloaded():
         memory_saver.torch_memory_saver.hook_mode = "torch"
-    module.CuMemAllocator = memory_saver.CuMemAllocator  # type: ignore[attr-defined]
+    module.CuMemAllocator = with_graphs(memory_saver.CuMemAllocator)  # type: ignore[attr-defined]
     log.info("vmmgraph: vLLM sleeps by regions")
 
 

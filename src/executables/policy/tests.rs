@@ -126,6 +126,21 @@ fn lower_limits_evict_at_once() {
 }
 
 #[test]
+fn all_are_evicted_on_request_except_pinned_and_launching_ones() {
+    let mut policy = policy(0);
+    policy.set_limits(Limits::default());
+    let graphs = add(&mut policy, 4);
+    graphs.iter().for_each(|graph| assert_eq!(acquire(&mut policy, *graph, Why::Ahead), Some(true)));
+    policy.pin(graphs[0]);
+    assert!(matches!(policy.acquire(graphs[1], Why::Replay), Step::Ready));
+    assert_eq!(policy.evict_all(), graphs[2..], "also before the first replay, and the last wanted graph");
+    policy.launched(graphs[1]);
+    assert_eq!(policy.evict_all(), graphs[1..2]);
+    assert_eq!((policy.totals(), policy.counts.evicted), ((4, 1, 1200), 3));
+    assert_eq!(acquire(&mut policy, graphs[2], Why::Ahead), Some(true));
+}
+
+#[test]
 fn pinned_executables_are_never_evicted() {
     let mut policy = policy(2);
     let graphs = add(&mut policy, 3);
