@@ -145,7 +145,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             synchronize=lambda: None,
             empty_cache=lambda: None,
             mem_get_info=lambda: (1 << 30, 1 << 32),
-            memory_snapshot=lambda: [],
+            memory_snapshot=list,
             memory_reserved=lambda: 0,
             max_memory_reserved=lambda: 0,
         ),
