@@ -49,8 +49,8 @@ impl VmmTorchAllocator {
     }
 
     /// Closes the arena after an internal error: later calls fail, except destruction.
-    #[cfg(feature = "bridge")]
-    pub(crate) fn close_arena(&self) {
+    #[doc(hidden)]
+    pub fn close_arena(&self) {
         self.core.close_arena();
     }
 

@@ -146,7 +146,7 @@ pub struct vmmgraph_arena_stats_t {
 }
 
 /// Converts a policy number; `None` for VMMGRAPH_RETAIN_DEFAULT.
-pub(crate) fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy>> {
+pub fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy>> {
     match retain {
         VMMGRAPH_RETAIN_DEFAULT => Ok(None),
         VMMGRAPH_RETAIN_OWN_PAGES => Ok(Some(RetainPolicy::Retain)),
@@ -173,7 +173,7 @@ fn flags(given: i32) -> Result<i32, Failure> {
 ///
 /// The C functions document how long their stream must exist: during the call, or longer for a
 /// recorded stream.
-pub(crate) fn stream_of(handle: *mut c_void) -> Stream {
+pub fn stream_of(handle: *mut c_void) -> Stream {
     // SAFETY: the contract of every C function with a stream argument: `vmmgraph_space_replay`,
     // `vmmgraph_space_record_stream`.
     unsafe { Stream::from_raw(handle as u64) }

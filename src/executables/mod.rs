@@ -155,8 +155,8 @@ impl ExecutablePool {
     }
 
     /// Makes every later call fail after a panic, except destruction.
-    #[cfg(feature = "bridge")]
-    pub(crate) fn close(&self) {
+    #[doc(hidden)]
+    pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 

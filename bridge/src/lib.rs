@@ -6,9 +6,7 @@
 //! arena, as in the C functions; cxx alone would end the process. Only handle lookups return
 //! `Result`, having a single error.
 
-use crate::device::Device;
-use crate::driver::DriverChoice;
-use crate::units::Stream;
+use vmmgraph::{Device, DriverChoice, Stream};
 
 mod blocks;
 mod device;
