@@ -9,60 +9,66 @@
 set(VMMGRAPH_PREBUILT_ARCHIVE "" CACHE FILEPATH "Take this libvmmgraph.a instead of calling cargo")
 option(VMMGRAPH_CARGO_OFFLINE "Keep cargo from using the network" OFF)
 set(VMMGRAPH_CARGO_FLAGS "" CACHE STRING "More arguments for cargo rustc")
+set(VMMGRAPH_CARGO_TARGET_DIR "${PROJECT_BINARY_DIR}/cargo" CACHE PATH "cargo's target folder, shared by all cargo builds")
 
 find_program(VMMGRAPH_CARGO cargo DOC "cargo, which builds the Rust core")
 find_program(VMMGRAPH_RUSTC rustc DOC "rustc, which names the system libraries of a Rust archive")
-mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS)
+mark_as_advanced(VMMGRAPH_CARGO VMMGRAPH_RUSTC VMMGRAPH_CARGO_FLAGS VMMGRAPH_CARGO_TARGET_DIR)
 
-# vmmgraph_cargo_archive(<target> <cargo's target folder> <prebuilt archive or ""> [more arguments
-# for cargo])
+# vmmgraph_cargo(<target> <file> <package> [more arguments for cargo])
 #
-# Sets <target>_PATH to the archive and <target>_DIR to the folder with the bridge's headers in
-# cxxbridge. A prebuilt archive has cxxbridge in its own folder or the parent folder, as in cargo's
-# layout.
-function(vmmgraph_cargo_archive target target_dir prebuilt)
+# Defines a target which builds <file> of a package, and sets <target>_PATH to it. Always runs cargo,
+# which detects changes.
+function(vmmgraph_cargo target file package)
+  if(NOT VMMGRAPH_CARGO)
+    message(FATAL_ERROR "VmmGraph's core is Rust, and cargo was not found. "
+      "Set VMMGRAPH_CARGO, or VMMGRAPH_PREBUILT_ARCHIVE to a libvmmgraph.a that was built elsewhere.")
+  endif()
+  separate_arguments(_flags UNIX_COMMAND "${VMMGRAPH_CARGO_FLAGS}")
+  if(VMMGRAPH_CARGO_OFFLINE)
+    list(APPEND _flags --offline)
+  endif()
+  set(_path "${VMMGRAPH_CARGO_TARGET_DIR}/$<IF:$<CONFIG:Debug>,debug,release>/${file}")
+  # Unset CC and CXX for cargo: CMake may have set them for a cross compiler.
+  add_custom_target(${target} ALL
+    COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
+      "CARGO_TARGET_DIR=${VMMGRAPH_CARGO_TARGET_DIR}"
+      "${VMMGRAPH_CARGO}" rustc --locked --package ${package} "--profile=$<IF:$<CONFIG:Debug>,dev,release>" ${_flags} ${ARGN}
+    BYPRODUCTS "${_path}"
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+    COMMENT "Building ${package}"
+    USES_TERMINAL
+    COMMAND_EXPAND_LISTS
+    VERBATIM)
+  set(${target}_PATH "${_path}" PARENT_SCOPE)
+endfunction()
+
+# vmmgraph_cargo_archive(<target> <package> <prebuilt archive or "">)
+#
+# Sets <target>_PATH to a package's archive and <target>_DIR to the folder with the bridge's headers
+# in cxxbridge. A prebuilt archive has cxxbridge in its own folder or the parent folder, as in
+# cargo's layout.
+function(vmmgraph_cargo_archive target package prebuilt)
   if(prebuilt)
-    get_filename_component(_archive "${prebuilt}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
-    if(NOT EXISTS "${_archive}")
+    get_filename_component(${target}_PATH "${prebuilt}" ABSOLUTE BASE_DIR "${CMAKE_BINARY_DIR}")
+    if(NOT EXISTS "${${target}_PATH}")
       message(FATAL_ERROR "${prebuilt}: there is no such archive")
     endif()
-    get_filename_component(target_dir "${_archive}" DIRECTORY)
-    if(NOT EXISTS "${target_dir}/cxxbridge" AND EXISTS "${target_dir}/../cxxbridge")
-      get_filename_component(target_dir "${target_dir}/.." ABSOLUTE)
+    get_filename_component(_dir "${${target}_PATH}" DIRECTORY)
+    if(NOT EXISTS "${_dir}/cxxbridge" AND EXISTS "${_dir}/../cxxbridge")
+      get_filename_component(_dir "${_dir}/.." ABSOLUTE)
     endif()
     add_custom_target(${target})
   else()
-    if(NOT VMMGRAPH_CARGO)
-      message(FATAL_ERROR "VmmGraph's core is Rust, and cargo was not found. "
-        "Set VMMGRAPH_CARGO, or VMMGRAPH_PREBUILT_ARCHIVE to a libvmmgraph.a that was built elsewhere.")
-    endif()
-    set(_out_dir "${target_dir}/$<IF:$<CONFIG:Debug>,debug,release>")
-    set(_archive "${_out_dir}/libvmmgraph.a")
-    separate_arguments(_flags UNIX_COMMAND "${VMMGRAPH_CARGO_FLAGS}")
-    if(VMMGRAPH_CARGO_OFFLINE)
-      list(APPEND _flags --offline)
-    endif()
-    # Unset CC and CXX for cargo: CMake may have set them for a cross compiler.
-    add_custom_command(
-      OUTPUT "${_archive}"
-      COMMAND "${CMAKE_COMMAND}" -E env --unset=CC --unset=CXX --unset=CFLAGS --unset=CXXFLAGS
-        "CARGO_TARGET_DIR=${target_dir}"
-        "${VMMGRAPH_CARGO}" rustc --locked --package vmmgraph --lib --crate-type staticlib
-        "--profile=$<IF:$<CONFIG:Debug>,dev,release>" ${ARGN} ${_flags}
-      DEPENDS "${PROJECT_SOURCE_DIR}/Cargo.toml" "${PROJECT_SOURCE_DIR}/Cargo.lock"
-      DEPFILE "${_out_dir}/libvmmgraph.d"
-      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-      COMMENT "Building the Rust core (${target})"
-      USES_TERMINAL
-      COMMAND_EXPAND_LISTS
-      VERBATIM)
-    add_custom_target(${target} DEPENDS "${_archive}")
+    string(REPLACE "-" "_" _name "${package}")
+    set(_dir "${VMMGRAPH_CARGO_TARGET_DIR}")
+    vmmgraph_cargo(${target} "lib${_name}.a" ${package} --lib)
   endif()
-  set(${target}_PATH "${_archive}" PARENT_SCOPE)
-  set(${target}_DIR "${target_dir}" PARENT_SCOPE)
+  set(${target}_PATH "${${target}_PATH}" PARENT_SCOPE)
+  set(${target}_DIR "${_dir}" PARENT_SCOPE)
 endfunction()
 
-vmmgraph_cargo_archive(vmmgraph_archive "${PROJECT_BINARY_DIR}/cargo" "${VMMGRAPH_PREBUILT_ARCHIVE}")
+vmmgraph_cargo_archive(vmmgraph_archive vmmgraph "${VMMGRAPH_PREBUILT_ARCHIVE}")
 set(VMMGRAPH_ARCHIVE "${vmmgraph_archive_PATH}")
 
 if(NOT DEFINED CACHE{VMMGRAPH_NATIVE_STATIC_LIBS})

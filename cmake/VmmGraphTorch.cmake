@@ -2,7 +2,7 @@
 # process never has two copies of the core. Link it in place of libvmmgraph.so.
 include("${CMAKE_CURRENT_LIST_DIR}/VmmGraphLibtorch.cmake")
 
-vmmgraph_cargo_archive(vmmgraph_torch_archive "${PROJECT_BINARY_DIR}/cargo-torch" "${VMMGRAPH_PREBUILT_TORCH_ARCHIVE}" --features bridge)
+vmmgraph_cargo_archive(vmmgraph_torch_archive vmmgraph-bridge "${VMMGRAPH_PREBUILT_TORCH_ARCHIVE}")
 
 # Turn off for relocatable packages: programs must then load torch's libraries or make them
 # findable.

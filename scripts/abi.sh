@@ -40,5 +40,5 @@ else
 fi
 
 # --workspace: reuses the build of scripts/test.sh.
-VMMGRAPH_ABI_HEADERS=$PWD/build/abi cargo test --locked --workspace --features bridge --test abi -- --include-ignored --nocapture
+VMMGRAPH_ABI_HEADERS=$PWD/build/abi cargo test --locked --workspace --test abi -- --include-ignored --nocapture
 echo "SKIPPED: $missing header proofs need the Python index or an installed toolkit"

@@ -30,6 +30,6 @@ done
 
 site=$(echo .venv/lib/python3*/site-packages)
 printf "#include \"$PWD/%s\"\n" cpp/torch/*.cpp cpp/engine/*.cpp >build/clang.cpp
-read_by clang++ -std=c++20 -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Ibuild/torch/cargo-torch/cxxbridge -isystem "$site/torch/include" \
+read_by clang++ -std=c++20 -DC10_CUDA_NO_CMAKE_CONFIGURE_FILE -Itarget/cxxbridge -isystem "$site/torch/include" \
   -isystem "$site/torch/include/torch/csrc/api/include" -isystem "$site/nvidia/cu13/include" build/clang.cpp
 echo "0 errors, 0 warnings"

@@ -35,5 +35,5 @@ fi
 cargo build --locked --release --quiet -p vmmgraph-demo
 # --workspace: reuses the build of scripts/test.sh.
 VMMGRAPH_DEBIAN_HIP=$PWD/$(dirname "$into/$library") VMMGRAPH_DEMO=${CARGO_TARGET_DIR:-$PWD/target}/release/vmmgraph-demo \
-  cargo test --locked --workspace --features bridge --test debian_hip -- --include-ignored --nocapture
+  cargo test --locked --workspace --test debian_hip -- --include-ignored --nocapture
 echo "SKIPPED: 0 tests of AMD's own library"

@@ -2,7 +2,7 @@
 """Prints the third-party notices of libvmmgraph: every linked crate with its licence and licence
 texts.
 
-scripts/notices.py [--features bridge] > THIRD_PARTY_NOTICES.txt
+scripts/notices.py [PACKAGE] > THIRD_PARTY_NOTICES.txt
 
 Omits crates used only by build scripts, procedural macros, tests or non-Linux platforms: they are
 not distributed.
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TEXTS = re.compile(r"(?i)^(licen[cs]e|copying|notice|unlicense|copyright)")
 
 
-def metadata(arguments):
+def metadata():
     command = [
         "cargo",
         "metadata",
@@ -27,16 +27,15 @@ def metadata(arguments):
         "1",
         "--filter-platform",
         "x86_64-unknown-linux-gnu",
-        *arguments,
     ]
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
 
 
-def linked(resolved):
-    """Returns the crates linked into the library."""
+def linked(resolved, name):
+    """Returns the crates linked into the archive of a package."""
     packages = {package["id"]: package for package in resolved["packages"]}
     nodes = {node["id"]: node for node in resolved["resolve"]["nodes"]}
-    root = next(id for id, package in packages.items() if package["name"] == "vmmgraph" and package["source"] is None)
+    root = next(id for id, package in packages.items() if package["name"] == name and package["source"] is None)
     seen, todo = set(), [root]
     while todo:
         id = todo.pop()
@@ -47,12 +46,13 @@ def linked(resolved):
         for dependency in nodes[id]["deps"]:
             if any(kind["kind"] is None for kind in dependency["dep_kinds"]):
                 todo.append(dependency["pkg"])
-    seen.remove(root)
-    return sorted((packages[id] for id in seen), key=lambda package: (package["name"], package["version"]))
+    foreign = (packages[id] for id in seen if packages[id]["source"] is not None)
+    return sorted(foreign, key=lambda package: (package["name"], package["version"]))
 
 
 def main():
-    crates = linked(metadata(sys.argv[1:]))
+    name = sys.argv[1] if len(sys.argv) > 1 else "vmmgraph"
+    crates = linked(metadata(), name)
     print("libvmmgraph contains the Rust standard library (MIT OR Apache-2.0) and these crates:\n")
     for crate in crates:
         print(

@@ -23,7 +23,7 @@ fi
 
 # The stand-in of the tests of scripts/test.sh: build with the same options, or the build would
 # replace it.
-cargo test --locked --workspace --features bridge --test platforms --no-run
+cargo test --locked --workspace --test platforms --no-run
 standins=$PWD/build/torch_npu-standins
 mkdir -p "$standins/cann"
 ln -sfn "${CARGO_TARGET_DIR:-$PWD/target}/debug/deps/libstandin_ascend.so" "$standins/cann/libascendcl.so"
@@ -31,7 +31,7 @@ cc -shared -fPIC -Wl,-soname,libacl_op_compiler.so -o "$standins/cann/libacl_op_
 python3 tests/torch/standins.py "$standins/rest" "$wheels/torch/lib" "$wheels/torch_npu/lib" "$standins/cann"
 
 # The archive of scripts/test.sh, if present; VMMGRAPH_ARCHIVE overrides.
-archive=${VMMGRAPH_ARCHIVE:-$PWD/build/cmake/cargo/release/libvmmgraph.a}
+archive=${VMMGRAPH_ARCHIVE:-$PWD/target/debug/libvmmgraph.a}
 [ -e "$archive" ] || archive=
 cmake -S . -B build/torch_npu -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH_NPU=ON -DVMMGRAPH_TORCH_NPU_ROOT="$PWD/$wheels" \
   -DVMMGRAPH_PREBUILT_ARCHIVE="$archive" -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF -DVMMGRAPH_MEMORY_SAVER=OFF \

@@ -22,7 +22,7 @@ git archive HEAD | tar -x -C "$work/$name"
   mkdir -p .cargo
   cargo vendor --locked third_party/crates > .cargo/config.toml
 )
-python3 scripts/notices.py --features bridge > "$work/$name/THIRD_PARTY_NOTICES.txt"
+python3 scripts/notices.py vmmgraph-bridge > "$work/$name/THIRD_PARTY_NOTICES.txt"
 # Reproducible: the same bytes for the same commit.
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" -c "$name" | gzip -n > "$out/$name.tar.gz"
 ls -l "$out/$name.tar.gz"

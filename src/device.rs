@@ -88,8 +88,8 @@ impl Device {
         Ok(device)
     }
 
-    #[cfg(feature = "bridge")]
-    pub(crate) fn opened(platform: &'static str, ordinal: i32) -> Option<Arc<Self>> {
+    #[doc(hidden)]
+    pub fn opened(platform: &'static str, ordinal: i32) -> Option<Arc<Self>> {
         opened().lock().get(&(platform, ordinal)).and_then(|(device, _)| device.upgrade())
     }
 
@@ -103,9 +103,9 @@ impl Device {
         if peers.is_empty() { Ok(()) } else { self.pool.admit(peers) }
     }
 
-    /// Admits peers of a process-wide device: now if open, else at its opening.
-    #[cfg(feature = "bridge")]
-    pub(crate) fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
+    /// As [`admit`](Self::admit), for a process-wide device: now if open, else at its opening.
+    #[doc(hidden)]
+    pub fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
         let device = Self::opened(platform, ordinal);
         if let Some(device) = &device {
             device.driver().capabilities().require_peers(peers)?;

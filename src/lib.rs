@@ -37,7 +37,6 @@
 //! # Layers
 //!
 //! ```text
-//!   bridge              cxx bridge to cpp/torch (feature `bridge`)
 //!   capi                C ABI: include/vmmgraph/vmmgraph.h
 //!   arena   torch       SharedVmmAllocator; the allocator for torch
 //!   dispatch            choice of the graph of a step, budgets, inputs (no driver)
@@ -59,8 +58,6 @@
 //! `ring`, `executables` and `workspace` stand beside their neighbours.
 
 mod arena;
-#[cfg(feature = "bridge")]
-mod bridge;
 #[doc(hidden)]
 pub mod capi;
 mod device;

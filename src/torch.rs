@@ -39,9 +39,9 @@ impl VmmTorchAllocator {
         self.core.is_shareable()
     }
 
-    /// Closes the arena after an internal error.
-    #[cfg(feature = "bridge")]
-    pub(crate) fn close_arena(&self) {
+    /// Closes the arena after an internal error: later calls fail, except destruction.
+    #[doc(hidden)]
+    pub fn close_arena(&self) {
         self.core.close_arena();
     }
 

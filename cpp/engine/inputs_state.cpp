@@ -12,7 +12,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "../torch/on_device.hpp"
-#include "vmmgraph/src/bridge/device.rs.h"
+#include "vmmgraph-bridge/src/device.rs.h"
 
 namespace vmmgraph::engine {
 namespace {

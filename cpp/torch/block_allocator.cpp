@@ -14,7 +14,7 @@
 #include "region_scope.hpp"
 #include "registry.hpp"
 #include "short_of_memory.hpp"
-#include "vmmgraph/src/bridge/device.rs.h"
+#include "vmmgraph-bridge/src/device.rs.h"
 
 namespace vmmgraph::torch {
 namespace {

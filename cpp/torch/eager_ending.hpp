@@ -8,7 +8,7 @@
 
 #include "guards.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/eager.rs.h"
+#include "vmmgraph-bridge/src/eager.rs.h"
 
 namespace vmmgraph::torch {
 

@@ -6,7 +6,7 @@
 
 #include "block_owner.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/eager.rs.h"
+#include "vmmgraph-bridge/src/eager.rs.h"
 #include <vmmgraph/arena.hpp>
 
 namespace vmmgraph::torch {

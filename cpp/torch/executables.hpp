@@ -12,7 +12,7 @@
 #include <vmmgraph/torch.hpp>
 
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/executables.rs.h"
+#include "vmmgraph-bridge/src/executables.rs.h"
 #include "instantiator.hpp"
 
 namespace vmmgraph::torch {

@@ -15,7 +15,7 @@
 #include "on_device.hpp"
 #include "release.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/device.rs.h"
+#include "vmmgraph-bridge/src/device.rs.h"
 
 // Source of at::show_config(), which also queries devices; a process with CUDA initialised cannot
 // fork workers (vLLM's main process). Weak: without it the release is not checked.

@@ -12,7 +12,7 @@
 #include "block_owner.hpp"
 #include "parked.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/blocks.rs.h"
+#include "vmmgraph-bridge/src/blocks.rs.h"
 #include <vmmgraph/vmmgraph.hpp>
 
 namespace vmmgraph::torch {

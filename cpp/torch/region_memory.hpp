@@ -6,7 +6,7 @@
 
 #include "block_owner.hpp"
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/region.rs.h"
+#include "vmmgraph-bridge/src/region.rs.h"
 #include <vmmgraph/region.hpp>
 
 namespace vmmgraph::torch {

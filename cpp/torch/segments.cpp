@@ -12,7 +12,7 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include "guards.hpp"
-#include "vmmgraph/src/bridge/device.rs.h"
+#include "vmmgraph-bridge/src/device.rs.h"
 
 namespace vmmgraph::torch {
 namespace {

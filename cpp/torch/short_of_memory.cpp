@@ -10,7 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include "rust/cxx.h"
-#include "vmmgraph/src/bridge/device.rs.h"
+#include "vmmgraph-bridge/src/device.rs.h"
 
 namespace vmmgraph::torch {
 namespace {

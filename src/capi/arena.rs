@@ -118,8 +118,8 @@ pub struct vmmgraph_arena_stats_t {
     pub lent_bytes: u64,
 }
 
-/// `None` for VMMGRAPH_RETAIN_DEFAULT.
-pub(crate) fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy>> {
+/// Converts a policy number; `None` for VMMGRAPH_RETAIN_DEFAULT.
+pub fn retain_of(retain: i32) -> crate::error::Result<Option<RetainPolicy>> {
     match retain {
         VMMGRAPH_RETAIN_DEFAULT => Ok(None),
         VMMGRAPH_RETAIN_OWN_PAGES => Ok(Some(RetainPolicy::Retain)),
@@ -143,7 +143,7 @@ fn flags(given: i32) -> Result<i32, Failure> {
 }
 
 /// The C functions document how long their stream must exist.
-pub(crate) fn stream_of(handle: *mut c_void) -> Stream {
+pub fn stream_of(handle: *mut c_void) -> Stream {
     // SAFETY: the contract of every C function with a stream argument.
     unsafe { Stream::from_raw(handle as u64) }
 }

@@ -35,27 +35,21 @@ pub(super) fn guard_anywhere(body: impl FnOnce() -> Result<(), Failure>) -> vmmg
 }
 
 /// [`guard_closing`] for the bridge: bodies fail only with the crate's errors.
-#[cfg(feature = "bridge")]
-pub(crate) fn guarded(
-    close: impl FnOnce(),
-    body: impl FnOnce() -> crate::error::Result<()>,
-) -> vmmgraph_status_t {
+pub fn guarded(close: impl FnOnce(), body: impl FnOnce() -> crate::error::Result<()>) -> vmmgraph_status_t {
     guard_closing(close, || Ok(body()?))
 }
 
 /// Value owned by C++ through the bridge, dropped like a C function runs. In a forked child the
 /// destructor does nothing: the resources belong to the parent.
-#[cfg(feature = "bridge")]
-pub(crate) struct GuardedDrop<T>(std::mem::ManuallyDrop<T>);
+pub struct GuardedDrop<T>(std::mem::ManuallyDrop<T>);
 
-#[cfg(feature = "bridge")]
 impl<T> GuardedDrop<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Takes the value.
+    pub fn new(value: T) -> Self {
         Self(std::mem::ManuallyDrop::new(value))
     }
 }
 
-#[cfg(feature = "bridge")]
 impl<T> std::ops::Deref for GuardedDrop<T> {
     type Target = T;
 
@@ -64,7 +58,6 @@ impl<T> std::ops::Deref for GuardedDrop<T> {
     }
 }
 
-#[cfg(feature = "bridge")]
 impl<T> Drop for GuardedDrop<T> {
     fn drop(&mut self) {
         guard(|| {

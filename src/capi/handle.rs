@@ -151,22 +151,21 @@ pub(super) fn remove<T: Handled, P>(handle: *mut P) -> Result<Arc<T>, Failure> {
     Ok(object)
 }
 
-#[cfg(feature = "bridge")]
-pub(crate) fn space_of(space: super::vmmgraph_space_t) -> crate::error::Result<Arc<Space>> {
+/// Returns the space of a handle, for the bridge.
+pub fn space_of(space: super::vmmgraph_space_t) -> crate::error::Result<Arc<Space>> {
     object_of(space)
 }
 
-#[cfg(feature = "bridge")]
-pub(crate) fn arena_of(arena: super::vmmgraph_arena_t) -> crate::error::Result<Arc<SharedVmmAllocator>> {
+/// Returns the arena of a handle, for the bridge.
+pub fn arena_of(arena: super::vmmgraph_arena_t) -> crate::error::Result<Arc<SharedVmmAllocator>> {
     object_of(arena)
 }
 
-#[cfg(feature = "bridge")]
-pub(crate) fn region_of(region: super::vmmgraph_region_t) -> crate::error::Result<Arc<Region>> {
+/// Returns the region of a handle, for the bridge.
+pub fn region_of(region: super::vmmgraph_region_t) -> crate::error::Result<Arc<Region>> {
     object_of(region)
 }
 
-#[cfg(feature = "bridge")]
 fn object_of<T: Handled, P>(handle: *mut P) -> crate::error::Result<Arc<T>> {
     get(handle).map_err(|_| Error::InvalidArgument {
         what: T::NAME,

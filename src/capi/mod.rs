@@ -92,14 +92,11 @@ pub use torch::*;
 
 use std::ffi::c_char;
 
-#[cfg(feature = "bridge")]
-pub(crate) use arena::{retain_of, stream_of};
-#[cfg(feature = "bridge")]
-pub(crate) use guard::{GuardedDrop, guarded};
-#[cfg(feature = "bridge")]
-pub(crate) use handle::{arena_of, region_of, space_of};
-#[cfg(feature = "bridge")]
-pub(crate) use region::policy_of;
+// For the bridge.
+pub use arena::{retain_of, stream_of};
+pub use guard::{GuardedDrop, guarded};
+pub use handle::{arena_of, region_of, space_of};
+pub use region::policy_of;
 
 /// Version of the C ABI. Calls, structs and numbers of equal versions are compatible.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;

@@ -3,7 +3,6 @@ use std::ffi::{c_char, c_void};
 use super::account::{vmmgraph_account_t, with_account};
 use super::arena::stream_of;
 use super::device::vmmgraph_device_t;
-#[cfg(feature = "bridge")]
 use super::guard::Failure;
 use super::guard::{guard, items_mut, out, pick};
 use super::handle::{get, register, remove};
@@ -83,9 +82,8 @@ pub struct vmmgraph_region_stats_t {
 const POLICIES: [Option<Policy>; 5] =
     [None, Some(Policy::Discard), Some(Policy::Zero), Some(Policy::Backup), Some(Policy::Keep)];
 
-/// `None`: the region's policy.
-#[cfg(feature = "bridge")]
-pub(crate) fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
+/// Converts a policy number, for the bridge; `None`: the region's policy.
+pub fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
     pick("policy", number, &POLICIES).map_err(|failure| match failure {
         Failure::Error(error) | Failure::Status(_, error) => error,
     })

@@ -131,7 +131,6 @@ fn a_panic_below_the_torch_functions_closes_the_arena() {
     assert_closed(arena, space);
 }
 
-#[cfg(feature = "bridge")]
 #[test]
 fn a_panic_below_the_bridge_closes_the_arena() {
     let (arena, space) = buggy_arena();
@@ -143,7 +142,6 @@ fn a_panic_below_the_bridge_closes_the_arena() {
     assert_closed(arena, space);
 }
 
-#[cfg(feature = "bridge")]
 #[test]
 fn a_panic_in_what_the_bridge_gave_away_stays_inside() {
     struct Bomb;

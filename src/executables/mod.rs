@@ -153,9 +153,9 @@ impl ExecutablePool {
         Ok(GraphTemplate { pool: Arc::clone(self), graphs: graphs.into(), key, size })
     }
 
-    /// Closes the pool after a panic: only destruction is left.
-    #[cfg(feature = "bridge")]
-    pub(crate) fn close(&self) {
+    /// Makes every later call fail after a panic, except destruction.
+    #[doc(hidden)]
+    pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 

@@ -1,6 +1,7 @@
 //! Accounts: a tree of budgets, independent of page owners. Guaranteed bytes are reserved in all
 //! ancestors even while unused or on lease. The mutex of [`PagePool`] guards the tree.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -212,9 +213,14 @@ impl Accounts {
     /// For the audit: each account's used bytes without those of its children, and bytes in
     /// creation.
     pub(super) fn own(&self) -> impl Iterator<Item = (AccountId, &str, u64, u64)> {
-        self.entries.iter().map(|(id, entry)| {
-            let below = self.entries.values().filter(|other| other.parent == Some(id));
-            let below: u64 = below.map(Entry::charge).sum();
+        let mut charged_below: HashMap<AccountId, u64> = HashMap::new();
+        for entry in self.entries.values() {
+            if let Some(parent) = entry.parent {
+                *charged_below.entry(parent).or_default() += entry.charge();
+            }
+        }
+        self.entries.iter().map(move |(id, entry)| {
+            let below = charged_below.get(&id).copied().unwrap_or_default();
             (id, entry.label.as_str(), entry.used.saturating_sub(below), entry.moving)
         })
     }

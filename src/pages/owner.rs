@@ -156,22 +156,30 @@ impl PagePool {
         Ok(())
     }
 
-    /// Logs a violation in debug builds. Skips most calls if the pool has many mappings.
+    /// Audits in debug builds and logs a violation. An audit visits each slot of pages and
+    /// ranges and each mapping: a pool with more than 64 of them skips calls in proportion.
     pub(crate) fn check(&self) {
-        const FEW: u64 = 1000;
-        if !cfg!(debug_assertions) {
-            return;
-        }
-        let stats = self.lock().stats;
-        let skipped =
-            stats.mappings > FEW && !(stats.maps + stats.unmaps).is_multiple_of(stats.mappings / FEW * 50);
-        if !skipped && let Err(error) = self.audit() {
+        if cfg!(debug_assertions)
+            && self.lock().is_audit_due()
+            && let Err(error) = self.audit()
+        {
             tracing::error!(%error, "the page pool's books do not balance");
         }
     }
 }
 
 impl State {
+    fn is_audit_due(&mut self) -> bool {
+        self.unaudited_visits += 64;
+        let slots = self.pages.capacity() + self.ranges.capacity();
+        let visits = slots as u64 + self.stats.mappings;
+        let is_due = self.unaudited_visits >= visits;
+        if is_due {
+            self.unaudited_visits = 0;
+        }
+        is_due
+    }
+
     fn audit_counts(&self) -> Result<()> {
         let stats = &self.stats;
         let there = || self.pages.values().filter(|page| page.handle.is_some());

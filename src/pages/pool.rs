@@ -64,6 +64,8 @@ pub(super) struct State {
     pub(super) shared_changes: u64,
     pub(super) running: RunningCalls,
     pub(super) stats: PoolStats,
+    /// Visits of skipped audits, for debug builds.
+    pub(super) unaudited_visits: u64,
 }
 
 impl State {
@@ -223,6 +225,7 @@ impl PagePool {
             shared_changes: 0,
             running: RunningCalls::default(),
             stats: PoolStats::default(),
+            unaudited_visits: 0,
         };
         let events = Events::new(&driver);
         let (state, reclaimers) = (Mutex::new(state), Reclaimers::default());

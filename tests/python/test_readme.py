@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-ARCHIVE = Path(os.environ.get("VMMGRAPH_CORE_LIBRARY", "/nowhere/lib.so")).parent / "cargo/release/libvmmgraph.a"
+ARCHIVE = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/libvmmgraph.a"
 MIB = 1 << 20
 
 

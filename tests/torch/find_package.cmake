@@ -9,7 +9,7 @@ set(standins "${toolkit}/lib/standins:${toolkit}/lib")
 
 # A prebuilt archive has the bridge's headers next to it; cargo's are links.
 file(MAKE_DIRECTORY "${WORK}/core")
-file(COPY "${TORCH_ARCHIVE}" DESTINATION "${WORK}/core")
+configure_file("${TORCH_ARCHIVE}" "${WORK}/core/libvmmgraph.a" COPYONLY)
 file(GLOB_RECURSE headers RELATIVE "${BRIDGE}" FOLLOW_SYMLINKS "${BRIDGE}/*.h")
 foreach(header IN LISTS headers)
   configure_file("${BRIDGE}/${header}" "${WORK}/core/cxxbridge/${header}" COPYONLY)

@@ -12,13 +12,10 @@ cd "$(dirname "$0")/../.."
 mapfile -t releases < <(sed -nE 's/^([0-9][^ ]*) .*/\1/p' scripts/torch-releases.txt)
 objects=build/torch-matrix
 site=$(echo .venv/lib/python3*/site-packages)
-bridge=build/torch/cargo-torch/cxxbridge
+bridge=target/cxxbridge
 
-if [ ! -e "$bridge/vmmgraph/src/bridge/blocks.rs.h" ]; then
-  cmake -S . -B build/torch -G Ninja -DCMAKE_BUILD_TYPE=Release -DVMMGRAPH_TORCH=ON -DVMMGRAPH_TORCH_ROOT="$PWD/$site/torch" \
-    -DVMMGRAPH_TESTS=ON -DVMMGRAPH_EXAMPLES=OFF
-  cmake --build build/torch --target vmmgraph_torch_archive
-fi
+# Writes the bridge's headers.
+cargo check --locked -p vmmgraph-bridge
 
 newest=$(.venv/bin/python -m pip --disable-pip-version-check index versions torch 2>/dev/null | sed -nE "1s/^torch \\((.*)\\)$/\\1/p" || true)
 skipped=0

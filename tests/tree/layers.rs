@@ -20,7 +20,6 @@ const LAYERS: &[&[&str]] = &[
     &["map"],
     &["arena", "torch"],
     &["capi"],
-    &["bridge"],
 ];
 
 /// A failed `units` constructor is an `Error`, which carries an `Address` and the driver kind.
@@ -115,8 +114,7 @@ fn policies_of_elastic_memory_know_no_driver_and_no_clock() {
     }
 }
 
-/// Names of platforms occur in `driver`, in the C enumerators, and in the libtorch bridge, which is
-/// CUDA only.
+/// Names of platforms occur in `driver` and in the C enumerators.
 #[test]
 fn no_platform_is_named_above_the_door() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -131,7 +129,7 @@ fn no_platform_is_named_above_the_door() {
         let code = product.lines().filter(|line| !line.trim_start().starts_with("//"));
         let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric())).map(str::to_lowercase);
         let named = words.filter(|word| names.contains(&word.as_str())).count();
-        if inside.starts_with("driver/") || inside == "capi/device.rs" || inside.starts_with("bridge/") {
+        if inside.starts_with("driver/") || inside == "capi/device.rs" {
             inside_the_door += named;
         } else {
             assert_eq!(named, 0, "{inside} names a platform");
@@ -178,7 +176,6 @@ fn cudarc_is_named_in_the_cuda_driver_only_and_policy_has_no_unsafe() {
                 "executables/mod.rs",
                 "ring/graph.rs",
                 "ring/host.rs",
-                "bridge/",
             ];
             let may = may.iter().any(|place| inside.starts_with(place));
             assert!(may, "{inside} contains unsafe code");

@@ -291,8 +291,8 @@ impl EagerBlocks {
         self.space.record_stream(address, stream)
     }
 
-    #[cfg(feature = "bridge")]
-    pub(crate) fn close_arena(&self) {
+    #[doc(hidden)]
+    pub fn close_arena(&self) {
         self.space.common.closed.store(true, Ordering::Relaxed);
     }
 

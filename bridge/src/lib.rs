@@ -5,9 +5,7 @@
 //! cxx's `Result` would lose the error number. A panic becomes a status and closes the arena; cxx
 //! alone would end the process. Only handle lookups, with a single error, return `Result`.
 
-use crate::device::Device;
-use crate::driver::DriverChoice;
-use crate::units::Stream;
+use vmmgraph::{Device, DriverChoice, Stream};
 
 mod blocks;
 mod device;

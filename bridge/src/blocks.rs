@@ -1,10 +1,9 @@
 //! Blocks of a capture for torch's allocator, with workspaces and preserved contents.
 
+use vmmgraph::capi::{GuardedDrop, guarded, retain_of, space_of, stream_of, vmmgraph_space_t};
+use vmmgraph::{Address, Result, Stream};
+
 use super::different;
-use crate::capi::{GuardedDrop, guarded, retain_of, space_of, stream_of, vmmgraph_space_t};
-use crate::error::Result;
-use crate::units::{Address, Stream};
-use crate::{space, torch, workspace};
 
 #[allow(unreachable_pub, reason = "cxx makes the structs public")]
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
@@ -82,16 +81,16 @@ mod ffi {
 }
 
 /// Dropping the last tensor may free the space, so the drop is guarded like a call.
-struct VmmTorchAllocator(GuardedDrop<torch::VmmTorchAllocator>);
+struct VmmTorchAllocator(GuardedDrop<vmmgraph::VmmTorchAllocator>);
 
 impl VmmTorchAllocator {
-    /// Calls the allocator; a panic closes the arena.
-    fn call(&self, call: impl FnOnce(&torch::VmmTorchAllocator) -> Result<()>) -> i32 {
+    /// Calls the allocator and returns a status. A panic closes the arena.
+    fn call(&self, call: impl FnOnce(&vmmgraph::VmmTorchAllocator) -> Result<()>) -> i32 {
         guarded(|| self.0.close_arena(), || call(&self.0))
     }
 
-    /// Asks the allocator; false after a panic.
-    fn ask(&self, question: impl FnOnce(&torch::VmmTorchAllocator) -> bool) -> bool {
+    /// As [`call`](Self::call), for a question: false after a panic.
+    fn ask(&self, question: impl FnOnce(&vmmgraph::VmmTorchAllocator) -> bool) -> bool {
         let mut answer = false;
         self.call(|allocator| {
             answer = question(allocator);
@@ -102,7 +101,7 @@ impl VmmTorchAllocator {
 }
 
 fn torch_allocator(space: usize) -> Result<Box<VmmTorchAllocator>> {
-    let allocator = torch::VmmTorchAllocator::new(&*space_of(space as vmmgraph_space_t)?);
+    let allocator = vmmgraph::VmmTorchAllocator::new(&*space_of(space as vmmgraph_space_t)?);
     Ok(Box::new(VmmTorchAllocator(GuardedDrop::new(allocator))))
 }
 
@@ -125,7 +124,7 @@ fn allocate(
 }
 
 fn is_shareable(allocator: &VmmTorchAllocator) -> bool {
-    allocator.ask(torch::VmmTorchAllocator::is_shareable)
+    allocator.ask(vmmgraph::VmmTorchAllocator::is_shareable)
 }
 
 fn release(allocator: &VmmTorchAllocator, block: usize, stream: usize) -> i32 {
@@ -177,7 +176,7 @@ fn free_parked(allocator: &VmmTorchAllocator, block: usize) -> i32 {
 }
 
 /// The last owner may be an entry of torch's table, so the drop is guarded like a call.
-struct Workspace(Option<GuardedDrop<workspace::Workspace>>);
+struct Workspace(Option<GuardedDrop<vmmgraph::Workspace>>);
 
 fn no_workspace() -> Box<Workspace> {
     Box::new(Workspace(None))
@@ -219,7 +218,8 @@ fn leave_workspace(workspace: &Workspace, allocator: &VmmTorchAllocator) -> i32 
     })
 }
 
-struct PreservedBlocks(Option<GuardedDrop<space::PreservedBlocks>>);
+/// Dropping frees the blocks freed in the meantime.
+struct PreservedBlocks(Option<GuardedDrop<vmmgraph::PreservedBlocks>>);
 
 fn no_preserved_blocks() -> Box<PreservedBlocks> {
     Box::new(PreservedBlocks(None))

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::capi::{GuardedDrop, arena_of, guarded, vmmgraph_arena_t};
-use crate::driver::{Executable, Graph};
-use crate::error::{Error, Result};
-use crate::executables::{self, Limits};
+use vmmgraph::capi::{GuardedDrop, arena_of, guarded, vmmgraph_arena_t};
+use vmmgraph::driver::{Executable, Graph};
+use vmmgraph::executables::{self, Limits};
+use vmmgraph::{Error, Result};
 
 #[allow(unreachable_pub, reason = "cxx makes the structs public")]
 #[cxx::bridge(namespace = "vmmgraph::bridge")]

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use vmmgraph::capi::{GuardedDrop, guarded, policy_of, region_of, stream_of, vmmgraph_region_t};
+use vmmgraph::{Address, Region, Result, Stream};
+
 use super::{cuda_number, different};
-use crate::capi::{GuardedDrop, guarded, policy_of, region_of, stream_of, vmmgraph_region_t};
-use crate::error::Result;
-use crate::region::Region;
-use crate::units::{Address, Stream};
 
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {

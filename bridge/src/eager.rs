@@ -1,10 +1,9 @@
 //! Blocks of an arena's eager work for torch's allocator. Functions return a status.
 
+use vmmgraph::capi::{GuardedDrop, arena_of, guarded, stream_of, vmmgraph_arena_t};
+use vmmgraph::{Address, EagerBlocks, EagerEnd, Result, Stream};
+
 use super::different;
-use crate::capi::{GuardedDrop, arena_of, guarded, stream_of, vmmgraph_arena_t};
-use crate::error::Result;
-use crate::space::{EagerBlocks, EagerEnd};
-use crate::units::{Address, Stream};
 
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {

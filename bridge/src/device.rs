@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
+use vmmgraph::capi::{arena_of, guarded, stream_of, vmmgraph_arena_t};
+use vmmgraph::{Device, DriverChoice, Peers, Result};
+
 use super::cuda_number;
-use crate::capi::{arena_of, guarded, stream_of, vmmgraph_arena_t};
-use crate::device::Device;
-use crate::driver::DriverChoice;
-use crate::error::Result;
-use crate::units::Peers;
 
 #[cxx::bridge(namespace = "vmmgraph::bridge")]
 mod ffi {
