@@ -34,7 +34,7 @@ pub(super) fn guard_anywhere(body: impl FnOnce() -> Result<(), Failure>) -> vmmg
     run(|| {}, body)
 }
 
-/// [`guard_closing`] for the bridge: bodies fail only with the crate's errors.
+/// `guard_closing` for the bridge: bodies fail only with the crate's errors.
 pub fn guarded(close: impl FnOnce(), body: impl FnOnce() -> crate::error::Result<()>) -> vmmgraph_status_t {
     guard_closing(close, || Ok(body()?))
 }
