@@ -311,8 +311,10 @@ def quantized_as_loaded(saver):
     """Only the quantized weights stay, also on the host."""
     import torch
 
-    # The CUDA context grows by 70 MiB at its first streams.
+    # The CUDA context grows at its first streams (70 MiB) and kernels.
     torch.cuda.Stream()
+    torch.full((4,), 1.0, dtype=torch.bfloat16, device="cuda").to(torch.int8)
+    torch.cuda.empty_cache()
     before, weights = free(), []
     for number in range(16):
         with saver.region("weights", enable_cpu_backup=True):
@@ -321,7 +323,8 @@ def quantized_as_loaded(saver):
             del original
     assert before - free() < 1.2 * GIB
     saver.pause()
-    assert before - free() < 64 * MIB
+    remain = before - free()
+    assert remain < 64 * MIB, f"{remain / MIB:.0f} MiB remain"
     saver.resume()
     assert all((weight == number).all() for number, weight in enumerate(weights))
 
