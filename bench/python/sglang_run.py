@@ -505,6 +505,8 @@ def child(arguments: argparse.Namespace, mode: str, on: str, turn: str = "") -> 
     command += ["--rounds", str(arguments.rounds), "--timed", str(arguments.timed), "--ranks", str(arguments.ranks)]
     command += ["--kv"] * arguments.kv + ["--pool", str(arguments.pool)]
     environment = {"VMMGRAPH": on, "VMMGRAPH_KV": on if arguments.kv else "", "SGLANG_RUN_STARTED": str(time.time())}
+    if arguments.press:
+        environment["VMMGRAPH_KV_GUARD"] = "1"
     if turn:
         environment["SGLANG_RUN_TURN"] = turn
     start = time.monotonic()

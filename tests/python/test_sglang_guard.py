@@ -173,7 +173,7 @@ def test_tokens_are_never_lost_or_given_twice(seed: int) -> None:
         assert not unmapped & {one for part in held for one in part}
 
 
-@pytest.mark.parametrize(("ranks", "value", "guarded"), [(1, None, True), (1, "1", True), (1, "0", False), (2, None, False)])
+@pytest.mark.parametrize(("ranks", "value", "guarded"), [(1, None, False), (1, "1", True), (1, "0", False), (2, "1", False)])
 def test_the_guard_polls_before_each_batch(monkeypatch: pytest.MonkeyPatch, ranks: int, value: str | None, guarded: bool) -> None:
     if value is not None:
         monkeypatch.setenv("VMMGRAPH_KV_GUARD", value)

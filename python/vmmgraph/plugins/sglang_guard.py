@@ -1,5 +1,6 @@
 """Guard of SGLang's KV cache (`kv_guard`): takes free tokens out of use while the device is short
-of memory. `sglang_kv` installs the guard.
+of memory. `sglang_kv` installs the guard if ``VMMGRAPH_KV_GUARD=1`` is set: the guard was never run
+on a GPU.
 
 SGLang's allocator lists its free pages in two tensors. The guard removes the pages of whole groups
 from the lists, before a batch runs: all tokens of the batch are then allocated.
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from . import kv_guard
+from ._common import is_set
 
 #: Parts of a scheduler which compare the free tokens with the total.
 _COUNTERS = ("invariant_checker", "pool_stats_observer")
@@ -110,7 +112,7 @@ class TokenPool:
 def install(scheduler: Any, kv: Any) -> kv_guard.Guard | None:
     """Makes a guard of a scheduler's KV cache. Returns ``None`` if the cache keeps its size."""
     runner = scheduler.tp_worker.model_runner
-    if not kv_guard.wanted(runner.tp_size):
+    if not is_set("VMMGRAPH_KV_GUARD") or not kv_guard.wanted(runner.tp_size):
         return None
 
     def evict(tokens: int) -> None:

@@ -19,8 +19,8 @@ Wrapped methods:
     Scheduler.run_batch
         the guard of the cache polls before each batch (`sglang_guard`)
 
-If the user set a size, or the pool is another
-class than ``MHATokenToKVPool``, SGLang allocates the cache (`declined`).
+If the user set a size, or the pool is another class than ``MHATokenToKVPool``, SGLang allocates the
+cache (`declined`).
 """
 
 from __future__ import annotations
