@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 MIB = 1 << 20
@@ -28,6 +29,21 @@ def install_entry_points(group: str, plugins: Mapping[str, str]) -> None:
     for path in (str(folder), str(Path(__file__).resolve().parent)):
         sys.path.append(path)
         os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), path) if part)
+
+
+def can_run(engine: str) -> bool:
+    """Returns whether the engine and a GPU are there; prints SKIPPED otherwise."""
+    # A process with an initialized driver could not fork its workers.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        import torch
+
+        there = (engine in sys.modules or find_spec(engine) is not None) and torch.cuda.is_available()
+    except ImportError:
+        there = False
+    if not there:
+        print(f"SKIPPED: needs a GPU and {engine}")
+    return there
 
 
 def widen(model) -> None:

@@ -40,7 +40,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
-from engine_run import MIB, digest, install_entry_points, ms_a_token, widen
+from engine_run import MIB, can_run, digest, install_entry_points, ms_a_token, widen
 
 MODES: dict[str, dict[str, Any]] = {
     "decode": {"cuda_graph_backend_prefill": "disabled"},
@@ -600,16 +600,7 @@ def main() -> int:
     parser.add_argument("--press", action="store_true", help="take the reserve of the KV cache for two rounds")
     parser.add_argument("--kv", action="store_true", help="SGLang's defaults of memory, and the size of its KV cache")
     arguments = parser.parse_args()
-    # A process with an initialized driver could not fork its workers.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    try:
-        import torch
-
-        there = torch.cuda.is_available()
-    except ImportError:
-        there = False
-    if not there:
-        print("SKIPPED: needs a GPU and sglang")
+    if not can_run("sglang"):
         return 77
     if arguments.together:
         return together(arguments)

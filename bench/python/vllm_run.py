@@ -49,7 +49,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from engine_run import MIB, digest, install_entry_points, ms_a_token, widen
+from engine_run import MIB, can_run, digest, install_entry_points, ms_a_token, widen
 
 MODES = {
     "full": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
@@ -818,17 +818,7 @@ def main() -> int:
     parser.add_argument("--idle", type=float, default=0, help="seconds without requests after the first")
     parser.add_argument("--blocks", type=int, help="vLLM's num_gpu_blocks_override")
     arguments = parser.parse_args()
-    # A process with an initialized driver could not fork its workers.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    try:
-        import torch
-        import vllm  # noqa: F401
-
-        there = torch.cuda.is_available()
-    except ImportError:
-        there = False
-    if not there:
-        print("SKIPPED: needs a GPU and vllm")
+    if not can_run("vllm"):
         return 77
     if arguments.compare:
         return compare(arguments)
