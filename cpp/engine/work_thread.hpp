@@ -31,9 +31,13 @@ public:
     [[nodiscard]] bool has_work() const noexcept { return outcome_.valid(); }
     // Returns the time since begin().
     [[nodiscard]] Clock::duration elapsed() const { return Clock::now() - begun_; }
-    // Waits for the work until a time. Returns true if the work is done.
+    // Waits for the work until a time. Returns true if the work is done. By the system's clock: a
+    // wait by the steady clock needs a newer libstdc++ than the wheel's.
     [[nodiscard]] bool wait_until(Clock::time_point end) const {
-        return outcome_.wait_until(end) == std::future_status::ready;
+        const auto rest =
+            std::chrono::duration_cast<std::chrono::system_clock::duration>(end - Clock::now());
+        return outcome_.wait_until(std::chrono::system_clock::now() + rest) ==
+               std::future_status::ready;
     }
     // Waits for the work, if any.
     void wait() const {

@@ -1,12 +1,11 @@
 //! The Ascend driver over the stand-in libascendcl.so, which invalidates a capture or fails a call
 //! for each broken ACL rule.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::c_void;
 use std::process::Command;
 use std::ptr;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, LazyLock, MutexGuard};
 
-use libloading::os::unix::Library;
 use vmmgraph::driver::{AscendDriver, Driver, Event, Memory, StreamState, Timeline, Transfer, Whole};
 use vmmgraph::{
     Address, Device, DriverChoice, Error, HostOptions, Options, Peers, Policy, RegionOptions,
@@ -14,57 +13,26 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::child;
 
+use crate::standin::StandIn;
+
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 2 * MIB;
 const HALF: usize = PAGE as usize / 2;
 
-/// The library, which the driver finds by its soname. Controls and captures are process-wide.
-fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    let name = std::env::var("VMMGRAPH_ASCEND_LIBRARY").unwrap_or_else(|_| "libstandin_ascend.so".to_owned());
-    LIBRARY.get_or_init(|| {
-        // SAFETY: the stand-in's initialisers do nothing.
-        let opened = unsafe { Library::new(name) };
-        opened.expect("the stand-in is not on LD_LIBRARY_PATH: use `cargo test`")
-    })
-}
-
-macro_rules! call {
-    ($name:ident($($argument:expr => $kind:ty),*) -> $result:ty) => {{
-        // SAFETY: signatures of tests/standin-ascend; pointers are good.
-        unsafe {
-            let function = library().get::<unsafe extern "C" fn($($kind),*) -> $result>(stringify!($name).as_bytes());
-            function.expect("not the stand-in")($($argument),*)
-        }
-    }};
-}
+static STAND_IN: LazyLock<StandIn> = LazyLock::new(|| {
+    StandIn::load(
+        &std::env::var("VMMGRAPH_ASCEND_LIBRARY").unwrap_or_else(|_| "libstandin_ascend.so".to_owned()),
+    )
+});
 
 /// Serializes tests. The thread has no current context.
 fn alone() -> MutexGuard<'static, ()> {
-    library();
+    LazyLock::force(&STAND_IN);
     vmmgraph_testkit::alone()
 }
 
 fn open() -> AscendDriver {
     AscendDriver::new(0).unwrap()
-}
-
-fn count(name: &CStr) -> u64 {
-    call!(standin_count(name.as_ptr() => *const c_char) -> u64)
-}
-
-fn fail(nth: u64, code: i32) {
-    call!(standin_fail(nth => u64, code => i32) -> ());
-}
-
-fn fail_second(nth: u64, code: i32) {
-    call!(standin_fail_second(nth => u64, code => i32) -> ());
-}
-
-fn leftovers() -> [u64; 4] {
-    let mut left = [0; 4];
-    call!(standin_leftovers(left.as_mut_ptr() => *mut u64) -> ());
-    left
 }
 
 fn current() -> Result<i32, i32> {
@@ -185,19 +153,19 @@ fn a_failure_has_the_results_name_and_the_runtimes_words() {
 #[test]
 fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
     let _alone = alone();
-    let before = leftovers();
+    let before = STAND_IN.leftovers();
     let driver = open();
     let pages = [0, 1, 2].map(|_| Whole { page: driver.create(PAGE).unwrap(), bytes: PAGE });
     let base = driver.reserve(3 * PAGE).unwrap();
     // SAFETY: newly reserved, unmapped except for the reported pages; the pages are live.
     unsafe {
-        fail(3, 207_001);
+        STAND_IN.fail(3, 207_001);
         let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
         assert!(matches!(failed.error, Error::OutOfMemory { requested: PAGE, device: 0, .. }), "{failed:?}");
         assert_eq!(failed.mapped, 0);
-        fail(3, 507_899);
+        STAND_IN.fail(3, 507_899);
         // Free bytes are not queried, so the next call unmaps the second page.
-        fail_second(4, 507_899);
+        STAND_IN.fail_second(4, 507_899);
         let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
         assert_eq!(failed.mapped, 2);
         driver.unmap(base, PAGE).unwrap();
@@ -205,7 +173,7 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
         driver.free_addresses(base, 3 * PAGE).unwrap();
         pages.iter().for_each(|page| driver.release(page.page).unwrap());
     }
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
 }
 
 #[test]
@@ -220,7 +188,7 @@ fn the_threads_context_is_as_it_was_unless_there_was_none() {
         range.write(0, 9);
         let event = driver.event_create().unwrap();
         let other = AscendDriver::new(0).unwrap();
-        fail(1, 507_899);
+        STAND_IN.fail(1, 507_899);
         assert!(driver.event_create().is_err());
         assert_eq!((range.read(0), current()), (9, Ok(1)));
         // SAFETY: an event of this driver.
@@ -336,11 +304,11 @@ fn a_chip_that_captures_nothing_has_streams_that_are_ready() {
     let _alone = alone();
     let driver = open();
     let stream = driver.stream_create().unwrap();
-    fail(1, 207_000);
+    STAND_IN.fail(1, 207_000);
     // SAFETY: a stream of this driver.
     unsafe {
         assert_eq!(driver.stream_state(stream), Ok(StreamState::Ready));
-        fail(1, 107_000);
+        STAND_IN.fail(1, 107_000);
         assert!(driver.stream_state(stream).is_err());
         driver.stream_destroy(stream).unwrap();
     }
@@ -371,27 +339,33 @@ fn there_is_no_default_stream_for_each_thread() {
 fn streams_are_used_again_and_never_destroyed_while_the_device_is_open() {
     let _alone = alone();
     let driver = open();
-    let (made, destroyed) = (count(c"aclrtCreateStream"), count(c"aclrtDestroyStream"));
+    let (made, destroyed) = (STAND_IN.count(c"aclrtCreateStream"), STAND_IN.count(c"aclrtDestroyStream"));
     for _ in 0..5 {
         let pair = [0, 1].map(|_| driver.stream_create().unwrap());
         // SAFETY: of this driver, no longer used.
         unsafe { pair.into_iter().for_each(|stream| driver.stream_destroy(stream).unwrap()) };
     }
-    assert_eq!((count(c"aclrtCreateStream"), count(c"aclrtDestroyStream")), (made + 2, destroyed));
+    assert_eq!(
+        (STAND_IN.count(c"aclrtCreateStream"), STAND_IN.count(c"aclrtDestroyStream")),
+        (made + 2, destroyed)
+    );
     call!(standin_streams_busy(true => bool) -> ());
     let third = driver.stream_create().unwrap();
     // SAFETY: as above.
     unsafe { driver.stream_destroy(third) }.unwrap();
     call!(standin_streams_busy(false => bool) -> ());
-    assert_eq!(count(c"aclrtCreateStream"), made + 3);
-    fail(1, 507_899);
+    assert_eq!(STAND_IN.count(c"aclrtCreateStream"), made + 3);
+    STAND_IN.fail(1, 507_899);
     assert!(driver.stream_create().is_err(), "nothing is made where one cannot be asked for");
     let fresh = open();
-    fail(1, 207_008);
+    STAND_IN.fail(1, 207_008);
     let none = fresh.stream_create().unwrap_err().to_string();
     assert!(none.contains("aclrtCreateStream") && none.contains("NO_STREAM_RESOURCE"), "{none}");
     drop(driver);
-    assert_eq!((count(c"aclrtCreateStream"), count(c"aclrtDestroyStream")), (made + 4, destroyed + 3));
+    assert_eq!(
+        (STAND_IN.count(c"aclrtCreateStream"), STAND_IN.count(c"aclrtDestroyStream")),
+        (made + 4, destroyed + 3)
+    );
 }
 
 #[test]
@@ -400,11 +374,11 @@ fn what_is_given_back_to_a_runtime_that_is_gone_is_given_back() {
     let driver = open();
     let event = driver.event_create().unwrap();
     for code in [100_001, 107_002] {
-        fail(1, code);
+        STAND_IN.fail(1, code);
         // SAFETY: an event of this driver; the call has no effect.
         unsafe { driver.event_destroy(event) }.unwrap();
     }
-    fail(1, 107_000);
+    STAND_IN.fail(1, 107_000);
     // SAFETY: as above.
     unsafe {
         assert!(driver.event_destroy(event).is_err());
@@ -417,9 +391,9 @@ fn lack_of_memory_has_three_numbers_and_that_of_addresses_is_another_error() {
     let _alone = alone();
     let driver = open();
     for code in [207_001, 207_018, 200_000] {
-        fail(1, code);
+        STAND_IN.fail(1, code);
         assert!(matches!(driver.create(PAGE), Err(Error::OutOfMemory { requested: PAGE, device: 0, .. })));
-        fail(1, code);
+        STAND_IN.fail(1, code);
         assert_eq!(driver.reserve(PAGE), Err(Error::OutOfAddresses { requested: PAGE, device: 0 }));
     }
     let longer = driver.capabilities().largest_reservation + PAGE;
@@ -432,7 +406,7 @@ fn filled() -> u64 {
     let driver = open();
     let stream = driver.stream_create().unwrap();
     let range = Range::of(&driver, &[PAGE, PAGE]);
-    let before = count(c"aclrtMemsetD32Async");
+    let before = STAND_IN.count(c"aclrtMemsetD32Async");
     let mut bytes = vec![0; HALF];
     // SAFETY: mapped, and used only here.
     unsafe {
@@ -449,7 +423,7 @@ fn filled() -> u64 {
         driver.stream_destroy(stream).unwrap();
     }
     range.end();
-    count(c"aclrtMemsetD32Async") - before
+    STAND_IN.count(c"aclrtMemsetD32Async") - before
 }
 
 #[test]
@@ -458,11 +432,11 @@ fn thirty_two_bits_are_repeated_by_the_runtime_where_it_can() {
     assert_eq!(filled(), 3);
     let driver = open();
     let range = Range::of(&driver, &[PAGE]);
-    let before = count(c"aclrtMemsetD32Async");
+    let before = STAND_IN.count(c"aclrtMemsetD32Async");
     // SAFETY: mapped, and used only here.
     unsafe { driver.fill(range.base, PAGE, 0xffff_ffff, Stream::LEGACY) }.unwrap();
     assert_eq!(
-        (range.read(PAGE - 8), count(c"aclrtMemsetD32Async")),
+        (range.read(PAGE - 8), STAND_IN.count(c"aclrtMemsetD32Async")),
         (u64::MAX, before),
         "four equal bytes are a byte"
     );
@@ -487,7 +461,7 @@ fn child(what: &str, environment: &[(&str, &str)]) -> String {
 #[test]
 fn in_a_process_of_its_own() {
     let Ok(what) = std::env::var(CHILD) else { return };
-    library();
+    LazyLock::force(&STAND_IN);
     let seen = match what.as_str() {
         "fill" => filled().to_string(),
         "open" => AscendDriver::new(0).map_or_else(|error| error.to_string(), |_| "opened".to_owned()),
@@ -547,7 +521,7 @@ fn a_machine_without_devices_has_none_and_caches_must_not_be_gone_around() {
 #[test]
 fn spaces_and_regions_work_on_it_by_name() {
     let _alone = alone();
-    let before = leftovers();
+    let before = STAND_IN.leftovers();
     let device = Device::open(DriverChoice::Named("ascend"), 0, HostOptions::default()).unwrap();
     let driver = Arc::clone(device.driver());
     let stream = driver.stream_create().unwrap();
@@ -598,5 +572,5 @@ fn spaces_and_regions_work_on_it_by_name() {
     device.trim().unwrap();
     drop(device);
     drop(driver);
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
 }

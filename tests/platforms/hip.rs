@@ -7,7 +7,6 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, LazyLock, MutexGuard};
 
-use libloading::Library;
 use vmmgraph::driver::{HipDriver, SharedDriver, StreamState, Whole};
 use vmmgraph::pages::Fence;
 use vmmgraph::{
@@ -16,29 +15,17 @@ use vmmgraph::{
 };
 use vmmgraph_testkit::{MIB, Stamps, alone};
 
+use crate::standin::StandIn;
+
 const PAGE: u64 = 2 * MIB;
 /// HIP 7.1 accepts mappings only from a reservation's first one on; 7.14 has no such limit.
 const DEFECTIVE: i32 = 70_125_424;
 const SOUND: i32 = 71_400_000;
 
-/// The stand-in, under its unique file name. The driver then finds it by its soname, like a library
-/// loaded by torch.
-static STAND_IN: LazyLock<Library> = LazyLock::new(|| {
-    // SAFETY: loading the stand-in runs no code.
-    unsafe { Library::new("libstandin_hip.so") }.expect("`cargo test` puts it on LD_LIBRARY_PATH")
-});
-
-fn function<T: Copy>(name: &str) -> T {
-    // SAFETY: signatures of tests/standin-hip and tests/standin.
-    unsafe { *STAND_IN.get::<T>(name).expect("the stand-in has it") }
-}
+static STAND_IN: LazyLock<StandIn> = LazyLock::new(|| StandIn::load("libstandin_hip.so"));
 
 macro_rules! hip {
-    ($name:ident($($arg:expr => $type:ty),*)) => {{
-        let call: unsafe extern "C" fn($($type),*) -> i32 = function(stringify!($name));
-        // SAFETY: out pointers on this stack; the stand-in checks its handles.
-        unsafe { call($($arg),*) }
-    }};
+    ($name:ident($($arguments:tt)*)) => { call!($name($($arguments)*) -> i32) };
 }
 
 struct Alone(#[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
@@ -54,22 +41,7 @@ impl Alone {
 }
 
 fn set_version(version: i32) {
-    let set: unsafe extern "C" fn(i32) = function("standin_set_version");
-    // SAFETY: the stand-in's signature.
-    unsafe { set(version) };
-}
-
-fn fail(nth: u64, code: i32) {
-    let fail: unsafe extern "C" fn(u64, i32) = function("standin_fail");
-    // SAFETY: as above.
-    unsafe { fail(nth, code) };
-}
-
-fn held() -> [u64; 4] {
-    let (mut held, ask) = ([0; 4], function::<unsafe extern "C" fn(*mut u64)>("standin_leftovers"));
-    // SAFETY: room for four numbers.
-    unsafe { ask(held.as_mut_ptr()) };
-    held
+    call!(standin_set_version(version => i32) -> ());
 }
 
 fn new_stream(flags: u32) -> u64 {
@@ -158,7 +130,7 @@ fn no_call_of_the_door_spoils_a_capture_whatever_its_mode() {
     for version in [60_241_134, DEFECTIVE, SOUND] {
         let _alone = Alone::with_version(version);
         let driver: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
-        let before = held();
+        let before = STAND_IN.leftovers();
         // GLOBAL, THREAD_LOCAL, RELAXED; then a blocking stream.
         for (mode, flags) in [(0, 1), (1, 1), (2, 1), (0, 0)] {
             let (captured, other) = (new_stream(flags), new_stream(1));
@@ -179,7 +151,7 @@ fn no_call_of_the_door_spoils_a_capture_whatever_its_mode() {
                 assert_eq!(hip!(hipStreamDestroy(stream as *mut c_void => *mut c_void)), 0);
             }
         }
-        assert_eq!(held(), before);
+        assert_eq!(STAND_IN.leftovers(), before);
     }
 }
 
@@ -222,7 +194,7 @@ fn access_is_given_as_each_version_takes_it() {
     for (version, sound) in [(60_241_134, true), (DEFECTIVE, false), (SOUND, true)] {
         let _alone = Alone::with_version(version);
         let driver: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
-        let before = held();
+        let before = STAND_IN.leftovers();
         let base = driver.reserve(8 * PAGE).unwrap();
         // Consecutive places, as spaces grow, and both sides of a gap.
         for place in [2, 3, 4, 1] {
@@ -233,7 +205,7 @@ fn access_is_given_as_each_version_takes_it() {
             assert_eq!(behind_a_gap, Ok(()));
         } else {
             assert!(matches!(behind_a_gap, Err(Error::UnfitDriver { .. })), "{behind_a_gap:?}");
-            assert_eq!(held()[2], before[2] + 4, "what was refused is mapped");
+            assert_eq!(STAND_IN.leftovers()[2], before[2] + 4, "what was refused is mapped");
         }
         // SAFETY: mapped above; all mapped memory is usable.
         unsafe {
@@ -246,7 +218,7 @@ fn access_is_given_as_each_version_takes_it() {
             assert_eq!(mapped(&driver, base, 7, peers), Ok(()));
             // SAFETY: one whole mapping.
             unsafe { driver.grant(base.plus(6 * PAGE), PAGE, peers) }.unwrap();
-            let granted: unsafe extern "C" fn(u64) -> u64 = function("standin_granted");
+            let granted: unsafe extern "C" fn(u64) -> u64 = STAND_IN.function("standin_granted");
             // SAFETY: the stand-in's signature.
             let granted = [4, 6, 7].map(|place| unsafe { granted(base.0 + place * PAGE) });
             assert_eq!(granted, [0, 2, 2]);
@@ -257,7 +229,7 @@ fn access_is_given_as_each_version_takes_it() {
         }
         // SAFETY: no mappings remain.
         unsafe { driver.free_addresses(base, 8 * PAGE) }.unwrap();
-        assert_eq!(held(), before);
+        assert_eq!(STAND_IN.leftovers(), before);
     }
 }
 
@@ -268,7 +240,7 @@ fn a_runtime_that_is_gone_has_taken_everything_back() {
     let driver: SharedDriver = Arc::new(driver);
     for code in [4, 709] {
         let page = driver.create(PAGE).unwrap();
-        fail(1, code);
+        STAND_IN.fail(1, code);
         // SAFETY: a page of this driver; the first call has no effect.
         assert_eq!(unsafe { driver.release(page) }, Ok(()), "{code}");
         // SAFETY: as above.
@@ -276,16 +248,16 @@ fn a_runtime_that_is_gone_has_taken_everything_back() {
     }
     let page = driver.create(PAGE).unwrap();
     for code in [1, 2, 101] {
-        fail(1, code);
+        STAND_IN.fail(1, code);
         // SAFETY: as above.
         let refused = unsafe { driver.release(page) };
         assert!(matches!(refused, Err(Error::Driver { code: found, .. }) if found == code), "{refused:?}");
     }
     // SAFETY: as above.
     unsafe { driver.release(page) }.unwrap();
-    fail(1, 2);
+    STAND_IN.fail(1, 2);
     assert!(matches!(driver.create(PAGE), Err(Error::OutOfMemory { requested: PAGE, device: 0, .. })));
-    fail(1, 2);
+    STAND_IN.fail(1, 2);
     assert_eq!(driver.reserve(PAGE), Err(Error::OutOfAddresses { requested: PAGE, device: 0 }));
 }
 
@@ -293,7 +265,7 @@ fn a_runtime_that_is_gone_has_taken_everything_back() {
 fn arenas_and_elastic_buffers_live_on_it() {
     for version in [60_241_134, DEFECTIVE, SOUND] {
         let _alone = Alone::with_version(version);
-        let before = held();
+        let before = STAND_IN.leftovers();
         let driver: SharedDriver = Arc::new(HipDriver::new(0).unwrap());
         let stream = driver.stream_create().unwrap();
         let device = Device::with_driver(Arc::clone(&driver));
@@ -332,13 +304,16 @@ fn arenas_and_elastic_buffers_live_on_it() {
             stamps.write(Address(buffer.base().0 + 32 * MIB), 8 * MIB, 5).unwrap();
         }
         assert_eq!(device.pool().audit_idle(), Ok(()));
-        assert_eq!(held()[..3], [device.stats().pages, device.stats().reservations, device.stats().mappings]);
+        assert_eq!(
+            STAND_IN.leftovers()[..3],
+            [device.stats().pages, device.stats().reservations, device.stats().mappings]
+        );
         drop((shapes, buffer, arena, stamps));
         device.trim().unwrap();
         drop(device);
         // SAFETY: of this driver, destroyed once.
         unsafe { driver.stream_destroy(stream) }.unwrap();
-        assert_eq!(held(), before);
+        assert_eq!(STAND_IN.leftovers(), before);
     }
 }
 

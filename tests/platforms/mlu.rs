@@ -1,42 +1,25 @@
 //! The MLU driver over the stand-in libcndrv.so, which invalidates a capture or fails a call for
 //! each broken CNDrv rule.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::ptr;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, LazyLock, MutexGuard};
 
-use libloading::os::unix::Library;
 use vmmgraph::driver::{Memory, MluDriver, StreamState, Timeline, Transfer, Whole};
 use vmmgraph::{
     Address, Device, DriverChoice, Error, HostOptions, Options, Peers, SharedVmmAllocator, Stream,
 };
 use vmmgraph_testkit::child;
 
+use crate::standin::StandIn;
+
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 2 * MIB;
 
-/// The library, which the driver finds by its soname. Controls and captures are process-wide.
-fn library() -> &'static Library {
-    static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        // SAFETY: the stand-in's initialisers do nothing.
-        let opened = unsafe { Library::new("libstandin_mlu.so") };
-        opened.expect("the stand-in is not on LD_LIBRARY_PATH: use `cargo test`")
-    })
-}
-
-macro_rules! call {
-    ($name:ident($($argument:expr => $kind:ty),*) -> $result:ty) => {{
-        // SAFETY: signatures of tests/standin-mlu; pointers are good.
-        unsafe {
-            let function = library().get::<unsafe extern "C" fn($($kind),*) -> $result>(stringify!($name).as_bytes());
-            function.expect("not the stand-in")($($argument),*)
-        }
-    }};
-}
+static STAND_IN: LazyLock<StandIn> = LazyLock::new(|| StandIn::load("libstandin_mlu.so"));
 
 fn alone() -> MutexGuard<'static, ()> {
-    library();
+    LazyLock::force(&STAND_IN);
     vmmgraph_testkit::alone()
 }
 
@@ -44,26 +27,8 @@ fn open() -> MluDriver {
     MluDriver::new(0).unwrap()
 }
 
-fn count(name: &CStr) -> u64 {
-    call!(standin_count(name.as_ptr() => *const c_char) -> u64)
-}
-
-fn fail(nth: u64, code: i32) {
-    call!(standin_fail(nth => u64, code => i32) -> ());
-}
-
-fn fail_second(nth: u64, code: i32) {
-    call!(standin_fail_second(nth => u64, code => i32) -> ());
-}
-
 fn busy_once() {
     call!(standin_keep_busy(1 => u64) -> ());
-}
-
-fn leftovers() -> [u64; 4] {
-    let mut left = [0; 4];
-    call!(standin_leftovers(left.as_mut_ptr() => *mut u64) -> ());
-    left
 }
 
 fn current() -> *mut c_void {
@@ -108,7 +73,7 @@ fn the_platform_is_found_by_name_and_says_what_it_can() {
 #[test]
 fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
     let _alone = alone();
-    let before = leftovers();
+    let before = STAND_IN.leftovers();
     let driver = open();
     let pages = [0, 1, 2].map(|_| Whole { page: driver.create(PAGE).unwrap(), bytes: PAGE });
     let base = driver.reserve(3 * PAGE).unwrap();
@@ -116,7 +81,7 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
     unsafe {
         // Map and access of the second page: calls are map, access, map, access.
         for nth in [3, 4] {
-            fail(nth, 100_100);
+            STAND_IN.fail(nth, 100_100);
             let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
             assert!(
                 matches!(failed.error, Error::OutOfMemory { requested: PAGE, device: 0, .. }),
@@ -125,8 +90,8 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
             assert_eq!(failed.mapped, 0);
         }
         // Access and its undo: the remaining mappings are reported.
-        fail(4, 200_000);
-        fail_second(5, 200_000);
+        STAND_IN.fail(4, 200_000);
+        STAND_IN.fail_second(5, 200_000);
         let failed = driver.map(base, &pages, Peers::NONE).unwrap_err();
         assert!(
             matches!(&failed.error, Error::Driver { call: "cnMemSetAccess", code: 200_000, name } if name == "CN_ERROR_UNKNOWN")
@@ -137,7 +102,7 @@ fn a_map_that_fails_half_way_leaves_nothing_or_says_what() {
         driver.free_addresses(base, 3 * PAGE).unwrap();
         pages.iter().for_each(|page| driver.release(page.page).unwrap());
     }
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
 }
 
 #[test]
@@ -148,7 +113,7 @@ fn the_threads_context_is_as_it_was_and_none_is_none() {
         assert!(current().is_null());
         let event = driver.event_create().unwrap();
         driver.free_bytes().unwrap();
-        fail(1, 200_000);
+        STAND_IN.fail(1, 200_000);
         assert!(driver.create(PAGE).is_err());
         assert!(current().is_null());
         let mut other = ptr::null_mut();
@@ -245,7 +210,8 @@ fn a_notifier_that_was_never_placed_has_happened_and_nobody_asks_for_it() {
     let _alone = alone();
     let driver = open();
     let (stream, event) = (driver.stream_create().unwrap(), driver.event_create().unwrap());
-    let calls = || [c"cnQueryNotifier", c"cnWaitNotifier", c"cnQueueWaitNotifier"].map(count);
+    let calls =
+        || [c"cnQueryNotifier", c"cnWaitNotifier", c"cnQueueWaitNotifier"].map(|name| STAND_IN.count(name));
     let before = calls();
     // SAFETY: both belong to this driver.
     unsafe {
@@ -253,7 +219,7 @@ fn a_notifier_that_was_never_placed_has_happened_and_nobody_asks_for_it() {
             || (driver.event_query(event), driver.event_synchronize(event), driver.event_wait(event, stream));
         assert_eq!(asked(), (Ok(true), Ok(()), Ok(())));
         assert_eq!(calls(), before);
-        fail(1, 200_000);
+        STAND_IN.fail(1, 200_000);
         assert!(driver.event_record(event, stream).is_err());
         assert_eq!((asked(), calls()), ((Ok(true), Ok(()), Ok(())), before));
         driver.event_record(event, stream).unwrap();
@@ -271,9 +237,9 @@ fn a_notifier_that_was_never_placed_has_happened_and_nobody_asks_for_it() {
 fn an_event_that_the_driver_keeps_lives_on() {
     let _alone = alone();
     let driver = open();
-    let before = leftovers();
+    let before = STAND_IN.leftovers();
     let (stream, event) = (driver.stream_create().unwrap(), driver.event_create().unwrap());
-    fail(1, 100_006);
+    STAND_IN.fail(1, 100_006);
     // SAFETY: both belong to this driver; the event is destroyed at the end.
     unsafe {
         assert!(driver.event_destroy(event).is_err());
@@ -282,18 +248,18 @@ fn an_event_that_the_driver_keeps_lives_on() {
         driver.event_destroy(event).unwrap();
         driver.stream_destroy(stream).unwrap();
     }
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
     // A driver that was shut down has freed everything.
     for code in [100_002, 100_003, 100_201] {
         let page = driver.create(PAGE).unwrap();
-        fail(1, code);
+        STAND_IN.fail(1, code);
         // SAFETY: a page of this driver; the first call has no effect.
         unsafe {
             driver.release(page).unwrap();
             driver.release(page).unwrap();
         }
     }
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
 }
 
 #[test]
@@ -334,12 +300,12 @@ fn lack_of_memory_has_two_numbers_and_that_of_addresses_is_another_error() {
     let _alone = alone();
     let driver = open();
     for code in [100_100, 100_101] {
-        fail(1, code);
+        STAND_IN.fail(1, code);
         assert!(matches!(driver.create(PAGE), Err(Error::OutOfMemory { requested: PAGE, device: 0, .. })));
-        fail(1, code);
+        STAND_IN.fail(1, code);
         assert_eq!(driver.reserve(PAGE), Err(Error::OutOfAddresses { requested: PAGE, device: 0 }));
     }
-    fail(1, 100_053);
+    STAND_IN.fail(1, 100_053);
     assert!(matches!(driver.create(PAGE), Err(Error::Driver { code: 100_053, .. })));
 }
 
@@ -362,7 +328,7 @@ fn child(what: &str, environment: &[(&str, &str)]) -> String {
 fn in_a_process_of_its_own() {
     let Ok(what) = std::env::var(CHILD) else { return };
     if what != "nothing" {
-        library();
+        LazyLock::force(&STAND_IN);
     }
     let seen = match what.as_str() {
         "open" => MluDriver::new(0).map_or_else(|error| error.to_string(), |_| "opened".to_owned()),
@@ -388,7 +354,7 @@ fn what_a_machine_lacks_is_said() {
 #[test]
 fn spaces_work_on_it_and_give_everything_back() {
     let _alone = alone();
-    let before = leftovers();
+    let before = STAND_IN.leftovers();
     let device = Device::open(DriverChoice::MLU, 0, HostOptions::default()).unwrap();
     let driver = Arc::clone(device.driver());
     let stream = driver.stream_create().unwrap();
@@ -434,14 +400,14 @@ fn spaces_work_on_it_and_give_everything_back() {
     // SAFETY: of this driver, no longer used.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     drop((device, driver));
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
 }
 
 /// Memory belongs to the hardware device: any driver that opens the device reclaims it.
 #[test]
 fn what_a_closed_device_left_goes_when_it_is_opened_again_and_with_no_other() {
     let _alone = alone();
-    let before = leftovers();
+    let before = STAND_IN.leftovers();
     let opened = |ordinal| Device::open(DriverChoice::MLU, ordinal, HostOptions::default()).unwrap();
     let device = opened(0);
     let stream = device.driver().stream_create().unwrap();
@@ -454,16 +420,16 @@ fn what_a_closed_device_left_goes_when_it_is_opened_again_and_with_no_other() {
     // Memory that the replay may still use.
     call!(standin_keep_busy(1 << 20 => u64) -> ());
     drop((space, arena, device));
-    let left = leftovers();
+    let left = STAND_IN.leftovers();
     assert!(left[0] > before[0] && left[2] > before[2], "{left:?}");
     drop(opened(0));
-    assert_eq!(leftovers(), left, "it is still in use");
+    assert_eq!(STAND_IN.leftovers(), left, "it is still in use");
     call!(standin_keep_busy(0 => u64) -> ());
     drop(opened(1));
-    assert_eq!(leftovers(), left, "another device's");
+    assert_eq!(STAND_IN.leftovers(), left, "another device's");
     drop(opened(0));
     // SAFETY: of this driver, no longer used.
     unsafe { driver.stream_destroy(stream) }.unwrap();
     drop(driver);
-    assert_eq!(leftovers(), before);
+    assert_eq!(STAND_IN.leftovers(), before);
 }
