@@ -17,7 +17,8 @@ add_library(vmmgraph_torch SHARED
   cpp/torch/block_allocator.cpp cpp/torch/capture.cpp cpp/torch/collectives.cpp cpp/torch/eager_scope.cpp cpp/torch/executables.cpp cpp/torch/guards.cpp cpp/torch/kv_cache.cpp cpp/torch/memsets.cpp cpp/torch/one_core.cpp
   cpp/torch/region_scope.cpp cpp/torch/registry.cpp
   cpp/torch/segments.cpp cpp/torch/session.cpp cpp/torch/graph_group.cpp cpp/torch/short_of_memory.cpp cpp/torch/torch_c.cpp cpp/torch/torchs_pool.cpp cpp/torch/instantiator.cpp cpp/torch/workspace.cpp
-  cpp/engine/ahead.cpp cpp/engine/behind.cpp cpp/engine/declare.cpp cpp/engine/device_writes.cpp cpp/engine/executor.cpp cpp/engine/executor_state.cpp
+  cpp/engine/ahead.cpp cpp/engine/behind.cpp cpp/engine/declare.cpp cpp/engine/device_writes.cpp cpp/engine/executor.cpp
+  cpp/engine/executor_behind.cpp cpp/engine/executor_state.cpp
   cpp/engine/graph_inputs.cpp cpp/engine/histogram.cpp cpp/engine/inputs_state.cpp cpp/engine/recorder.cpp
   cpp/engine/staging.cpp cpp/engine/stream_order.cpp cpp/engine/work_thread.cpp)
 add_library(VmmGraph::torch ALIAS vmmgraph_torch)

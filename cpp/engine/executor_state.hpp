@@ -27,6 +27,9 @@ using dispatch::Slot;
 // Acquires a ring's unit on torch's current stream of the device; throws Error without a ring.
 [[nodiscard]] UnitScope take_unit(Ring* ring, std::size_t unit, c10::Device device);
 
+// Returns a dispatcher which refuses no graph: the executor evicts graphs instead.
+[[nodiscard]] Dispatcher make_dispatcher(const ExecutorOptions& options);
+
 // Reason of a capture.
 enum class CaptureFor {
     // The current step: evicts any graph for room, and instantiates the graph.
