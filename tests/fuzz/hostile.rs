@@ -482,7 +482,7 @@ impl World {
         let mut left: vmmgraph_device_stats_t = unsafe { zeroed() };
         left.struct_size = size_of::<vmmgraph_device_stats_t>();
         // Pending destructions and copies on library streams end at a later trim.
-        let until = Instant::now() + Duration::from_secs(2);
+        let until = Instant::now() + Duration::from_secs(30);
         loop {
             assert_eq!(unsafe { vmmgraph_device_stats(self.watch, &raw mut left) }, VMMGRAPH_OK);
             if left.pending == 0 || Instant::now() > until {
