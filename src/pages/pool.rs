@@ -16,10 +16,10 @@ use super::mappings::Range;
 use super::owner::{Owner, Tally};
 use super::page::Page;
 use super::peer::PeerPages;
-use super::pending_unmaps::{Arriving, ArrivingId, FencedUnmap, FencedUnmapId};
+use super::pending_unmaps::PendingUnmaps;
 use super::pool_stats::PoolStats;
 use super::reclaim::Reclaimers;
-use super::teardown::RunningTeardown;
+use super::teardown::RunningTeardowns;
 use super::waits::Captures;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
@@ -53,12 +53,8 @@ pub(super) struct State {
     pub(super) exported: (u64, u64),
     /// Imported from other processes.
     pub(super) foreign: PeerPages,
-    /// Ranges whose teardown the driver refused.
-    pub(super) stuck: Vec<RangeId>,
-    pub(super) pending_unmaps: SlotMap<FencedUnmapId, FencedUnmap>,
-    /// By start; parts do not overlap.
-    pub(super) teardowns: BTreeMap<(RangeId, u64), RunningTeardown>,
-    pub(super) arriving: SlotMap<ArrivingId, Arriving>,
+    pub(super) pending: PendingUnmaps,
+    pub(super) teardowns: RunningTeardowns,
     pub(super) lent: LentPages,
     /// Changes of shared pages, except by leases.
     pub(super) shared_changes: u64,
@@ -217,10 +213,8 @@ impl PagePool {
             non_resident: (0, 0),
             exported: (0, 0),
             foreign: PeerPages::default(),
-            stuck: Vec::new(),
-            pending_unmaps: SlotMap::with_key(),
-            teardowns: BTreeMap::new(),
-            arriving: SlotMap::with_key(),
+            pending: PendingUnmaps::default(),
+            teardowns: RunningTeardowns::default(),
             lent: LentPages::default(),
             shared_changes: 0,
             running: RunningCalls::default(),
@@ -465,10 +459,7 @@ impl PagePool {
             exported_bytes: state.exported.1,
             pages: state.pages.len() as u64 - state.non_resident.0,
             reservations: state.ranges.len() as u64,
-            pending: (state.refused.len()
-                + state.stuck.len()
-                + state.pending_unmaps.len()
-                + state.foreign.pending()) as u64,
+            pending: (state.refused.len() + state.pending.len() + state.foreign.pending()) as u64,
             ..state.stats
         }
     }
