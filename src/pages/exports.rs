@@ -208,10 +208,9 @@ impl PagePool {
     /// bytes are mapped.
     pub(crate) fn extents(&self, address: Address, bytes: u64) -> Result<Vec<Extent>> {
         let state = self.lock();
-        let foreign = Error::ForeignPointer { address };
-        let (base, range) = state.bases.range(..=address.0).next_back().ok_or(foreign.clone())?;
-        let found = state.ranges.get(*range).filter(|found| address.0 - base < found.len).ok_or(foreign)?;
-        let (from, to) = (address.0 - base, (address.0 - base).saturating_add(bytes));
+        let found = state.range_at(address).ok_or(Error::ForeignPointer { address })?;
+        let from = address.0 - found.base.0;
+        let to = from.saturating_add(bytes);
         let first = found.mapped.range(..=from).next_back().map_or(from, |(at, _)| *at);
         let (mut extents, mut next) = (Vec::new(), from);
         for (at, (page, page_bytes)) in found.mapped.range(first..to) {

@@ -159,10 +159,8 @@ impl PagePool {
             if let Some(page) = state.pages.get_mut(id) {
                 page.unmapped.insert((range, at));
                 let owner = page.owner;
-                state.count(owner, 0, 0, -1);
+                state.count_mapping(owner, -1, false);
             }
-            state.stats.unmaps += 1;
-            state.stats.mappings -= 1;
         }
         let (handle, bytes) = {
             let state = &mut *self.lock();
@@ -213,10 +211,8 @@ impl PagePool {
                     if let Some(page) = state.pages.get_mut(id) {
                         page.unmapped.remove(&(range, at));
                         let owner = page.owner;
-                        state.count(owner, 0, 0, 1);
+                        state.count_mapping(owner, 1, false);
                     }
-                    state.stats.maps += 1;
-                    state.stats.mappings += 1;
                     made = (made.0 + 1, made.1 + whole.bytes);
                 }
                 state.peers.without(peers)

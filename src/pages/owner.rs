@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
@@ -97,6 +97,32 @@ pub(super) struct Tally {
     pub(super) mappings: u64,
 }
 
+/// Tallies of all owners with pages.
+#[derive(Debug, Default)]
+pub(super) struct Tallies(HashMap<Owner, Tally>);
+
+impl Tallies {
+    pub(super) fn count(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
+        let tally = self.0.entry(owner).or_default();
+        tally.pages = tally.pages.saturating_add_signed(pages);
+        tally.bytes = tally.bytes.saturating_add_signed(bytes);
+        tally.mappings = tally.mappings.saturating_add_signed(mappings);
+        if *tally == Tally::default() {
+            self.0.remove(&owner);
+        }
+    }
+
+    fn of(&self, owner: Owner) -> Tally {
+        self.0.get(&owner).copied().unwrap_or_default()
+    }
+}
+
+/// Visits of skipped audits, for debug builds.
+#[derive(Debug, Default)]
+pub(super) struct AuditSchedule {
+    unaudited_visits: u64,
+}
+
 /// Pages of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OwnedPages {
@@ -119,10 +145,17 @@ impl PagePool {
     /// Returns the pages of every owner, in the order of [`Owner`].
     #[must_use]
     pub fn owned_pages(&self) -> Vec<OwnedPages> {
-        let mut all: Vec<_> = self.lock().tallies.iter().map(|(owner, tally)| (*owner, *tally)).collect();
+        let mut all: Vec<_> = self.lock().tallies.0.iter().map(|(owner, tally)| (*owner, *tally)).collect();
         all.sort_unstable_by_key(|(owner, _)| *owner);
         let owned = |(owner, Tally { pages, bytes, mappings })| OwnedPages { owner, pages, bytes, mappings };
         all.into_iter().map(owned).collect()
+    }
+
+    /// Returns bytes and number of an owner's pages.
+    #[must_use]
+    pub fn held(&self, owner: Owner) -> (u64, u64) {
+        let tally = self.lock().tallies.of(owner);
+        (tally.bytes, tally.pages)
     }
 
     /// Checks the invariants of the tables (see the module), also while other threads use the pool.
@@ -170,12 +203,12 @@ impl PagePool {
 
 impl State {
     fn is_audit_due(&mut self) -> bool {
-        self.unaudited_visits += 64;
+        self.audits.unaudited_visits += 64;
         let slots = self.pages.capacity() + self.ranges.capacity();
         let visits = slots as u64 + self.stats.mappings;
-        let is_due = self.unaudited_visits >= visits;
+        let is_due = self.audits.unaudited_visits >= visits;
         if is_due {
-            self.unaudited_visits = 0;
+            self.audits.unaudited_visits = 0;
         }
         is_due
     }
@@ -252,12 +285,12 @@ impl State {
         }
         tallies.retain(|_, tally| *tally != Tally::default());
         for (owner, found) in &tallies {
-            let counted = self.tallies.get(owner).copied().unwrap_or_default();
+            let counted = self.tallies.of(*owner);
             if counted != *found {
                 return wrong(format!("{counted:?} counted for {owner:?}, {found:?} held"));
             }
         }
-        if let Some(owner) = self.tallies.keys().find(|owner| !tallies.contains_key(owner)) {
+        if let Some(owner) = self.tallies.0.keys().find(|owner| !tallies.contains_key(owner)) {
             return wrong(format!("something is counted for {owner:?}, which has nothing"));
         }
         let listed = self.free.lists().map(|(bytes, ids)| (bytes, ids.iter().copied().collect()));

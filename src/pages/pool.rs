@@ -1,7 +1,7 @@
 //! Tables of the page pool, and the creation, reuse and release of pages. See the module
 //! documentation of `pages`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::events::Events;
 use super::free::{FreePages, RunningCalls};
 use super::lent::LentPages;
 use super::mappings::Range;
-use super::owner::{Owner, Tally};
+use super::owner::{AuditSchedule, Owner, Tallies};
 use super::page::Page;
 use super::peer::PeerPages;
 use super::pending_unmaps::PendingUnmaps;
@@ -39,9 +39,10 @@ pub(super) struct State {
     pub(super) free: FreePages,
     pub(super) ranges: SlotMap<RangeId, Range>,
     pub(super) peers: Peers,
-    pub(super) bases: BTreeMap<u64, RangeId>,
+    /// Ranges by base, without those whose addresses go back to the driver.
+    bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
-    pub(super) tallies: HashMap<Owner, Tally>,
+    pub(super) tallies: Tallies,
     /// Free bytes, and bytes refused by the driver.
     free_bytes: u64,
     refused_bytes: u64,
@@ -56,12 +57,9 @@ pub(super) struct State {
     pub(super) pending: PendingUnmaps,
     pub(super) teardowns: RunningTeardowns,
     pub(super) lent: LentPages,
-    /// Changes of shared pages, except by leases.
-    pub(super) shared_changes: u64,
     pub(super) running: RunningCalls,
     pub(super) stats: PoolStats,
-    /// Visits of skipped audits, for debug builds.
-    pub(super) unaudited_visits: u64,
+    pub(super) audits: AuditSchedule,
 }
 
 impl State {
@@ -74,6 +72,35 @@ impl State {
     fn activity(&self) -> u64 {
         let stats = &self.stats;
         stats.pages_created + stats.pages_released + stats.pages_reused + stats.maps + stats.unmaps
+    }
+
+    pub(super) fn range_at(&self, address: Address) -> Option<&Range> {
+        let range = self.ranges.get(*self.bases.range(..=address.0).next_back()?.1)?;
+        (address.0 - range.base.0 < range.len).then_some(range)
+    }
+
+    pub(super) fn enter_range(&mut self, range: Range) -> RangeId {
+        self.stats.reserved_bytes += range.len;
+        let base = range.base.0;
+        let id = self.ranges.insert(range);
+        self.bases.insert(base, id);
+        id
+    }
+
+    /// Hides a range before its addresses go back to the driver: afterwards other threads may
+    /// reserve the same addresses. Returns base and length.
+    pub(super) fn begin_free(&mut self, range: RangeId) -> Option<(Address, u64)> {
+        let found = self.ranges.get(range)?;
+        self.bases.remove(&found.base.0);
+        Some((found.base, found.len))
+    }
+
+    pub(super) fn end_free(&mut self, range: RangeId, freed: bool) {
+        if !freed {
+            self.bases.extend(self.ranges.get(range).map(|found| (found.base.0, range)));
+        } else if let Some(gone) = self.ranges.remove(range) {
+            self.stats.reserved_bytes -= gone.len;
+        }
     }
 
     fn enter(&mut self, page: Page) -> PageId {
@@ -112,26 +139,26 @@ impl State {
     }
 
     pub(super) fn count(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
-        self.shared_changes += u64::from(matches!(owner, Owner::Shared { .. }));
+        self.lent.note_change(owner);
+        self.tally(owner, pages, bytes, mappings);
+    }
+
+    fn tally(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
         if owner.retains() {
             self.stats.retained_bytes = self.stats.retained_bytes.saturating_add_signed(bytes);
         }
-        let tally = self.tallies.entry(owner).or_default();
-        tally.pages = tally.pages.saturating_add_signed(pages);
-        tally.bytes = tally.bytes.saturating_add_signed(bytes);
-        tally.mappings = tally.mappings.saturating_add_signed(mappings);
-        if *tally == Tally::default() {
-            self.tallies.remove(&owner);
-        }
+        self.tallies.count(owner, pages, bytes, mappings);
     }
 
-    /// `lent`: the mapping belongs to a lease.
+    /// Counts mappings made (or, if negative, unmapped) in the driver. `lent`: of a lease.
     pub(super) fn count_mapping(&mut self, owner: Owner, mappings: i64, lent: bool) {
-        let before = self.shared_changes;
-        self.count(owner, 0, 0, mappings);
-        if lent {
-            self.shared_changes = before;
+        if !lent {
+            self.lent.note_change(owner);
         }
+        self.tally(owner, 0, 0, mappings);
+        self.stats.maps += mappings.max(0).unsigned_abs();
+        self.stats.unmaps += mappings.min(0).unsigned_abs();
+        self.stats.mappings = self.stats.mappings.saturating_add_signed(mappings);
     }
 
     /// Counts spaces by the tags of the ranges.
@@ -206,7 +233,7 @@ impl PagePool {
             peers: Peers::NONE,
             bases: BTreeMap::new(),
             accounts: Accounts::new(),
-            tallies: HashMap::new(),
+            tallies: Tallies::default(),
             free_bytes: 0,
             refused_bytes: 0,
             refused: Vec::new(),
@@ -216,10 +243,9 @@ impl PagePool {
             pending: PendingUnmaps::default(),
             teardowns: RunningTeardowns::default(),
             lent: LentPages::default(),
-            shared_changes: 0,
             running: RunningCalls::default(),
             stats: PoolStats::default(),
-            unaudited_visits: 0,
+            audits: AuditSchedule::default(),
         };
         let events = Events::new(&driver);
         let (state, reclaimers) = (Mutex::new(state), Reclaimers::default());
@@ -388,12 +414,6 @@ impl PagePool {
         Some((page.owner, page.mappings.iter().map(|(range, _)| *range).collect()))
     }
 
-    /// Returns bytes and number of an owner's pages.
-    #[must_use]
-    pub fn held(&self, owner: Owner) -> (u64, u64) {
-        self.lock().tallies.get(&owner).map_or((0, 0), |tally| (tally.bytes, tally.pages))
-    }
-
     /// Releases free pages to the driver, largest first, until `bytes` are released. Returns the
     /// released bytes.
     pub fn release_free(&self, bytes: u64) -> u64 {
@@ -468,9 +488,7 @@ impl PagePool {
     #[must_use]
     pub fn range_at(&self, address: Address) -> Option<(Address, u64)> {
         let state = self.lock();
-        let (base, id) = state.bases.range(..=address.0).next_back()?;
-        let range = state.ranges.get(*id)?;
-        (address.0 - base < range.len).then_some((range.base, range.tag))
+        state.range_at(address).map(|range| (range.base, range.tag))
     }
 }
 

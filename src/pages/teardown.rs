@@ -197,23 +197,11 @@ impl PagePool {
 
     fn close_now(&self, range: RangeId) -> Result<()> {
         self.unmap(range, 0, u64::MAX)?;
-        let (base, len) = {
-            let mut state = self.lock();
-            let Some(found) = state.ranges.get(range) else { return Ok(()) };
-            let (base, len) = (found.base, found.len);
-            // Before the driver call: afterwards other threads may reserve the same addresses.
-            state.bases.remove(&base.0);
-            (base, len)
-        };
+        let begun = self.lock().begin_free(range);
+        let Some((base, len)) = begun else { return Ok(()) };
         // SAFETY: our reservation without mappings or users.
         let freed = unsafe { self.driver().free_addresses(base, len) };
-        let mut state = self.lock();
-        if freed.is_ok() {
-            state.ranges.remove(range);
-            state.stats.reserved_bytes -= len;
-        } else {
-            state.bases.insert(base.0, range);
-        }
+        self.lock().end_free(range, freed.is_ok());
         freed
     }
 }
