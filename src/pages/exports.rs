@@ -60,18 +60,6 @@ fn too_many() -> Error {
 }
 
 impl State {
-    pub(super) fn abandon(&mut self, id: PageId) {
-        let Some(page) = self.pages.get_mut(id) else { return };
-        let (from, to) = (page.owner, Owner::Exported);
-        if from == to {
-            return;
-        }
-        page.owner = to;
-        let (pages, bytes, mappings) = page.weight();
-        self.count(from, -pages, -bytes, -mappings);
-        self.count(to, pages, bytes, mappings);
-    }
-
     pub(super) fn require_unexported(&self, id: PageId) -> Result<()> {
         match self.pages.get(id) {
             Some(page) if page.exported > 0 => Err(Error::Exported { pages: vec![id.number()] }),
@@ -134,10 +122,10 @@ impl PagePool {
     }
 
     fn count_exports(&self, state: &mut State, pages: i64, bytes: u64) {
-        let (count, all) = state.exported;
-        let bytes = bytes as i64 * pages;
-        state.exported = (count.saturating_add_signed(pages), all.saturating_add_signed(bytes));
-        self.exported.store(state.exported.0, Ordering::SeqCst);
+        let all = &mut state.stats.exported_bytes;
+        *all = all.saturating_add_signed(bytes as i64 * pages);
+        let count = self.exported.load(Ordering::SeqCst).saturating_add_signed(pages);
+        self.exported.store(count, Ordering::SeqCst);
     }
 
     /// Fails if the device was opened without sharing.
@@ -197,7 +185,7 @@ impl PagePool {
             }
             state.settle(id);
         }
-        state.exported = (0, 0);
+        state.stats.exported_bytes = 0;
         self.exported.store(0, Ordering::SeqCst);
     }
 

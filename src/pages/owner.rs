@@ -165,7 +165,7 @@ impl PagePool {
     /// [`Error::Internal`] names the first violation.
     pub fn audit(&self) -> Result<()> {
         let state = self.lock();
-        state.audit_counts()?;
+        state.audit_counts(self.exported.load(Ordering::SeqCst))?;
         state.audit_owners()?;
         state.audit_mappings()
     }
@@ -213,7 +213,7 @@ impl State {
         is_due
     }
 
-    fn audit_counts(&self) -> Result<()> {
+    fn audit_counts(&self, exported_pages: u64) -> Result<()> {
         let stats = &self.stats;
         let there = || self.pages.values().filter(|page| page.handle.is_some());
         let bytes: u64 = there().map(|page| page.bytes).sum();
@@ -223,18 +223,17 @@ impl State {
         let all: u64 = self.pages.values().map(|page| page.bytes).sum();
         let reserved: u64 = self.ranges.values().map(|range| range.len).sum();
         let retained: u64 = there().filter(|page| page.owner.retains()).map(|page| page.bytes).sum();
-        let non_resident = self.pages.len() as u64 - there().count() as u64;
-        let pages =
-            self.pages.len() as u64 - non_resident + self.running.releasing().0 + stats.pages_released;
+        let pages = there().count() as u64;
+        let created = pages + self.running.releasing().0 + stats.pages_released;
         let exported = || self.pages.values().filter(|page| page.exported > 0);
         let exported_bytes: u64 = exported().map(|page| page.bytes).sum();
         let equal = [
-            ("pages created", stats.pages_created, "held and given back", pages),
+            ("pages created", stats.pages_created, "held and given back", created),
             ("bytes counted", stats.physical_bytes, "bytes held", bytes),
-            ("absent pages counted", self.non_resident.0, "absent", non_resident),
-            ("absent bytes counted", self.non_resident.1, "bytes absent", all - bytes),
-            ("exported pages counted", self.exported.0, "exported", exported().count() as u64),
-            ("exported bytes counted", self.exported.1, "bytes exported", exported_bytes),
+            ("pages counted", stats.pages, "pages held", pages),
+            ("absent bytes counted", stats.absent_bytes, "bytes absent", all - bytes),
+            ("exported pages counted", exported_pages, "exported", exported().count() as u64),
+            ("exported bytes counted", stats.exported_bytes, "bytes exported", exported_bytes),
             ("mappings counted", stats.mappings, "mappings there", mappings),
             ("mappings made", stats.maps, "there and taken away", mappings + stats.unmaps),
             ("bytes of addresses counted", stats.reserved_bytes, "bytes reserved", reserved),

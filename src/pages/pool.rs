@@ -34,6 +34,9 @@ const TRIES: u32 = 1000;
 const YIELDS: u32 = 16;
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// Tables of a pool, under one lock. The fields open to `pages` are objects with private fields,
+/// except `pages` and `ranges`, which record each mapping twice, and `stats`, which the audit and
+/// its tests read.
 pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
     pub(super) free: FreePages,
@@ -43,15 +46,9 @@ pub(super) struct State {
     bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
     pub(super) tallies: Tallies,
-    /// Free bytes, and bytes refused by the driver.
-    free_bytes: u64,
-    refused_bytes: u64,
-    /// Refused by the driver at release.
+    /// Refused by the driver at release, and their bytes.
     refused: Vec<PageId>,
-    /// Pages and bytes.
-    pub(super) non_resident: (u64, u64),
-    /// Pages and bytes.
-    pub(super) exported: (u64, u64),
+    refused_bytes: u64,
     /// Imported from other processes.
     pub(super) foreign: PeerPages,
     pub(super) pending: PendingUnmaps,
@@ -65,7 +62,7 @@ pub(super) struct State {
 impl State {
     /// Bytes charged to no account.
     pub(super) fn unaccounted(&self) -> u64 {
-        self.free_bytes + self.refused_bytes + self.running.releasing().1
+        self.stats.free_bytes + self.refused_bytes + self.running.releasing().1
     }
 
     /// Changes with each creation, release, reuse, map and unmap.
@@ -104,6 +101,7 @@ impl State {
     }
 
     fn enter(&mut self, page: Page) -> PageId {
+        self.stats.pages += 1;
         self.stats.physical_bytes += page.bytes;
         self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
         self.begin(&page);
@@ -113,7 +111,7 @@ impl State {
     fn begin(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.owner, page.account) {
-            (Owner::Free, _) => self.free_bytes += page.bytes,
+            (Owner::Free, _) => self.stats.free_bytes += page.bytes,
             (Owner::Leaving, _) => self.refused_bytes += page.bytes,
             (_, Some(account)) => {
                 self.accounts.join(account);
@@ -124,10 +122,10 @@ impl State {
         self.count(page.owner, pages, bytes, mappings);
     }
 
-    pub(super) fn end(&mut self, page: &Page) {
+    fn end(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.owner, page.account) {
-            (Owner::Free, _) => self.free_bytes -= page.bytes,
+            (Owner::Free, _) => self.stats.free_bytes -= page.bytes,
             (Owner::Leaving, _) => self.refused_bytes -= page.bytes,
             (_, Some(account)) => {
                 self.accounts.change(account, -bytes, 0);
@@ -168,12 +166,26 @@ impl State {
         ranges.map(|range| range.tag).collect::<BTreeSet<u64>>().len()
     }
 
-    fn remove(&mut self, id: PageId) -> Option<Page> {
+    /// Counts memory that a page gets (1) or loses (-1) while it stays in the tables.
+    pub(super) fn count_memory(&mut self, page: (Owner, Option<AccountId>), pages: i64, bytes: u64) {
+        let bytes = bytes as i64 * pages;
+        self.count(page.0, pages, bytes, 0);
+        if let Some(account) = page.1 {
+            self.accounts.change(account, bytes, 0);
+        }
+        let stats = &mut self.stats;
+        stats.pages = stats.pages.saturating_add_signed(pages);
+        stats.physical_bytes = stats.physical_bytes.saturating_add_signed(bytes);
+        stats.absent_bytes = stats.absent_bytes.saturating_add_signed(-bytes);
+    }
+
+    pub(super) fn remove(&mut self, id: PageId) -> Option<Page> {
         let page = self.pages.remove(id)?;
         if page.handle.is_some() {
+            self.stats.pages -= 1;
             self.stats.physical_bytes -= page.bytes;
         } else {
-            self.non_resident = (self.non_resident.0 - 1, self.non_resident.1 - page.bytes);
+            self.stats.absent_bytes -= page.bytes;
         }
         self.end(&page);
         Some(page)
@@ -187,6 +199,16 @@ impl State {
         Some(self.pages.insert(page))
     }
 
+    /// Gives a page to an owner under the same key. Returns its bytes.
+    fn give(&mut self, id: PageId, to: Owner) -> Option<u64> {
+        let page = self.pages.get_mut(id)?;
+        let from = std::mem::replace(&mut page.owner, to);
+        let (size, (pages, bytes, mappings)) = (page.bytes, page.weight());
+        self.count(from, -pages, -bytes, -mappings);
+        self.count(to, pages, bytes, mappings);
+        Some(size)
+    }
+
     /// Makes a page free under a new key, so stale keys find nothing.
     pub(super) fn settle(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
@@ -195,7 +217,7 @@ impl State {
         }
         let bytes = page.bytes;
         if page.exported > 0 {
-            self.abandon(id);
+            self.give(id, Owner::Exported);
         } else if page.handle.is_none() {
             self.remove(id);
         } else if let Some(id) = self.rename(id, Owner::Free, None) {
@@ -210,9 +232,9 @@ pub struct PagePool {
     driver: SharedDriver,
     events: Arc<Events>,
     state: Mutex<State>,
-    /// Readable without the lock.
+    /// Leased pages, changed in `lent.rs` under the lock and readable without it.
     pub(super) lent: AtomicU64,
-    /// Readable without the lock.
+    /// Exported pages, changed in `exports.rs` under the lock and readable without it.
     pub(super) exported: AtomicU64,
     pub(super) captures: Captures,
     pub(super) reclaimers: Reclaimers,
@@ -234,11 +256,8 @@ impl PagePool {
             bases: BTreeMap::new(),
             accounts: Accounts::new(),
             tallies: Tallies::default(),
-            free_bytes: 0,
-            refused_bytes: 0,
             refused: Vec::new(),
-            non_resident: (0, 0),
-            exported: (0, 0),
+            refused_bytes: 0,
             foreign: PeerPages::default(),
             pending: PendingUnmaps::default(),
             teardowns: RunningTeardowns::default(),
@@ -389,16 +408,12 @@ impl PagePool {
     /// Changes the owner and returns the page's bytes. With `sole`, only if the page has one
     /// mapping and no pin. `None`: nothing changed.
     pub(crate) fn hand_over(&self, id: PageId, from: Owner, to: Owner, sole: bool) -> Option<u64> {
-        let state = &mut *self.lock();
-        let page = state.pages.get_mut(id)?;
+        let mut state = self.lock();
+        let page = state.pages.get(id)?;
         if page.owner != from || sole && (page.mappings.len(), page.pins) != (1, 0) {
             return None;
         }
-        page.owner = to;
-        let (size, (pages, bytes, mappings)) = (page.bytes, page.weight());
-        state.count(from, -pages, -bytes, -mappings);
-        state.count(to, pages, bytes, mappings);
-        Some(size)
+        state.give(id, to)
     }
 
     /// Returns the owner of a page. `None`: the key is stale.
@@ -473,11 +488,7 @@ impl PagePool {
     pub fn stats(&self) -> PoolStats {
         let state = self.lock();
         PoolStats {
-            free_bytes: state.free_bytes,
             budget_bytes: state.accounts.stats(state.accounts.root()).most_bytes,
-            absent_bytes: state.non_resident.1,
-            exported_bytes: state.exported.1,
-            pages: state.pages.len() as u64 - state.non_resident.0,
             reservations: state.ranges.len() as u64,
             pending: (state.refused.len() + state.pending.len() + state.foreign.pending()) as u64,
             ..state.stats

@@ -48,8 +48,8 @@ fn every_miscount_is_found_and_named() {
         ("pages created", |state, _| state.stats.pages_created += 1),
         ("pages created", |state, _| state.stats.pages_released += 1),
         ("bytes counted", |state, _| state.stats.physical_bytes += 1),
-        ("absent pages counted", |state, _| state.non_resident.0 += 1),
-        ("absent bytes counted", |state, _| state.non_resident.1 += 512),
+        ("pages counted", |state, _| state.stats.pages += 1),
+        ("absent bytes counted", |state, _| state.stats.absent_bytes += 512),
         ("is absent and mapped", |state, _| {
             let range = state.ranges.keys().next().unwrap();
             held(state).unmapped.insert((range, UNIT));
