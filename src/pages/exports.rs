@@ -60,18 +60,6 @@ fn too_many() -> Error {
 }
 
 impl State {
-    pub(super) fn abandon(&mut self, id: PageId) {
-        let Some(page) = self.pages.get_mut(id) else { return };
-        let (from, to) = (page.owner, Owner::Exported);
-        if from == to {
-            return;
-        }
-        page.owner = to;
-        let (pages, bytes, mappings) = page.weight();
-        self.count(from, -pages, -bytes, -mappings);
-        self.count(to, pages, bytes, mappings);
-    }
-
     pub(super) fn require_unexported(&self, id: PageId) -> Result<()> {
         match self.pages.get(id) {
             Some(page) if page.exported > 0 => Err(Error::Exported { pages: vec![id.number()] }),
@@ -134,10 +122,10 @@ impl PagePool {
     }
 
     fn count_exports(&self, state: &mut State, pages: i64, bytes: u64) {
-        let (count, all) = state.exported;
-        let bytes = bytes as i64 * pages;
-        state.exported = (count.saturating_add_signed(pages), all.saturating_add_signed(bytes));
-        self.exported.store(state.exported.0, Ordering::SeqCst);
+        let all = &mut state.stats.exported_bytes;
+        *all = all.saturating_add_signed(bytes as i64 * pages);
+        let count = self.exported.load(Ordering::SeqCst).saturating_add_signed(pages);
+        self.exported.store(count, Ordering::SeqCst);
     }
 
     /// Fails if the device was opened without sharing.
@@ -197,7 +185,7 @@ impl PagePool {
             }
             state.settle(id);
         }
-        state.exported = (0, 0);
+        state.stats.exported_bytes = 0;
         self.exported.store(0, Ordering::SeqCst);
     }
 
@@ -208,10 +196,9 @@ impl PagePool {
     /// bytes are mapped.
     pub(crate) fn extents(&self, address: Address, bytes: u64) -> Result<Vec<Extent>> {
         let state = self.lock();
-        let foreign = Error::ForeignPointer { address };
-        let (base, range) = state.bases.range(..=address.0).next_back().ok_or(foreign.clone())?;
-        let found = state.ranges.get(*range).filter(|found| address.0 - base < found.len).ok_or(foreign)?;
-        let (from, to) = (address.0 - base, (address.0 - base).saturating_add(bytes));
+        let found = state.range_at(address).ok_or(Error::ForeignPointer { address })?;
+        let from = address.0 - found.base.0;
+        let to = from.saturating_add(bytes);
         let first = found.mapped.range(..=from).next_back().map_or(from, |(at, _)| *at);
         let (mut extents, mut next) = (Vec::new(), from);
         for (at, (page, page_bytes)) in found.mapped.range(first..to) {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 
-use super::{Account, AccountId, PageId, PagePool, RangeId};
+use super::{Account, AccountId, Owner, PageId, PagePool, RangeId};
 use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
 
@@ -35,6 +35,8 @@ pub(super) struct LentPages {
     leases: HashMap<u64, Leased>,
     lenders: HashMap<AccountId, u64>,
     candidates: HashMap<AccountId, Candidates>,
+    /// Changes of shared pages, except by leases.
+    shared_changes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -52,11 +54,16 @@ pub(crate) type Rank = (usize, u32, PageId);
 struct Candidates {
     ready: BTreeSet<Rank>,
     ranks: HashMap<PageId, Rank>,
-    /// `State::shared_changes` at the ranking.
+    /// `LentPages::shared_changes` at the ranking.
     ranked_at: u64,
 }
 
 impl LentPages {
+    /// A page of an arena's shared set has changed: its rankings are out of date.
+    pub(super) fn note_change(&mut self, owner: Owner) {
+        self.shared_changes += u64::from(matches!(owner, Owner::Shared { .. }));
+    }
+
     pub(super) fn get(&self, page: &PageId) -> Option<&Lent> {
         self.pages.get(page)
     }
@@ -204,7 +211,7 @@ impl PagePool {
     pub(crate) fn is_ranked(&self, from: &Account) -> bool {
         let state = self.lock();
         let candidates = state.lent.candidates.get(&from.id());
-        candidates.is_some_and(|known| known.ranked_at == state.shared_changes)
+        candidates.is_some_and(|known| known.ranked_at == state.lent.shared_changes)
     }
 
     pub(crate) fn rank_candidates(&self, from: &Account, pages: &[(u32, PageId)]) {
@@ -213,7 +220,7 @@ impl PagePool {
         let ranks: HashMap<PageId, Rank> = pages.iter().map(|named| (named.1, rank(named))).collect();
         let there = ranks.iter().filter(|(page, _)| state.lent.get(page).is_none());
         let ready = there.map(|(_, rank)| *rank).collect();
-        let ranked_at = state.shared_changes;
+        let ranked_at = state.lent.shared_changes;
         state.lent.candidates.insert(from.id(), Candidates { ready, ranks, ranked_at });
     }
 

@@ -38,12 +38,8 @@ fn gone(what: &'static str) -> Error {
 impl PagePool {
     pub(super) fn reserve(&self, len: u64, tag: u64, peers: Peers) -> Result<(RangeId, Address)> {
         let base = self.driver().reserve(len)?;
-        let mut state = self.lock();
-        state.stats.reserved_bytes += len;
-        let mapped = BTreeMap::new();
-        let id = state.ranges.insert(Range { base, len, tag, peers, mapped, held: false });
-        state.bases.insert(base.0, id);
-        Ok((id, base))
+        let range = Range { base, len, tag, peers, mapped: BTreeMap::new(), held: false };
+        Ok((self.lock().enter_range(range), base))
     }
 
     /// Maps pages. Also returns the bytes mapped from `offset` on, non-zero also after a failure.
@@ -67,8 +63,6 @@ impl PagePool {
                 let (owner, lent) = (page.owner, state.lent.is_at(*id, (range, end)));
                 state.count_mapping(owner, 1, lent);
             }
-            state.stats.maps += 1;
-            state.stats.mappings += 1;
             end += whole.bytes;
         }
         let late = state.peers.without(peers);
@@ -164,17 +158,14 @@ impl PagePool {
                     found.mapped.range(from..to).next().map(|(at, entry)| (*at, *entry))
             {
                 found.mapped.remove(&at);
-                let mut counted = true;
                 let lent = self.unmapped_from(state, id, (range, at));
                 if let Some(page) = state.pages.get_mut(id) {
                     page.mappings.remove(&(range, at));
-                    counted = !page.unmapped.remove(&(range, at));
+                    let counted = !page.unmapped.remove(&(range, at));
                     let owner = page.owner;
                     state.count_mapping(owner, -i64::from(counted), lent);
                     state.settle(id);
                 }
-                state.stats.unmaps += u64::from(counted);
-                state.stats.mappings -= u64::from(counted);
             }
         }
     }

@@ -159,10 +159,8 @@ impl PagePool {
             if let Some(page) = state.pages.get_mut(id) {
                 page.unmapped.insert((range, at));
                 let owner = page.owner;
-                state.count(owner, 0, 0, -1);
+                state.count_mapping(owner, -1, false);
             }
-            state.stats.unmaps += 1;
-            state.stats.mappings -= 1;
         }
         let (handle, bytes) = {
             let state = &mut *self.lock();
@@ -171,12 +169,7 @@ impl PagePool {
             let Some(page) = state.pages.get_mut(id) else { return Ok((calls, true)) };
             let Some(handle) = page.handle.take() else { return Ok((calls, true)) };
             let (bytes, owner, account) = (page.bytes, page.owner, page.account);
-            state.count(owner, -1, -(bytes as i64), 0);
-            if let Some(account) = account {
-                state.accounts.change(account, -(bytes as i64), 0);
-            }
-            state.stats.physical_bytes -= bytes;
-            state.non_resident = (state.non_resident.0 + 1, state.non_resident.1 + bytes);
+            state.count_memory((owner, account), -1, bytes);
             state.running.begin_release(bytes);
             (handle, bytes)
         };
@@ -213,10 +206,8 @@ impl PagePool {
                     if let Some(page) = state.pages.get_mut(id) {
                         page.unmapped.remove(&(range, at));
                         let owner = page.owner;
-                        state.count(owner, 0, 0, 1);
+                        state.count_mapping(owner, 1, false);
                     }
-                    state.stats.maps += 1;
-                    state.stats.mappings += 1;
                     made = (made.0 + 1, made.1 + whole.bytes);
                 }
                 state.peers.without(peers)
@@ -241,15 +232,10 @@ impl State {
             // The page was removed since. The taken memory becomes free at the commit.
             return;
         }
-        let Some(given) = self.pages.remove(memory) else { return };
-        self.end(&given);
+        let Some(given) = self.remove(memory) else { return };
         let Some(page) = self.pages.get_mut(id) else { return };
         page.handle = given.handle;
         let (owner, account) = (page.owner, page.account);
-        self.count(owner, 1, bytes as i64, 0);
-        if let Some(account) = account {
-            self.accounts.change(account, bytes as i64, 0);
-        }
-        self.non_resident = (self.non_resident.0 - 1, self.non_resident.1 - bytes);
+        self.count_memory((owner, account), 1, bytes);
     }
 }

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
@@ -97,6 +97,32 @@ pub(super) struct Tally {
     pub(super) mappings: u64,
 }
 
+/// Tallies of all owners with pages.
+#[derive(Debug, Default)]
+pub(super) struct Tallies(HashMap<Owner, Tally>);
+
+impl Tallies {
+    pub(super) fn count(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
+        let tally = self.0.entry(owner).or_default();
+        tally.pages = tally.pages.saturating_add_signed(pages);
+        tally.bytes = tally.bytes.saturating_add_signed(bytes);
+        tally.mappings = tally.mappings.saturating_add_signed(mappings);
+        if *tally == Tally::default() {
+            self.0.remove(&owner);
+        }
+    }
+
+    fn of(&self, owner: Owner) -> Tally {
+        self.0.get(&owner).copied().unwrap_or_default()
+    }
+}
+
+/// Visits of skipped audits, for debug builds.
+#[derive(Debug, Default)]
+pub(super) struct AuditSchedule {
+    unaudited_visits: u64,
+}
+
 /// Pages of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OwnedPages {
@@ -119,10 +145,17 @@ impl PagePool {
     /// Returns the pages of every owner, in the order of [`Owner`].
     #[must_use]
     pub fn owned_pages(&self) -> Vec<OwnedPages> {
-        let mut all: Vec<_> = self.lock().tallies.iter().map(|(owner, tally)| (*owner, *tally)).collect();
+        let mut all: Vec<_> = self.lock().tallies.0.iter().map(|(owner, tally)| (*owner, *tally)).collect();
         all.sort_unstable_by_key(|(owner, _)| *owner);
         let owned = |(owner, Tally { pages, bytes, mappings })| OwnedPages { owner, pages, bytes, mappings };
         all.into_iter().map(owned).collect()
+    }
+
+    /// Returns bytes and number of an owner's pages.
+    #[must_use]
+    pub fn held(&self, owner: Owner) -> (u64, u64) {
+        let tally = self.lock().tallies.of(owner);
+        (tally.bytes, tally.pages)
     }
 
     /// Checks the invariants of the tables (see the module), also while other threads use the pool.
@@ -132,7 +165,7 @@ impl PagePool {
     /// [`Error::Internal`] names the first violation.
     pub fn audit(&self) -> Result<()> {
         let state = self.lock();
-        state.audit_counts()?;
+        state.audit_counts(self.exported.load(Ordering::SeqCst))?;
         state.audit_owners()?;
         state.audit_mappings()
     }
@@ -170,17 +203,17 @@ impl PagePool {
 
 impl State {
     fn is_audit_due(&mut self) -> bool {
-        self.unaudited_visits += 64;
+        self.audits.unaudited_visits += 64;
         let slots = self.pages.capacity() + self.ranges.capacity();
         let visits = slots as u64 + self.stats.mappings;
-        let is_due = self.unaudited_visits >= visits;
+        let is_due = self.audits.unaudited_visits >= visits;
         if is_due {
-            self.unaudited_visits = 0;
+            self.audits.unaudited_visits = 0;
         }
         is_due
     }
 
-    fn audit_counts(&self) -> Result<()> {
+    fn audit_counts(&self, exported_pages: u64) -> Result<()> {
         let stats = &self.stats;
         let there = || self.pages.values().filter(|page| page.handle.is_some());
         let bytes: u64 = there().map(|page| page.bytes).sum();
@@ -190,18 +223,17 @@ impl State {
         let all: u64 = self.pages.values().map(|page| page.bytes).sum();
         let reserved: u64 = self.ranges.values().map(|range| range.len).sum();
         let retained: u64 = there().filter(|page| page.owner.retains()).map(|page| page.bytes).sum();
-        let non_resident = self.pages.len() as u64 - there().count() as u64;
-        let pages =
-            self.pages.len() as u64 - non_resident + self.running.releasing().0 + stats.pages_released;
+        let pages = there().count() as u64;
+        let created = pages + self.running.releasing().0 + stats.pages_released;
         let exported = || self.pages.values().filter(|page| page.exported > 0);
         let exported_bytes: u64 = exported().map(|page| page.bytes).sum();
         let equal = [
-            ("pages created", stats.pages_created, "held and given back", pages),
+            ("pages created", stats.pages_created, "held and given back", created),
             ("bytes counted", stats.physical_bytes, "bytes held", bytes),
-            ("absent pages counted", self.non_resident.0, "absent", non_resident),
-            ("absent bytes counted", self.non_resident.1, "bytes absent", all - bytes),
-            ("exported pages counted", self.exported.0, "exported", exported().count() as u64),
-            ("exported bytes counted", self.exported.1, "bytes exported", exported_bytes),
+            ("pages counted", stats.pages, "pages held", pages),
+            ("absent bytes counted", stats.absent_bytes, "bytes absent", all - bytes),
+            ("exported pages counted", exported_pages, "exported", exported().count() as u64),
+            ("exported bytes counted", stats.exported_bytes, "bytes exported", exported_bytes),
             ("mappings counted", stats.mappings, "mappings there", mappings),
             ("mappings made", stats.maps, "there and taken away", mappings + stats.unmaps),
             ("bytes of addresses counted", stats.reserved_bytes, "bytes reserved", reserved),
@@ -252,12 +284,12 @@ impl State {
         }
         tallies.retain(|_, tally| *tally != Tally::default());
         for (owner, found) in &tallies {
-            let counted = self.tallies.get(owner).copied().unwrap_or_default();
+            let counted = self.tallies.of(*owner);
             if counted != *found {
                 return wrong(format!("{counted:?} counted for {owner:?}, {found:?} held"));
             }
         }
-        if let Some(owner) = self.tallies.keys().find(|owner| !tallies.contains_key(owner)) {
+        if let Some(owner) = self.tallies.0.keys().find(|owner| !tallies.contains_key(owner)) {
             return wrong(format!("something is counted for {owner:?}, which has nothing"));
         }
         let listed = self.free.lists().map(|(bytes, ids)| (bytes, ids.iter().copied().collect()));

@@ -4,6 +4,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use slotmap::SlotMap;
+
 use super::pool::State;
 use super::teardown::TornDown;
 use super::{Fence, PagePool, PendingUnmap, Poll, RangeId, events};
@@ -12,28 +14,60 @@ use crate::error::Result;
 use crate::sync::ProcessMutex;
 
 slotmap::new_key_type! {
-    pub(super) struct FencedUnmapId;
-    pub(super) struct ArrivingId;
+    struct FencedUnmapId;
+    struct ArrivingId;
 }
 
 #[derive(Debug)]
-pub(super) struct FencedUnmap {
-    pub(super) fence: Fence,
-    pub(super) pending: PendingUnmap,
+struct FencedUnmap {
+    fence: Fence,
+    pending: PendingUnmap,
 }
 
 /// A resumed arena and the fence of the copies of its contents.
 #[derive(Clone, Debug)]
-pub(super) struct Arriving {
+struct Arriving {
     arena: u64,
     contents: Fence,
+}
+
+/// Pending unmaps of a pool, and the copies that teardown waits for.
+#[derive(Debug, Default)]
+pub(super) struct PendingUnmaps {
+    fenced: SlotMap<FencedUnmapId, FencedUnmap>,
+    /// Ranges whose teardown the driver refused.
+    refused: Vec<RangeId>,
+    arriving: SlotMap<ArrivingId, Arriving>,
+}
+
+impl PendingUnmaps {
+    pub(super) fn add(&mut self, fence: Fence, pending: PendingUnmap) {
+        self.fenced.insert(FencedUnmap { fence, pending });
+    }
+
+    pub(super) fn add_refused(&mut self, range: RangeId) {
+        self.refused.push(range);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.fenced.len() + self.refused.len()
+    }
+
+    pub(super) fn ranges(&self) -> impl Iterator<Item = RangeId> {
+        let waiting = self.fenced.values().flat_map(|item| item.pending.ranges.iter());
+        waiting.chain(&self.refused).copied()
+    }
+
+    pub(super) fn parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
+        self.fenced.values().flat_map(|item| item.pending.parts.iter().copied())
+    }
 }
 
 impl State {
     /// The fence of running copies to pages in these parts. Teardown waits for it too.
     fn arriving(&self, pending: &PendingUnmap) -> Fence {
         let mut fence = Fence::default();
-        let arenas = self.arriving.values().filter(|arriving| pending.show(self, arriving.arena));
+        let arenas = self.pending.arriving.values().filter(|arriving| pending.show(self, arriving.arena));
         arenas.for_each(|arriving| fence.join(arriving.contents.clone()));
         fence
     }
@@ -42,15 +76,6 @@ impl State {
         let mut fence = self.arriving(&item.pending);
         fence.join(item.fence.clone());
         fence
-    }
-
-    pub(super) fn pending_ranges(&self) -> impl Iterator<Item = RangeId> {
-        let waiting = self.pending_unmaps.values().flat_map(|item| item.pending.ranges.iter());
-        waiting.chain(&self.stuck).copied()
-    }
-
-    pub(super) fn pending_parts(&self) -> impl Iterator<Item = (RangeId, u64, u64)> {
-        self.pending_unmaps.values().flat_map(|item| item.pending.parts.iter().copied())
     }
 }
 
@@ -82,7 +107,7 @@ impl PagePool {
                 if let Err(error) = other {
                     tracing::warn!(%error, "whether something is still in use cannot be found out; asked again later");
                 }
-                self.lock().pending_unmaps.insert(FencedUnmap { fence, pending });
+                self.lock().pending.add(fence, pending);
             }
         }
     }
@@ -90,7 +115,7 @@ impl PagePool {
     /// Fence of pending unmaps with pages that this arena's pause releases.
     pub(crate) fn pending_fence(&self, arena: u64) -> Fence {
         let (state, mut fence) = (self.lock(), Fence::default());
-        let items = state.pending_unmaps.values().filter(|item| item.pending.show(&state, arena));
+        let items = state.pending.fenced.values().filter(|item| item.pending.show(&state, arena));
         items.for_each(|item| fence.join(item.fence.clone()));
         fence
     }
@@ -99,7 +124,7 @@ impl PagePool {
     /// down before `contents`. The caller holds the ranges.
     pub(crate) fn arrives(&self, arena: u64, mut contents: Fence) {
         if !contents.done(self.events()).unwrap_or(false) {
-            self.lock().arriving.insert(Arriving { arena, contents });
+            self.lock().pending.arriving.insert(Arriving { arena, contents });
         }
     }
 
@@ -110,11 +135,11 @@ impl PagePool {
     }
 
     fn forget_arrived(&self) {
-        let (arriving, mut poll) = (self.lock().arriving.clone(), Poll::new(self.events()));
+        let (arriving, mut poll) = (self.lock().pending.arriving.clone(), Poll::new(self.events()));
         for (id, Arriving { mut contents, .. }) in arriving {
             if contents.done_at(&mut poll).unwrap_or(false) {
                 // Without the lock: its marks may destroy events.
-                let _contents = self.lock().arriving.remove(id);
+                let _contents = self.lock().pending.arriving.remove(id);
             }
         }
     }
@@ -138,19 +163,19 @@ impl PagePool {
         // Items stay listed during the driver calls, so `pending_fence` sees all fences.
         let waiting: Vec<_> = {
             let state = self.lock();
-            state.pending_unmaps.iter().map(|(id, item)| (id, state.behind(item))).collect()
+            state.pending.fenced.iter().map(|(id, item)| (id, state.behind(item))).collect()
         };
         let (mut done, mut poll) = (Vec::new(), Poll::new(self.events()));
         for (id, mut fence) in waiting {
             let over = fence.done_at(&mut poll).unwrap_or(false);
             if over {
-                let item = self.lock().pending_unmaps.remove(id);
+                let item = self.lock().pending.fenced.remove(id);
                 done.extend(item);
             } else {
                 // Without the lock: the last reference to a mark may destroy its event.
                 let _previous = {
                     let state = &mut *self.lock();
-                    state.pending_unmaps.get_mut(id).map(|item| std::mem::replace(&mut item.fence, fence))
+                    state.pending.fenced.get_mut(id).map(|item| std::mem::replace(&mut item.fence, fence))
                 };
             }
         }
@@ -170,9 +195,10 @@ impl PagePool {
         let fences: Vec<Fence> = {
             let state = self.lock();
             let of_peers = state.foreign.fences();
-            let of_stuck = state.stuck.iter().map(|range| state.arriving(&PendingUnmap::range(*range)));
-            let of_pending = state.pending_unmaps.values().map(|item| state.behind(item));
-            of_pending.chain(of_stuck).chain(of_peers).collect()
+            let of_refused =
+                state.pending.refused.iter().map(|range| state.arriving(&PendingUnmap::range(*range)));
+            let of_pending = state.pending.fenced.values().map(|item| state.behind(item));
+            of_pending.chain(of_refused).chain(of_peers).collect()
         };
         let start = Instant::now();
         for mut fence in fences {
@@ -186,8 +212,8 @@ impl PagePool {
     pub fn retry(&self) -> Result<()> {
         self.reap();
         let mut first = Ok(());
-        let stuck = std::mem::take(&mut self.lock().stuck);
-        for range in stuck {
+        let refused = std::mem::take(&mut self.lock().pending.refused);
+        for range in refused {
             first = first.and(self.close(range));
         }
         let pages = self.retry_pages();

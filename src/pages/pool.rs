@@ -1,7 +1,7 @@
 //! Tables of the page pool, and the creation, reuse and release of pages. See the module
 //! documentation of `pages`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::events::Events;
 use super::free::{FreePages, RunningCalls};
 use super::lent::LentPages;
 use super::mappings::Range;
-use super::owner::{Owner, Tally};
+use super::owner::{AuditSchedule, Owner, Tallies};
 use super::page::Page;
 use super::peer::PeerPages;
-use super::pending_unmaps::{Arriving, ArrivingId, FencedUnmap, FencedUnmapId};
+use super::pending_unmaps::PendingUnmaps;
 use super::pool_stats::PoolStats;
 use super::reclaim::Reclaimers;
-use super::teardown::RunningTeardown;
+use super::teardown::RunningTeardowns;
 use super::waits::Captures;
 use super::{AccountId, PageId, RangeId};
 use crate::driver::{PageHandle, SharedDriver};
@@ -34,44 +34,35 @@ const TRIES: u32 = 1000;
 const YIELDS: u32 = 16;
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// Tables of a pool, under one lock. The fields open to `pages` are objects with private fields,
+/// except `pages` and `ranges`, which record each mapping twice, and `stats`, which the audit and
+/// its tests read.
 pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
     pub(super) free: FreePages,
     pub(super) ranges: SlotMap<RangeId, Range>,
     pub(super) peers: Peers,
-    pub(super) bases: BTreeMap<u64, RangeId>,
+    /// Ranges by base, without those whose addresses go back to the driver.
+    bases: BTreeMap<u64, RangeId>,
     pub(super) accounts: Accounts,
-    pub(super) tallies: HashMap<Owner, Tally>,
-    /// Free bytes, and bytes refused by the driver.
-    free_bytes: u64,
-    refused_bytes: u64,
-    /// Refused by the driver at release.
+    pub(super) tallies: Tallies,
+    /// Refused by the driver at release, and their bytes.
     refused: Vec<PageId>,
-    /// Pages and bytes.
-    pub(super) non_resident: (u64, u64),
-    /// Pages and bytes.
-    pub(super) exported: (u64, u64),
+    refused_bytes: u64,
     /// Imported from other processes.
     pub(super) foreign: PeerPages,
-    /// Ranges whose teardown the driver refused.
-    pub(super) stuck: Vec<RangeId>,
-    pub(super) pending_unmaps: SlotMap<FencedUnmapId, FencedUnmap>,
-    /// By start; parts do not overlap.
-    pub(super) teardowns: BTreeMap<(RangeId, u64), RunningTeardown>,
-    pub(super) arriving: SlotMap<ArrivingId, Arriving>,
+    pub(super) pending: PendingUnmaps,
+    pub(super) teardowns: RunningTeardowns,
     pub(super) lent: LentPages,
-    /// Changes of shared pages, except by leases.
-    pub(super) shared_changes: u64,
     pub(super) running: RunningCalls,
     pub(super) stats: PoolStats,
-    /// Visits of skipped audits, for debug builds.
-    pub(super) unaudited_visits: u64,
+    pub(super) audits: AuditSchedule,
 }
 
 impl State {
     /// Bytes charged to no account.
     pub(super) fn unaccounted(&self) -> u64 {
-        self.free_bytes + self.refused_bytes + self.running.releasing().1
+        self.stats.free_bytes + self.refused_bytes + self.running.releasing().1
     }
 
     /// Changes with each creation, release, reuse, map and unmap.
@@ -80,7 +71,37 @@ impl State {
         stats.pages_created + stats.pages_released + stats.pages_reused + stats.maps + stats.unmaps
     }
 
+    pub(super) fn range_at(&self, address: Address) -> Option<&Range> {
+        let range = self.ranges.get(*self.bases.range(..=address.0).next_back()?.1)?;
+        (address.0 - range.base.0 < range.len).then_some(range)
+    }
+
+    pub(super) fn enter_range(&mut self, range: Range) -> RangeId {
+        self.stats.reserved_bytes += range.len;
+        let base = range.base.0;
+        let id = self.ranges.insert(range);
+        self.bases.insert(base, id);
+        id
+    }
+
+    /// Hides a range before its addresses go back to the driver: afterwards other threads may
+    /// reserve the same addresses. Returns base and length.
+    pub(super) fn begin_free(&mut self, range: RangeId) -> Option<(Address, u64)> {
+        let found = self.ranges.get(range)?;
+        self.bases.remove(&found.base.0);
+        Some((found.base, found.len))
+    }
+
+    pub(super) fn end_free(&mut self, range: RangeId, freed: bool) {
+        if !freed {
+            self.bases.extend(self.ranges.get(range).map(|found| (found.base.0, range)));
+        } else if let Some(gone) = self.ranges.remove(range) {
+            self.stats.reserved_bytes -= gone.len;
+        }
+    }
+
     fn enter(&mut self, page: Page) -> PageId {
+        self.stats.pages += 1;
         self.stats.physical_bytes += page.bytes;
         self.stats.peak_physical_bytes = self.stats.peak_physical_bytes.max(self.stats.physical_bytes);
         self.begin(&page);
@@ -90,7 +111,7 @@ impl State {
     fn begin(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.owner, page.account) {
-            (Owner::Free, _) => self.free_bytes += page.bytes,
+            (Owner::Free, _) => self.stats.free_bytes += page.bytes,
             (Owner::Leaving, _) => self.refused_bytes += page.bytes,
             (_, Some(account)) => {
                 self.accounts.join(account);
@@ -101,10 +122,10 @@ impl State {
         self.count(page.owner, pages, bytes, mappings);
     }
 
-    pub(super) fn end(&mut self, page: &Page) {
+    fn end(&mut self, page: &Page) {
         let (pages, bytes, mappings) = page.weight();
         match (page.owner, page.account) {
-            (Owner::Free, _) => self.free_bytes -= page.bytes,
+            (Owner::Free, _) => self.stats.free_bytes -= page.bytes,
             (Owner::Leaving, _) => self.refused_bytes -= page.bytes,
             (_, Some(account)) => {
                 self.accounts.change(account, -bytes, 0);
@@ -116,26 +137,26 @@ impl State {
     }
 
     pub(super) fn count(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
-        self.shared_changes += u64::from(matches!(owner, Owner::Shared { .. }));
+        self.lent.note_change(owner);
+        self.tally(owner, pages, bytes, mappings);
+    }
+
+    fn tally(&mut self, owner: Owner, pages: i64, bytes: i64, mappings: i64) {
         if owner.retains() {
             self.stats.retained_bytes = self.stats.retained_bytes.saturating_add_signed(bytes);
         }
-        let tally = self.tallies.entry(owner).or_default();
-        tally.pages = tally.pages.saturating_add_signed(pages);
-        tally.bytes = tally.bytes.saturating_add_signed(bytes);
-        tally.mappings = tally.mappings.saturating_add_signed(mappings);
-        if *tally == Tally::default() {
-            self.tallies.remove(&owner);
-        }
+        self.tallies.count(owner, pages, bytes, mappings);
     }
 
-    /// `lent`: the mapping belongs to a lease.
+    /// Counts mappings made (or, if negative, unmapped) in the driver. `lent`: of a lease.
     pub(super) fn count_mapping(&mut self, owner: Owner, mappings: i64, lent: bool) {
-        let before = self.shared_changes;
-        self.count(owner, 0, 0, mappings);
-        if lent {
-            self.shared_changes = before;
+        if !lent {
+            self.lent.note_change(owner);
         }
+        self.tally(owner, 0, 0, mappings);
+        self.stats.maps += mappings.max(0).unsigned_abs();
+        self.stats.unmaps += mappings.min(0).unsigned_abs();
+        self.stats.mappings = self.stats.mappings.saturating_add_signed(mappings);
     }
 
     /// Counts spaces by the tags of the ranges.
@@ -145,12 +166,26 @@ impl State {
         ranges.map(|range| range.tag).collect::<BTreeSet<u64>>().len()
     }
 
-    fn remove(&mut self, id: PageId) -> Option<Page> {
+    /// Counts memory that a page gets (1) or loses (-1) while it stays in the tables.
+    pub(super) fn count_memory(&mut self, page: (Owner, Option<AccountId>), pages: i64, bytes: u64) {
+        let bytes = bytes as i64 * pages;
+        self.count(page.0, pages, bytes, 0);
+        if let Some(account) = page.1 {
+            self.accounts.change(account, bytes, 0);
+        }
+        let stats = &mut self.stats;
+        stats.pages = stats.pages.saturating_add_signed(pages);
+        stats.physical_bytes = stats.physical_bytes.saturating_add_signed(bytes);
+        stats.absent_bytes = stats.absent_bytes.saturating_add_signed(-bytes);
+    }
+
+    pub(super) fn remove(&mut self, id: PageId) -> Option<Page> {
         let page = self.pages.remove(id)?;
         if page.handle.is_some() {
+            self.stats.pages -= 1;
             self.stats.physical_bytes -= page.bytes;
         } else {
-            self.non_resident = (self.non_resident.0 - 1, self.non_resident.1 - page.bytes);
+            self.stats.absent_bytes -= page.bytes;
         }
         self.end(&page);
         Some(page)
@@ -164,6 +199,16 @@ impl State {
         Some(self.pages.insert(page))
     }
 
+    /// Gives a page to an owner under the same key. Returns its bytes.
+    fn give(&mut self, id: PageId, to: Owner) -> Option<u64> {
+        let page = self.pages.get_mut(id)?;
+        let from = std::mem::replace(&mut page.owner, to);
+        let (size, (pages, bytes, mappings)) = (page.bytes, page.weight());
+        self.count(from, -pages, -bytes, -mappings);
+        self.count(to, pages, bytes, mappings);
+        Some(size)
+    }
+
     /// Makes a page free under a new key, so stale keys find nothing.
     pub(super) fn settle(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
@@ -172,7 +217,7 @@ impl State {
         }
         let bytes = page.bytes;
         if page.exported > 0 {
-            self.abandon(id);
+            self.give(id, Owner::Exported);
         } else if page.handle.is_none() {
             self.remove(id);
         } else if let Some(id) = self.rename(id, Owner::Free, None) {
@@ -187,9 +232,9 @@ pub struct PagePool {
     driver: SharedDriver,
     events: Arc<Events>,
     state: Mutex<State>,
-    /// Readable without the lock.
+    /// Leased pages, changed in `lent.rs` under the lock and readable without it.
     pub(super) lent: AtomicU64,
-    /// Readable without the lock.
+    /// Exported pages, changed in `exports.rs` under the lock and readable without it.
     pub(super) exported: AtomicU64,
     pub(super) captures: Captures,
     pub(super) reclaimers: Reclaimers,
@@ -210,22 +255,16 @@ impl PagePool {
             peers: Peers::NONE,
             bases: BTreeMap::new(),
             accounts: Accounts::new(),
-            tallies: HashMap::new(),
-            free_bytes: 0,
-            refused_bytes: 0,
+            tallies: Tallies::default(),
             refused: Vec::new(),
-            non_resident: (0, 0),
-            exported: (0, 0),
+            refused_bytes: 0,
             foreign: PeerPages::default(),
-            stuck: Vec::new(),
-            pending_unmaps: SlotMap::with_key(),
-            teardowns: BTreeMap::new(),
-            arriving: SlotMap::with_key(),
+            pending: PendingUnmaps::default(),
+            teardowns: RunningTeardowns::default(),
             lent: LentPages::default(),
-            shared_changes: 0,
             running: RunningCalls::default(),
             stats: PoolStats::default(),
-            unaudited_visits: 0,
+            audits: AuditSchedule::default(),
         };
         let events = Events::new(&driver);
         let (state, reclaimers) = (Mutex::new(state), Reclaimers::default());
@@ -369,16 +408,12 @@ impl PagePool {
     /// Changes the owner and returns the page's bytes. With `sole`, only if the page has one
     /// mapping and no pin. `None`: nothing changed.
     pub(crate) fn hand_over(&self, id: PageId, from: Owner, to: Owner, sole: bool) -> Option<u64> {
-        let state = &mut *self.lock();
-        let page = state.pages.get_mut(id)?;
+        let mut state = self.lock();
+        let page = state.pages.get(id)?;
         if page.owner != from || sole && (page.mappings.len(), page.pins) != (1, 0) {
             return None;
         }
-        page.owner = to;
-        let (size, (pages, bytes, mappings)) = (page.bytes, page.weight());
-        state.count(from, -pages, -bytes, -mappings);
-        state.count(to, pages, bytes, mappings);
-        Some(size)
+        state.give(id, to)
     }
 
     /// Returns the owner of a page. `None`: the key is stale.
@@ -392,12 +427,6 @@ impl PagePool {
         let state = self.lock();
         let page = state.pages.get(id)?;
         Some((page.owner, page.mappings.iter().map(|(range, _)| *range).collect()))
-    }
-
-    /// Returns bytes and number of an owner's pages.
-    #[must_use]
-    pub fn held(&self, owner: Owner) -> (u64, u64) {
-        self.lock().tallies.get(&owner).map_or((0, 0), |tally| (tally.bytes, tally.pages))
     }
 
     /// Releases free pages to the driver, largest first, until `bytes` are released. Returns the
@@ -459,16 +488,9 @@ impl PagePool {
     pub fn stats(&self) -> PoolStats {
         let state = self.lock();
         PoolStats {
-            free_bytes: state.free_bytes,
             budget_bytes: state.accounts.stats(state.accounts.root()).most_bytes,
-            absent_bytes: state.non_resident.1,
-            exported_bytes: state.exported.1,
-            pages: state.pages.len() as u64 - state.non_resident.0,
             reservations: state.ranges.len() as u64,
-            pending: (state.refused.len()
-                + state.stuck.len()
-                + state.pending_unmaps.len()
-                + state.foreign.pending()) as u64,
+            pending: (state.refused.len() + state.pending.len() + state.foreign.pending()) as u64,
             ..state.stats
         }
     }
@@ -477,9 +499,7 @@ impl PagePool {
     #[must_use]
     pub fn range_at(&self, address: Address) -> Option<(Address, u64)> {
         let state = self.lock();
-        let (base, id) = state.bases.range(..=address.0).next_back()?;
-        let range = state.ranges.get(*id)?;
-        (address.0 - base < range.len).then_some((range.base, range.tag))
+        state.range_at(address).map(|range| (range.base, range.tag))
     }
 }
 

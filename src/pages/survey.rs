@@ -46,9 +46,9 @@ impl PagePool {
     /// Walks all pages once, under the pool's lock, and the mappings of the arena's pages.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
         let state = self.lock();
-        let going: HashSet<RangeId> = state.pending_ranges().collect();
+        let going: HashSet<RangeId> = state.pending.ranges().collect();
         let mut parts: HashMap<RangeId, Vec<(u64, u64)>> = HashMap::new();
-        for (range, from, bytes) in state.pending_parts() {
+        for (range, from, bytes) in state.pending.parts() {
             parts.entry(range).or_default().push((from, from.saturating_add(bytes)));
         }
         let (mut pages, mut others) = (Vec::new(), BTreeMap::<_, Tally>::new());

@@ -3,7 +3,8 @@
 //! user. Nothing is torn down while its pages are paused, resumed or written by copies. A
 //! conflicting request joins the pending unmaps, which the active thread runs at its end.
 
-use super::pending_unmaps::FencedUnmap;
+use std::collections::BTreeMap;
+
 use super::pool::State;
 use super::{Fence, PagePool, RangeId};
 use crate::error::Result;
@@ -71,9 +72,12 @@ impl PendingUnmap {
     }
 }
 
-/// The key of the table is the part's start.
+/// Running teardowns by range and start; parts do not overlap.
 #[derive(Debug, Default)]
-pub(super) struct RunningTeardown {
+pub(super) struct RunningTeardowns(BTreeMap<(RangeId, u64), RunningTeardown>);
+
+#[derive(Debug)]
+struct RunningTeardown {
     to: u64,
     /// An overlapping request joined the pending unmaps.
     awaited: bool,
@@ -90,18 +94,18 @@ pub(super) struct TornDown {
 
 impl State {
     pub(super) fn is_in_teardown(&self, range: RangeId) -> bool {
-        self.teardowns.range((range, 0)..=(range, u64::MAX)).next().is_some()
+        self.teardowns.0.range((range, 0)..=(range, u64::MAX)).next().is_some()
     }
 
     /// Registers [merged](PendingUnmap::apart) parts. Returns false if one is in use; with `keep`,
     /// that teardown then polls the pending unmaps at its end.
-    fn begin_teardown(&mut self, apart: &[(RangeId, u64, u64)], keep: bool) -> bool {
+    pub(super) fn begin_teardown(&mut self, apart: &[(RangeId, u64, u64)], keep: bool) -> bool {
         for (range, from, to) in apart {
             if self.ranges.get(*range).is_some_and(|range| range.held) {
                 return false;
             }
             // Parts do not overlap, so the last one before `to` also ends last.
-            let before = self.teardowns.range_mut((*range, 0)..(*range, *to)).next_back();
+            let before = self.teardowns.0.range_mut((*range, 0)..(*range, *to)).next_back();
             if let Some((_, other)) = before.filter(|(_, other)| other.to > *from) {
                 other.awaited |= keep;
                 return false;
@@ -110,7 +114,7 @@ impl State {
         let leaving = |(range, from, to): &(RangeId, u64, u64)| {
             ((*range, *from), RunningTeardown { to: *to, awaited: false })
         };
-        self.teardowns.extend(apart.iter().map(leaving));
+        self.teardowns.0.extend(apart.iter().map(leaving));
         true
     }
 
@@ -118,7 +122,7 @@ impl State {
     fn end_teardown(&mut self, apart: &[(RangeId, u64, u64)]) -> bool {
         let mut awaited = false;
         for (range, from, _) in apart {
-            awaited |= self.teardowns.remove(&(*range, *from)).is_some_and(|leaving| leaving.awaited);
+            awaited |= self.teardowns.0.remove(&(*range, *from)).is_some_and(|leaving| leaving.awaited);
         }
         awaited
     }
@@ -132,7 +136,7 @@ impl PagePool {
         let apart = pending.apart();
         let wait = |state: &mut State, pending| {
             if keep {
-                state.pending_unmaps.insert(FencedUnmap { fence: Fence::default(), pending });
+                state.pending.add(Fence::default(), pending);
             }
         };
         {
@@ -157,7 +161,7 @@ impl PagePool {
             for range in pending.ranges.iter().copied() {
                 let closed = self.close_now(range);
                 if closed.is_err() {
-                    self.lock().stuck.push(range);
+                    self.lock().pending.add_refused(range);
                 }
                 refused = refused.and(closed);
             }
@@ -193,23 +197,11 @@ impl PagePool {
 
     fn close_now(&self, range: RangeId) -> Result<()> {
         self.unmap(range, 0, u64::MAX)?;
-        let (base, len) = {
-            let mut state = self.lock();
-            let Some(found) = state.ranges.get(range) else { return Ok(()) };
-            let (base, len) = (found.base, found.len);
-            // Before the driver call: afterwards other threads may reserve the same addresses.
-            state.bases.remove(&base.0);
-            (base, len)
-        };
+        let begun = self.lock().begin_free(range);
+        let Some((base, len)) = begun else { return Ok(()) };
         // SAFETY: our reservation without mappings or users.
         let freed = unsafe { self.driver().free_addresses(base, len) };
-        let mut state = self.lock();
-        if freed.is_ok() {
-            state.ranges.remove(range);
-            state.stats.reserved_bytes -= len;
-        } else {
-            state.bases.insert(base.0, range);
-        }
+        self.lock().end_free(range, freed.is_ok());
         freed
     }
 }

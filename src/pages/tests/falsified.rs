@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{Faulty, OWNERS, RANGE, UNIT};
 use crate::pages::page::Page;
 use crate::pages::pool::State;
-use crate::pages::teardown::RunningTeardown;
 use crate::pages::{Account, AccountId, Limits, Owner, PagePool, Reservation, Transaction};
 use crate::units::Peers;
 
@@ -49,8 +48,8 @@ fn every_miscount_is_found_and_named() {
         ("pages created", |state, _| state.stats.pages_created += 1),
         ("pages created", |state, _| state.stats.pages_released += 1),
         ("bytes counted", |state, _| state.stats.physical_bytes += 1),
-        ("absent pages counted", |state, _| state.non_resident.0 += 1),
-        ("absent bytes counted", |state, _| state.non_resident.1 += 512),
+        ("pages counted", |state, _| state.stats.pages += 1),
+        ("absent bytes counted", |state, _| state.stats.absent_bytes += 512),
         ("is absent and mapped", |state, _| {
             let range = state.ranges.keys().next().unwrap();
             held(state).unmapped.insert((range, UNIT));
@@ -115,7 +114,7 @@ fn what_is_under_way_is_named_when_nothing_should_be() {
         ("or its pages move", |state| state.ranges.values_mut().for_each(|range| range.held = true)),
         ("being torn down", |state| {
             let range = state.ranges.keys().next().unwrap();
-            state.teardowns.insert((range, 0), RunningTeardown::default());
+            assert!(state.begin_teardown(&[(range, 0, UNIT)], false));
         }),
     ];
     for (named, plant) in plants {
