@@ -28,7 +28,7 @@
  *     while a green context of the device is current, null is the default stream of that context.
  *   - A byte limit of 0 means no limit. A limit below the memory held frees nothing: new pages are
  *     VMMGRAPH_ERROR_OVER_BUDGET until enough memory is released. Limits above also apply.
- *   - An allocation or a seal short of memory waits for pending releases, at most 2 seconds each,
+ *   - An allocation or a seal short of memory waits for pending releases, at most 2 seconds a wait,
  *     and calls reclaimers (vmmgraph_device_add_reclaimer) before it fails.
  *   - Callbacks must not throw. The library holds no lock during a callback, which may call any
  *     function.

@@ -209,7 +209,7 @@ impl State {
         Some(size)
     }
 
-    /// Makes a page free under a new key, so stale keys find nothing.
+    /// Frees an unused page under a new key, so stale keys find nothing.
     pub(super) fn settle(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
         if page.pins > 0 || !page.mappings.is_empty() || matches!(page.owner, Owner::Free | Owner::Leaving) {

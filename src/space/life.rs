@@ -55,8 +55,8 @@ impl Core {
         if retired {
             fence.join(self.common.order.fence());
         }
-        // Graphs captured during the block's life may read it at any time: existing spaces must not
-        // write there.
+        // Graphs captured during or after the seal may read the block at any time: only spaces from
+        // number `since` on may write there.
         let since = if self.is_alone(state) { 0 } else { spaces_from_now_on() };
         let (from, to) = (freed.offset, freed.offset + bytes);
         if since > 0 {

@@ -45,7 +45,7 @@ use crate::pages::{Class, Mapping, PageId, PageNo, RangeId, Transaction};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RetainPolicy {
-    /// Moves the blocks to pages of the space.
+    /// Maps pages of the space under the blocks.
     #[default]
     Retain,
     /// Leaves the blocks on shared pages, for callers which copy their outputs: replays of other

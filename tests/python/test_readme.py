@@ -93,9 +93,9 @@ def test_the_memory_of_each_way_is_that_of_the_recorded_run() -> None:
         way: sorted({round(row["physical_mib"]) for row in rows if row["way"] == way}) for way in ("private", "shared", "blocks")
     }
     floor = {round(row["floor_mib"]) for row in rows}
-    assert not any(row["wrong_replays"] for row in rows) and "No way gave a wrong replay" in README
+    assert not any(row["wrong_replays"] for row in rows) and "No replay was wrong" in README
     for text in (
-        f"65 graphs of an 8B-shaped model in {held['blocks'][0]:,} MiB; a shared pool takes {held['shared'][0]:,} to {held['shared'][-1]:,} MiB",
+        f"65 graphs of 12 layers of 8B shape in {held['blocks'][0]:,} MiB; torch's shared pool takes {held['shared'][0]:,} to {held['shared'][-1]:,} MiB",
         f"A private pool for each graph takes {held['private'][0]:,} MiB",
         f"VmmGraph {held['blocks'][-1]:,} MiB, minimum {floor.pop():,} MiB",
     ):
