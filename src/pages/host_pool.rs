@@ -63,6 +63,7 @@ pub(super) struct State {
     limit: Option<u64>,
 }
 
+/// Host pool of one device. Thread-safe.
 pub struct HostPool {
     driver: SharedDriver,
     pub(super) events: Arc<Events>,

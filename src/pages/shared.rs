@@ -40,6 +40,7 @@ pub struct SetPeers {
     pub remote: Peers,
 }
 
+/// Shared set of one arena.
 pub struct SharedSet {
     pool: Arc<PagePool>,
     arena: u64,
@@ -194,6 +195,7 @@ impl SharedSet {
         self.version.load(Ordering::SeqCst)
     }
 
+    /// Whether the page is a shared page of this arena.
     #[must_use]
     pub fn is_ours(&self, page: PageId) -> bool {
         self.pool.owner(page) == Some(self.owner())

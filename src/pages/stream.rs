@@ -92,6 +92,7 @@ impl Events {
         named
     }
 
+    /// Whether the calling thread can name this stream.
     #[must_use]
     pub fn can_name(&self, named: NamedStream) -> bool {
         let here = self.name(named.stream);

@@ -30,8 +30,8 @@ pub trait PauseHooks: Send + Sync {
     /// resume the same region.
     fn before_unmap(&self, moved: &Moved<'_>);
 
-    /// Called after the memory is mapped again. Contents are complete, except in an asynchronous
-    /// resume. May be called more than once per generation.
+    /// Called after the memory is mapped again. Contents are complete, after an asynchronous resume
+    /// once its event is reached. May be called more than once per generation.
     fn after_map(&self, moved: &Moved<'_>);
 }
 
