@@ -21,9 +21,8 @@ pub use peers::{PeerExtent, PeerMap, PeerPage};
 pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 
 /// Root object of a device in this process: its driver, and the page pool of all its physical
-/// memory. Arenas, spaces and blocks keep it open, and the last one closes it. Memory then refused
-/// by the driver or in use is retried at the next opening. Opening never waits for the driver of a
-/// different device.
+/// memory. Open until its last arena, space or block is gone. Memory then refused or in use is
+/// retried at the next opening. Opening never waits for the driver of a different device.
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
@@ -46,7 +45,7 @@ fn admitted() -> &'static Mutex<HashMap<(&'static str, i32), Peers>> {
 }
 
 impl Device {
-    /// Creates a device over the caller's driver, apart from process-wide devices.
+    /// Creates a device over the caller's driver, not process-wide.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
         retry_orphans(&driver);
@@ -58,8 +57,7 @@ impl Device {
     /// Returns the process-wide device `ordinal`, opened if necessary.
     ///
     /// # Errors
-    /// As [`open`]; [`Error::DeviceInUse`] if the device is open with other host options, or
-    /// without the requested [sharing](Self::sharing) or [RDMA access](Self::rdma).
+    /// As [`open`]; [`Error::DeviceInUse`] if the device is open with other options.
     pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<Arc<Self>> {
         let options @ DeviceOptions { host, sharing, rdma, peers } = options.into();
         let asked = peers.without(Peers::one(ordinal));
@@ -96,14 +94,13 @@ impl Device {
     /// Grants other devices of the platform access to all current and future mappings. An arena's
     /// own option ([`Options::peers`](crate::Options::peers)) adds cost only to its own maps.
     ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a device without peer access: nothing changed. Driver errors
-    /// for current mappings: future mappings still grant access.
+    /// Fails with [`Error::InvalidArgument`] for a device without peer access. A driver error
+    /// concerns current mappings: future mappings grant access.
     pub fn admit(&self, peers: Peers) -> Result<()> {
         if peers.is_empty() { Ok(()) } else { self.pool.admit(peers) }
     }
 
-    /// As [`admit`](Self::admit), for a process-wide device: now if open, else at its opening.
+    /// As [`admit`](Self::admit), for a process-wide device, open or not.
     #[doc(hidden)]
     pub fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
         let device = Self::opened(platform, ordinal);
@@ -115,7 +112,6 @@ impl Device {
             let known = admitted.entry((platform, ordinal)).or_default();
             *known = known.and(peers);
         }
-        // Includes a device opened meanwhile.
         Self::opened(platform, ordinal).map_or(Ok(()), |device| device.admit(peers))
     }
 
@@ -159,23 +155,19 @@ impl Device {
         &self.pausables
     }
 
-    /// Limits the physical bytes of the device's pool. Frees nothing.
+    /// Limits the pool's physical bytes. Frees nothing.
     pub fn set_budget(&self, bytes: Option<u64>) {
         self.pool.set_budget(bytes);
     }
 
-    /// Creates an account below another or below the device: a budget for a tenant, a model or a
-    /// kind of memory.
+    /// Creates an account below another or below the device.
     ///
-    /// # Errors
-    /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
-    /// [`Error::InvalidArgument`] for a parent on a different device.
+    /// Fails with [`Error::OverBudget`] if an ancestor has no room for the guarantee.
     pub fn account(&self, label: &str, below: Option<&Account>, limits: Limits) -> Result<Account> {
         Account::new(&self.pool, below, label.to_owned(), limits)
     }
 
-    /// Registers a reclaimer, until dropped by its owner: `vmmgraph_device_add_reclaimer`, or for
-    /// the reclaimer's [account](Reclaimer::account).
+    /// Registers a reclaimer, until dropped by its owner: `vmmgraph_device_add_reclaimer`.
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
         self.pool.add_reclaimer(reclaimer);
     }
@@ -200,8 +192,7 @@ impl Device {
         self.pool.note_capture();
     }
 
-    /// Releases free pages, and returns their bytes. Waits at most `limit` for freed memory in use
-    /// by the device.
+    /// Releases free pages, and returns their bytes. Waits at most `limit` for the device.
     pub fn give_back(&self, limit: Duration) -> u64 {
         let start = Instant::now();
         for known in self.pausables().tagged(&[]) {
@@ -223,8 +214,7 @@ impl Device {
     }
 
     /// Makes room for `bytes` of a caller whose own driver allocation failed: [gives
-    /// back](Self::give_back) pages, then asks reclaimers. Returns whether a retry is useful. The
-    /// caller has no lock.
+    /// back](Self::give_back) pages, then asks reclaimers. Returns whether a retry is useful.
     pub fn make_room(&self, bytes: u64, limit: Duration) -> bool {
         let given = self.give_back(limit);
         let free = self.pool.driver().free_bytes().unwrap_or(u64::MAX);
@@ -242,8 +232,8 @@ impl Device {
         self.pool.stats()
     }
 
-    /// Returns the number of rings with streamed units, also in captured steps: a small copy to the
-    /// device may wait for all their copies.
+    /// Returns the number of rings with streamed units. A small copy to the device may wait for all
+    /// their copies.
     #[must_use]
     pub fn streaming_rings(&self) -> u64 {
         self.streaming.load(Ordering::Relaxed)

@@ -1,9 +1,9 @@
 //! GPU memory for graph-mode LLM engines.
 //!
 //! An engine captures one CUDA graph for each batch shape. A replay needs fixed addresses, so each
-//! captured shape keeps its activations, and memory grows with the number of shapes. With this
-//! library every capture has **its own addresses over one shared set of physical pages**: N shapes
-//! cost the peak memory of the largest shape.
+//! captured shape keeps its activations, and memory grows with the number of shapes. Here every
+//! capture has **its own addresses over one shared set of physical pages**: N shapes cost the peak
+//! of the largest.
 //!
 //! ```
 //! use vmmgraph::{Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
@@ -54,8 +54,7 @@
 //!   units error sync    checked numbers; errors; locks
 //! ```
 //!
-//! A layer names only layers below (`tests/tree/layers.rs` checks this). `dispatch`, `elastic`,
-//! `ring`, `executables` and `workspace` stand beside their neighbours.
+//! A layer names only layers below (`tests/tree/layers.rs`).
 
 mod arena;
 #[doc(hidden)]

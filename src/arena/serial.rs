@@ -1,4 +1,4 @@
-//! Methods of the published design: one current space at a time.
+//! Methods of the published design for strictly serial captures.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +15,10 @@ pub(super) struct Serial {
     sealed: HashMap<u64, Arc<Space>>,
 }
 
-/// Methods of the published design: one current space at a time, a bump space.
+/// One current space at a time, a bump space.
 impl SharedVmmAllocator {
-    /// Seals the current space, if any, and opens the next one. Blocks of earlier spaces stay valid
-    /// until the arena is dropped. Fails like [`Space::seal`] (the current space stays) and
-    /// [`open_space`](Self::open_space).
+    /// Seals the current space, if any, and opens the next one. Earlier blocks stay valid. Fails
+    /// like [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
     pub fn switch_to_new_virtual_space(&self) -> Result<()> {
         let mut serial = self.serial.lock();
         if let Some(current) = &serial.current
@@ -77,8 +76,7 @@ impl SharedVmmAllocator {
         self.serial.lock().current.clone()
     }
 
-    /// Returns the largest need of any space in bytes: allocated bytes of a bump space, else the
-    /// peak of live bytes.
+    /// Returns the largest need of any space in bytes.
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
         self.common.totals.high_water.load(Ordering::Relaxed)

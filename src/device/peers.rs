@@ -9,8 +9,7 @@ use crate::pages::{Fence, NamedStream, PeerId, PeerSpan};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// An imported page. Its memory lives as long as this object or a [`PeerMap`], even if the exporter
-/// is gone.
+/// An imported page. This object and each [`PeerMap`] keep its memory, even without the exporter.
 pub struct PeerPage {
     device: Arc<Device>,
     id: PeerId,
@@ -48,8 +47,8 @@ pub struct PeerExtent<'a> {
     pub bytes: u64,
 }
 
-/// Contiguous mapping of a range of a different process. Drop unmaps after the work submitted so
-/// far to the [recorded](Self::used_by) streams, without blocking.
+/// Contiguous mapping of a range of a different process. Drop does not block: the unmap follows the
+/// work of the [recorded](Self::used_by) streams.
 pub struct PeerMap {
     device: Arc<Device>,
     /// `None` during drop.
@@ -72,8 +71,8 @@ impl PeerMap {
         self.bytes
     }
 
-    /// Records a stream that uses the range, and exists until this object is dropped. Other work
-    /// must be done by then.
+    /// Records a user of the range; the stream must outlive this object. Other work must be done by
+    /// then.
     pub fn used_by(&self, stream: Stream) {
         let stream = self.device.pool.events().keep(stream);
         let mut users = self.users.lock();
@@ -107,8 +106,7 @@ impl Device {
         self.imported(bytes, || self.pool.import(fd, bytes))
     }
 
-    /// Like [`import`](Self::import), from a fabric handle of any host, on a device with
-    /// [`Handles::Fabric`](crate::Handles::Fabric).
+    /// Like [`import`](Self::import), from a fabric handle of any host.
     pub fn import_fabric(self: &Arc<Self>, handle: &FabricHandle, bytes: u64) -> Result<PeerPage> {
         self.imported(bytes, || self.pool.import_fabric(handle, bytes))
     }
@@ -121,8 +119,7 @@ impl Device {
         Ok(PeerPage { device: Arc::clone(self), id: import()?, bytes })
     }
 
-    /// Maps the parts of a range of a different process one after the other:
-    /// `vmmgraph_peer_map_create`.
+    /// Maps the parts one after the other: `vmmgraph_peer_map_create`.
     pub fn map_peer(self: &Arc<Self>, extents: &[PeerExtent<'_>]) -> Result<PeerMap> {
         let refuse =
             |value: u64, what, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });

@@ -7,13 +7,13 @@ use super::PagePool;
 use super::pool::State;
 use crate::error::{Error, Result};
 
-/// Number of a region, an arena or a lease, unique in the process.
+/// Number unique in the process: of a region, an arena or a lease.
 pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Owner of a page. Its account is independent: see [`Account`](super::Account).
+/// Owner of a page, independent of its [account](super::Account).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Owner {
@@ -22,19 +22,19 @@ pub enum Owner {
         /// Arena number.
         arena: u64,
     },
-    /// One space: the page has live-out (retained) blocks and is mapped by no other space.
+    /// One space, for live-out (retained) blocks: no other space maps the page.
     Retained {
         /// Arena number.
         arena: u64,
         /// Space number.
         space: u64,
     },
-    /// An arena, for persistent (kept) blocks, which do not overlap.
+    /// An arena, for persistent (kept) blocks.
     Kept {
         /// Arena number.
         arena: u64,
     },
-    /// An arena, for one private (exclusive) block. Never replaced.
+    /// An arena, for one private (exclusive) block.
     Exclusive {
         /// Arena number.
         arena: u64,
@@ -44,26 +44,26 @@ pub enum Owner {
         /// Region number.
         region: u64,
     },
-    /// An elastic buffer or cache; nothing else maps the page.
+    /// An elastic buffer or cache.
     Elastic {
         /// Buffer number.
         buffer: u64,
     },
-    /// A ring: the units of one slot, used one after the other.
+    /// A ring: one slot.
     Ring {
         /// Ring number.
         ring: u64,
     },
-    /// Workspaces of one stream, used one after the other.
+    /// Workspaces of one stream.
     Workspace {
         /// Number of the workspace group.
         group: u64,
     },
-    /// Only other processes map the page. Free after the last export pin.
+    /// Only other processes map the page.
     Exported,
     /// The device: the next allocation may take the page.
     Free,
-    /// No owner: the driver refused the release, retried later.
+    /// None: the driver refused the release, retried later.
     Leaving,
 }
 
@@ -170,8 +170,8 @@ impl PagePool {
         state.audit_mappings()
     }
 
-    /// [Audits](Self::audit), and checks that no pin or unfinished driver call is left. No other
-    /// call may run.
+    /// [Audits](Self::audit), and checks that no pin or unfinished driver call is left, for an idle
+    /// pool.
     pub fn audit_idle(&self) -> Result<()> {
         self.audit()?;
         let state = self.lock();
@@ -189,8 +189,8 @@ impl PagePool {
         Ok(())
     }
 
-    /// Audits in debug builds and logs a violation. An audit visits each slot of pages and
-    /// ranges and each mapping: a pool with more than 64 of them skips calls in proportion.
+    /// Audits in debug builds and logs a violation. Larger pools skip calls in proportion to the
+    /// cost.
     pub(crate) fn check(&self) {
         if cfg!(debug_assertions)
             && self.lock().is_audit_due()

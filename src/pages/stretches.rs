@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Free address ranges (stretches), found by address and by length in logarithmic time. Adjacent
-/// ranges are merged, except across a wall.
+/// ranges merge, except across a wall.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches {
     free: BTreeMap<u64, u64>,
@@ -25,13 +25,12 @@ impl Stretches {
         Some(bytes)
     }
 
-    /// Takes the start of the smallest fitting range; of equal ones, the lowest. Returns the
-    /// address.
+    /// Takes the start of the smallest fitting range; of equal ones, the lowest.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         self.take_where(bytes, |_| true)
     }
 
-    /// Takes from ranges with an address accepted by `which`. Linear in the rejected ranges.
+    /// Takes from ranges accepted by `which`. Linear in the rejected ranges.
     pub(crate) fn take_where(&mut self, bytes: u64, which: impl Fn(u64) -> bool) -> Option<u64> {
         let mut fits = self.by_bytes.range((bytes, 0)..);
         let (_, at) = *fits.find(|(_, at)| which(*at))?;
@@ -39,7 +38,7 @@ impl Stretches {
         Some(at)
     }
 
-    /// Takes the longest range; of equal ones, the highest. Returns address and bytes.
+    /// Takes the longest range; of equal ones, the highest.
     pub(crate) fn take_longest(&mut self) -> Option<(u64, u64)> {
         let (bytes, at) = *self.by_bytes.last()?;
         self.remove(at);
@@ -71,7 +70,6 @@ impl Stretches {
         self.walls.remove(&at);
     }
 
-    /// The last range that begins at or before an address.
     fn around(&self, at: u64) -> Option<(u64, u64)> {
         self.free.range(..=at).next_back().map(|(at, free)| (*at, *free))
     }
@@ -116,7 +114,7 @@ mod tests {
 
     use super::*;
 
-    /// Reference model: one byte per address. 0: free, 255: not added.
+    /// Reference model: one byte per address.
     fn stretches(bytes: &[u8], walls: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         let mut start = None;

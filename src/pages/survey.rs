@@ -1,5 +1,4 @@
-//! Snapshot of all pages of a device: the pages of one arena with their addresses, and totals of
-//! all other owners.
+//! Snapshot of a device: the pages of one arena with addresses, and totals of other owners.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -43,7 +42,6 @@ pub(crate) enum PageName {
 }
 
 impl PagePool {
-    /// Walks all pages once, under the pool's lock, and the mappings of the arena's pages.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
         let state = self.lock();
         let going: HashSet<RangeId> = state.pending.ranges().collect();
