@@ -149,7 +149,7 @@ impl BucketSet {
         self.entries.iter().map(|entry| entry.key)
     }
 
-    /// Returns the number of buckets.
+    /// Number of buckets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -161,7 +161,7 @@ impl BucketSet {
         self.entries.is_empty()
     }
 
-    /// Returns the weights which measure padding.
+    /// Weights which measure padding.
     #[must_use]
     pub fn weights(&self) -> Weights {
         self.weights

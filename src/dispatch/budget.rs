@@ -54,7 +54,7 @@ impl AclGraphStreams {
         }
     }
 
-    /// Returns the maximum number of graphs; 0 if none fits.
+    /// Maximum number of graphs; 0 if none fits.
     #[must_use]
     pub fn max_graphs(&self) -> u32 {
         let (streams, groups) = (u64::from(self.streams), u64::from(self.groups));

@@ -61,7 +61,7 @@ impl Reason {
         Self::StandIn,
     ];
 
-    /// Returns the reason in snake case.
+    /// Reason in snake case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -151,13 +151,13 @@ impl Counters {
         self.decisions[mode as usize][reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the weight of the steps run by graphs.
+    /// Weight of the steps run by graphs.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Returns the weight of their padding.
+    /// Weight of their padding.
     #[must_use]
     pub fn padding(&self) -> u64 {
         self.padding.load(Ordering::Relaxed)

@@ -31,7 +31,7 @@ pub enum GraphMode {
 impl GraphMode {
     pub(crate) const ALL: [Self; 3] = [Self::Eager, Self::Piecewise, Self::Full];
 
-    /// Returns the name in metrics.
+    /// Name in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -334,13 +334,13 @@ impl Dispatcher {
         self.slots.replays(slot)
     }
 
-    /// Returns the number of graphs, captures in progress included.
+    /// Number of graphs, captures in progress included.
     #[must_use]
     pub fn graphs(&self) -> u32 {
         self.slots.graphs()
     }
 
-    /// Returns the counters.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -33,18 +33,18 @@ impl Histogram {
         projected
     }
 
-    /// Returns the shapes and their counts, above zero.
+    /// Shapes and their counts, above zero.
     pub fn iter(&self) -> impl Iterator<Item = (Key, u64)> + '_ {
         self.steps.iter().map(|(shape, steps)| (*shape, *steps))
     }
 
-    /// Returns the number of different shapes.
+    /// Number of different shapes.
     #[must_use]
     pub fn shapes(&self) -> usize {
         self.steps.len()
     }
 
-    /// Returns the number of steps.
+    /// Number of steps.
     #[must_use]
     pub fn total(&self) -> u128 {
         self.steps.values().map(|steps| u128::from(*steps)).sum()

@@ -41,7 +41,7 @@ impl Dtype {
         Self::F8,
     ];
 
-    /// Returns the bytes of an element.
+    /// Bytes of an element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {

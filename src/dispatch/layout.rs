@@ -43,13 +43,13 @@ pub struct View {
 }
 
 impl View {
-    /// Returns the shape in this bucket.
+    /// Shape in this bucket.
     #[must_use]
     pub fn shape(&self) -> &[u32] {
         &self.shape[..self.rank]
     }
 
-    /// Returns the end offset.
+    /// End offset.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
@@ -65,19 +65,19 @@ pub struct BucketLayout {
 }
 
 impl BucketLayout {
-    /// Returns the bucket.
+    /// The bucket.
     #[must_use]
     pub fn key(&self) -> Key {
         self.key
     }
 
-    /// Returns the views of all inputs and outputs, in the order of their declaration.
+    /// Views of all inputs and outputs, in the order of their declaration.
     #[must_use]
     pub fn views(&self) -> &[View] {
         &self.views
     }
 
-    /// Returns the bytes of all host inputs: the maximum length of a copy.
+    /// Bytes of all host inputs: the maximum length of a copy.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
@@ -139,7 +139,7 @@ impl InputPlan {
         Ok(Self { inputs, layouts, regions, alignment })
     }
 
-    /// Returns the declarations.
+    /// The declarations.
     #[must_use]
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
@@ -157,13 +157,13 @@ impl InputPlan {
         self.layouts.get(bucket)
     }
 
-    /// Returns the bytes of the arena, whose base has the plan's alignment.
+    /// Bytes of the arena, whose base has the plan's alignment.
     #[must_use]
     pub fn arena_bytes(&self) -> u64 {
         self.regions.map(|(start, bytes)| start + bytes).into_iter().max().unwrap_or(0)
     }
 
-    /// Returns the bytes of staging memory for every bucket.
+    /// Bytes of staging memory for every bucket.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         self.regions[Role::HostInput as usize].1
@@ -175,7 +175,7 @@ impl InputPlan {
         self.regions[role as usize]
     }
 
-    /// Returns the alignment of every offset.
+    /// Alignment of every offset.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment

@@ -114,31 +114,31 @@ impl BlockPool {
         })
     }
 
-    /// Returns the number of blocks.
+    /// Number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Returns the limit of blocks handed out.
+    /// Limit of blocks handed out.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Returns the number of used blocks.
+    /// Number of used blocks.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         self.in_use
     }
 
-    /// Returns the blocks backed, free, below the limit and not reserved.
+    /// Blocks backed, free, below the limit and not reserved.
     #[must_use]
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
     }
 
-    /// Returns the number of reserved blocks.
+    /// Number of reserved blocks.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved
@@ -170,7 +170,7 @@ impl BlockPool {
         found
     }
 
-    /// Returns the bytes of backed, unused pages, in constant time.
+    /// Bytes of backed, unused pages, in constant time.
     #[must_use]
     pub fn empty_bytes(&self) -> u64 {
         self.empty_bytes

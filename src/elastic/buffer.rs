@@ -38,31 +38,31 @@ impl Device {
 }
 
 impl ElasticBuffer {
-    /// Returns the device.
+    /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// Returns the first address.
+    /// First address.
     #[must_use]
     pub fn base(&self) -> Address {
         self.backing.base(0).unwrap_or(Address(0))
     }
 
-    /// Returns the bytes of addresses.
+    /// Bytes of addresses.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the bytes of a page.
+    /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
     }
 
-    /// Returns the account.
+    /// The account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
@@ -128,7 +128,7 @@ impl ElasticBuffer {
         self.backing.before(stream)
     }
 
-    /// Returns the committed byte ranges, in whole pages.
+    /// Committed byte ranges, in whole pages.
     #[must_use]
     pub fn committed(&self) -> Vec<Range<u64>> {
         self.bytes_of(self.backing.read(|table| table.backed()))
@@ -144,7 +144,7 @@ impl ElasticBuffer {
         self.backing.observe(observer);
     }
 
-    /// Returns the current state and counters.
+    /// Current state and counters.
     #[must_use]
     pub fn stats(&self) -> ElasticStats {
         self.backing.stats()

@@ -68,19 +68,19 @@ impl Device {
 }
 
 impl KvCache {
-    /// Returns the device.
+    /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// Returns the number of planes.
+    /// Number of planes.
     #[must_use]
     pub fn planes(&self) -> usize {
         self.backing.shape().planes().len()
     }
 
-    /// Returns the layout.
+    /// The layout.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
         self.backing.shape().layout()
@@ -105,14 +105,14 @@ impl KvCache {
         self.backing.shape().planes().get(plane).copied()
     }
 
-    /// Returns the number of consecutive blocks on the same pages, for
+    /// Number of consecutive blocks on the same pages, for
     /// [`BlockPool`](crate::BlockPool). Approximate if pages do not divide into blocks.
     #[must_use]
     pub fn blocks_a_page(&self) -> u64 {
         self.backing.shape().blocks_a_page()
     }
 
-    /// Returns the account.
+    /// The account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
@@ -142,7 +142,7 @@ impl KvCache {
         Ok(self.backing.commit_async(Request { ahead: Some(ahead), ..request }))
     }
 
-    /// Returns the bytes of a page.
+    /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
@@ -173,7 +173,7 @@ impl KvCache {
         self.backing.read(|table| table.beyond())
     }
 
-    /// Returns the blocks with memory.
+    /// Blocks with memory.
     #[must_use]
     pub fn backed(&self) -> Vec<Range<u64>> {
         self.backing.read(|table| table.backed())
@@ -195,7 +195,7 @@ impl KvCache {
         self.backing.observe(observer);
     }
 
-    /// Returns the current state.
+    /// Current state.
     #[must_use]
     pub fn stats(&self) -> KvStats {
         let memory = self.backing.stats();

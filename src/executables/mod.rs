@@ -103,13 +103,13 @@ impl ExecutablePool {
         self.destroy_sets(evicted);
     }
 
-    /// Returns the limits.
+    /// The limits.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.read(|policy| policy.limits())
     }
 
-    /// Returns the current counts.
+    /// Current counts.
     #[must_use]
     pub fn stats(&self) -> ExecutableStats {
         self.read(|policy| {
@@ -214,13 +214,13 @@ pub struct GraphTemplate {
 }
 
 impl GraphTemplate {
-    /// Returns the number of graphs and of their nodes.
+    /// Number of graphs and of their nodes.
     #[must_use]
     pub fn size(&self) -> Size {
         self.size
     }
 
-    /// Returns the pool.
+    /// The pool.
     #[must_use]
     pub fn pool(&self) -> &Arc<ExecutablePool> {
         &self.pool

@@ -13,7 +13,7 @@ const SCRIPT: &str = concat!(
 );
 
 impl ArenaMap {
-    /// Returns the map as one self-contained web page.
+    /// Map as one self-contained web page.
     #[must_use]
     pub fn to_html(&self) -> String {
         // In JSON, `<` occurs in strings only; escaped, none can end the script element.

@@ -200,7 +200,7 @@ pub struct ArenaMap {
 }
 
 impl ArenaMap {
-    /// Returns the map as one JSON object.
+    /// Map as one JSON object.
     #[must_use]
     pub fn to_json(&self) -> String {
         to_json(self)

@@ -45,7 +45,7 @@ fn is_column(page: &MapPage) -> bool {
 }
 
 impl ArenaMap {
-    /// Returns the map as a text table: three lines with the held memory, its use and the possible
+    /// Map as a text table: three lines with the held memory, its use and the possible
     /// savings, then one line for each of the 40 largest spaces. A column stands for one or several
     /// adjacent large pages.
     #[must_use]

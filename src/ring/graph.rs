@@ -123,13 +123,13 @@ impl RingGraph {
         Self { ring, tail, copies, node_states: Mutex::new(node_states), launches: Arc::default() }
     }
 
-    /// Returns the ring.
+    /// The ring.
     #[must_use]
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
 
-    /// Returns the number of copy nodes, also disabled ones.
+    /// Number of copy nodes, also disabled ones.
     #[must_use]
     pub fn copies(&self) -> usize {
         self.copies

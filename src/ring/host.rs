@@ -87,13 +87,13 @@ impl Device {
 }
 
 impl HostBuffer {
-    /// Returns the device.
+    /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Returns the size in bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.piece.as_ref().map_or(0, HostPiece::bytes)
@@ -105,7 +105,7 @@ impl HostBuffer {
         self.piece.as_ref().is_some_and(HostPiece::registered)
     }
 
-    /// Returns the address. Before writing, [wait](Self::wait) for copies and keep rings from
+    /// Address. Before writing, [wait](Self::wait) for copies and keep rings from
     /// copying; afterwards, call [`changed`](Self::changed).
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {

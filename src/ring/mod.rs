@@ -66,25 +66,25 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Returns the device.
+    /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Returns the schedule.
+    /// The schedule.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// Returns the bytes of a page.
+    /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.page
     }
 
-    /// Returns the account.
+    /// The account.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
@@ -97,7 +97,7 @@ impl Ring {
         Ok(range.base().plus(*offset))
     }
 
-    /// Returns the current state and counters.
+    /// Current state and counters.
     #[must_use]
     pub fn stats(&self) -> RingStats {
         let state = self.state.lock();

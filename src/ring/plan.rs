@@ -144,7 +144,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
 }
 
 impl Ceiling {
-    /// Returns the smallest residency that hides the link, if any.
+    /// Smallest residency that hides the link, if any.
     #[must_use]
     pub fn link_hidden_from(&self) -> Option<&Residency> {
         std::iter::once(&self.asked).chain(&self.residency).find(|row| row.bound == Bound::Compute)

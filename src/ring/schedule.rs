@@ -163,37 +163,37 @@ impl Schedule {
         Ok(Self { positions, streamed, residents, slots: given, adjustments })
     }
 
-    /// Returns the number of units.
+    /// Number of units.
     #[must_use]
     pub fn units(&self) -> usize {
         self.positions.len()
     }
 
-    /// Returns the number of slots. 0: no unit streams.
+    /// Number of slots. 0: no unit streams.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Returns the number of slots and resident units.
+    /// Number of slots and resident units.
     #[must_use]
     pub fn places(&self) -> usize {
         self.slots + self.residents.len()
     }
 
-    /// Returns the streaming units, by position.
+    /// Streaming units, by position.
     #[must_use]
     pub fn streamed(&self) -> &[usize] {
         &self.streamed
     }
 
-    /// Returns the resident units, in the order of use.
+    /// Resident units, in the order of use.
     #[must_use]
     pub fn residents(&self) -> &[usize] {
         &self.residents
     }
 
-    /// Returns the differences from the request.
+    /// Differences from the request.
     #[must_use]
     pub fn adjustments(&self) -> &[Adjustment] {
         &self.adjustments

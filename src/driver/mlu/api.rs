@@ -1,5 +1,5 @@
-//! From the published text of `cn_api.h` in CNDrv 2.15.5. `scripts/abi.sh` compares these
-//! declarations where CNToolkit is installed.
+//! From the published text of `cn_api.h` in CNDrv 2.15.5. `scripts/abi.sh` compares both where
+//! CNToolkit is installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -62,7 +62,7 @@ c_constants! {
     INVALID_VALUE: c_int = 100_006, "CN_ERROR_INVALID_VALUE";
     NOT_SUPPORTED: c_int = 100_050, "CN_OPS_ERROR_NOT_SUPPORTED";
     OUT_OF_MEMORY: c_int = 100_100, "CN_MEMORY_ERROR_OUT_OF_MEMORY";
-    /// Limit set by the process's environment.
+    /// By the process's environment.
     OUT_OF_PROCESS_MEMORY: c_int = 100_101, "CN_MEMORY_ERROR_OUT_OF_PROCESS_MAX_MEMORY";
     CONTEXT_INVALID: c_int = 100_201, "CN_CONTEXT_ERROR_INVALID";
     VIRTUAL_ADDRESSES: c_uint = 0x30B, "CN_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED";
@@ -70,7 +70,6 @@ c_constants! {
     NO_HANDLE: c_uint = 0, "CN_MEM_HANDLE_TYPE_NONE";
     DEVICE: c_uint = 1, "CN_MEM_LOCATION_TYPE_DEVICE";
     READ_WRITE: c_uint = 0, "CN_MEM_ACCESS_FLAGS_PROT_READWRITE";
-    /// As in the vendor's example.
     NOT_CACHED: c_uint = 0, "CN_MEM_NON_CACHEABLE";
     NOT_PINNED: c_uint = 0, "CN_MEM_CACHE_NON_PINNED";
     MINIMUM: c_uint = 0, "CN_MEM_ALLOC_GRANULARITY_MINIMUM";
@@ -138,8 +137,7 @@ pub(super) fn allocation(ordinal: i32) -> AllocationProp {
     }
 }
 
-/// Cache coherence between addresses of a page is not documented, so caching is off, as in the
-/// vendor's example.
+/// Not cached, as in the vendor's example: cache coherence between aliases is undocumented.
 pub(super) fn access(ordinal: i32) -> AccessDesc {
     AccessDesc {
         location: location(ordinal),

@@ -10,7 +10,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// Returns the sum.
+    /// The sum.
     #[must_use]
     pub fn pages(self) -> u64 {
         self.kv.saturating_add(self.activations)
@@ -51,19 +51,19 @@ impl Grants {
         Self { pages, overtakes, kv: 0, activations: 0, waiting: VecDeque::new() }
     }
 
-    /// Returns the pages not granted.
+    /// Pages not granted.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.pages.saturating_sub(self.kv).saturating_sub(self.activations)
     }
 
-    /// Returns the pages granted for KV memory.
+    /// Pages granted for KV memory.
     #[must_use]
     pub fn kv(&self) -> u64 {
         self.kv
     }
 
-    /// Returns the pages granted for activations.
+    /// Pages granted for activations.
     #[must_use]
     pub fn activations(&self) -> u64 {
         self.activations
@@ -74,13 +74,13 @@ impl Grants {
         self.pages = pages;
     }
 
-    /// Returns the budget.
+    /// The budget.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Returns the number of waiting steps.
+    /// Number of waiting steps.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()

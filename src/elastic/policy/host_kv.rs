@@ -24,25 +24,25 @@ impl HostKv {
         self.limit.set(bytes.min(self.physical));
     }
 
-    /// Returns the logical size in bytes.
+    /// Logical size in bytes.
     #[must_use]
     pub fn logical(&self) -> u64 {
         self.limit.most()
     }
 
-    /// Returns the physical size in bytes.
+    /// Physical size in bytes.
     #[must_use]
     pub fn physical(&self) -> u64 {
         self.physical
     }
 
-    /// Returns the number of sequences on the host.
+    /// Number of sequences on the host.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.held.len()
     }
 
-    /// Returns the bytes of sequences on the host.
+    /// Bytes of sequences on the host.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.limit.held()

@@ -42,7 +42,7 @@ impl SloControl {
         Ok(Self { least, most, value, recent: VecDeque::with_capacity(WINDOW) })
     }
 
-    /// Returns the current size.
+    /// Current size.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.value
