@@ -1,5 +1,5 @@
 //! Pages in transit. A page in `Committing` or `Unmapping` belongs to the thread which moves it;
-//! one in `Decommitted` is in exactly one batch, and is unmapped after the batch's fence.
+//! one in `Decommitted` is in one batch, and is unmapped after the batch's fence.
 
 use std::collections::{BTreeMap, BTreeSet};
 

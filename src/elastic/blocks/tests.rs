@@ -155,7 +155,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// `empty_bytes` once walked all pages.
 #[test]
 fn what_is_asked_at_every_step_does_not_walk_over_the_pages() {
     let pool = BlockPool::new(1 << 20, 1, 3).unwrap();
@@ -243,7 +242,7 @@ proptest! {
             prop_assert_eq!(listed, used.range(3..).copied().collect::<Vec<_>>());
             let empty = backed.iter().map(|page| pool.blocks_of(*page)).filter(|on| used.range(on.clone()).next().is_none());
             prop_assert_eq!(pool.empty_bytes(), 3 * empty.map(|on| on.end - on.start).sum::<u64>());
-            // The shortfall is sufficient, and giving back the surplus leaves `keep` blocks.
+            // The shortfall suffices, and giving back the surplus leaves `keep` blocks.
             if let Some(missing) = pool.shortfall(now + 5) {
                 let mut more = pool.clone();
                 missing.iter().for_each(|blocks| more.back(blocks));

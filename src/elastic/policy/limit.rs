@@ -1,5 +1,5 @@
-/// Limit of an amount, in any unit, which may fall below the amount in use: it stops grants at
-/// once, but takes nothing away.
+/// Limit of an amount, in any unit, perhaps below the amount in use: it stops grants at once, but
+/// takes nothing away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
     most: u64,
