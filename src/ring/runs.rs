@@ -15,7 +15,7 @@ pub(super) struct Run<S> {
 pub(super) type Runs<S> = SmallVec<[Run<S>; 1]>;
 
 /// Merges runs adjacent in host memory and in the unit, ordered by place. Fails with the offset in
-/// the unit of a run which ends beyond `bytes` or overlaps another.
+/// the unit of a run beyond `bytes` or overlapping another.
 pub(super) fn merge<S: PartialEq>(mut runs: Runs<S>, bytes: u64) -> Result<Runs<S>> {
     let refused = |at: u64, expected| {
         Err(Error::InvalidArgument { what: "a run's place in its unit", value: at.into(), expected })
