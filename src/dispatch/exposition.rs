@@ -21,7 +21,7 @@ pub(crate) struct Exposition {
 }
 
 impl Exposition {
-    /// Skips labels with an invalid name, duplicates, and names in `reserved`.
+    /// Skips invalid, duplicate and `reserved` names.
     pub(crate) fn new(labels: &[(&str, &str)], reserved: &[&str]) -> Self {
         let mut common = String::new();
         for (place, (name, value)) in labels.iter().enumerate() {
@@ -72,7 +72,7 @@ pub(super) fn is_label_name(name: &str) -> bool {
         && !name.starts_with("__")
 }
 
-/// Label value with escaped backslash, quote and line feed.
+/// Escapes backslash, quote and line feed.
 struct Escaped<'a>(&'a str);
 
 impl std::fmt::Display for Escaped<'_> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::key::{AXES, Axis, Key};
 
-/// Number of steps of real traffic per shape.
+/// Steps of real traffic by shape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     steps: BTreeMap<Key, u64>,
@@ -19,7 +19,7 @@ impl Histogram {
         }
     }
 
-    /// Returns the same steps with only `axes` kept.
+    /// The same steps with only `axes` kept.
     #[must_use]
     pub fn project(&self, axes: &[Axis]) -> Self {
         let mut projected = Self::default();
