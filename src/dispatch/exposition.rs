@@ -9,7 +9,6 @@ pub(crate) struct Metric {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
-    /// The name ends in `_total`.
     Counter,
     Gauge,
 }
@@ -42,7 +41,6 @@ impl Exposition {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// `labels` follow the common ones.
     pub(crate) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: u64) {
         let mut all = self.common.clone();
         labels.iter().for_each(|(name, value)| push(&mut all, name, value));

@@ -157,10 +157,8 @@ fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element:
     }
 }
 
-/// Fills a whole number of elements.
 fn fill(place: &mut [u8], element: &[u8]) {
     if element.iter().all(|byte| *byte == element[0]) {
-        // As in 0 or -1.
         place.fill(element[0]);
     } else if let Some(first) = place.get_mut(..element.len()) {
         first.copy_from_slice(element);
@@ -304,7 +302,6 @@ mod tests {
             let it = StepInput { input: 1, dtype: Dtype::I16, shape: &shape, data: &data };
             let end = plan.pack_step(layout, &[it], &mut staging).unwrap();
 
-            // Element by element.
             let mut filled = room.clone();
             if step_sized { filled[0] = shape[0]; }
             let total: u32 = filled.iter().product();

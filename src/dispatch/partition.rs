@@ -104,7 +104,6 @@ mod tests {
 
     use super::*;
 
-    /// Tries all cuts.
     fn naive(cost: &dyn Fn(usize, usize) -> u128, runs: usize, end: usize) -> u128 {
         match (runs, end) {
             (0, 0) => 0,
@@ -121,7 +120,7 @@ mod tests {
         fn no_other_cut_is_cheaper(
             steps in prop::collection::vec((0..50_u128, 0..6_u128), 1..9), limit in 0..300_u128, runs in 0..9_usize,
         ) {
-            // Realistic: the padding below the last item's size, forbidden above a limit.
+            // The padding below the last item's size, forbidden above a limit.
             let cost = |i: usize, j: usize| {
                 let top: u128 = steps[..j].iter().map(|(gap, _)| gap).sum();
                 let mut sizes = steps.iter().scan(0, |size, (gap, count)| { *size += gap; Some((*size, *count)) });

@@ -85,7 +85,6 @@ pub fn evaluate(buckets: &BucketSet, traffic: &Histogram) -> Waste {
     evaluate_by(buckets, traffic, |shape| buckets.nearest(shape))
 }
 
-/// `choose`: the bucket of each shape.
 fn evaluate_by(buckets: &BucketSet, traffic: &Histogram, choose: impl Fn(&Key) -> Option<usize>) -> Waste {
     let mut waste = Waste::default();
     for (shape, steps) in traffic.iter() {

@@ -19,9 +19,9 @@ pub struct Slot(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Absent = 0,
-    /// Being captured for a step.
+    /// For a step.
     Capturing = 1,
-    /// Being captured ahead of traffic.
+    /// Ahead of traffic.
     Warming = 2,
     Ready = 3,
     Failed = 4,
@@ -115,7 +115,6 @@ impl Slots {
         }
     }
 
-    /// Reserves a slot within the graph limit.
     pub(super) fn claim(&self, slot: Slot, to: State) -> std::result::Result<(), Reason> {
         let more = |graphs: u32| (graphs < self.most_graphs).then_some(graphs + 1);
         self.graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Reason::Budget)?;
@@ -125,7 +124,6 @@ impl Slots {
         })
     }
 
-    /// Reserves a slot for a capture ahead of traffic.
     pub(super) fn begin(&self, slot: Slot) -> Result<()> {
         self.place(slot)?;
         let found = self.state(slot);

@@ -101,7 +101,6 @@ impl Loaded {
     }
 }
 
-/// A C function pointer with a signature expressible in C.
 pub(super) trait Signature: Copy {
     fn result() -> String;
     fn arguments() -> Vec<String>;

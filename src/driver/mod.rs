@@ -167,7 +167,7 @@ handle! {
     PageHandle
 }
 handle! {
-    /// A point in a stream's work. Safe code cannot create a handle:
+    /// A point in a stream's work. As [`PageHandle`]:
     ///
     /// ```compile_fail
     /// let forged = vmmgraph::driver::Event(5);

@@ -28,13 +28,13 @@ pub struct Platform {
 pub const PLATFORMS: &[Platform] =
     &[cuda::PLATFORM, hip::PLATFORM, ascend::PLATFORM, mlu::PLATFORM, host::PLATFORM];
 
-/// Returns the platform with a C number.
+/// Platform of a C number.
 #[must_use]
 pub fn numbered(number: i32) -> Option<&'static Platform> {
     PLATFORMS.iter().find(|platform| platform.number == number)
 }
 
-/// Returns the C number of a platform; 0 for an unknown name.
+/// C number of a platform; 0 for an unknown name.
 #[must_use]
 pub fn number_of(name: &str) -> i32 {
     PLATFORMS.iter().find(|platform| platform.name == name).map_or(0, |platform| platform.number)

@@ -13,7 +13,7 @@ use crate::units::{Address, Peers, Stream};
 const VARIABLE: &str = "VMMGRAPH_SELF_TEST";
 const ROUNDS: u32 = 8;
 
-/// Results by device; `None`: passed.
+/// `None`: passed.
 type Tested = HashMap<(&'static str, i32), Option<Error>>;
 
 /// Runs [`self_test`] once a process for a device without [verified
@@ -166,7 +166,6 @@ impl Ground<'_> {
         })
     }
 
-    /// Maps one page at both places.
     fn aliases(&mut self) -> Result<PageHandle> {
         let page = self.create()?;
         self.show(0, page)?;

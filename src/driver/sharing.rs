@@ -20,7 +20,7 @@ pub enum Handles {
 pub type FabricHandle = [u8; 64];
 
 impl Handles {
-    /// Returns the handle types granted by a driver.
+    /// Handle types granted by a driver.
     #[must_use]
     pub fn of(driver: &dyn Driver) -> Self {
         driver.sharing().map_or(Self::None, Sharing::granted)

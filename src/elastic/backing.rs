@@ -21,7 +21,7 @@ mod decommit;
 
 pub(crate) use commit::Lender;
 
-/// The default large page of an arena.
+/// An arena's default large page.
 const LONGEST: u64 = 16 << 20;
 /// Pages of the longest range at the automatic page size.
 const PAGES: u64 = 64;

@@ -128,13 +128,13 @@ impl KvCache {
         self.commit_async(0..blocks)
     }
 
-    /// Backs a range of blocks in all planes, or in none: `vmmgraph_kv_cache_commit`. Refused in an
-    /// observer during a commit.
+    /// Backs a range of blocks, or none: `vmmgraph_kv_cache_commit`. Refused in an observer during
+    /// a commit.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.backing.commit(&self.request(blocks)?)
     }
 
-    /// [Commits](Self::commit) on a thread of the library: `vmmgraph_kv_cache_commit_async`.
+    /// As [`commit`](Self::commit), on a thread: `vmmgraph_kv_cache_commit_async`.
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         let request = self.request(blocks)?;
         let ahead = self.backing.read(|table| table.limits().begin_ahead());
@@ -178,17 +178,17 @@ impl KvCache {
         self.backing.read(|table| table.backed())
     }
 
-    /// Unmaps released pages with finished fences, without a wait. Returns the bytes.
+    /// As [`ElasticBuffer::settle`](super::ElasticBuffer::settle).
     pub fn settle(&self) -> u64 {
         self.backing.settle()
     }
 
-    /// Makes later work of a stream wait for earlier users of revived pages, without blocking.
+    /// As [`ElasticBuffer::before`](super::ElasticBuffer::before).
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// Notifies `observer` of maps and unmaps until the observer is dropped.
+    /// As [`ElasticBuffer::observe`](super::ElasticBuffer::observe).
     pub fn observe(&self, observer: &Arc<dyn ElasticObserver>) {
         self.backing.observe(observer);
     }
@@ -205,8 +205,7 @@ impl KvCache {
         self.backing.audit()
     }
 
-    /// Backs blocks with a lender's pages, wherever no page is mapped, until released. Work there
-    /// waits by [`before`](Self::before).
+    /// As `ElasticBuffer::borrow_pages`, wherever no page is mapped, until the blocks' release.
     pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&self.request(blocks.clone())?, false, lender)
     }
@@ -222,7 +221,6 @@ impl KvCache {
         self.backing.give_back(&self.backing.places(lent), blocks, fence)
     }
 
-    /// Growing calls take turns.
     fn request(&self, blocks: Range<u64>) -> Result<Request> {
         self.check(&blocks)?;
         Ok(Request { blocks, after: 0..self.backing.shape().most(), ahead: None })

@@ -52,11 +52,11 @@ pub struct ElasticOptions<'a> {
     /// Bytes of a page. 0: derived, see `vmmgraph_elastic_options_t`. Free pages are reused for the
     /// same size only (arenas: 2 and 16 MiB).
     pub page_bytes: u64,
-    /// Limit of physical bytes. `None`: only the limits of the ancestors.
+    /// Limit of physical bytes, beside the ancestors' limits.
     pub budget_bytes: Option<u64>,
     /// Guaranteed bytes.
     pub least_bytes: u64,
-    /// Parent account. `None`: the device's.
+    /// Parent account, if not the device's.
     pub account: Option<&'a Account>,
 }
 

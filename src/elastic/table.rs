@@ -22,7 +22,6 @@ pub(super) struct Request {
     pub(super) blocks: Range<u64>,
     /// Running commits of these blocks end first.
     pub(super) after: Range<u64>,
-    /// Number of a request ahead of need.
     pub(super) ahead: Option<u64>,
 }
 
@@ -139,7 +138,6 @@ impl Table {
         on.within(&self.all_blocks())
     }
 
-    /// Backed pages without lenders' pages.
     pub(super) fn owned(&self) -> Vec<Range<u64>> {
         if self.lent.len() as u64 == self.committed + self.transit.committing() + self.transit.leaving() {
             return Vec::new();
@@ -186,7 +184,6 @@ impl Table {
         !self.is_backed(blocks) && self.transit.is_empty(&self.shape.pages(blocks))
     }
 
-    /// Whether a block on the page is backed or coming.
     fn has_blocks(&self, place: Place) -> bool {
         let blocks = self.shape.blocks_on(place);
         self.backed.touches(&blocks) || self.coming.touches(&blocks)

@@ -116,7 +116,6 @@ impl Transit {
         self.batches.insert(number, Batch { fence, pages });
     }
 
-    /// Marks decommitted pages with finished fences as unmapping.
     pub(super) fn take_done(&mut self, poll: &mut Poll<'_>) -> Vec<Run> {
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {

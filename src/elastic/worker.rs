@@ -61,7 +61,6 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// Jobs whose pages are not marked yet.
     unmarked: u64,
     running: bool,
     ended: bool,
@@ -132,7 +131,6 @@ impl Drop for Unmarked {
     }
 }
 
-/// Refuses to wait inside an observer or hook, for which the commit may wait.
 pub(super) fn refuse_waiting() -> Result<()> {
     HookGuard::refuse("elastic memory").map_err(|_| {
         Error::wrong_state(

@@ -38,7 +38,6 @@ impl Ledger {
         self.measures < MEASURES
     }
 
-    /// `bytes`: measured decrease of free memory.
     pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;

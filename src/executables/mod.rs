@@ -33,12 +33,11 @@ type Set = Arc<[Executable]>;
 struct State {
     policy: Policy,
     sets: SecondaryMap<GraphKey, Set>,
-    /// Refused by the driver; retried at the next destruction.
+    /// Refused by the driver; retried later.
     undestroyed: Vec<Executable>,
 }
 
 impl State {
-    /// Removes evicted executables, for the caller to destroy.
     fn take(&mut self, evicted: Vec<GraphKey>) -> Vec<Set> {
         evicted.into_iter().filter_map(|key| self.sets.remove(key)).collect()
     }
@@ -198,7 +197,7 @@ impl ExecutablePool {
 impl Drop for ExecutablePool {
     fn drop(&mut self) {
         let left: Vec<Set> = self.state.change(|state| state.sets.drain().map(|(_, set)| set).collect());
-        // With executables refused before.
+        // Also retries executables refused before.
         self.destroy(left.iter().flat_map(|set| set.iter().copied()));
     }
 }

@@ -35,7 +35,6 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
-    /// Launch now.
     Replay,
     /// A launch may follow soon.
     Ahead,
@@ -43,7 +42,6 @@ pub(super) enum Why {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The executables exist.
     Ready,
     /// Another thread uses this graph: retry after a change.
     Wait,
@@ -124,7 +122,7 @@ impl Policy {
         self.graphs.get(key).map_or(0, |graph| self.ledger.share(graph.size))
     }
 
-    /// Evicts a graph last. Returns whether executables exist.
+    /// Marks a graph to be evicted last. Returns whether executables exist.
     pub(super) fn touch(&mut self, key: GraphKey) -> bool {
         let replays = self.replays;
         self.graphs.get_mut(key).is_some_and(|graph| {
@@ -137,7 +135,6 @@ impl Policy {
         self.graphs.get(key).is_some_and(Entry::has_executables)
     }
 
-    /// Pins present and future executables.
     pub(super) fn pin(&mut self, key: GraphKey) {
         if let Some(graph) = self.graphs.get_mut(key) {
             graph.pinned = true;
@@ -171,7 +168,6 @@ impl Policy {
         }
     }
 
-    /// `bytes`: measured decrease of free memory.
     pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: Option<u64>) {
         let Some(graph) = self.graphs.get_mut(key) else { return };
         self.counts.instantiated += 1;
@@ -202,7 +198,7 @@ impl Policy {
         Some(victim)
     }
 
-    /// Returns graphs whose executables the caller must destroy.
+    /// As [`set_limits`](Self::set_limits).
     pub(super) fn launched(&mut self, key: GraphKey) -> Vec<GraphKey> {
         self.set_state(key, State::Idle);
         self.shrink()

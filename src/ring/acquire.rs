@@ -143,7 +143,7 @@ impl Ring {
         let place = state.place(number)?;
         place.ready = ready;
         result?;
-        // The copies run after the readers, which otherwise remain.
+        // The copies run after the readers; without a copy the readers remain.
         if !copies_none {
             place.readers = Fence::default();
         }

@@ -71,7 +71,6 @@ impl Ring {
             None => Arc::clone(state.nothing.insert(self.device.host_buffer(1, Pinning::Required)?)),
         };
         let points = 1 + 2 * self.schedule.slots();
-        // A branch whose capture ended.
         let idle = state.branches.iter().position(|branch| branch.points() == points && branch.free());
         let branch = match idle {
             Some(idle) => state.branches.swap_remove(idle),

@@ -81,7 +81,6 @@ impl Launches {
         if state.giving { Err(under_way()) } else { Ok(state.last.clone()) }
     }
 
-    /// Of a graph without a launch in progress.
     pub(super) fn last(&self) -> Fence {
         self.0.lock().last.clone()
     }
@@ -215,7 +214,7 @@ impl RingGraph {
             before.join(std::mem::take(&mut place.readers));
         }
         let result = before.before(events, stream);
-        // Until `leave`, in case of an error.
+        // Kept until `leave`, in case of an error.
         state.graphs = before;
         result?;
         node_states.last = Some((next, launching.clone()));
@@ -265,7 +264,7 @@ impl RingGraph {
             let new: SmallVec<[_; 1]> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
             new.iter().for_each(|buffer| buffer.read_by(&self.launches));
             old = std::mem::replace(&mut node_states.buffers, new);
-            // The same addresses may be registered anew.
+            // Different memory may be registered at the same addresses.
             node_states.forget();
         }
         let driver = self.ring.device.driver();

@@ -260,7 +260,7 @@ impl HostBuffer {
         let mut this = Fence::default();
         let loaded = host.load_part(pool, place, self.piece()?, part, &mut this);
         if loaded.is_ok() {
-            // One stream has all copies, so this one is the last.
+            // As in `store`.
             used.copies = this.clone();
             *done = this;
         } else {

@@ -10,11 +10,11 @@ pub struct RingOptions<'a> {
     pub name: &'a str,
     /// Slots of the streaming units. 0: three (one read, one filled, one ready).
     pub slots: usize,
-    /// For streaming units which the slots do not divide.
+    /// See [`Remainder`].
     pub remainder: Remainder,
     /// Bytes of a page. 0: derived, see `vmmgraph_ring_options_t`.
     pub page_bytes: u64,
-    /// Limit of physical bytes, if any.
+    /// Limit of physical bytes, beside the ancestors' limits.
     pub budget_bytes: Option<u64>,
     /// Parent account, if not the device's.
     pub account: Option<&'a Account>,

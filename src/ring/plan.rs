@@ -41,17 +41,17 @@ pub struct Demand<'a> {
     pub units: &'a [RingUnit],
     /// Slots requested.
     pub slots: usize,
-    /// For streaming units which the slots do not divide.
+    /// See [`Remainder`].
     pub remainder: Remainder,
     /// Bytes of a page, for rounding. 1: no rounding.
     pub page_bytes: u64,
     /// Limit of device memory, if any.
     pub budget_bytes: Option<u64>,
-    /// GiB a second from pinned host memory.
+    /// As in [`Pace`](super::Pace).
     pub link_gib_per_second: f64,
-    /// Seconds of a step with all units resident.
+    /// As in [`Pace`](super::Pace).
     pub compute_seconds: f64,
-    /// Tokens of a step, of all sequences.
+    /// As in [`Pace`](super::Pace).
     pub tokens: u64,
 }
 
@@ -386,7 +386,6 @@ mod tests {
         assert!(found.to_string().contains("not as asked: 2 slots instead of 3"), "{found}");
         assert_eq!(found.residency, [], "none of them fits");
         assert!(found.to_string().ends_with("\nno residency within the budget hides the link\n"), "{found}");
-        // Rows up to the budget.
         let found = with(10 * LAYER).unwrap();
         assert!(found.residency.iter().all(|row| row.device_bytes <= 10 * LAYER));
         assert_eq!(found.residency.iter().map(|row| row.resident).collect::<Vec<_>>(), [3, 6]);
@@ -441,7 +440,6 @@ mod tests {
     fn slots_beyond_the_units_cost_nothing_to_count_down() {
         let units: Vec<RingUnit> = (1..=500).map(|bytes| RingUnit::streamed(bytes << 20)).collect();
         for remainder in [Remainder::KeepResident, Remainder::Refuse] {
-            // 500 needs a slot of this size.
             let budget_bytes = Some(1500 << 20);
             let asked =
                 Demand { slots: usize::MAX, remainder, budget_bytes, page_bytes: 1, ..demand(&units) };

@@ -29,7 +29,6 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) runs: Runs<Arc<HostBuffer>>,
-    /// Its change number.
     pub(super) set: u64,
 }
 
@@ -90,7 +89,6 @@ pub(super) struct RingState {
     pub(super) capturing: Option<StepCapture>,
     /// Reused after the capture's end.
     pub(super) branches: Vec<Branch>,
-    /// Source of copy nodes without a run.
     pub(super) nothing: Option<Arc<HostBuffer>>,
     pub(super) launching: Option<Launching>,
     /// Of the last launch, which used every place.

@@ -97,7 +97,6 @@ fn hostile_numbers_are_errors_or_answers() {
     assert!(plan(&wide, Weights::default(), &Budget::default(), &costs).is_err());
 }
 
-/// Tries all sets of at most `left` of these buckets.
 fn brute_force(candidates: &[Key], left: u32, traffic: &Histogram, weights: Weights, costs: &Costs) -> u128 {
     (0_u32..1 << candidates.len())
         .filter(|set| set.count_ones() <= left)
@@ -149,7 +148,6 @@ proptest! {
         let cost = planned.waste.cost(&Costs::default());
         prop_assert_eq!(planned.waste.eager_steps, 0);
         prop_assert!(planned.buckets.len() <= limit as usize);
-        // The cost holds, between the best of all sets and one bucket for all shapes.
         prop_assert!(cost <= *planned.curve.last().unwrap());
         let candidates: Vec<Key> = (1..5)
             .flat_map(|tokens| (1..3).map(move |batch| Key::tokens(tokens).with(Axis::Batch, batch)))

@@ -66,7 +66,6 @@ pub(super) fn unsupported(code: c_int) -> bool {
     matches!(code, INVALID_PARAM | PARAM_INVALID | API_NOT_SUPPORTED | FEATURE_NOT_SUPPORTED)
 }
 
-/// Adds the runtime's text for the thread's last failure.
 pub(super) fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     let Code(code) = code;
     if code == 0 {

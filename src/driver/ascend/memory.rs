@@ -101,7 +101,7 @@ unsafe impl Memory for AscendDriver {
         let mut end = at;
         for page in pages {
             if let Err(error) = self.map_one(end, *page) {
-                // In reverse, so remaining mappings are at the start.
+                // In reverse, so the first pages remain.
                 let undone = heads.iter().rev().take_while(|head| self.unmap_one(**head).is_ok());
                 return Err(NotMapped { error, mapped: heads.len() - undone.count() });
             }

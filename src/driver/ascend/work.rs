@@ -15,7 +15,7 @@ use crate::units::{Address, Stream};
 /// Host pattern for fills, if the device cannot repeat 32 bits.
 const PATTERN: usize = 64 << 10;
 
-/// By filled value; never freed, as a copy may be running.
+/// By value; never freed, as a copy may be running.
 #[derive(Debug, Default)]
 pub(super) struct Patterns(Mutex<HashMap<u32, Arc<[u32]>>>);
 
@@ -112,7 +112,7 @@ unsafe impl Timeline for AscendDriver {
             return Ok(StreamState::Ready);
         }
         check(self.api, "aclmdlRICaptureGetInfo", code)?;
-        // An invalidated capture also blocks the stream until its end.
+        // An invalidated capture also blocks the stream.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }

@@ -61,7 +61,7 @@ impl HipDriver {
         version(api)?;
         // SAFETY: no preconditions.
         let code = unsafe { (api.hipInit)(0) };
-        // By version.
+        // The code depends on the version.
         if [api::NO_DEVICE, api::INVALID_DEVICE].contains(&code.0) {
             return Ok(0);
         }
@@ -155,7 +155,6 @@ impl HipDriver {
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code: api::DEINITIALIZED | api::CONTEXT_IS_DESTROYED, .. }) => Ok(()),
-            // No device is left.
             Err(Error::Driver { code: api::INVALID_DEVICE, .. }) if Self::count() == Ok(0) => Ok(()),
             result => result,
         }

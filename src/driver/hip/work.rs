@@ -41,7 +41,7 @@ unsafe impl Timeline for HipDriver {
             check(self.api, "hipStreamIsCapturing", code)
         };
         match answer {
-            // An invalidated capture also blocks the stream until its end.
+            // An invalidated capture also blocks the stream.
             Ok(()) if status.0 == api::CAPTURE_NONE => Ok(StreamState::Ready),
             // The null stream, while a synchronizing stream is captured.
             Ok(()) | Err(Error::Driver { code: api::CAPTURE_IMPLICIT, .. }) => Ok(StreamState::Capturing),

@@ -77,13 +77,11 @@ impl Memory {
         Self { granularity, total, state: Mutex::default() }
     }
 
-    /// Granularity of mapped lengths and addresses.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn granularity(&self) -> u64 {
         self.granularity
     }
 
-    /// Bytes of the device.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -93,7 +91,6 @@ impl Memory {
         self.total - self.state.lock().used
     }
 
-    /// Objects not freed.
     pub fn leftovers(&self) -> Leftovers {
         let state = self.state.lock();
         Leftovers {
@@ -155,7 +152,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Creates a page and returns its handle.
     pub fn create(&self, len: u64) -> Result<u64, Refusal> {
         self.granular(&[len])?;
         let mut state = self.state.lock();
@@ -316,7 +312,6 @@ impl Memory {
         true
     }
 
-    /// Whether every byte is reserved.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn reserved(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
@@ -324,7 +319,6 @@ impl Memory {
         state.reservations.range(..=at).next_back().is_some_and(|(base, n)| end <= base + n)
     }
 
-    /// Fills a range with a 32-bit value.
     pub fn fill(&self, at: u64, len: u64, value: u32) -> Result<(), Refusal> {
         if !at.is_multiple_of(4) || !len.is_multiple_of(4) || !self.accessible(at, len) {
             return Err(Refusal::Invalid("not accessible"));
@@ -334,7 +328,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads a range.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
         if !self.accessible(at, into.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
@@ -344,7 +337,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes a range.
     pub fn write(&self, at: u64, from: &[u8]) -> Result<(), Refusal> {
         if !self.accessible(at, from.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
@@ -371,7 +363,6 @@ impl State {
         self.last_handle
     }
 
-    /// Frees the memory after the last handle and mapping.
     fn collect(&mut self, handle: u64) {
         if let Some(page) = self.pages.get(&handle)
             && page.handles == 0

@@ -22,7 +22,6 @@ mod sharing;
 
 use memory::{Memory, Refusal};
 
-/// Number of simulated devices.
 const DEVICES: i32 = 8;
 
 pub(super) const PLATFORM: Platform = Platform {

@@ -46,7 +46,6 @@ pub struct MluDriver {
     info: DeviceInfo,
     capabilities: Capabilities,
     device: Device,
-    /// Retained by this object.
     context: Context,
     captures: AtomicU64,
     unplaced: Mutex<HashSet<u64>>,

@@ -34,7 +34,7 @@ unsafe impl Timeline for MluDriver {
         let mut status = CaptureStatus(api::CAPTURE_NONE);
         // SAFETY: valid out pointer, existing queue.
         self.call("cnQueueIsCapturing", |api| unsafe { (api.cnQueueIsCapturing)(queue, &raw mut status) })?;
-        // An invalidated capture also blocks the queue until its end.
+        // An invalidated capture also blocks the queue.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }

@@ -78,7 +78,6 @@ fn the_engine_is_asked_for_the_pages_with_the_fewest_blocks_and_never_for_one_in
         ask.pages,
         [Candidate { page: 3, blocks: vec![24] }, Candidate { page: 0, blocks: vec![0, 1] },]
     );
-    // Although more blocks are used.
     pool.set_limit(8);
     assert_eq!(pool.ask(80, 0, |_| true).pages, [Candidate { page: 2, blocks: vec![16] }]);
     assert_eq!(pool.ask(1000, 0, |_| true).pages.last().unwrap().page, 0);
@@ -102,7 +101,6 @@ fn a_wrong_free_changes_nothing() {
             .iter()
             .all(|(a, b, c)| BlockPool::new(*a, *b, *c).is_err())
     );
-    // Sums of bytes would overflow.
     for (blocks, each) in [(1, 1 << 63), (2, 1 << 46), (1 << 20, 1 << 44)] {
         assert!(matches!(BlockPool::new(blocks, 1, each), Err(Error::InvalidSize { .. })), "{blocks} {each}");
     }
@@ -124,7 +122,6 @@ fn after_staggered_lives_few_pages_are_held() {
             pool.free(&blocks).unwrap();
         }
     }
-    // A few lives are left.
     live.truncate(live.len() / 4);
     let used: BTreeSet<u64> =
         live.iter().flat_map(|(_, blocks)| blocks.iter().map(|block| block / 32)).collect();

@@ -54,7 +54,6 @@ mod tests {
 
     use super::*;
 
-    /// Reference model, step by step.
     fn twin(block: u64, sequences: &[Growing]) -> u64 {
         let last = sequences.iter().map(|one| one.left).max().unwrap_or(0);
         let at = |step: u64| {

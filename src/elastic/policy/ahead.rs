@@ -101,7 +101,6 @@ mod tests {
     }
 
     proptest! {
-        /// Without more demand, the step after giving back commits nothing.
         #[test]
         fn giving_back_never_calls_for_a_commit(free in 0_u64..100, granted in 0_u64..10, low in 0_u64..20, more in 0_u64..20) {
             let mut ahead = PreCommit::new(Watermarks { low, high: low + more }, 3, 0).unwrap();

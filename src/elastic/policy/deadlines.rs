@@ -60,7 +60,6 @@ mod tests {
     }
 
     proptest! {
-        /// Compared with every choice of late entries.
         #[test]
         fn no_choice_gets_more_over_in_time(now in 0_u64..20, all in prop::collection::vec((0_u64..60, 1_u64..20, 0_u64..200), 0..9)) {
             let all: Vec<Due> = all.into_iter().map(|(by, takes, patience)| Due { by, takes, patience }).collect();

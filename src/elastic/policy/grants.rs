@@ -197,7 +197,6 @@ mod tests {
                     grants.give(need);
                 }
             }
-            // Asking in reverse order.
             while !waiting.is_empty() {
                 let before = waiting.len();
                 let ended = held.pop_first();

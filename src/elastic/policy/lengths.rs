@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 /// Predicts the final generated tokens of a sequence: a quantile of recently ended longer ones.
 #[derive(Clone, Debug)]
 pub struct Lengths {
-    /// In order of their ends.
     recent: VecDeque<u64>,
     sorted: Vec<u64>,
     window: usize,

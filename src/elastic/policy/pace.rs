@@ -94,7 +94,6 @@ mod tests {
     }
 
     proptest! {
-        /// Compared with the definitions, in huge numbers.
         #[test]
         fn no_number_is_too_large(now: u64, since: u64, by: u64, takes: u64, patience: u64, each: u64, tokens: u64) {
             let one = prompt(since, by, takes, patience);

@@ -37,7 +37,7 @@ impl Standing {
         self.used.front().map_or(0, |(_, amount)| *amount)
     }
 
-    /// Returns the part of `held` to free at a step, if any.
+    /// Part of `held` to free at a step, if any.
     pub fn too_much(&mut self, step: u64, held: u64) -> Option<u64> {
         let spare = held.saturating_sub(self.wanted(step));
         (spare > 0 && spare >= held.div_ceil(self.gap)).then_some(spare)

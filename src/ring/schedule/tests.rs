@@ -117,7 +117,7 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
             }
             Does::Copy { slot, unit, step } => {
                 let copy = Node::Copy { position: position(unit, step) };
-                // Every earlier reader of the slot, not only the last one.
+                // Not only the last reader.
                 for (before, does) in list.iter().enumerate().take(at).skip(start) {
                     if let Does::Use { unit: reader, .. } = *does
                         && streamed.contains(&reader)
@@ -158,11 +158,9 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
             assert_eq!(schedule.place_of(*unit), Some(*slot), "{}", what());
         }
     }
-    // No other dependency between copy and work.
     for edge in edges.iter().filter(|edge| matches!(edge.why, Why::Filled | Why::Read)) {
         assert!(needed.contains(&(edge.before, edge.after)), "{edge:?} in {}", what());
     }
-    // One chain within the step.
     assert!(copies.windows(2).all(|pair| order.is_before(pair[0], pair[1])), "{}", what());
     assert!(copies.iter().all(|copy| order.is_before(Node::Begin, *copy)), "{}", what());
     assert!(copies.iter().all(|copy| order.is_before(*copy, Node::End)), "{}", what());
@@ -231,7 +229,6 @@ proptest! {
 
 #[test]
 fn every_edge_between_copies_and_work_is_missed() {
-    // No other path has the same effect.
     for (units, slots, tail) in [(4, 2, 0), (4, 2, 1), (9, 3, 3), (8, 1, 1), (12, 4, 2)] {
         let schedule = Schedule::new(&vec![false; units], slots, Remainder::Refuse).unwrap();
         let edges = schedule.edges(tail);
@@ -256,7 +253,6 @@ fn what_is_otherwise_than_asked_is_said() {
         |units: usize, slots| Schedule::new(&vec![false; units], slots, Remainder::KeepResident).unwrap();
     let exact = of(36, 3);
     assert_eq!((exact.slots(), exact.streamed().len(), exact.adjustments()), (3, 36, &[][..]));
-    // One unit stays resident.
     let prime = of(61, 4);
     assert_eq!(prime.adjustments(), [Adjustment::KeptResident { units: vec![30] }]);
     assert_eq!((prime.streamed().len(), prime.residents(), prime.places()), (60, &[30][..], 5));
@@ -284,7 +280,6 @@ fn a_changed_source_is_primed_and_nothing_else() {
     assert_eq!((schedule.streamed().len(), schedule.residents()), (8, &[2][..]));
     let mut wanted = vec![1; 9];
     let mut held = vec![None; schedule.places()];
-    // All contents are undefined.
     assert_eq!(schedule.primes(2, &held, &wanted), [0, 1, 2]);
     for unit in [0, 1, 2] {
         held[schedule.place_of(unit).unwrap()] = Some(Held { unit, stamp: 1 });
