@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 pub const ACL_GRAPH_STREAMS: u32 = 1800;
 
 /// Number of ACL graphs by vLLM-Ascend's formula, `update_aclgraph_sizes`
-/// (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A piecewise graph needs a stream a piece
-/// (one a layer, and one more), times a factor for communication:
+/// (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A piecewise graph needs a stream per piece
+/// (one per layer, and one more), times a factor for communication:
 ///
 /// ```text
 ///   AIV expansion: (streams - reserve) / pieces / (1 + groups + extra)

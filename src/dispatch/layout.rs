@@ -8,7 +8,7 @@
 //!             0^^^^^^^^^^^^^^^^^^^^ one copy from staging memory of the same layout
 //! ```
 //!
-//! Offsets fixed for all buckets would need a copy of the gaps, a copy an input, or a scatter
+//! Offsets fixed for all buckets would need a copy of the gaps, a copy per input, or a scatter
 //! kernel in every graph.
 //!
 //! Inputs with a length set by the step ([`Extent::UpTo`](super::Extent::UpTo)) come last, the

@@ -23,8 +23,9 @@ impl InputPlan {
     /// copy: `vmmgraph_input_plan_pack`.
     ///
     /// # Errors
-    /// [`Error::InputMismatch`] for a wrong dtype, rank, shape or data length, and for no host
-    /// input. [`Error::InvalidArgument`] for an unknown or not increasing index.
+    /// [`Error::InputMismatch`] for a wrong dtype, rank, shape or data length, and for an
+    /// input which is no host input. [`Error::InvalidArgument`] for an unknown or not increasing
+    /// index.
     pub fn pack_step(
         &self,
         layout: &BucketLayout,
@@ -34,7 +35,7 @@ impl InputPlan {
         self.pack_each(layout, step.iter().map(|given| Ok(*given)), staging)
     }
 
-    /// Converts each input twice instead of buffering all.
+    /// Packs inputs in another form. Converts each twice instead of buffering all.
     pub(crate) fn pack_each<'a, E: From<Error>>(
         &self,
         layout: &BucketLayout,

@@ -63,7 +63,7 @@ impl Cuts {
                 let (mut best, mut from) = (FORBIDDEN, within.start);
                 for start in (within.start..within.end.min(end)).rev() {
                     let run = cost(start, end);
-                    // As above.
+                    // As in `new`.
                     if run >= best {
                         break;
                     }

@@ -141,7 +141,7 @@ impl Slots {
     pub(super) fn finish(&self, slot: Slot, to: State) -> Result<Option<u64>> {
         let place = self.place(slot)?;
         if to == State::Ready {
-            // First: a ready slot without this could be chosen as least recently used.
+            // Before the slot is ready: a new graph could otherwise be chosen as least recently used.
             self.touch(place);
         }
         let asked = place.asked.load(Ordering::Relaxed);

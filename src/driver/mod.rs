@@ -16,8 +16,8 @@
 //!
 //! Drivers guarantee:
 //!
-//! * Any thread may call any function, with any current context, also while its stream is under
-//!   capture. [`Timeline::may_wait`] reports platforms which cannot wait then.
+//! * Any thread may call any function, with any current context, also while a stream of the thread
+//!   is under capture. [`Timeline::may_wait`] reports platforms which cannot wait then.
 //! * No function waits for a whole device or context.
 //! * A failed call has no effect, unless documented.
 //! * After the platform's shutdown, functions which free (`free_addresses`, `release`, `unmap`,

@@ -108,7 +108,6 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
     Ok(driver)
 }
 
-/// With 0, NCCL does not register buffers of captured collectives.
 const NCCL_REGISTERS: &str = "NCCL_GRAPH_REGISTER";
 
 /// Pages are exportable by default only if NCCL does not register these in captures, as a seal

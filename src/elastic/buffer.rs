@@ -75,9 +75,8 @@ impl ElasticBuffer {
     }
 
     /// [Commits](Self::commit) on a thread of the library: during copies CUDA may take a
-    /// millisecond to map a page (docs/performance.md, Regions). Later calls about the same pages
-    /// wait for this commit. If an earlier call still moves some, this commit takes its place in
-    /// the order after that call.
+    /// millisecond to map a page (docs/performance.md, Regions). Calls about the same pages take
+    /// effect in the order of their beginning.
     pub fn commit_async(&self, range: Range<u64>) -> Result<Pending> {
         Ok(self.backing.commit_async(self.outward(&range)?))
     }

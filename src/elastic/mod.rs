@@ -105,6 +105,6 @@ pub struct ElasticStats {
     pub pages_revived: u64,
     /// Pages unmapped.
     pub pages_unmapped: u64,
-    /// Account of the buffer or cache.
+    /// Its account.
     pub account: AccountStats,
 }

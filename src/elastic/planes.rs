@@ -38,8 +38,8 @@ pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
 /// Layout of a cache's planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvLayout {
-    /// Each plane has its own addresses with consecutive blocks, as attention kernels prefer: one
-    /// mapping or more a plane.
+    /// Each plane has its own addresses with consecutive blocks, as attention kernels prefer: at
+    /// least one mapping per plane.
     #[default]
     ByPlane,
     /// Block after block, each with all its planes: the fewest mappings.
@@ -123,7 +123,7 @@ impl Shape {
         }
     }
 
-    /// Pages of blocks, one run an address range.
+    /// Pages of blocks, one run per address range.
     pub(super) fn pages(&self, blocks: &Range<u64>) -> Vec<Run> {
         let run = |(range, stride): (usize, &u64)| Run {
             range,

@@ -193,7 +193,7 @@ impl Table {
     fn pages_of(&self, spans: &[Range<u64>]) -> (Vec<Run>, BTreeSet<Place>) {
         let (mut alone, mut shared) = (Vec::new(), BTreeSet::new());
         for mut run in spans.iter().flat_map(|span| self.shape.pages(span)) {
-            // Only the first and last page can have some.
+            // Only the first and last page can have other blocks.
             if self.has_blocks((run.range, run.first)) {
                 shared.insert((run.range, run.first));
                 run.first += 1;

@@ -7,7 +7,7 @@ const MEASURES: u32 = 32;
 /// Size of a set of executables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// One a graph.
+    /// One per graph.
     pub executables: u64,
     /// Of all executables.
     pub nodes: u64,

@@ -2,7 +2,7 @@
 //! use. See docs/design/replays.md.
 //!
 //! A captured graph is a *template* in host memory. Its executable (`cudaGraphExec_t`) takes device
-//! memory outside every allocator: about 100 KiB and some KiB a node. No executable is updated to
+//! memory outside every allocator: about 100 KiB and some KiB per node. No executable is updated to
 //! another graph, which slows replays (docs/performance.md).
 //!
 //! `policy` decides; this file executes. No driver call is made under the lock or waits for the
@@ -26,7 +26,7 @@ pub use policy::{Counts, Limits};
 
 use policy::{GraphKey, Policy, Step, Why};
 
-/// One executable a graph of a template.
+/// One executable per graph of a template.
 type Set = Arc<[Executable]>;
 
 #[derive(Debug, Default)]

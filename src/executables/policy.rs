@@ -107,7 +107,7 @@ impl Policy {
         self.graphs.insert(Entry { size, pinned, state: State::Empty, last_wanted: 0 })
     }
 
-    /// Removes a graph in no thread's use.
+    /// Removes a graph which no thread uses.
     pub(super) fn remove(&mut self, key: GraphKey) {
         if let Some(gone) = self.graphs.remove(key) {
             self.nodes -= gone.size.nodes;
@@ -223,7 +223,7 @@ impl Policy {
             && self.limits.bytes.is_none_or(|limit| self.ledger.bytes_after(added.1, evicted.1) <= limit)
     }
 
-    /// Graphs last wanted before a replay, in the order of wants.
+    /// Graphs last wanted before a replay, least recently wanted first.
     fn evictable(&self, before: u64) -> Vec<(GraphKey, Size)> {
         let idle = |graph: &Entry| graph.state == State::Idle && !graph.pinned && graph.last_wanted < before;
         let mut idle: Vec<_> = self.graphs.iter().filter(|(_, graph)| idle(graph)).collect();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::ArenaMap;
 
 impl ArenaMap {
-    /// One slice a capture, and counters of the bytes needed by the arena so far and, for traced
+    /// One slice per capture, and counters of the bytes needed by the arena so far and, for traced
     /// captures, of live blocks.
     #[must_use]
     pub fn to_perfetto(&self) -> String {

@@ -39,7 +39,7 @@ pub(super) struct StepCapture {
 /// A launch of over a thousand nodes in all is too slow.
 const MOST_RUNS: usize = 4096;
 
-/// A point for fork and join, and two a slot.
+/// A point for fork and join, and two per slot.
 const FORK: usize = 0;
 fn copied(slot: usize) -> usize {
     1 + 2 * slot
@@ -216,7 +216,7 @@ impl Ring {
         let slots = self.schedule.slots();
         loop {
             let position = capturing.positions.start + capturing.nodes.len();
-            // Of the previous step or this one.
+            // Of the previous step, or released in this one.
             let reader = position.checked_sub(slots);
             if position >= capturing.positions.end
                 || reader.is_some_and(|reader| reader >= capturing.released)

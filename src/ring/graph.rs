@@ -288,7 +288,7 @@ impl RingGraph {
         self.launches.given()?;
         let ring = &self.ring;
         let mut last = Fence::default();
-        // Recorded later if impossible now.
+        // Recorded later if the stream is not ready.
         last.add(ring.device.pool().events(), stream);
         let mut guard = ring.state.lock();
         let state = &mut *guard;

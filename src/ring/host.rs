@@ -40,7 +40,7 @@ pub(super) fn changes() -> u64 {
 struct Use {
     copies: Fence,
     changed: u64,
-    /// Captured steps which read the buffer, once a unit.
+    /// Captured steps which read the buffer, once per unit.
     graphs: Vec<Arc<Launches>>,
     /// All on one stream.
     stores: Fence,

@@ -83,6 +83,6 @@ pub struct RingStats {
     pub aborts: u64,
     /// Launches of captured steps, with copies counted in `copies`.
     pub launches: u64,
-    /// Account of the ring.
+    /// Its account.
     pub account: AccountStats,
 }

@@ -228,7 +228,7 @@ fn residency_of(schedule: &Schedule, demand: &Demand<'_>) -> Residency {
     }
 }
 
-/// Adds resident units, one a slot and row, evenly spread, until nothing streams.
+/// Adds resident units, one per slot and row, evenly spread, until nothing streams.
 fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
     let slots = schedule.slots();
     let mut rows = Vec::new();

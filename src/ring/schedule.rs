@@ -141,7 +141,7 @@ impl Schedule {
             streams.fill(false);
             given = 0;
         } else {
-            // The remainder could otherwise leave one unit a slot.
+            // The remainder could otherwise leave one unit per slot.
             if slots > asked / 2 {
                 given = asked / 2;
                 adjustments.push(Adjustment::FewerSlots { asked: slots, given });

@@ -100,7 +100,7 @@ unsafe impl Timeline for AscendDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let stream = self.stream(asked)?;
         if stream.0.is_null() {
-            // Forbidden during other captures (documentation).
+            // The default stream is forbidden during other captures (documentation).
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
@@ -118,7 +118,7 @@ unsafe impl Timeline for AscendDriver {
     }
 
     fn other_context(&self) -> Option<u64> {
-        // Null belongs to the context of each call.
+        // Null belongs to the context set for each call.
         None
     }
 

@@ -8,7 +8,7 @@ use crate::units::Address;
 
 /// First version with the defect.
 const COUNTS_FROM_FIRST: i32 = 70_000_000;
-/// First later version without (mori #640).
+/// First later version without it (mori #640).
 const COUNTS_NO_MORE: i32 = 71_400_000;
 
 pub(super) fn counts_from_first(version: i32) -> bool {
@@ -42,7 +42,7 @@ impl Ranges {
         }
     }
 
-    /// Where a call for a new mapping at `at` begins. `None`: after a gap.
+    /// Where a call for a new mapping at `at` begins. `None`: a gap precedes `at`.
     pub(super) fn begin(&self, at: Address) -> Option<Address> {
         let (_, (_, mapped)) = self.reserved.range(..=at.0).next_back()?;
         let mut before = mapped.range(..at.0);

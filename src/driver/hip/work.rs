@@ -33,7 +33,7 @@ unsafe impl Timeline for HipDriver {
         // SAFETY: valid out pointer, existing stream.
         let mut ask = |api: &Api| unsafe { (api.hipStreamIsCapturing)(stream(asked), &raw mut status) };
         let answer = if asked == Stream::LEGACY || asked == Stream::PER_THREAD {
-            // They belong to the current device.
+            // Default streams belong to the current device.
             with_device(self.api, self.info.ordinal, "hipStreamIsCapturing", ask)
         } else {
             // Allowed in every capture mode. A created stream knows its device.

@@ -18,7 +18,7 @@ fn refused(error: Errno) -> Refusal {
 }
 
 impl Memory {
-    /// Exports a page of then fixed length.
+    /// Exports a page, and fixes its length.
     pub fn export(&self, handle: u64) -> Result<OwnedFd, Refusal> {
         let state = self.state.lock();
         let page =

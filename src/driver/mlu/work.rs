@@ -27,7 +27,7 @@ unsafe impl Timeline for MluDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let queue = self.queue(asked)?;
         if queue.0.is_null() {
-            // It cannot be captured (header); its effect on captures is undocumented.
+            // The null queue cannot be captured (header); its effect on captures is undocumented.
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
