@@ -141,7 +141,8 @@ impl Slots {
     pub(super) fn finish(&self, slot: Slot, to: State) -> Result<Option<u64>> {
         let place = self.place(slot)?;
         if to == State::Ready {
-            // Before the slot is ready: a new graph could otherwise be chosen as least recently used.
+            // Before the slot is ready: otherwise the new graph could be chosen as least recently
+            // used.
             self.touch(place);
         }
         let asked = place.asked.load(Ordering::Relaxed);

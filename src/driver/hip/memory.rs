@@ -1,5 +1,5 @@
-//! For ROCm 7.0 to 7.13 (`access`) the mutex `ranges` is held during calls which map, unmap and free
-//! addresses.
+//! For ROCm 7.0 to 7.13 (`access`) the mutex `ranges` is held during calls which map, unmap and
+//! free addresses.
 
 use std::ffi::c_void;
 use std::ptr;
