@@ -28,7 +28,7 @@ pub struct KvOptions<'a> {
 /// Current state of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvStats {
-    /// Usable block numbers: backed ones below.
+    /// Usable blocks: backed numbers below this one.
     pub blocks: u64,
     /// Limit of [`KvCache::set_limit`], else `most_blocks`.
     pub limit_blocks: u64,

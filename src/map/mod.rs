@@ -133,7 +133,7 @@ pub struct MapSpace {
 pub struct MapPoint {
     /// Space added here, largest first.
     pub space: u64,
-    /// Bytes needed by it and all earlier ones.
+    /// Bytes needed by this space and all earlier ones.
     pub with_bytes: u64,
     /// Bytes needed by the rest.
     pub without_bytes: u64,

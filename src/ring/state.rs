@@ -1,5 +1,5 @@
 //! State of a ring, under the mutex `state`: sources, and contents and readers of each place. A
-//! place holds one of its own units, and is read as it.
+//! place holds one of its own units, and is read as this unit.
 
 use std::sync::Arc;
 
