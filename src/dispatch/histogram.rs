@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::key::{AXES, Axis, Key};
 
-/// Number of steps of real traffic per shape.
+/// Steps of real traffic by shape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     steps: BTreeMap<Key, u64>,
@@ -19,7 +19,7 @@ impl Histogram {
         }
     }
 
-    /// Returns the same steps with only `axes` kept.
+    /// The same steps with only `axes` kept.
     #[must_use]
     pub fn project(&self, axes: &[Axis]) -> Self {
         let mut projected = Self::default();
@@ -33,18 +33,18 @@ impl Histogram {
         projected
     }
 
-    /// Returns the shapes and their counts, above zero.
+    /// Shapes and their counts, above zero.
     pub fn iter(&self) -> impl Iterator<Item = (Key, u64)> + '_ {
         self.steps.iter().map(|(shape, steps)| (*shape, *steps))
     }
 
-    /// Returns the number of different shapes.
+    /// Number of different shapes.
     #[must_use]
     pub fn shapes(&self) -> usize {
         self.steps.len()
     }
 
-    /// Returns the number of steps.
+    /// Number of steps.
     #[must_use]
     pub fn total(&self) -> u128 {
         self.steps.values().map(|steps| u128::from(*steps)).sum()

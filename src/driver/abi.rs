@@ -1,14 +1,14 @@
-//! C interface of a vendor's library as data, for comparison with the vendor's header. The macros
-//! generate Rust declarations and C names from one source. CUDA's types come from cudarc.
+//! C interface of a vendor's library as data, compared with the vendor's header by tests. Macros
+//! generate the Rust declarations and the C names from one source. CUDA's types come from cudarc.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Declarations a platform's driver expects in its vendor's header.
+/// Declarations expected in a vendor's header.
 #[derive(Clone, Debug, Default)]
 pub struct Abi {
     /// Name of the platform.
     pub platform: &'static str,
-    /// C lines which include the vendor's declarations.
+    /// C lines which include the header.
     pub preamble: &'static str,
     /// All functions looked up.
     pub functions: Vec<Function>,
@@ -32,7 +32,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// Returns the C type of a pointer to the function.
+    /// C type of a pointer to the function.
     #[must_use]
     pub fn pointer(&self) -> String {
         let arguments = if self.arguments.is_empty() { "void".to_owned() } else { self.arguments.join(", ") };

@@ -1,5 +1,5 @@
-//! Loads a vendor's library at run time, for good, and looks up all functions before the first
-//! call. cudarc loads CUDA only, and panics on a missing symbol.
+//! Loads a vendor's library for good, and looks up all functions before the first call. cudarc
+//! loads CUDA only, and panics on a missing symbol.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::mem::ManuallyDrop;
@@ -15,10 +15,9 @@ const RTLD_NOLOAD: i32 = 4;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vendor {
     pub(super) driver: &'static str,
-    /// Environment variable with a file to load instead.
+    /// Environment variable naming a file.
     pub(super) variable: &'static str,
-    /// Preferred first, but a loaded name wins: a second copy does not know the streams of the
-    /// first.
+    /// Preferred first, but a loaded name wins: a second copy would not know its streams.
     pub(super) names: &'static [&'static str],
     /// Refused name prefixes, with the reason.
     pub(super) refused: &'static [(&'static str, &'static str)],
@@ -32,7 +31,7 @@ pub(super) struct Loaded {
 }
 
 impl Vendor {
-    /// Loads the library of the environment variable, or the first available name.
+    /// Loads the file of the environment variable, else the first available name.
     ///
     /// # Errors
     /// [`Error::DriverMissing`] with the names tried; [`Error::UnfitDriver`] for a refused name.
@@ -59,7 +58,7 @@ impl Vendor {
         found.ok_or_else(|| Error::DriverMissing { driver: self.driver, tried: self.names.join(", ") })
     }
 
-    /// Refuses a file by its name, or the name of its link target.
+    /// Compares the file's name, and the name of its link target.
     fn refuse(&self, file: &OsStr) -> Result<()> {
         let real = std::fs::canonicalize(file).ok();
         for path in [Some(file.as_ref()), real.as_deref()].into_iter().flatten() {
@@ -76,15 +75,14 @@ impl Vendor {
     }
 
     fn load(&self, name: &OsStr, flags: i32) -> Option<Loaded> {
-        // SAFETY: runs the library's initialisers, as intended.
+        // SAFETY: runs the library's initialisers.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }.ok()?;
         Some(Loaded { driver: self.driver, library: ManuallyDrop::new(library) })
     }
 }
 
 impl Loaded {
-    /// # Errors
-    /// [`Error::SymbolMissing`].
+    /// Fails with [`Error::SymbolMissing`].
     ///
     /// # Safety
     /// The symbol, if present, is a function with this signature.
@@ -103,7 +101,6 @@ impl Loaded {
     }
 }
 
-/// A C function pointer with a signature expressible in C.
 pub(super) trait Signature: Copy {
     fn result() -> String;
     fn arguments() -> Vec<String>;
@@ -132,9 +129,8 @@ signatures! {
     A B C D E F;
 }
 
-/// Defines a table of a vendor's functions, looked up at the first call, and the same list as data:
-/// `Api of VENDOR { required { name(Type, Type) -> Type; } optional { .. } }`. Optional functions
-/// become an `Option`.
+/// Table of a vendor's functions, looked up at the first call, also as data: `Api of VENDOR {
+/// required { name(Type, Type) -> Type; } optional { .. } }`. Optional functions are an `Option`.
 macro_rules! c_functions {
     ($(#[$doc:meta])* $api:ident of $vendor:ident {
         required { $($name:ident($($arg:ty),*) -> $result:ty;)* }
@@ -158,7 +154,7 @@ macro_rules! c_functions {
                 Ok(Self {
                     $($name: {
                         const NAME: &std::ffi::CStr = $crate::driver::library::symbol(concat!(stringify!($name), "\0"));
-                        // SAFETY: the vendor's signature, compared with the header by tests.
+                        // SAFETY: tests compare the signature with the header.
                         unsafe { library.required(NAME) }?
                     },)*
                     $($extra: {
@@ -281,7 +277,7 @@ mod tests {
             assert!(refused.to_string().contains("it is old"), "{refused}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
-        // Also if loaded, before any name is tried.
+        // Even if loaded.
         let loaded = Vendor { refused: &[("libc.so.6", "it is there")], ..C_LIBRARY };
         assert!(matches!(loaded.find_as(None), Err(Error::UnfitDriver { .. })));
     }

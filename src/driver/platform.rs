@@ -1,5 +1,5 @@
-//! Choice of the platform: by the caller, else the environment, else the first usable device; never
-//! the host unasked.
+//! Choice of the platform: by the caller, else the environment, else the first usable device, never
+//! the host.
 
 use super::abi::Abi;
 use super::sharing::rdma_refused;
@@ -12,15 +12,15 @@ const VARIABLE: &str = "VMMGRAPH_DRIVER";
 /// A kind of device, by name.
 #[derive(Clone, Copy, Debug)]
 pub struct Platform {
-    /// Name for callers, the environment and statistics.
+    /// Name in options, the environment and statistics.
     pub name: &'static str,
     /// Number in C: positive and permanent (`VMMGRAPH_DRIVER_...`).
     pub number: i32,
-    /// Returns the number of usable devices; an error names the missing part.
+    /// Number of usable devices; an error names the missing part.
     pub count: fn() -> Result<i32>,
     /// Opens device `ordinal`; [`open`] checks the options.
     pub open: fn(ordinal: i32, options: DeviceOptions) -> Result<SharedDriver>,
-    /// Returns the declarations expected in the vendor's header, if any.
+    /// Declarations expected in the vendor's header.
     pub abi: fn() -> Abi,
 }
 
@@ -28,13 +28,13 @@ pub struct Platform {
 pub const PLATFORMS: &[Platform] =
     &[cuda::PLATFORM, hip::PLATFORM, ascend::PLATFORM, mlu::PLATFORM, host::PLATFORM];
 
-/// Returns the platform with a C number.
+/// Platform of a C number.
 #[must_use]
 pub fn numbered(number: i32) -> Option<&'static Platform> {
     PLATFORMS.iter().find(|platform| platform.number == number)
 }
 
-/// Returns the C number of a platform; 0 for an unknown name.
+/// C number of a platform; 0 for an unknown name.
 #[must_use]
 pub fn number_of(name: &str) -> i32 {
     PLATFORMS.iter().find(|platform| platform.name == name).map_or(0, |platform| platform.number)
@@ -71,9 +71,9 @@ impl DriverChoice<'static> {
 /// Opens device `ordinal` with the chosen driver, and logs the choice.
 ///
 /// # Errors
-/// Errors of the platform; [`Error::UnknownPlatform`]; [`Error::NoUsableDevice`] for
-/// [`DriverChoice::Auto`]; [`Error::InvalidArgument`] if the requested sharing, RDMA or a peer is
-/// unavailable; errors of [`self_test_once`].
+/// Errors of the platform and of [`self_test_once`]; [`Error::UnknownPlatform`];
+/// [`Error::NoUsableDevice`] for [`DriverChoice::Auto`]; [`Error::InvalidArgument`] for unavailable
+/// sharing, RDMA or a peer.
 pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<SharedDriver> {
     let options = options.into();
     let (platform, because) = decide(PLATFORMS, choice, std::env::var(VARIABLE).ok().as_deref(), ordinal)?;
@@ -108,11 +108,10 @@ pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions
     Ok(driver)
 }
 
-/// With 0, NCCL does not register buffers of captured collectives.
 const NCCL_REGISTERS: &str = "NCCL_GRAPH_REGISTER";
 
-/// Pages are exportable by default only if NCCL does not register these in captures: a seal cannot
-/// replace registered pages.
+/// Pages are exportable by default only if NCCL does not register these in captures, as a seal
+/// cannot replace registered pages.
 fn promised(options: DeviceOptions) -> Option<DeviceOptions> {
     let promise = std::env::var(NCCL_REGISTERS).is_ok_and(|value| value == "0");
     (promise && options.sharing == Handles::None).then_some(DeviceOptions { sharing: Handles::Fd, ..options })

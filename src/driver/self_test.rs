@@ -1,6 +1,6 @@
-//! Self-test of a device at its opening, on platforms without verified aliases: writes through one
-//! address of a page and reads through another, after mapping and mapping again. Takes
-//! milliseconds. Cannot test caches of kernels.
+//! Self-test of a device without verified aliases: writes through one address of a page and reads
+//! through another, after mapping and mapping again. Takes milliseconds. Cannot test caches of
+//! kernels.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -10,20 +10,19 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Peers, Stream};
 
-/// `0` disables the test.
 const VARIABLE: &str = "VMMGRAPH_SELF_TEST";
 const ROUNDS: u32 = 8;
 
-/// Results by device; `None`: passed.
+/// `None`: passed.
 type Tested = HashMap<(&'static str, i32), Option<Error>>;
 
-/// Runs [`self_test`] once a process for a device without verified aliases
-/// ([`alias_proven`](super::Capabilities::alias_proven)), and then returns the same result.
-/// `VMMGRAPH_SELF_TEST=0` disables the test.
+/// Runs [`self_test`] once a process for a device without [verified
+/// aliases](super::Capabilities::alias_proven), and keeps the result. `VMMGRAPH_SELF_TEST=0`
+/// disables the test.
 ///
 /// # Errors
-/// Errors of [`self_test`]. After driver errors, the next opening repeats the test;
-/// [`Error::Incoherent`] is final.
+/// As [`self_test`]: [`Error::Incoherent`] is final; after driver errors, the next opening tests
+/// again.
 pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
     static TESTED: OnceLock<Mutex<Tested>> = OnceLock::new();
     let (info, can) = (driver.info(), driver.capabilities());
@@ -34,7 +33,7 @@ pub fn self_test_once(driver: &SharedDriver) -> Result<()> {
         tracing::warn!(driver = info.platform, device = info.ordinal, "the self-test is left out");
         return Ok(());
     }
-    // Also during the test: concurrent openings test a device once.
+    // Held during the test, so concurrent openings test once.
     let mut tested = TESTED.get_or_init(Mutex::default).lock();
     if let Some(known) = tested.get(&(info.platform, info.ordinal)) {
         return known.clone().map_or(Ok(()), Err);
@@ -117,7 +116,7 @@ impl Ground<'_> {
     }
 
     fn hide(&mut self, place: usize) -> Result<()> {
-        // SAFETY: one whole mapping; all its operations are complete.
+        // SAFETY: one whole mapping, without pending work.
         unsafe { self.driver.unmap(self.at(place)?, self.granule) }?;
         self.shown[place] = None;
         Ok(())
@@ -136,7 +135,7 @@ impl Ground<'_> {
         Ok(bytes)
     }
 
-    /// Fills with equal bytes, as every platform can.
+    /// Equal bytes, as every platform can fill.
     fn fill(&mut self, place: usize, byte: u8) -> Result<Vec<u8>> {
         let (at, stream, event) = (self.at(place)?, prepared(self.stream)?, prepared(self.event)?);
         self.unsettled = true;
@@ -152,7 +151,7 @@ impl Ground<'_> {
 
     fn expect(&self, place: usize, expected: &[u8], tried: &str) -> Result<()> {
         let mut found = vec![0xee; expected.len()];
-        // SAFETY: mapped memory of the device.
+        // SAFETY: mapped memory.
         unsafe { self.driver.read(self.at(place)?, &mut found) }?;
         if found == expected {
             return Ok(());
@@ -167,7 +166,6 @@ impl Ground<'_> {
         })
     }
 
-    /// Maps one page at both places.
     fn aliases(&mut self) -> Result<PageHandle> {
         let page = self.create()?;
         self.show(0, page)?;
@@ -228,7 +226,7 @@ impl Ground<'_> {
             result = result.and(twice(&mut || unsafe { driver.release(page) }));
         }
         if let Some(base) = self.base.take() {
-            // SAFETY: our reservation; with mappings the driver refuses.
+            // SAFETY: our reservation; refused with mappings.
             result = result.and(twice(&mut || unsafe { driver.free_addresses(base, 2 * self.granule) }));
         }
         if let Some(event) = self.event.take() {

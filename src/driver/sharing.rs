@@ -4,7 +4,7 @@ use super::{Driver, HostOptions, PageHandle};
 use crate::error::{Error, Result};
 use crate::units::Peers;
 
-/// Handle types for exporting pages. Each level includes the previous ones.
+/// Handle types for exporting pages. Each includes the previous ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Handles {
     /// None: pages stay in this process.
@@ -12,15 +12,15 @@ pub enum Handles {
     None,
     /// POSIX file descriptors, created at the export.
     Fd,
-    /// [Fabric handles](FabricHandle), valid on other hosts too, if possible; else descriptors.
+    /// [Fabric handles](FabricHandle), also for other hosts, if possible; else descriptors.
     Fabric,
 }
 
-/// Handle for importing a page over the fabric: `CUmemFabricHandle`.
+/// `CUmemFabricHandle`: imports a page over the fabric.
 pub type FabricHandle = [u8; 64];
 
 impl Handles {
-    /// Returns the handle types granted by a driver.
+    /// Handle types granted by a driver.
     #[must_use]
     pub fn of(driver: &dyn Driver) -> Self {
         driver.sharing().map_or(Self::None, Sharing::granted)
@@ -41,10 +41,10 @@ pub struct DeviceOptions {
     /// [`open`](super::open) still makes pages exportable by descriptors, if possible and if the
     /// environment has `NCCL_GRAPH_REGISTER=0`.
     pub sharing: Handles,
-    /// Network cards may access the pages (`gpuDirectRDMACapable` of CUDA, which makes every map
-    /// slower); opening fails if unavailable.
+    /// Network cards may access the pages (CUDA's `gpuDirectRDMACapable`, which slows every map);
+    /// opening fails if unavailable.
     pub rdma: bool,
-    /// Peer devices with access to all pages: see [`Device::admit`](crate::Device::admit).
+    /// Peers with access to all pages: see [`Device::admit`](crate::Device::admit).
     pub peers: Peers,
 }
 
@@ -59,12 +59,12 @@ impl From<HostOptions> for DeviceOptions {
     }
 }
 
-/// Export and import of pages, for devices opened with sharing.
+/// Export and import of pages.
 ///
 /// # Safety
 /// As [`Memory`](super::Memory).
 pub unsafe trait Sharing {
-    /// Returns the granted handle types.
+    /// Granted handle types.
     fn granted(&self) -> Handles {
         Handles::Fd
     }
@@ -73,12 +73,12 @@ pub unsafe trait Sharing {
     /// process. The memory exists while the page, the descriptor or an imported page exists.
     ///
     /// # Safety
-    /// A live page of this driver, made by [`create`](super::Memory::create).
+    /// A live page, made by [`create`](super::Memory::create).
     unsafe fn export(&self, page: PageHandle) -> Result<OwnedFd>;
 
-    /// Imports an exported page of this or another process. It is mapped, unmapped and released as
-    /// any page, takes no memory of this device, and keeps the memory. The descriptor is not needed
-    /// afterwards. Fails for a wrong length, perhaps only at the map.
+    /// Imports an exported page of this or another process, used like any page. It takes no memory
+    /// of this device, and keeps the memory, also without the descriptor. Fails for a wrong length,
+    /// perhaps only at the map.
     fn import(&self, fd: BorrowedFd<'_>, len: u64) -> Result<PageHandle>;
 
     /// As [`export`](Self::export), for other hosts too.

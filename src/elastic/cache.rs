@@ -17,7 +17,7 @@ use crate::units::{Address, Stream};
 pub struct KvOptions<'a> {
     /// Bytes of a block in each plane (keys or values of one layer).
     pub planes: &'a [u64],
-    /// Addresses are reserved for this many blocks.
+    /// Maximum number of blocks, with addresses.
     pub blocks_most: u64,
     /// Order of planes and blocks in memory.
     pub layout: KvLayout,
@@ -38,7 +38,7 @@ pub struct KvStats {
     pub most_blocks: u64,
     /// Blocks with memory.
     pub backed_blocks: u64,
-    /// Part of `backed_blocks` at or beyond `blocks`: freed at their release.
+    /// Those of `backed_blocks` beyond `blocks`, freed at their release.
     pub beyond_blocks: u64,
     /// Bytes of a block in all planes.
     pub block_bytes: u64,
@@ -57,7 +57,7 @@ impl Device {
     /// Creates a KV cache without memory.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] without planes or blocks, or beyond the address space; errors of
+    /// [`Error::InvalidSize`] without planes or blocks, or beyond the address space; as
     /// [`elastic_buffer`](Self::elastic_buffer).
     pub fn kv_cache(self: &Arc<Self>, options: &KvOptions<'_>) -> Result<Arc<KvCache>> {
         let shape = Shape::new(options.layout, options.planes, options.blocks_most)?;
@@ -68,58 +68,57 @@ impl Device {
 }
 
 impl KvCache {
-    /// Returns the device.
+    /// The device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// Returns the number of planes.
+    /// Number of planes.
     #[must_use]
     pub fn planes(&self) -> usize {
         self.backing.shape().planes().len()
     }
 
-    /// Returns the layout.
+    /// The layout.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
         self.backing.shape().layout()
     }
 
-    /// Returns the address of a block in a plane, backed or not, if they exist.
+    /// Address of a block in a plane, backed or not, if they exist.
     #[must_use]
     pub fn address(&self, plane: usize, block: u64) -> Option<Address> {
         let (range, offset, _) = self.backing.shape().place(plane, block)?;
         Some(self.backing.base(range)?.plus(offset))
     }
 
-    /// Returns the bytes from one block of a plane to the next.
+    /// Bytes from one block of a plane to the next.
     #[must_use]
     pub fn stride(&self, plane: usize) -> Option<u64> {
         self.backing.shape().place(plane, 0).map(|(.., stride)| stride)
     }
 
-    /// Returns the bytes of a block in a plane.
+    /// Bytes of a block in a plane.
     #[must_use]
     pub fn block_bytes(&self, plane: usize) -> Option<u64> {
         self.backing.shape().planes().get(plane).copied()
     }
 
-    /// Returns the number of consecutive blocks on the same pages, for
-    /// [`BlockPool`](crate::BlockPool). Approximate if pages do not divide into blocks.
+    /// Number of blocks on the same pages, for [`BlockPool`](crate::BlockPool). Approximate if
+    /// pages do not divide into blocks.
     #[must_use]
     pub fn blocks_a_page(&self) -> u64 {
         self.backing.shape().blocks_a_page()
     }
 
-    /// Returns the account.
+    /// The account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
-    /// Backs the blocks below `blocks` and makes them usable; never shrinks. Like
-    /// [`commit`](Self::commit).
+    /// [Commits](Self::commit) the blocks below `blocks` and makes them usable; never shrinks.
     pub fn grow_to(&self, blocks: u64) -> Result<Committed> {
         self.commit(0..blocks)
     }
@@ -129,27 +128,27 @@ impl KvCache {
         self.commit_async(0..blocks)
     }
 
-    /// Backs a range of blocks in all planes, or in none: `vmmgraph_kv_cache_commit`. Refused in an
-    /// observer, while a commit runs.
+    /// Backs a range of blocks, or none: `vmmgraph_kv_cache_commit`. Refused in an observer during
+    /// a commit.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.backing.commit(&self.request(blocks)?)
     }
 
-    /// [Commits](Self::commit) on a thread of the library: `vmmgraph_kv_cache_commit_async`.
+    /// As [`commit`](Self::commit), on a thread: `vmmgraph_kv_cache_commit_async`.
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         let request = self.request(blocks)?;
         let ahead = self.backing.read(|table| table.limits().begin_ahead());
         Ok(self.backing.commit_async(Request { ahead: Some(ahead), ..request }))
     }
 
-    /// Returns the bytes of a page.
+    /// Bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
     }
 
-    /// Shrinks the cache to `blocks`. Blocks beyond are freed after `fence`, but `busy` ones at
-    /// their [release](Self::release). Returns the number of busy blocks.
+    /// Shrinks the cache to `blocks`. Blocks beyond are freed after `fence`, `busy` ones at their
+    /// [release](Self::release). Returns the number of busy blocks.
     pub fn shrink_to(&self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.check(&(0..blocks))?;
         Ok(self.backing.release(|table| table.shrink(blocks, busy, fence)))
@@ -162,40 +161,39 @@ impl KvCache {
         Ok(())
     }
 
-    /// Sets an external limit of blocks for all later grants. Older revisions are ignored.
+    /// Limits blocks for all later grants. Older revisions are ignored.
     pub fn set_limit(&self, blocks: u64, revision: u64) -> LimitChange {
         self.backing.read(|table| table.set_limit(blocks, revision))
     }
 
-    /// Returns blocks with memory beyond the usable number, to be released.
+    /// Blocks with memory beyond the usable number, to be released.
     #[must_use]
     pub fn beyond(&self) -> Vec<Range<u64>> {
         self.backing.read(|table| table.beyond())
     }
 
-    /// Returns the blocks with memory.
+    /// Blocks with memory.
     #[must_use]
     pub fn backed(&self) -> Vec<Range<u64>> {
         self.backing.read(|table| table.backed())
     }
 
-    /// Unmaps released pages with finished fences and returns the bytes. Does not wait.
+    /// As [`ElasticBuffer::settle`](super::ElasticBuffer::settle).
     pub fn settle(&self) -> u64 {
         self.backing.settle()
     }
 
-    /// Makes later work of a stream wait for previous users of blocks backed again before their
-    /// unmap. Does not block.
+    /// As [`ElasticBuffer::before`](super::ElasticBuffer::before).
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// Notifies `observer` of maps and unmaps until the observer is dropped.
+    /// As [`ElasticBuffer::observe`](super::ElasticBuffer::observe).
     pub fn observe(&self, observer: &Arc<dyn ElasticObserver>) {
         self.backing.observe(observer);
     }
 
-    /// Returns the current state.
+    /// Current state.
     #[must_use]
     pub fn stats(&self) -> KvStats {
         let memory = self.backing.stats();
@@ -207,8 +205,7 @@ impl KvCache {
         self.backing.audit()
     }
 
-    /// Backs unbacked blocks with a lender's pages, wherever no page is mapped, until released.
-    /// Work there must wait by [`before`](Self::before).
+    /// As `ElasticBuffer::borrow_pages`, wherever no page is mapped, until the blocks' release.
     pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&self.request(blocks.clone())?, false, lender)
     }
@@ -219,12 +216,11 @@ impl KvCache {
         self.backing.read(|table| table.backed_on(&places))
     }
 
-    /// See `Backing::give_back`.
+    /// As `Backing::give_back`.
     pub(crate) fn give_back(&self, lent: &[LentPlace], blocks: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.backing.give_back(&self.backing.places(lent), blocks, fence)
     }
 
-    /// Growing calls take turns.
     fn request(&self, blocks: Range<u64>) -> Result<Request> {
         self.check(&blocks)?;
         Ok(Request { blocks, after: 0..self.backing.shape().most(), ahead: None })

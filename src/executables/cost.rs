@@ -1,16 +1,15 @@
-/// Before any measurement: upper ends of the values on an H200 with CUDA 13.0
-/// (docs/performance.md).
+/// Before any measurement: upper ends on an H200, CUDA 13.0 (docs/performance.md).
 const EXECUTABLE: u64 = 128 << 10;
 const NODE: u64 = 3 << 10;
-/// Instantiations that are measured.
+/// Instantiations measured.
 const MEASURES: u32 = 32;
 
 /// Size of a set of executables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// One executable per graph of the set.
+    /// One per graph.
     pub executables: u64,
-    /// Over all executables.
+    /// Of all executables.
     pub nodes: u64,
 }
 
@@ -20,33 +19,32 @@ impl Size {
     }
 }
 
-/// Device memory of all executables of a pool. The driver keeps the memory of destroyed executables
-/// for later ones, so bytes follow the maximum so far.
+/// Device memory of all executables of a pool. The driver keeps destroyed executables' memory for
+/// later ones: bytes follow the maximum.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Default estimate of the existing executables, and its maximum.
+    /// Maximum of the default estimate.
     expected: u64,
     most_expected: u64,
-    /// Decrease of free device memory by instantiations, the later ones estimated.
+    /// Decrease of free device memory by instantiations; the later ones are estimated.
     measured: u64,
     measures: u32,
     pub(super) now: Size,
 }
 
 impl Ledger {
-    /// Two queries of free memory cost the host more than the instantiation of a small graph.
+    /// The two queries of free memory cost more than the instantiation of a small graph.
     pub(super) fn wants_measure(&self) -> bool {
         self.measures < MEASURES
     }
 
-    /// `bytes`: measured decrease of free device memory.
     pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;
         self.expected += size.expected();
         let grown = self.expected.saturating_sub(self.most_expected);
         self.measured += match bytes {
-            // Includes allocations of other threads, so capped.
+            // Capped, as it includes allocations of other threads.
             Some(bytes) => bytes.min(4 * size.expected()),
             // The rest comes from destroyed executables.
             None => self.scaled(grown),
@@ -61,17 +59,17 @@ impl Ledger {
         self.expected -= size.expected();
     }
 
-    /// Includes memory kept by the driver.
+    /// With memory kept by the driver.
     pub(super) fn bytes(&self) -> u64 {
         self.measured
     }
 
-    /// Estimated bytes of a set, scaled by the measurements so far.
+    /// Estimated bytes, scaled by the measurements.
     pub(super) fn share(&self, size: Size) -> u64 {
         self.scaled(size.expected())
     }
 
-    /// Bytes in use after making and dropping executables.
+    /// Bytes after making and dropping executables.
     pub(super) fn bytes_after(&self, made: Size, dropped: Size) -> u64 {
         self.scaled((self.expected + made.expected()).saturating_sub(dropped.expected()))
     }

@@ -30,7 +30,7 @@ pub trait Borrower: Send + Sync {
     fn vacate(&self, asked: &Vacate) -> Result<Fence>;
 }
 
-/// Request to the user of a KV cache: vacate some of these blocks.
+/// Request to the user of a KV cache.
 #[derive(Clone, Debug)]
 pub struct VacateBlocks {
     /// Lease number.
@@ -42,7 +42,7 @@ pub struct VacateBlocks {
     pub bytes: u64,
     /// Backed blocks outside the lease's pages.
     pub instead: Vec<Range<u64>>,
-    /// Remaining time. Pages vacated later still return.
+    /// As [`Vacate::deadline`].
     pub deadline: Duration,
 }
 
@@ -57,10 +57,8 @@ pub struct Vacated {
 
 /// User of a KV cache with pages on lease.
 pub trait BlockBorrower: Send + Sync {
-    /// Stops using blocks and names them. Called on the recalling thread, without a lock. May back
-    /// other blocks of the cache; must not wait for this lease. Vacated blocks cannot be backed
-    /// again until their pages are back. An error refuses: the recall returns it, and the lease
-    /// continues.
+    /// As [`Borrower::vacate`], for blocks: stops using and names them. Vacated blocks cannot be
+    /// backed again until their pages return.
     fn vacate(&self, asked: &VacateBlocks) -> Result<Vacated>;
 }
 
@@ -146,7 +144,7 @@ impl To {
     ) -> Result<Given> {
         match self {
             Self::Buffer(buffer, borrower) => {
-                // From the end of the part.
+                // From the end.
                 let keep = lent.len().saturating_sub(bytes.div_ceil(buffer.page_bytes()) as usize);
                 let lent = lent.get(keep..).unwrap_or(lent);
                 let fence = match buffer.in_use(lent) {

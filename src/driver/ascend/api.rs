@@ -1,11 +1,11 @@
-//! From CANN's `acl_rt.h` (equal sizes, offsets and values from 8.5.0 to 9.1.0).
+//! From CANN's `acl_rt.h`, equal from 8.5.0 to 9.1.0.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::driver::abi::{Abi, c_constants, c_structs, c_types};
 use crate::driver::library::{Vendor, c_functions};
 
-/// torch_npu links, and so loads, the first name; newer documentation names the second.
+/// torch_npu loads the first name; newer documentation names the second.
 pub(super) const LIBRARY: Vendor = Vendor {
     driver: super::NAME,
     variable: "VMMGRAPH_ASCEND_LIBRARY",
@@ -15,7 +15,7 @@ pub(super) const LIBRARY: Vendor = Vendor {
 
 c_types! {
     Code(c_int) = "aclError";
-    /// Stream; null: the default stream of the current context.
+    /// Null: the default stream of the current context.
     AclStream(*mut c_void) = "aclrtStream";
     AclEvent(*mut c_void) = "aclrtEvent";
     Context(*mut c_void) = "aclrtContext";
@@ -35,13 +35,13 @@ c_types! {
 
 c_structs! {
     structs:
-    /// The device number comes first, unlike in CUDA.
+    /// Unlike in CUDA, the device number comes first.
     Location = "aclrtMemLocation", 8 {
         id: c_uint = "id" @ 0,
         kind: LocationType = "type" @ 4,
     }
     PhysicalMemProp = "aclrtPhysicalMemProp", 32 {
-        /// Always none: the runtime refuses all else (CANN runtime 681ef76).
+        /// The runtime refuses all other values (CANN runtime 681ef76).
         handle_type: HandleType = "handleType" @ 0,
         allocation_type: AllocationType = "allocationType" @ 4,
         attribute: MemAttr = "memAttr" @ 8,
@@ -63,7 +63,7 @@ c_constants! {
     HOST_TO_DEVICE: c_uint = 1, "ACL_MEMCPY_HOST_TO_DEVICE";
     DEVICE_TO_HOST: c_uint = 2, "ACL_MEMCPY_DEVICE_TO_HOST";
     DEVICE_TO_DEVICE: c_uint = 3, "ACL_MEMCPY_DEVICE_TO_DEVICE";
-    /// As in CUDA: recorded repeatedly, and a wait uses the latest record.
+    /// As in CUDA: recorded repeatedly, awaited by the latest record.
     EVENT_SYNC: c_uint = 1, "ACL_EVENT_SYNC";
     EVENT_COMPLETE: c_uint = 1, "ACL_EVENT_RECORDED_STATUS_COMPLETE";
     STREAM_COMPLETE: c_uint = 0, "ACL_STREAM_STATUS_COMPLETE";
@@ -114,7 +114,6 @@ c_functions! {
     }
 }
 
-/// Plain device memory in pages of 2 MiB.
 pub(super) fn allocation(ordinal: i32) -> PhysicalMemProp {
     PhysicalMemProp {
         handle_type: HandleType(NO_HANDLE),

@@ -1,5 +1,4 @@
-//! Meanings of ACL's results, by `rt_error_codes.h` and `acl_base.h`: ACL has no function for their
-//! names.
+//! Names of ACL's results, by `rt_error_codes.h` and `acl_base.h`: ACL has no function for these.
 
 use std::ffi::{CStr, c_int};
 
@@ -15,7 +14,7 @@ c_constants! {
     REPEAT_INITIALISE: c_int = 100_002, "ACL_ERROR_REPEAT_INITIALIZE";
     PARAM_INVALID: c_int = 107_000, "ACL_ERROR_RT_PARAM_INVALID";
     INVALID_DEVICE_ID: c_int = 107_001, "ACL_ERROR_RT_INVALID_DEVICEID";
-    /// The thread has no context, or a destroyed one.
+    /// The thread has no live context.
     CONTEXT_NULL: c_int = 107_002, "ACL_ERROR_RT_CONTEXT_NULL";
     STREAM_CONTEXT: c_int = 107_003, "ACL_ERROR_RT_STREAM_CONTEXT";
     ADDRESS_UNALIGNED: c_int = 107_008, "ACL_ERROR_RT_ADDR_UNALIGNED";
@@ -50,36 +49,35 @@ c_constants! {
     CAPTURE_INVALIDATED: c_int = 507_903, "ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED";
 }
 
-/// Limit of the runtime's text in an error.
+/// Limit of characters from the runtime.
 const WORDS: usize = 400;
 
 pub(super) fn out_of_memory(code: c_int) -> bool {
     matches!(code, MEMORY_ALLOCATION | DEVICE_OUT_OF_MEMORY | BAD_ALLOC)
 }
 
-/// Whether the driver or the device's context is gone, and all objects with it.
+/// Whether the driver or the device's context, and so every object, is gone.
 pub(super) fn gone(code: c_int) -> bool {
     matches!(code, UNINITIALISED | CONTEXT_NULL)
 }
 
-/// Whether the driver never supports the call, so a fallback may work.
+/// Whether the driver never supports the call, so a fallback is tried.
 pub(super) fn unsupported(code: c_int) -> bool {
     matches!(code, INVALID_PARAM | PARAM_INVALID | API_NOT_SUPPORTED | FEATURE_NOT_SUPPORTED)
 }
 
-/// Adds the runtime's text for the thread's last failure.
 pub(super) fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     let Code(code) = code;
     if code == 0 {
         return Ok(());
     }
     let mut name = name(code).to_owned();
-    // The numbers suffice, and reading the text would remove it for other callers.
+    // Reading the text would remove it for other callers.
     if !out_of_memory(code) {
-        // SAFETY: no preconditions; the text is valid until the thread's next call.
+        // SAFETY: valid until the thread's next call.
         let words = unsafe { (api.aclGetRecentErrMsg)() };
         if !words.is_null() {
-            // SAFETY: not null, and therefore zero-terminated.
+            // SAFETY: not null, so zero-terminated.
             let words = unsafe { CStr::from_ptr(words) }.to_string_lossy();
             let words: Vec<&str> = words.split_whitespace().collect();
             let words: String = words.join(" ").chars().take(WORDS).collect();

@@ -30,7 +30,7 @@ impl AscendDriver {
     }
 
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of our reservation and a live page of this size (contract).
+        // SAFETY: a free place of our reservation, a live page of this size.
         self.call("aclrtMapMem", |api| unsafe {
             (api.aclrtMapMem)(pointer(at.0), page.bytes as usize, 0, handle(page.page), 0)
         })
@@ -38,7 +38,7 @@ impl AscendDriver {
     }
 
     fn unmap_one(&self, head: Address) -> Result<()> {
-        // SAFETY: the start of our mapping, no longer used by the device (contract).
+        // SAFETY: the start of our mapping, unused by the device.
         self.give_back("aclrtUnmapMem", |api| unsafe { (api.aclrtUnmapMem)(pointer(head.0)) })
     }
 }
@@ -47,7 +47,7 @@ impl AscendDriver {
 unsafe impl Memory for AscendDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         self.call("aclrtGetMemInfo", |api| unsafe {
             (api.aclrtGetMemInfo)(MemAttr(api::HBM), &raw mut free, &raw mut total)
         })?;
@@ -60,7 +60,7 @@ unsafe impl Memory for AscendDriver {
             return Err(none);
         }
         let mut base = ptr::null_mut();
-        // SAFETY: the out pointer is valid; alignment and flags must be 0.
+        // SAFETY: valid out pointer; alignment and flags must be 0.
         self.call("aclrtReserveMemAddress", |api| unsafe {
             (api.aclrtReserveMemAddress)(&raw mut base, len as usize, 0, ptr::null_mut(), 0)
         })
@@ -72,7 +72,7 @@ unsafe impl Memory for AscendDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, _len: u64) -> Result<()> {
-        // SAFETY: our reservation without mappings (contract).
+        // SAFETY: our reservation without mappings.
         self.give_back("aclrtReleaseMemAddress", |api| unsafe {
             (api.aclrtReleaseMemAddress)(pointer(base.0))
         })
@@ -80,17 +80,17 @@ unsafe impl Memory for AscendDriver {
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let (mut made, prop) = (Handle(ptr::null_mut()), api::allocation(self.info.ordinal));
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         self.call("aclrtMallocPhysical", |api| unsafe {
             (api.aclrtMallocPhysical)(&raw mut made, len as usize, &raw const prop, 0)
         })
         .map_err(|error| self.out_of_memory(len, error))?;
-        // SAFETY: a new handle of the runtime.
+        // SAFETY: a new handle.
         Ok(unsafe { PageHandle::from_raw(made.0 as u64) })
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: our handle, released once (contract); the memory stays while mapped.
+        // SAFETY: our handle, released once.
         self.give_back("aclrtFreePhysical", |api| unsafe { (api.aclrtFreePhysical)(handle(page)) })
     }
 
@@ -101,7 +101,7 @@ unsafe impl Memory for AscendDriver {
         let mut end = at;
         for page in pages {
             if let Err(error) = self.map_one(end, *page) {
-                // In reverse, so remaining mappings are at the start.
+                // In reverse, so the first pages remain.
                 let undone = heads.iter().rev().take_while(|head| self.unmap_one(**head).is_ok());
                 return Err(NotMapped { error, mapped: heads.len() - undone.count() });
             }

@@ -2,10 +2,10 @@
 //! hardware. "Source" means the open runtime (hicann/runtime 681ef76, 2026-08), "documentation" its
 //! `docs/zh`.
 //!
-//! Every call makes the default context current, if needed, and relaxes the thread's capture mode.
-//! ACL cannot restore "no context".
+//! Every call makes the default context current and relaxes the thread's capture mode, and restores
+//! both. ACL cannot restore "no context".
 //!
-//! During captures reported by [`capture_begins`](crate::driver::Timeline::capture_begins), nothing is awaited or
+//! During [reported](crate::driver::Timeline::capture_begins) captures, nothing is awaited or
 //! queried, by the documentation (04-01); the source refuses only events of the capture.
 
 use std::cell::Cell;
@@ -55,7 +55,7 @@ pub struct AscendDriver {
     context: Context,
     patterns: Patterns,
     /// Reused once idle: destroying a stream waits for its work (documentation), and all processes
-    /// share a few thousand a device.
+    /// share a few thousand.
     spare: Mutex<Vec<u64>>,
     captures: AtomicU64,
 }
@@ -66,15 +66,12 @@ unsafe impl Send for AscendDriver {}
 unsafe impl Sync for AscendDriver {}
 
 impl AscendDriver {
-    /// Returns the number of usable NPUs.
-    ///
-    /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`]; driver errors of the initialization.
+    /// As [`CudaDriver::count`](super::CudaDriver::count), of NPUs.
     pub fn count() -> Result<i32> {
         static STARTED: OnceLock<()> = OnceLock::new();
         let api = Api::get()?;
         if STARTED.get().is_none() {
-            // SAFETY: null means no configuration; never finalized, for torch_npu's sake.
+            // SAFETY: null means no configuration. Never finalized, for torch_npu's sake.
             let code = unsafe { (api.aclInit)(ptr::null()) };
             if code != Code(errors::REPEAT_INITIALISE) {
                 check(api, "aclInit", code)?;
@@ -82,7 +79,7 @@ impl AscendDriver {
             STARTED.get_or_init(|| ());
         }
         let mut count = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         let code = unsafe { (api.aclrtGetDeviceCount)(&raw mut count) };
         if code == Code(errors::NO_DEVICE) {
             return Ok(0);
@@ -91,7 +88,7 @@ impl AscendDriver {
         Ok(i32::try_from(count).unwrap_or(i32::MAX))
     }
 
-    /// Opens NPU `ordinal` with its default context.
+    /// Opens NPU `ordinal`.
     ///
     /// # Errors
     /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::UnfitDriver`] if operators may
@@ -102,17 +99,17 @@ impl AscendDriver {
             return Err(Error::InvalidDevice { driver: NAME, ordinal, count });
         }
         let api = Api::get()?;
-        // SAFETY: no preconditions; the text is static.
+        // SAFETY: no preconditions.
         let name = unsafe { (api.aclrtGetSocName)() };
         let name = if name.is_null() {
             "Ascend".to_owned()
         } else {
-            // SAFETY: not null, and therefore zero-terminated.
+            // SAFETY: not null, so zero-terminated.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
         };
         cached(&name, std::env::var("AUTO_USE_UC_MEMORY").ok().as_deref())?;
         let before = current(api)?;
-        // SAFETY: the device exists. Starts the memory management needed for maps (source).
+        // SAFETY: an existing device. Starts the memory management (source).
         check(api, "aclrtSetDevice", unsafe { (api.aclrtSetDevice)(ordinal) })?;
         let opened = Self::in_context(api, ordinal, name);
         if let Some(before) = before {
@@ -125,11 +122,11 @@ impl AscendDriver {
     fn in_context(api: &'static Api, ordinal: i32, name: String) -> Result<Self> {
         let context = current(api)?.ok_or(Error::Unsupported { device: ordinal })?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         let code = unsafe { (api.aclrtGetMemInfo)(MemAttr(api::HBM), &raw mut free, &raw mut total) };
         check(api, "aclrtGetMemInfo", code)?;
         let (mut prop, mut granularity) = (api::allocation(ordinal), 0);
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         let code = unsafe {
             (api.aclrtMemGetAllocationGranularity)(
                 &raw mut prop,
@@ -142,14 +139,14 @@ impl AscendDriver {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
             largest_reservation: longest_reservation(&name),
-            // Undocumented. The driver ignores a page's other addresses (source); xLLM's
-            // SharedVMMAllocator uses aliases on NPUs.
+            // Undocumented. Addresses are independent in the driver (source); xLLM uses aliases on
+            // NPUs.
             alias: Alias::AtBoundaries,
             alias_proven: false,
             // These functions ignore captures (source).
             map_in_any_order: true,
             map_while_capturing: true,
-            // Captured tasks store addresses; vllm-ascend's sleep mode replaces pages.
+            // Captured tasks store addresses, and vllm-ascend's sleep mode replaces pages.
             replace_under_graph: true,
             // torch_npu synchronizes the device before an unmap.
             unmap_waits: false,
@@ -157,7 +154,7 @@ impl AscendDriver {
             unmap_each: true,
             descriptors_per_page: 0,
             register_host: api.aclrtHostRegisterV2.is_some() && api.aclrtHostUnregister.is_some(),
-            // Pages for peers are of a different kind; rules of aclrtMemSetAccess are unpublished.
+            // Pages for peers are of another kind, with unpublished rules (aclrtMemSetAccess).
             peers: Peers::NONE,
             restores_no_context: false,
         };
@@ -173,21 +170,20 @@ impl AscendDriver {
         })
     }
 
-    /// Calls in our context with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let before = current(api)?;
         let foreign = before != Some(self.context);
         if foreign {
-            // SAFETY: the device's default context, which is never destroyed.
+            // SAFETY: the default context, never destroyed.
             let code = unsafe { (api.aclrtSetCurrentContext)(self.context) };
             check(api, "aclrtSetCurrentContext", code)?;
         }
         let mut mode = api::CaptureMode(api::CAPTURE_RELAXED);
-        // SAFETY: the pointer is valid. If the exchange fails, the call is at worst refused.
+        // SAFETY: valid pointer. After a failed exchange, the call is at worst refused.
         unsafe { (api.aclmdlRICaptureThreadExchangeMode)(&raw mut mode) };
         let code = call(api);
-        // SAFETY: as above, restoring the previous mode.
+        // SAFETY: as above.
         unsafe { (api.aclmdlRICaptureThreadExchangeMode)(&raw mut mode) };
         let result = check(api, name, code);
         if foreign && let Some(before) = before {
@@ -197,7 +193,6 @@ impl AscendDriver {
         result
     }
 
-    /// Succeeds after the runtime's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code, .. }) if errors::gone(code) => Ok(()),
@@ -205,12 +200,12 @@ impl AscendDriver {
         }
     }
 
-    /// Whether a capture is reported, unless inside an earlier wait.
+    /// Whether a capture is reported, and this thread is not inside an earlier wait.
     fn must_not_wait(&self) -> bool {
         self.captures.load(SeqCst) > 0 && WAITING.get() == 0
     }
 
-    /// Null is the context's default stream. ACL has no per-thread default streams.
+    /// ACL has no per-thread default streams.
     fn stream(&self, stream: Stream) -> Result<AclStream> {
         if stream == Stream::PER_THREAD {
             let expected =
@@ -233,7 +228,7 @@ impl Driver for AscendDriver {
     fn version(&self) -> String {
         let Some(ask) = self.api.aclrtGetVersion else { return String::new() };
         let (mut major, mut minor, mut patch) = (0, 0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         match unsafe { ask(&raw mut major, &raw mut minor, &raw mut patch) } {
             Code(0) => format!("{major}.{minor}.{patch}"),
             _ => String::new(),
@@ -245,7 +240,7 @@ impl Drop for AscendDriver {
     fn drop(&mut self) {
         let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
         for stream in spare {
-            // SAFETY: our unused stream; the call waits for its work.
+            // SAFETY: our unused stream. Waits for its work.
             let destroyed = self.give_back("aclrtDestroyStream", |api| unsafe {
                 (api.aclrtDestroyStream)(AclStream(stream as *mut _))
             });
@@ -258,7 +253,7 @@ impl Drop for AscendDriver {
 
 fn current(api: &Api) -> Result<Option<Context>> {
     let mut context = Context(ptr::null_mut());
-    // SAFETY: the out pointer is valid.
+    // SAFETY: valid out pointer.
     let code = unsafe { (api.aclrtGetCurrentContext)(&raw mut context) };
     if code == Code(errors::CONTEXT_NULL) {
         return Ok(None);
@@ -273,8 +268,8 @@ fn longest_reservation(soc: &str) -> u64 {
     if short { SHORT_RESERVATION } else { MAX_BYTES }
 }
 
-/// Operators may bypass the level-2 cache (AUTO_USE_UC_MEMORY of CANN, on unless disabled before
-/// `aclInit`): coherence between addresses of a page is then unknown.
+/// With CANN's AUTO_USE_UC_MEMORY (default), operators may bypass the level-2 cache: coherence
+/// between addresses of a page is then unknown. Read by `aclInit`.
 fn cached(soc: &str, setting: Option<&str>) -> Result<()> {
     let later = soc.starts_with("Ascend910_95");
     let may = !later && ["Ascend310P", "Ascend910B", "Ascend910_93"].iter().any(|name| soc.starts_with(name));

@@ -12,10 +12,10 @@ use crate::driver::{Event, StreamState, Timeline, Transfer};
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// Host pattern for fills, on devices which cannot repeat 32 bits.
+/// Host pattern for fills, if the device cannot repeat 32 bits.
 const PATTERN: usize = 64 << 10;
 
-/// Patterns by filled value; never freed, because a copy may be running.
+/// By value; never freed, as a copy may be running.
 #[derive(Debug, Default)]
 pub(super) struct Patterns(Mutex<HashMap<u32, Arc<[u32]>>>);
 
@@ -48,7 +48,7 @@ impl AscendDriver {
         for place in 0..spare.len() {
             let (stream, mut status) =
                 (AclStream(spare[place] as *mut c_void), StreamStatus(api::STREAM_COMPLETE));
-            // SAFETY: our stream; the out pointer is valid.
+            // SAFETY: our stream; valid out pointer.
             self.call("aclrtStreamQuery", |api| unsafe { (api.aclrtStreamQuery)(stream, &raw mut status) })?;
             if status == StreamStatus(api::STREAM_COMPLETE) {
                 return Ok(Some(spare.swap_remove(place)));
@@ -74,14 +74,14 @@ impl AscendDriver {
         })
     }
 
-    /// Copies a host pattern once, then doubles the filled part on the device.
+    /// Copies a host pattern, then doubles the filled part on the device.
     ///
     /// # Safety
     /// As [`Transfer::fill`].
     unsafe fn repeat(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
         let pattern = self.patterns.of(value);
         let mut done = len.min(PATTERN as u64);
-        // SAFETY: the caller's contract; the driver keeps the pattern.
+        // SAFETY: as the caller's; the driver keeps the pattern.
         unsafe {
             self.copy(pointer(at), pattern.as_ptr().cast(), done as usize, api::HOST_TO_DEVICE, on)?;
             while done < len {
@@ -100,19 +100,19 @@ unsafe impl Timeline for AscendDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let stream = self.stream(asked)?;
         if stream.0.is_null() {
-            // The default stream must not be used during other captures (documentation).
+            // The default stream is forbidden during other captures (documentation).
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
         let (mut status, mut model) = (CaptureStatus(api::CAPTURE_NONE), Model(ptr::null_mut()));
-        // SAFETY: valid out pointers, existing stream (contract); needs no context (source).
+        // SAFETY: valid out pointers, existing stream; needs no context (source).
         let code = unsafe { (self.api.aclmdlRICaptureGetInfo)(stream, &raw mut status, &raw mut model) };
         if code == Code(errors::FEATURE_NOT_SUPPORTED) {
-            // The chip does not support captures.
+            // The chip has no captures.
             return Ok(StreamState::Ready);
         }
         check(self.api, "aclmdlRICaptureGetInfo", code)?;
-        // An invalidated capture also blocks the stream until its end.
+        // An invalidated capture also blocks the stream.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
@@ -129,22 +129,22 @@ unsafe impl Timeline for AscendDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut made = AclEvent(ptr::null_mut());
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         self.call("aclrtCreateEventExWithFlag", |api| unsafe {
             (api.aclrtCreateEventExWithFlag)(&raw mut made, api::EVENT_SYNC)
         })?;
-        // SAFETY: a new event of the runtime.
+        // SAFETY: a new event.
         Ok(unsafe { Event::from_raw(made.0 as u64) })
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: our event, destroyed once (contract).
+        // SAFETY: our event, destroyed once.
         self.give_back("aclrtDestroyEvent", |api| unsafe { (api.aclrtDestroyEvent)(event(destroyed)) })
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
         let on = self.stream(on)?;
-        // SAFETY: our event and an existing stream (contract).
+        // SAFETY: our event, an existing stream.
         self.call("aclrtRecordEvent", |api| unsafe { (api.aclrtRecordEvent)(event(recorded), on) })
     }
 
@@ -159,7 +159,7 @@ unsafe impl Timeline for AscendDriver {
             return Ok(false);
         }
         let mut status = EventStatus(api::EVENT_COMPLETE);
-        // SAFETY: our event (contract); the out pointer is valid.
+        // SAFETY: our event; valid out pointer.
         self.call("aclrtQueryEventStatus", |api| unsafe {
             (api.aclrtQueryEventStatus)(event(asked), &raw mut status)
         })?;
@@ -168,7 +168,7 @@ unsafe impl Timeline for AscendDriver {
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
         self.may_wait()?;
-        // SAFETY: our event (contract).
+        // SAFETY: our event.
         self.call("aclrtSynchronizeEvent", |api| unsafe { (api.aclrtSynchronizeEvent)(event(awaited)) })
     }
 
@@ -177,12 +177,12 @@ unsafe impl Timeline for AscendDriver {
             Some(idle) => idle,
             None => {
                 let mut made = AclStream(ptr::null_mut());
-                // SAFETY: the out pointer is valid.
+                // SAFETY: valid out pointer.
                 self.call("aclrtCreateStream", |api| unsafe { (api.aclrtCreateStream)(&raw mut made) })?;
                 made.0 as u64
             }
         };
-        // SAFETY: a stream of the runtime, destroyed by the caller.
+        // SAFETY: a stream of the runtime.
         Ok(unsafe { Stream::from_raw(made) })
     }
 
@@ -218,7 +218,7 @@ unsafe impl Transfer for AscendDriver {
         let stream = self.stream(on)?;
         let [byte, rest @ ..] = value.to_ne_bytes();
         if rest.iter().all(|other| *other == byte) {
-            // SAFETY: mapped and writable by the caller; the stream exists (contract).
+            // SAFETY: mapped and writable by the caller; the stream exists.
             return self.call("aclrtMemsetAsync", |api| unsafe {
                 (api.aclrtMemsetAsync)(pointer(at), len as usize, c_int::from(byte), len as usize, stream)
             });
@@ -239,7 +239,7 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
         let len = into.len();
-        // SAFETY: a slice of this length, and mapped memory (contract).
+        // SAFETY: a slice of this length; mapped memory.
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.aclrtMemcpy)(into.as_mut_ptr().cast(), len, pointer(at), len, kind)
@@ -248,7 +248,7 @@ unsafe impl Transfer for AscendDriver {
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
         let len = from.len();
-        // SAFETY: a slice of this length, and mapped memory (contract).
+        // SAFETY: a slice of this length; mapped memory.
         self.call("aclrtMemcpy", |api| unsafe {
             let kind = CopyKind(api::HOST_TO_DEVICE);
             (api.aclrtMemcpy)(pointer(at), len, from.as_ptr().cast(), len, kind)
@@ -258,19 +258,19 @@ unsafe impl Transfer for AscendDriver {
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
         let missing = Error::SymbolMissing { driver: super::NAME, name: "aclrtHostRegisterV2" };
         let register = self.api.aclrtHostRegisterV2.ok_or(missing)?;
-        // SAFETY: process memory, mapped until unregistered (contract).
+        // SAFETY: process memory, mapped until unregistered.
         self.call("aclrtHostRegisterV2", |_| unsafe { register(at.cast(), len as u64, api::REGISTER_PINNED) })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
         let missing = Error::SymbolMissing { driver: super::NAME, name: "aclrtHostUnregister" };
         let unregister = self.api.aclrtHostUnregister.ok_or(missing)?;
-        // SAFETY: our registration, without a running copy (contract).
+        // SAFETY: our registration, without a running copy.
         self.give_back("aclrtHostUnregister", |_| unsafe { unregister(at.cast()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends.
         unsafe { self.copy(to.cast(), pointer(from), len, api::DEVICE_TO_HOST, on) }
     }
 

@@ -1,5 +1,5 @@
-//! Functions of libcuda.so, all looked up at once. cudarc's wrappers are not used: they panic on a
-//! missing symbol, and a newer result code is undefined behaviour in their Rust enum.
+//! Functions of libcuda.so, all looked up at once. cudarc's wrappers panic on a missing symbol, and
+//! a newer result code is undefined behaviour in their enum.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -25,15 +25,15 @@ macro_rules! driver_functions {
             }
 
             fn load() -> Result<Self> {
-                // SAFETY: only checks whether the library can be loaded.
+                // SAFETY: only tries to load the library.
                 if !unsafe { sys::is_culib_present() } {
                     return Err(Error::DriverMissing { driver: "cuda", tried: "libcuda.so.1".to_owned() });
                 }
-                // SAFETY: the library can be loaded, as checked above.
+                // SAFETY: the library can be loaded.
                 let library = unsafe { sys::culib() };
                 Ok(Self { $($name: {
                     let symbol = concat!(stringify!($name), "\0");
-                    // SAFETY: this name's signature, checked against cuda.h 13.0; never unloaded.
+                    // SAFETY: the signature is checked against cuda.h 13.0; never unloaded.
                     *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>(symbol.as_bytes()) }
                         .map_err(|_| Error::SymbolMissing { driver: "cuda", name: stringify!($name) })?
                 },)* })
@@ -43,7 +43,7 @@ macro_rules! driver_functions {
 }
 
 driver_functions! {
-    /// Under their exported (versioned) names.
+    /// By exported (versioned) name.
     Api {
         cuInit(c_uint);
         cuDriverGetVersion(*mut c_int);
@@ -111,7 +111,7 @@ driver_functions! {
     }
 }
 
-/// `CUmemAllocationProp`, with handle types as an integer: the enum lacks two flags.
+/// `CUmemAllocationProp`, with handle types as an integer, as the enum lacks two flags.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct AllocationProp {

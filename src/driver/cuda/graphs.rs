@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::sync::ProcessMutex;
 use crate::units::Stream;
 
-/// Instantiation flags of torch 2.11: `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH` and
+/// As torch 2.11: `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH` and
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`.
 const INSTANTIATE_FLAGS: u64 = 1 | 8;
 /// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
@@ -31,7 +31,6 @@ impl CudaDriver {
         GraphApi::get()
     }
 
-    /// Calls a graph function as [`call`](Self::call).
     fn graph_call(&self, name: &'static str, call: impl FnOnce(&GraphApi) -> Code) -> Result<()> {
         let graphs = Self::graph_api()?;
         self.call(name, |_| call(graphs))
@@ -46,7 +45,7 @@ fn exec(executable: Executable) -> sys::CUgraphExec {
     executable.0 as sys::CUgraphExec
 }
 
-/// Copy in the only form accepted for updating a node.
+/// The only form accepted for updating a node.
 fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
     sys::CUDA_MEMCPY3D {
         srcXInBytes: 0,
@@ -77,11 +76,11 @@ fn one_dimensional(copy: GraphCopy) -> sys::CUDA_MEMCPY3D {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (tests/gpu/conformance.rs, on an H200).
+// SAFETY: the driver follows the contract (tests/gpu/conformance.rs, H200).
 unsafe impl Graphs for CudaDriver {
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes> {
         let mut count = 0;
-        // SAFETY: the graph exists (contract); null requests the count.
+        // SAFETY: the graph exists; null requests the count.
         self.graph_call("cuGraphGetNodes", |api| unsafe {
             (api.cuGraphGetNodes)(template(graph), ptr::null_mut(), &raw mut count)
         })?;
@@ -107,7 +106,7 @@ unsafe impl Graphs for CudaDriver {
 
     unsafe fn instantiate(&self, graph: Graph) -> Result<Executable> {
         let mut made = ptr::null_mut();
-        // SAFETY: the graph exists, used by no other thread (contract).
+        // SAFETY: the graph exists, used by no other thread.
         self.graph_call("cuGraphInstantiate", |api| unsafe {
             let _alone = EXECUTABLES.lock();
             (api.cuGraphInstantiateWithFlags)(&raw mut made, template(graph), INSTANTIATE_FLAGS)
@@ -118,7 +117,7 @@ unsafe impl Graphs for CudaDriver {
 
     unsafe fn executable_destroy(&self, executable: Executable) -> Result<()> {
         let graphs = Self::graph_api()?;
-        // SAFETY: our executable, destroyed once (contract).
+        // SAFETY: our executable, destroyed once.
         self.give_back("cuGraphExecDestroy", |_| unsafe {
             let _alone = EXECUTABLES.lock();
             (graphs.cuGraphExecDestroy)(exec(executable))
@@ -128,9 +127,9 @@ unsafe impl Graphs for CudaDriver {
     unsafe fn capture_copy(&self, copy: GraphCopy, on: Stream) -> Result<CopyNode> {
         // SAFETY: the contract; captured now, run at each launch.
         unsafe { self.copy_from_host(copy.to, copy.from, copy.bytes, on) }?;
-        // SAFETY: the stream exists (contract).
+        // SAFETY: the stream exists.
         let (status, behind) = unsafe { self.capture_info(on) }?;
-        // The stream's only dependency is now this copy; no further call can invalidate the
+        // Only this copy precedes the stream's next node. No further call can invalidate the
         // capture.
         match behind[..] {
             [(node, _)] if status == CAPTURE_ACTIVE => Ok(CopyNode(node as u64)),
@@ -145,7 +144,7 @@ unsafe impl Graphs for CudaDriver {
     }
 
     unsafe fn capture_wait(&self, event: Event, stream: Stream) -> Result<()> {
-        // SAFETY: the stream and the event exist (contract).
+        // SAFETY: the stream and the event exist.
         let (_, before) = unsafe { self.capture_info(stream) }?;
         // SAFETY: as above.
         unsafe { self.event_wait(event, stream) }?;
@@ -180,7 +179,7 @@ unsafe impl Graphs for CudaDriver {
         copy: GraphCopy,
     ) -> Result<()> {
         let params = one_dimensional(copy);
-        // SAFETY: all objects exist, and no other thread uses the executable (contract).
+        // SAFETY: all objects exist; no other thread uses the executable.
         self.graph_call("cuGraphExecMemcpyNodeSetParams", |api| unsafe {
             let node = node.0 as sys::CUgraphNode;
             (api.cuGraphExecMemcpyNodeSetParams)(exec(executable), node, &raw const params, self.context)
@@ -201,14 +200,14 @@ unsafe impl Graphs for CudaDriver {
 }
 
 impl CudaDriver {
-    /// Returns the status of a capture, and the dependencies of its next node with their edge data.
+    /// Status of a capture, and the dependencies of its next node with their edge data.
     ///
     /// # Safety
     /// The stream exists.
     unsafe fn capture_info(&self, stream: Stream) -> Result<(c_int, Vec<(sys::CUgraphNode, EdgeData)>)> {
         let (mut status, mut id, mut graph, mut count) = (0, 0, ptr::null_mut(), 0);
         let (mut nodes, mut edges): (*const sys::CUgraphNode, *const EdgeData) = (ptr::null(), ptr::null());
-        // SAFETY: valid out pointers; the stream exists (caller).
+        // SAFETY: valid out pointers, existing stream.
         self.graph_call("cuStreamGetCaptureInfo", |api| unsafe {
             (api.cuStreamGetCaptureInfo_v3)(
                 stream.raw() as sys::CUstream,
@@ -224,7 +223,7 @@ impl CudaDriver {
             return Ok((status, Vec::new()));
         }
         let of = |place| {
-            // SAFETY: arrays of `count` elements, valid until the next call with the stream.
+            // SAFETY: arrays of `count` elements, until the next call with the stream.
             unsafe {
                 (*nodes.add(place), if edges.is_null() { EdgeData::default() } else { *edges.add(place) })
             }

@@ -1,5 +1,5 @@
 //! CUDA driver: `cuMem*` over the device's primary context, made current by every call, in the
-//! thread's relaxed capture mode, so memory can grow during a capture. No lock: all state is
+//! thread's relaxed capture mode, so memory can grow during a capture. Lock-free: all state is
 //! constant.
 
 use std::ffi::{CStr, c_int, c_void};
@@ -32,7 +32,7 @@ pub(super) const PLATFORM: Platform = Platform {
 
 const ERROR_OUT_OF_MEMORY: Code = 2;
 const ERROR_NOT_READY: Code = 600;
-/// Query of the legacy default stream while a synchronizing stream is captured.
+/// The legacy default stream, queried while a synchronizing stream is captured.
 const ERROR_CAPTURE_IMPLICIT: Code = 906;
 const ERROR_NO_DEVICE: Code = 100;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
@@ -63,10 +63,10 @@ unsafe impl Send for CudaDriver {}
 unsafe impl Sync for CudaDriver {}
 
 impl CudaDriver {
-    /// Returns the number of usable GPUs; 0, not an error, without GPUs.
+    /// Number of usable GPUs; 0, not an error, without GPUs.
     ///
     /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`]; driver errors of the initialization.
+    /// [`Error::DriverMissing`], [`Error::SymbolMissing`]; errors of the initialization.
     pub fn count() -> Result<i32> {
         let api = Api::get()?;
         // SAFETY: no preconditions.
@@ -76,13 +76,12 @@ impl CudaDriver {
         }
         check(api, "cuInit", code)?;
         let mut count = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cuDeviceGetCount", unsafe { (api.cuDeviceGetCount)(&raw mut count) })?;
         Ok(count)
     }
 
-    /// Opens GPU `ordinal` and retains its primary context, which torch and the CUDA runtime also
-    /// use.
+    /// Opens GPU `ordinal` and retains its primary context, shared with torch and the CUDA runtime.
     ///
     /// # Errors
     /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual
@@ -91,7 +90,7 @@ impl CudaDriver {
         Self::with_options(ordinal, DeviceOptions::default())
     }
 
-    /// As [`new`](Self::new), with options for sharing; [`Error::InvalidArgument`] if unavailable.
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] for an unavailable option.
     pub fn with_options(ordinal: i32, options: DeviceOptions) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -99,33 +98,33 @@ impl CudaDriver {
         }
         let api = Api::get()?;
         let mut device = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cuDeviceGet", unsafe { (api.cuDeviceGet)(&raw mut device, ordinal) })?;
         let mut supported = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut supported, ATTRIBUTE_VMM, device) };
         check(api, "cuDeviceGetAttribute", code)?;
         if supported == 0 {
             return Err(Error::Unsupported { device: ordinal });
         }
         let mut name = [0; 128];
-        // SAFETY: the buffer has the given length; its last byte stays zero.
+        // SAFETY: a buffer of this length; its last byte stays zero.
         let code = unsafe { (api.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, device) };
         check(api, "cuDeviceGetName", code)?;
-        // SAFETY: a zero-terminated buffer on this stack.
+        // SAFETY: a zero-terminated buffer.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cuDeviceTotalMem", unsafe { (api.cuDeviceTotalMem_v2)(&raw mut total, device) })?;
         let pages = PageKind::for_device(api, device, options)?;
         let mut granularity = 0;
         let prop = pages.of(ordinal);
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         let code = unsafe { (api.cuMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, 0) };
         check(api, "cuMemGetAllocationGranularity", code)?;
         let peers = Self::peers_of(api, device, count)?;
         let mut context = ptr::null_mut();
-        // SAFETY: the out pointer is valid. Last fallible call, so the reference cannot leak.
+        // SAFETY: valid out pointer. Last fallible call, so no reference leaks.
         let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         check(api, "cuDevicePrimaryCtxRetain", code)?;
         let info =
@@ -155,7 +154,7 @@ impl CudaDriver {
         let mut peers = Peers::NONE;
         for ordinal in (0..count).filter(|ordinal| *ordinal != device) {
             let (mut other, mut can) = (0, 0);
-            // SAFETY: the out pointer is valid.
+            // SAFETY: valid out pointer.
             check(api, "cuDeviceGet", unsafe { (api.cuDeviceGet)(&raw mut other, ordinal) })?;
             // SAFETY: as above, and both devices exist.
             let code = unsafe { (api.cuDeviceCanAccessPeer)(&raw mut can, other, device) };
@@ -167,13 +166,12 @@ impl CudaDriver {
         Ok(peers)
     }
 
-    /// Calls in our context with relaxed captures, and restores both.
+    /// Restores the context and the capture mode.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         self.in_context(name, |api| relaxed(api, call))
     }
 
-    /// Calls for stream work: in another context of the device, default streams belong to that
-    /// context.
+    /// For stream work: default streams belong to the thread's other context, if any.
     fn call_on(&self, on: Stream, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         if on.is_default() && self.other_context().is_some() {
             return check(self.api, name, relaxed(self.api, call));
@@ -181,7 +179,6 @@ impl CudaDriver {
         self.call(name, call)
     }
 
-    /// Restores the previous context.
     fn in_context(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let mut current = self.current()?;
@@ -200,7 +197,7 @@ impl CudaDriver {
 
     fn current(&self) -> Result<sys::CUcontext> {
         let mut current = ptr::null_mut();
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(self.api, "cuCtxGetCurrent", unsafe { (self.api.cuCtxGetCurrent)(&raw mut current) })?;
         Ok(current)
     }
@@ -240,10 +237,10 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
         return Ok(());
     }
     let mut text = ptr::null();
-    // SAFETY: the out pointer is valid; any code is allowed.
+    // SAFETY: valid out pointer; any code is allowed.
     let known = unsafe { (api.cuGetErrorName)(code, &raw mut text) } == 0 && !text.is_null();
     let name = if known {
-        // SAFETY: a static, zero-terminated string of the driver.
+        // SAFETY: a static C string.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     } else {
         "unknown result".to_owned()
@@ -253,10 +250,10 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
 
 fn relaxed(api: &Api, call: impl FnOnce(&Api) -> Code) -> Code {
     let mut mode = CAPTURE_RELAXED;
-    // SAFETY: the pointer is valid. If the exchange failed, the call is at worst refused.
+    // SAFETY: valid pointer. After a failed exchange, the call is at worst refused.
     unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
     let code = call(api);
-    // SAFETY: as above, restoring the previous mode.
+    // SAFETY: as above.
     unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
     code
 }
@@ -280,13 +277,13 @@ fn event(event: Event) -> sys::CUevent {
 
 impl CudaDriver {
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of our reservation and a live page (contract).
+        // SAFETY: a free place of our reservation, a live page.
         self.call("cuMemMap", |api| unsafe { (api.cuMemMap)(at.0, page.bytes as usize, 0, page.page.0, 0) })
             .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
     fn set_access(&self, at: Address, len: u64, devices: impl Iterator<Item = i32>) -> Result<()> {
-        // 64 peers and this device; no allocation, as every map calls this.
+        // 64 peers and this device, without allocation: every map calls this.
         let mut access = [access_by(self.info.ordinal); 65];
         let mut count = 0;
         for (place, device) in access.iter_mut().zip(devices) {
@@ -312,7 +309,7 @@ impl Driver for CudaDriver {
 
     fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: the out pointer is valid; no device is involved.
+        // SAFETY: valid out pointer; needs no device.
         let known = unsafe { (self.api.cuDriverGetVersion)(&raw mut version) } == 0;
         // cuda.h: 1000 x major + 10 x minor.
         if known { format!("{}.{}", version / 1000, version % 1000 / 10) } else { String::new() }
@@ -331,18 +328,18 @@ impl Driver for CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (tests/gpu/conformance.rs, H200).
+// SAFETY: the driver follows the contract (tests/gpu/conformance.rs, H200).
 unsafe impl Memory for CudaDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         self.call("cuMemGetInfo", |api| unsafe { (api.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
         Ok(free as u64)
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = 0;
-        // SAFETY: the out pointer is valid; alignment 0 is the default.
+        // SAFETY: valid out pointer; alignment 0 is the default.
         self.call("cuMemAddressReserve", |api| unsafe {
             (api.cuMemAddressReserve)(&raw mut base, len as usize, 0, 0, 0)
         })
@@ -356,14 +353,14 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: our reservation without mappings (contract).
+        // SAFETY: our reservation without mappings.
         self.give_back("cuMemAddressFree", |api| unsafe { (api.cuMemAddressFree)(base.0, len as usize) })
     }
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let mut handle = 0;
         let prop = self.pages.of(self.info.ordinal);
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         self.call("cuMemCreate", |api| unsafe {
             (api.cuMemCreate)(&raw mut handle, len as usize, &raw const prop, 0)
         })
@@ -372,7 +369,7 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: our handle, released once (contract).
+        // SAFETY: our handle, released once.
         self.give_back("cuMemRelease", |api| unsafe { (api.cuMemRelease)(page.0) })
     }
 
@@ -393,7 +390,7 @@ unsafe impl Memory for CudaDriver {
             result = self.set_access(at, end.0 - at.0, devices);
         }
         result.map_err(|error| {
-            // In reverse, so remaining mappings are at the start.
+            // In reverse, so the first pages remain.
             let undone = starts.iter().rev().take_while(|(at, bytes)| {
                 // SAFETY: mapped above and never used.
                 unsafe { self.unmap(*at, *bytes) }.is_ok()
@@ -407,7 +404,7 @@ unsafe impl Memory for CudaDriver {
     }
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: our whole mappings, unused by the device (contract).
+        // SAFETY: our whole mappings, unused by the device.
         self.give_back("cuMemUnmap", |api| unsafe { (api.cuMemUnmap)(at.0, len as usize) })
     }
 }
@@ -416,9 +413,9 @@ unsafe impl Memory for CudaDriver {
 unsafe impl Timeline for CudaDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = 0;
-        // SAFETY: valid out pointer, existing stream (contract).
+        // SAFETY: valid out pointer, existing stream.
         let mut ask = |api: &Api| unsafe { (api.cuStreamIsCapturing)(stream(asked), &raw mut status) };
-        // Allowed in every capture mode. A created stream knows its context; default streams need
+        // Allowed in every capture mode. Created streams know their context; default streams need
         // ours.
         let asked = if !asked.is_default() || self.other_context().is_some() {
             check(self.api, "cuStreamIsCapturing", ask(self.api))
@@ -435,7 +432,7 @@ unsafe impl Timeline for CudaDriver {
     fn other_context(&self) -> Option<u64> {
         let current = self.current().ok().filter(|current| !current.is_null() && *current != self.context)?;
         let mut device = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         let code = unsafe { (self.api.cuCtxGetDevice)(&raw mut device) };
         (code == 0 && device == self.device).then_some(current as u64)
     }
@@ -449,7 +446,7 @@ unsafe impl Timeline for CudaDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut created = ptr::null_mut();
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         self.call("cuEventCreate", |api| unsafe {
             (api.cuEventCreate)(&raw mut created, EVENT_DISABLE_TIMING)
         })?;
@@ -457,12 +454,12 @@ unsafe impl Timeline for CudaDriver {
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: our event, destroyed once (contract).
+        // SAFETY: our event, destroyed once.
         self.give_back("cuEventDestroy", |api| unsafe { (api.cuEventDestroy_v2)(event(destroyed)) })
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
-        // SAFETY: our event and an existing stream (contract).
+        // SAFETY: our event, an existing stream.
         self.call_on(on, "cuEventRecord", |api| unsafe { (api.cuEventRecord)(event(recorded), stream(on)) })
     }
 
@@ -474,7 +471,7 @@ unsafe impl Timeline for CudaDriver {
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
-        // SAFETY: our event (contract).
+        // SAFETY: our event.
         match self.call("cuEventQuery", |api| unsafe { (api.cuEventQuery)(event(asked)) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: ERROR_NOT_READY, .. }) => Ok(false),
@@ -483,22 +480,22 @@ unsafe impl Timeline for CudaDriver {
     }
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
-        // SAFETY: our event (contract).
+        // SAFETY: our event.
         self.call("cuEventSynchronize", |api| unsafe { (api.cuEventSynchronize)(event(awaited)) })
     }
 
     fn stream_create(&self) -> Result<Stream> {
         let mut created = ptr::null_mut();
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         self.call("cuStreamCreate", |api| unsafe {
             (api.cuStreamCreate)(&raw mut created, STREAM_NON_BLOCKING)
         })?;
-        // SAFETY: a new stream, destroyed by the caller.
+        // SAFETY: a new stream.
         Ok(unsafe { Stream::from_raw(created as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
-        // SAFETY: our stream, destroyed once (contract).
+        // SAFETY: our stream, destroyed once.
         self.give_back("cuStreamDestroy", |api| unsafe { (api.cuStreamDestroy_v2)(stream(destroyed)) })
     }
 }
@@ -506,43 +503,43 @@ unsafe impl Timeline for CudaDriver {
 // SAFETY: as above.
 unsafe impl Transfer for CudaDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
-        // SAFETY: the range is mapped and accessible (contract).
+        // SAFETY: the range is mapped and accessible.
         self.call_on(on, "cuMemsetD32Async", |api| unsafe {
             (api.cuMemsetD32Async)(at.0, value, len as usize / 4, stream(on))
         })
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: a slice of this length, and mapped memory (contract).
+        // SAFETY: a slice of this length; mapped memory.
         self.call("cuMemcpyDtoH", |api| unsafe {
             (api.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast::<c_void>(), at.0, into.len())
         })
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: a slice of this length, and mapped memory (contract).
+        // SAFETY: a slice of this length; mapped memory.
         self.call("cuMemcpyHtoD", |api| unsafe {
             (api.cuMemcpyHtoD_v2)(at.0, from.as_ptr().cast::<c_void>(), from.len())
         })?;
-        // The copy of unregistered memory may return before writing; unmapping the destination then
-        // ended the context (H200, driver 580). SAFETY: the default stream of our context.
+        // The copy may return before writing, and unmapping the destination then ended the context
+        // (H200, driver 580). SAFETY: our context's default stream.
         self.call("cuStreamSynchronize", |api| unsafe { (api.cuStreamSynchronize)(ptr::null_mut()) })
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: process memory, mapped until unregistered (contract).
+        // SAFETY: process memory, mapped until unregistered.
         self.call("cuMemHostRegister", |api| unsafe {
             (api.cuMemHostRegister_v2)(at.cast::<c_void>(), len, REGISTER_PORTABLE)
         })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: our registration, without a running copy (contract).
+        // SAFETY: our registration, without a running copy.
         self.give_back("cuMemHostUnregister", |api| unsafe { (api.cuMemHostUnregister)(at.cast::<c_void>()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends.
         self.call_on(on, "cuMemcpyDtoHAsync", |api| unsafe {
             (api.cuMemcpyDtoHAsync_v2)(to.cast::<c_void>(), from.0, len, stream(on))
         })

@@ -30,11 +30,11 @@ pub(super) struct PageKind {
 }
 
 impl PageKind {
-    /// Fails if the device lacks a requested attribute.
+    /// Fails without a requested attribute.
     pub(super) fn for_device(api: &Api, device: sys::CUdevice, options: DeviceOptions) -> Result<Self> {
         let has = |attribute| {
             let mut value = 0;
-            // SAFETY: the out pointer is valid.
+            // SAFETY: valid out pointer.
             let code = unsafe { (api.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
             check(api, "cuDeviceGetAttribute", code).map(|()| value != 0)
         };
@@ -51,7 +51,7 @@ impl PageKind {
         if rdma && !has(ATTRIBUTE_RDMA)? { Err(rdma_refused()) } else { Ok(Self { handles, rdma }) }
     }
 
-    /// All unnamed fields must be zero.
+    /// Unnamed fields must be zero.
     pub(super) fn of(self, ordinal: i32) -> AllocationProp {
         let handle_types = match self.handles {
             Handles::None => 0,
@@ -72,8 +72,8 @@ impl PageKind {
 }
 
 impl CudaDriver {
-    /// Falls back to descriptors unless a fabric page can be exported: devices with the attribute
-    /// may lack fabric channels.
+    /// Falls back to descriptors if no fabric page can be exported: devices may lack fabric
+    /// channels.
     pub(super) fn try_fabric(&mut self) {
         if self.pages.handles != Handles::Fabric {
             return;
@@ -81,7 +81,7 @@ impl CudaDriver {
         let tried = self.create(self.capabilities.granularity).and_then(|page| {
             // SAFETY: created above.
             let exported = unsafe { self.export_fabric(page) };
-            // SAFETY: as above, and never mapped.
+            // SAFETY: never mapped.
             exported.and(unsafe { self.release(page) })
         });
         if let Err(error) = tried {
@@ -92,18 +92,18 @@ impl CudaDriver {
 
     fn export_as<T>(&self, page: PageHandle, kind: c_int, mut into: T) -> Result<T> {
         let share = ShareApi::get()?;
-        // SAFETY: a live page (contract), and room for this handle type.
+        // SAFETY: a live page, and room for this handle type.
         self.call("cuMemExportToShareableHandle", |_| unsafe {
             (share.cuMemExportToShareableHandle)((&raw mut into).cast::<c_void>(), page.0, kind, 0)
         })?;
         Ok(into)
     }
 
-    /// `handle` is the descriptor, or the address of the fabric handle.
+    /// `handle`: the descriptor, or the address of the fabric handle.
     fn import_as(&self, handle: *mut c_void, kind: c_int) -> Result<PageHandle> {
         let share = ShareApi::get()?;
         let mut page = 0;
-        // SAFETY: any handle value is allowed, and not kept by the driver.
+        // SAFETY: any value is allowed, and not kept.
         self.call("cuMemImportFromShareableHandle", |_| unsafe {
             (share.cuMemImportFromShareableHandle)(&raw mut page, handle, kind)
         })?;
@@ -111,7 +111,7 @@ impl CudaDriver {
     }
 }
 
-// SAFETY: the driver's functions follow the contract (H200; fabric on the stand-in).
+// SAFETY: the driver follows the contract (H200; fabric on the stand-in).
 unsafe impl Sharing for CudaDriver {
     fn granted(&self) -> Handles {
         self.pages.handles
@@ -122,7 +122,7 @@ unsafe impl Sharing for CudaDriver {
         if fd < 0 {
             return Err(Error::Internal { what: format!("the driver exported a page as {fd}") });
         }
-        // SAFETY: a new descriptor of this process.
+        // SAFETY: a new descriptor.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

@@ -1,12 +1,12 @@
-//! ROCm 7.0 to 7.13 count mappings in `hipMemSetAccess` from the first one of the reservation, so
-//! calls for later mappings fail (ROCm/rocm-systems #2451, #2516, #6977). There each call names all
-//! mappings from the first to the new ones, which must be adjacent.
+//! ROCm 7.0 to 7.13 count mappings in `hipMemSetAccess` from the reservation's first one, so calls
+//! for later mappings fail (ROCm/rocm-systems #2451, #2516, #6977). There each call names all
+//! mappings up to the new ones, without a gap.
 
 use std::collections::BTreeMap;
 
 use crate::units::Address;
 
-/// First version with the defect, by `hipDriverGetVersion`.
+/// First version with the defect.
 const COUNTS_FROM_FIRST: i32 = 70_000_000;
 /// First later version without it (mori #640).
 const COUNTS_NO_MORE: i32 = 71_400_000;
@@ -15,10 +15,9 @@ pub(super) fn counts_from_first(version: i32) -> bool {
     (COUNTS_FROM_FIRST..COUNTS_NO_MORE).contains(&version)
 }
 
-/// Guarded by the mutex `HipDriver::ranges`.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
-    /// Base to length, and the mappings: address to length.
+    /// Base to length and mappings (address to length).
     reserved: BTreeMap<u64, (u64, BTreeMap<u64, u64>)>,
 }
 
@@ -43,7 +42,7 @@ impl Ranges {
         }
     }
 
-    /// Start of a call for a new mapping at `at`. `None`: a gap precedes `at`.
+    /// Where a call for a new mapping at `at` begins. `None`: a gap precedes `at`.
     pub(super) fn begin(&self, at: Address) -> Option<Address> {
         let (_, (_, mapped)) = self.reserved.range(..=at.0).next_back()?;
         let mut before = mapped.range(..at.0);

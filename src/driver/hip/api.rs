@@ -1,13 +1,12 @@
-//! From hip_runtime_api.h of HIP 6.2 and 7.1, equal here. HIP 5, with a different
-//! `hipMemAllocationProp`, is refused.
+//! From hip_runtime_api.h of HIP 6.2 and 7.1, equal here. HIP 5 has a different
+//! `hipMemAllocationProp`.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use crate::driver::abi::{Abi, c_constants, c_structs, c_types};
 use crate::driver::library::{Vendor, c_functions};
 
-/// The last name is in development packages and in wheels with their own copy; its version is
-/// checked.
+/// The last name is in development packages and wheels; the version is checked.
 const LIBRARY: Vendor = Vendor {
     driver: "hip",
     variable: "VMMGRAPH_HIP_LIBRARY",
@@ -44,7 +43,7 @@ c_structs! { structs:
         id: c_int = "id" @ 4,
     }
 
-    /// All unnamed fields are zero.
+    /// Unnamed fields are zero.
     AllocationProp = "hipMemAllocationProp", 32 {
         kind: AllocationType = "type" @ 0,
         requested: HandleType = "requestedHandleType" @ 4,

@@ -1,5 +1,5 @@
-//! One access call and one unmap for each mapping. For ROCm 7.0 to 7.13 (`access`) the mutex
-//! `ranges` is held during calls which map, unmap and free addresses.
+//! For ROCm 7.0 to 7.13 (`access`) the mutex `ranges` is held during calls which map, unmap and
+//! free addresses.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -51,15 +51,15 @@ impl HipDriver {
     }
 
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of our reservation and a live page (contract).
+        // SAFETY: a free place of our reservation, a live page.
         self.call("hipMemMap", |api| unsafe {
             (api.hipMemMap)(pointer(at), page.bytes as usize, 0, handle(page.page), Flags(0))
         })
         .map_err(|error| self.out_of_memory(page.bytes, error))
     }
 
-    /// Makes whole mappings accessible by peers, then this device: ROCm 7.14 breaks a mapping whose
-    /// device had access before its peers (openxla/xla #46576).
+    /// Names peers first: ROCm 7.14 breaks a mapping whose device had access before its peers
+    /// (openxla/xla #46576).
     fn set_access(&self, at: Address, len: u64, peers: Peers) -> Result<()> {
         let mut access = [access_by(self.info.ordinal); 65];
         let mut count = 1;
@@ -80,7 +80,7 @@ impl HipDriver {
             self.map_one(at, page).map_err(|error| (error, false))?;
             return self.set_access(at, page.bytes, peers).map_err(|error| (error, !self.undo_map(at, page)));
         };
-        // An unmap of an earlier mapping meanwhile would invalidate the range.
+        // Held, as an unmap of an earlier mapping would invalidate the range.
         let mut ranges = ranges.lock();
         let first = ranges.begin(at).ok_or_else(|| {
             let problem = "this version of ROCm gives access only to mappings that follow a reservation's first one without a gap; 6.2 to 6.4 \
@@ -111,18 +111,18 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime follows the contract, by its sources; checked by tests/platforms/hip.rs.
+// SAFETY: the runtime follows the contract, by its sources (tests/platforms/hip.rs).
 unsafe impl Memory for HipDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         self.call("hipMemGetInfo", |api| unsafe { (api.hipMemGetInfo)(&raw mut free, &raw mut total) })?;
         Ok(free as u64)
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = ptr::null_mut();
-        // SAFETY: the out pointer is valid; alignment 0 is the default.
+        // SAFETY: valid out pointer; alignment 0 is the default.
         self.call("hipMemAddressReserve", |api| unsafe {
             (api.hipMemAddressReserve)(&raw mut base, len as usize, 0, ptr::null_mut(), Flags(0))
         })
@@ -140,9 +140,9 @@ unsafe impl Memory for HipDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // First: freed addresses may be reserved by another thread at once.
+        // First: another thread may reserve freed addresses at once.
         let mut ranges = self.ranges.as_ref().map(Mutex::lock);
-        // SAFETY: our reservation without mappings (contract).
+        // SAFETY: our reservation without mappings.
         self.give_back("hipMemAddressFree", |api| unsafe {
             (api.hipMemAddressFree)(pointer(base), len as usize)
         })?;
@@ -155,7 +155,7 @@ unsafe impl Memory for HipDriver {
     fn create(&self, len: u64) -> Result<PageHandle> {
         let mut made = Handle(ptr::null_mut());
         let prop = allocation(self.info.ordinal);
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         self.call("hipMemCreate", |api| unsafe {
             (api.hipMemCreate)(&raw mut made, len as usize, &raw const prop, Flags(0))
         })
@@ -164,7 +164,7 @@ unsafe impl Memory for HipDriver {
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: our handle, released once (contract).
+        // SAFETY: our handle, released once.
         self.give_back("hipMemRelease", |api| unsafe { (api.hipMemRelease)(handle(page)) })
     }
 
@@ -176,7 +176,7 @@ unsafe impl Memory for HipDriver {
                 if stays {
                     return Err(NotMapped { error, mapped: starts.len() + 1 });
                 }
-                // In reverse, so remaining mappings are at the start.
+                // In reverse, so the first pages remain.
                 let undone = starts.iter().rev().take_while(|(at, bytes)| {
                     // SAFETY: mapped above and never used.
                     unsafe { self.unmap(*at, *bytes) }.is_ok()
@@ -195,7 +195,7 @@ unsafe impl Memory for HipDriver {
 
     unsafe fn unmap(&self, at: Address, len: u64) -> Result<()> {
         let mut ranges = self.ranges.as_ref().map(Mutex::lock);
-        // SAFETY: our whole mapping, unused by the device (contract).
+        // SAFETY: our whole mapping, unused by the device.
         self.give_back("hipMemUnmap", |api| unsafe { (api.hipMemUnmap)(pointer(at), len as usize) })?;
         if let Some(ranges) = &mut ranges {
             ranges.unmap(at, len);

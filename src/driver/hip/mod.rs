@@ -1,10 +1,10 @@
-//! HIP driver: `hipMem*` of AMD's ROCm 6.2 and newer, tested on a stand-in with ROCm's rules
+//! HIP driver: `hipMem*` of AMD's ROCm 6.2 and newer. Tested on a stand-in with ROCm's rules
 //! (sources of CLR 6.0 to 6.3 and rocm-systems of 2026, or the cited issue), never on a device.
 //!
-//! * Calls act on the thread's current device, so every call sets ours.
+//! * Calls act on the thread's current device: every call sets ours and restores the previous one.
 //! * VMM and event calls work during captures in mode RELAXED. Synchronous copies and device-wide
-//!   waits break **every** capture of the process, so copies use an own stream, and no call waits
-//!   for a device.
+//!   waits break **every** capture of the process: copies use an own stream, and no call waits for
+//!   a device.
 //! * Each mapping needs its own `hipMemSetAccess` and `hipMemUnmap` (see `access`).
 //! * `hipMemUnmap` waits for the device or for its null stream.
 //! * No graphs: the effect of `hipGraphExecUpdate` on similar nodes is unknown.
@@ -43,7 +43,7 @@ pub struct HipDriver {
     api: &'static Api,
     info: DeviceInfo,
     capabilities: Capabilities,
-    /// For versions which count mappings from a reservation's first one.
+    /// For versions with the defect of `access`.
     ranges: Option<Mutex<Ranges>>,
     /// For `read` and `write`.
     copies: StreamHandle,
@@ -55,23 +55,19 @@ unsafe impl Send for HipDriver {}
 unsafe impl Sync for HipDriver {}
 
 impl HipDriver {
-    /// Returns the number of usable GPUs; 0, not an error, without GPUs.
-    ///
-    /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`], [`Error::UnfitDriver`] before HIP 6.2;
-    /// driver errors of the initialization.
+    /// As [`CudaDriver::count`](super::CudaDriver::count); [`Error::UnfitDriver`] before HIP 6.2.
     pub fn count() -> Result<i32> {
         let api = Api::get()?;
         version(api)?;
         // SAFETY: no preconditions.
         let code = unsafe { (api.hipInit)(0) };
-        // Depends on the version.
+        // The code depends on the version.
         if [api::NO_DEVICE, api::INVALID_DEVICE].contains(&code.0) {
             return Ok(0);
         }
         check(api, "hipInit", code)?;
         let mut count = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         let code = unsafe { (api.hipGetDeviceCount)(&raw mut count) };
         if code.0 == api::NO_DEVICE {
             return Ok(0);
@@ -83,8 +79,7 @@ impl HipDriver {
     /// Opens GPU `ordinal`.
     ///
     /// # Errors
-    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual
-    /// memory management.
+    /// As [`CudaDriver::new`](super::CudaDriver::new).
     pub fn new(ordinal: i32) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -93,7 +88,7 @@ impl HipDriver {
         let api = Api::get()?;
         let version = version(api)?;
         let mut supported = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         let code = unsafe {
             (api.hipDeviceGetAttribute)(&raw mut supported, Attribute(api::ATTRIBUTE_VMM), ordinal)
         };
@@ -102,17 +97,17 @@ impl HipDriver {
             return Err(Error::Unsupported { device: ordinal });
         }
         let mut name = [0; 128];
-        // SAFETY: the buffer has the given length; its last byte stays zero.
+        // SAFETY: a buffer of this length; its last byte stays zero.
         let code = unsafe { (api.hipDeviceGetName)(name.as_mut_ptr(), name.len() as c_int - 1, ordinal) };
         check(api, "hipDeviceGetName", code)?;
-        // SAFETY: a zero-terminated buffer on this stack.
+        // SAFETY: a zero-terminated buffer.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "hipDeviceTotalMem", unsafe { (api.hipDeviceTotalMem)(&raw mut total, ordinal) })?;
         let prop = memory::allocation(ordinal);
         let mut granularity = 0;
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         with_device(api, ordinal, "hipMemGetAllocationGranularity", |api| unsafe {
             let minimum = GranularityKind(api::GRANULARITY_MINIMUM);
             (api.hipMemGetAllocationGranularity)(&raw mut granularity, &raw const prop, minimum)
@@ -122,7 +117,7 @@ impl HipDriver {
             granularity: granularity as u64,
             largest_page: MAX_BYTES,
             largest_reservation: MAX_BYTES,
-            // CUDA's contract, with a caveat for RDNA.
+            // As CUDA, with a caveat for RDNA.
             alias: Alias::AtBoundaries,
             alias_proven: false,
             map_in_any_order: !defective,
@@ -134,7 +129,7 @@ impl HipDriver {
             // In several releases (ROCm/rocm-systems #10604).
             descriptors_per_page: 1,
             register_host: true,
-            // Peers would also get access to all earlier mappings.
+            // Peers would also access all earlier mappings.
             peers: if defective { Peers::NONE } else { peers_of(api, ordinal, count)? },
             restores_no_context: true,
         };
@@ -146,23 +141,20 @@ impl HipDriver {
             options: None,
         };
         let mut copies = StreamHandle(ptr::null_mut());
-        // SAFETY: the out pointer is valid. Last fallible call, so the stream cannot leak.
+        // SAFETY: valid out pointer. Last fallible call, so no stream leaks.
         with_device(api, ordinal, "hipStreamCreateWithFlags", |api| unsafe {
             (api.hipStreamCreateWithFlags)(&raw mut copies, api::STREAM_NON_BLOCKING)
         })?;
         Ok(Self { api, info, capabilities, ranges: defective.then(Mutex::default), copies })
     }
 
-    /// Calls on our device with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         with_device(self.api, self.info.ordinal, name, |api| relaxed(api, || call(api)))
     }
 
-    /// Succeeds after the runtime's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver { code: api::DEINITIALIZED | api::CONTEXT_IS_DESTROYED, .. }) => Ok(()),
-            // Once no device is left.
             Err(Error::Driver { code: api::INVALID_DEVICE, .. }) if Self::count() == Ok(0) => Ok(()),
             result => result,
         }
@@ -171,7 +163,7 @@ impl HipDriver {
 
 impl Drop for HipDriver {
     fn drop(&mut self) {
-        // SAFETY: our own stream, no longer used.
+        // SAFETY: our stream, no longer used.
         let destroyed =
             self.give_back("hipStreamDestroy", |api| unsafe { (api.hipStreamDestroy)(self.copies) });
         if let Err(error) = destroyed {
@@ -182,7 +174,7 @@ impl Drop for HipDriver {
 
 fn version(api: &Api) -> Result<i32> {
     let mut version = 0;
-    // SAFETY: the out pointer is valid; allowed before `hipInit`.
+    // SAFETY: valid out pointer; allowed before `hipInit`.
     check(api, "hipDriverGetVersion", unsafe { (api.hipDriverGetVersion)(&raw mut version) })?;
     if version < FIRST_VERSION {
         let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
@@ -194,7 +186,6 @@ fn version(api: &Api) -> Result<i32> {
     Ok(version)
 }
 
-/// Restores the previous device.
 fn with_device(
     api: &'static Api,
     ordinal: i32,
@@ -202,7 +193,7 @@ fn with_device(
     call: impl FnOnce(&Api) -> Code,
 ) -> Result<()> {
     let mut before = 0;
-    // SAFETY: the out pointer is valid.
+    // SAFETY: valid out pointer.
     check(api, "hipGetDevice", unsafe { (api.hipGetDevice)(&raw mut before) })?;
     let foreign = before != ordinal;
     if foreign {
@@ -219,13 +210,13 @@ fn with_device(
 
 fn relaxed(api: &Api, call: impl FnOnce() -> Code) -> Code {
     let mut mode = CaptureMode(api::CAPTURE_RELAXED);
-    // SAFETY: the pointer is valid. If this fails, no call is made: it might break captures.
+    // SAFETY: valid pointer. Without relaxed captures, the call might break one.
     let code = unsafe { (api.hipThreadExchangeStreamCaptureMode)(&raw mut mode) };
     if code.0 != 0 {
         return code;
     }
     let code = call();
-    // SAFETY: as above, restoring the previous mode.
+    // SAFETY: as above.
     unsafe { (api.hipThreadExchangeStreamCaptureMode)(&raw mut mode) };
     code
 }
@@ -234,7 +225,7 @@ fn peers_of(api: &Api, ordinal: i32, count: i32) -> Result<Peers> {
     let mut peers = Peers::NONE;
     for other in (0..count).filter(|other| *other != ordinal) {
         let mut can = 0;
-        // SAFETY: the out pointer is valid, and both devices exist.
+        // SAFETY: valid out pointer, existing devices.
         let code = unsafe { (api.hipDeviceCanAccessPeer)(&raw mut can, other, ordinal) };
         check(api, "hipDeviceCanAccessPeer", code)?;
         if can != 0 {
@@ -248,12 +239,12 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
     if code.0 == 0 {
         return Ok(());
     }
-    // SAFETY: any integer is allowed as a code.
+    // SAFETY: any integer is allowed.
     let text = unsafe { (api.hipGetErrorName)(code) };
     let name = if text.is_null() {
         "unknown result".to_owned()
     } else {
-        // SAFETY: a static, zero-terminated string of the runtime.
+        // SAFETY: a static C string.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Err(Error::Driver { call, code: code.0, name })

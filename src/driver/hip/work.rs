@@ -26,22 +26,22 @@ impl HipDriver {
     }
 }
 
-// SAFETY: the runtime follows the contract, by its sources; checked by tests/platforms/hip.rs.
+// SAFETY: the runtime follows the contract, by its sources (tests/platforms/hip.rs).
 unsafe impl Timeline for HipDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let mut status = CaptureStatus(api::CAPTURE_NONE);
-        // SAFETY: valid out pointer, existing stream (contract).
+        // SAFETY: valid out pointer, existing stream.
         let mut ask = |api: &Api| unsafe { (api.hipStreamIsCapturing)(stream(asked), &raw mut status) };
         let answer = if asked == Stream::LEGACY || asked == Stream::PER_THREAD {
             // Default streams belong to the current device.
             with_device(self.api, self.info.ordinal, "hipStreamIsCapturing", ask)
         } else {
-            // A created stream knows its device; allowed in every capture mode.
+            // Allowed in every capture mode. A created stream knows its device.
             let code = ask(self.api);
             check(self.api, "hipStreamIsCapturing", code)
         };
         match answer {
-            // An invalidated capture also blocks the stream until its end.
+            // An invalidated capture also blocks the stream.
             Ok(()) if status.0 == api::CAPTURE_NONE => Ok(StreamState::Ready),
             // The null stream, while a synchronizing stream is captured.
             Ok(()) | Err(Error::Driver { code: api::CAPTURE_IMPLICIT, .. }) => Ok(StreamState::Capturing),
@@ -60,7 +60,7 @@ unsafe impl Timeline for HipDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut created = EventHandle(ptr::null_mut());
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         self.call("hipEventCreate", |api| unsafe {
             (api.hipEventCreateWithFlags)(&raw mut created, api::EVENT_DISABLE_TIMING)
         })?;
@@ -68,12 +68,12 @@ unsafe impl Timeline for HipDriver {
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // SAFETY: our event, destroyed once (contract).
+        // SAFETY: our event, destroyed once.
         self.give_back("hipEventDestroy", |api| unsafe { (api.hipEventDestroy)(event(destroyed)) })
     }
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
-        // SAFETY: our event and an existing stream (contract).
+        // SAFETY: our event, an existing stream.
         self.call("hipEventRecord", |api| unsafe { (api.hipEventRecord)(event(recorded), stream(on)) })
     }
 
@@ -85,7 +85,7 @@ unsafe impl Timeline for HipDriver {
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
-        // SAFETY: our event (contract).
+        // SAFETY: our event.
         match self.call("hipEventQuery", |api| unsafe { (api.hipEventQuery)(event(asked)) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: api::NOT_READY, .. }) => Ok(false),
@@ -94,22 +94,22 @@ unsafe impl Timeline for HipDriver {
     }
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
-        // SAFETY: our event (contract).
+        // SAFETY: our event.
         self.call("hipEventSynchronize", |api| unsafe { (api.hipEventSynchronize)(event(awaited)) })
     }
 
     fn stream_create(&self) -> Result<Stream> {
         let mut created = StreamHandle(ptr::null_mut());
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         self.call("hipStreamCreate", |api| unsafe {
             (api.hipStreamCreateWithFlags)(&raw mut created, api::STREAM_NON_BLOCKING)
         })?;
-        // SAFETY: a new stream, destroyed by the caller.
+        // SAFETY: a new stream.
         Ok(unsafe { Stream::from_raw(created.0 as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
-        // SAFETY: our stream, destroyed once (contract).
+        // SAFETY: our stream, destroyed once.
         self.give_back("hipStreamDestroy", |api| unsafe { (api.hipStreamDestroy)(stream(destroyed)) })
     }
 }
@@ -117,7 +117,7 @@ unsafe impl Timeline for HipDriver {
 // SAFETY: as above.
 unsafe impl Transfer for HipDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
-        // SAFETY: the range is mapped and accessible (contract).
+        // SAFETY: the range is mapped and accessible.
         self.call("hipMemsetD32Async", |api| unsafe {
             (api.hipMemsetD32Async)(
                 DevicePointer(pointer(at)),
@@ -137,19 +137,19 @@ unsafe impl Transfer for HipDriver {
     }
 
     unsafe fn host_register(&self, at: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: process memory, mapped until unregistered (contract).
+        // SAFETY: process memory, mapped until unregistered.
         self.call("hipHostRegister", |api| unsafe {
             (api.hipHostRegister)(at.cast::<c_void>(), len, api::REGISTER_PORTABLE)
         })
     }
 
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()> {
-        // SAFETY: our registration, without a running copy (contract).
+        // SAFETY: our registration, without a running copy.
         self.give_back("hipHostUnregister", |api| unsafe { (api.hipHostUnregister)(at.cast::<c_void>()) })
     }
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
-        // SAFETY: both mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends.
         self.call("hipMemcpyAsync", |api| unsafe {
             let kind = CopyKind(api::DEVICE_TO_HOST);
             (api.hipMemcpyAsync)(to.cast::<c_void>(), pointer(from), len, kind, stream(on))

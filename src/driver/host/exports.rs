@@ -7,7 +7,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::{Memory, Page, Refusal};
 
-/// Prevents changes of length, which would fault in processes with the page mapped.
+/// Fixes the length: changes would fault in processes with the page mapped.
 const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 fn refused(error: Errno) -> Refusal {
@@ -18,7 +18,7 @@ fn refused(error: Errno) -> Refusal {
 }
 
 impl Memory {
-    /// Exports a page, and fixes the length of its memory.
+    /// Exports a page, and fixes its length.
     pub fn export(&self, handle: u64) -> Result<OwnedFd, Refusal> {
         let state = self.state.lock();
         let page =
@@ -32,7 +32,7 @@ impl Memory {
 
     /// Imports a page of `len` bytes, if known.
     pub fn import(&self, fd: BorrowedFd<'_>, len: Option<u64>) -> Result<u64, Refusal> {
-        // Memory without a fixed length could be truncated while mapped.
+        // It could be truncated while mapped.
         let seals = fcntl_get_seals(fd).map_err(|_| Refusal::Invalid("not the memory of a page"))?;
         let bytes = u64::try_from(fstat(fd).map_err(refused)?.st_size).unwrap_or(0);
         if !seals.contains(FIXED) || bytes == 0 {

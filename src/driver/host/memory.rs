@@ -2,7 +2,7 @@
 //! on an H200, driver 580; `tests/gpu/conformance.rs` checks both): aliases share contents,
 //! unmapped addresses fault.
 //!
-//! One mutex (`state`) guards all tables, also during system calls. Names nothing of the crate: the
+//! One mutex (`state`) guards all tables, also during system calls. Imports nothing of the crate:
 //! test stand-ins compile this file too.
 
 use std::collections::{BTreeMap, HashMap};
@@ -26,9 +26,7 @@ pub enum Refusal {
     /// Unsupported by the device.
     NotSupported(&'static str),
     OutOfMemory,
-    /// No addresses or mappings left.
     OutOfAddresses,
-    /// No file descriptor left.
     OutOfDescriptors,
 }
 
@@ -61,11 +59,8 @@ struct State {
 /// Remaining objects, for leak tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Pages with memory.
     pub pages: usize,
-    /// Reservations.
     pub reservations: usize,
-    /// Mappings.
     pub mappings: usize,
 }
 
@@ -82,23 +77,20 @@ impl Memory {
         Self { granularity, total, state: Mutex::default() }
     }
 
-    /// Returns the granularity of mapped lengths and addresses.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn granularity(&self) -> u64 {
         self.granularity
     }
 
-    /// Returns the bytes of the device.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the bytes without a page.
+    /// Bytes without a page.
     pub fn free(&self) -> u64 {
         self.total - self.state.lock().used
     }
 
-    /// Returns the objects not freed.
     pub fn leftovers(&self) -> Leftovers {
         let state = self.state.lock();
         Leftovers {
@@ -160,7 +152,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Creates a page and returns its handle.
     pub fn create(&self, len: u64) -> Result<u64, Refusal> {
         self.granular(&[len])?;
         let mut state = self.state.lock();
@@ -180,7 +171,7 @@ impl Memory {
         Ok(state.enter(Page { memory, len, handles: 1, mappings: 0, imported: false }))
     }
 
-    /// Releases a handle; the memory is freed after the last handle and mapping.
+    /// Releases a handle. The memory is freed after the last handle and mapping.
     pub fn release(&self, handle: u64) -> Result<(), Refusal> {
         let mut state = self.state.lock();
         let page =
@@ -190,7 +181,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns one more handle of the page at an address.
+    /// One more handle of the page at an address.
     #[allow(dead_code, reason = "only stand-ins offer this")]
     pub fn retain_at(&self, at: u64) -> Result<u64, Refusal> {
         let mut state = self.state.lock();
@@ -253,7 +244,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Grants peers (one bit each) access to whole, adjacent mappings. All peers are this process.
+    /// Grants peers access to whole, adjacent mappings. All peers are this process.
     pub fn grant(&self, at: u64, len: u64, peers: u64) -> Result<(), Refusal> {
         self.granular(&[at, len])?;
         let mut state = self.state.lock();
@@ -321,7 +312,6 @@ impl Memory {
         true
     }
 
-    /// Whether every byte is reserved.
     #[allow(dead_code, reason = "only stand-ins ask")]
     pub fn reserved(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
@@ -329,7 +319,6 @@ impl Memory {
         state.reservations.range(..=at).next_back().is_some_and(|(base, n)| end <= base + n)
     }
 
-    /// Fills a range with a 32-bit value.
     pub fn fill(&self, at: u64, len: u64, value: u32) -> Result<(), Refusal> {
         if !at.is_multiple_of(4) || !len.is_multiple_of(4) || !self.accessible(at, len) {
             return Err(Refusal::Invalid("not accessible"));
@@ -339,7 +328,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Reads a range.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Refusal> {
         if !self.accessible(at, into.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
@@ -349,7 +337,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes a range.
     pub fn write(&self, at: u64, from: &[u8]) -> Result<(), Refusal> {
         if !self.accessible(at, from.len() as u64) {
             return Err(Refusal::Invalid("not accessible"));
@@ -376,7 +363,6 @@ impl State {
         self.last_handle
     }
 
-    /// Frees the memory after the last handle and mapping.
     fn collect(&mut self, handle: u64) {
         if let Some(page) = self.pages.get(&handle)
             && page.handles == 0
@@ -396,7 +382,7 @@ impl State {
         self.mapping_over(at).is_some() || self.mappings.range(at..end).next().is_some()
     }
 
-    /// Returns the end, if the range is whole mappings without a gap.
+    /// End of a range of whole mappings without a gap.
     fn whole_mappings(&self, at: u64, len: u64) -> Result<u64, Refusal> {
         let end = at.checked_add(len).ok_or(Refusal::Invalid("beyond the address space"))?;
         let mut next = at;

@@ -1,5 +1,5 @@
-//! Host driver: real aliasing on any Linux machine, without GPU. Streams run their work at once in
-//! the caller's order, so every event is reached: tests of `order` check the calls, not the timing.
+//! Host driver: real aliasing on any Linux machine, without GPU. Streams run their work at once, so
+//! every event is reached: tests of `order` check the calls, not the timing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -22,7 +22,6 @@ mod sharing;
 
 use memory::{Memory, Refusal};
 
-/// Number of simulated devices.
 const DEVICES: i32 = 8;
 
 pub(super) const PLATFORM: Platform = Platform {
@@ -68,7 +67,7 @@ struct Events {
     registered: BTreeMap<usize, usize>,
 }
 
-/// Streams invented by tests are below.
+/// Tests use lower numbers.
 const FIRST_STREAM: u64 = 1 << 40;
 
 impl HostDriver {
@@ -122,21 +121,21 @@ impl HostDriver {
         })
     }
 
-    /// Returns the pages, reservations, mappings and events not freed.
+    /// Pages, reservations, mappings and events not freed.
     #[must_use]
     pub fn leftovers(&self) -> [usize; 4] {
         let left = self.memory.leftovers();
         [left.pages, left.reservations, left.mappings, self.events.lock().live.len()]
     }
 
-    /// Returns the streams and registrations not freed.
+    /// Streams and registrations not freed.
     #[must_use]
     pub fn host_leftovers(&self) -> [usize; 2] {
         let events = self.events.lock();
         [events.streams.len(), events.registered.len()]
     }
 
-    /// Returns the peers with access at an address.
+    /// Peers with access at an address.
     #[must_use]
     pub fn peers_at(&self, at: Address) -> Peers {
         Peers::of_bits(self.memory.granted(at.0))
@@ -170,7 +169,7 @@ impl HostDriver {
 }
 
 impl HostDriver {
-    /// A copy lies inside one registration or outside all, and its stream exists.
+    /// Fails for a copy partly inside a registration, and without a stream.
     fn crosses_no_registration(
         &self,
         call: &'static str,
@@ -324,7 +323,7 @@ unsafe impl Timeline for HostDriver {
         events.last += 1;
         let number = FIRST_STREAM + events.last;
         events.streams.insert(number);
-        // SAFETY: streams of this driver are only numbers in a table.
+        // SAFETY: a number in a table.
         Ok(unsafe { Stream::from_raw(number) })
     }
 
@@ -369,14 +368,14 @@ unsafe impl Transfer for HostDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, stream: Stream) -> Result<()> {
         self.crosses_no_registration("copy_to_host", to as usize, len, stream)?;
-        // SAFETY: memory of the caller (contract).
+        // SAFETY: memory of the caller.
         let into = unsafe { std::slice::from_raw_parts_mut(to, len) };
         self.memory.read(from.0, into).map_err(|r| self.refused("copy_to_host", len as u64, r))
     }
 
     unsafe fn copy_from_host(&self, to: Address, from: *const u8, len: usize, stream: Stream) -> Result<()> {
         self.crosses_no_registration("copy_from_host", from as usize, len, stream)?;
-        // SAFETY: memory unchanged during the call (contract).
+        // SAFETY: memory unchanged during the call.
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         self.memory.write(to.0, bytes).map_err(|r| self.refused("copy_from_host", len as u64, r))
     }

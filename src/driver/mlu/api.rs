@@ -1,5 +1,5 @@
-//! From the published text of `cn_api.h` in CNDrv 2.15.5. `scripts/abi.sh` compares these
-//! declarations where CNToolkit is installed.
+//! From the published text of `cn_api.h` in CNDrv 2.15.5. `scripts/abi.sh` compares both where
+//! CNToolkit is installed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -70,7 +70,6 @@ c_constants! {
     NO_HANDLE: c_uint = 0, "CN_MEM_HANDLE_TYPE_NONE";
     DEVICE: c_uint = 1, "CN_MEM_LOCATION_TYPE_DEVICE";
     READ_WRITE: c_uint = 0, "CN_MEM_ACCESS_FLAGS_PROT_READWRITE";
-    /// As in the vendor's example.
     NOT_CACHED: c_uint = 0, "CN_MEM_NON_CACHEABLE";
     NOT_PINNED: c_uint = 0, "CN_MEM_CACHE_NON_PINNED";
     MINIMUM: c_uint = 0, "CN_MEM_ALLOC_GRANULARITY_MINIMUM";
@@ -138,8 +137,7 @@ pub(super) fn allocation(ordinal: i32) -> AllocationProp {
     }
 }
 
-/// Cache coherence between addresses of a page is not documented, so caching is off, as in the
-/// vendor's example.
+/// Not cached, as in the vendor's example: cache coherence between aliases is undocumented.
 pub(super) fn access(ordinal: i32) -> AccessDesc {
     AccessDesc {
         location: location(ordinal),

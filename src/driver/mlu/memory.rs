@@ -1,5 +1,4 @@
-//! Each mapping covers a whole page at offset 0, has its own access call, and is unmapped as
-//! mapped.
+//! Each mapping covers a whole page, with its own access call and unmap.
 
 use super::api::{self, CnAddress, Handle};
 use super::{MluDriver, out_of_memory};
@@ -22,7 +21,7 @@ impl MluDriver {
     }
 
     fn map_one(&self, at: Address, page: Whole) -> Result<()> {
-        // SAFETY: a free place of our reservation and a live page of this size (contract).
+        // SAFETY: a free place of our reservation, a live page of this size.
         self.call("cnMemMap", |api| unsafe {
             (api.cnMemMap)(CnAddress(at.0), page.bytes, 0, Handle(page.page.raw()), 0)
         })
@@ -32,7 +31,7 @@ impl MluDriver {
     /// CNDrv allows exactly one descriptor.
     fn set_access(&self, at: Address, len: u64) -> Result<()> {
         let mut desc = api::access(self.info.ordinal);
-        // SAFETY: valid for one descriptor; the range is one mapping of ours.
+        // SAFETY: one descriptor; the range is our mapping.
         self.call("cnMemSetAccess", |api| unsafe {
             (api.cnMemSetAccess)(CnAddress(at.0), len, &raw mut desc, 1)
         })
@@ -40,7 +39,7 @@ impl MluDriver {
     }
 
     fn unmap_one(&self, at: Address, len: u64) -> Result<()> {
-        // SAFETY: our mapping, unused by the device (contract).
+        // SAFETY: our mapping, unused by the device.
         self.give_back("cnMemUnmap", |api| unsafe { (api.cnMemUnmap)(CnAddress(at.0), len) })
     }
 }
@@ -49,14 +48,14 @@ impl MluDriver {
 unsafe impl Memory for MluDriver {
     fn free_bytes(&self) -> Result<u64> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         self.call("cnMemGetInfo", |api| unsafe { (api.cnMemGetInfo)(&raw mut free, &raw mut total) })?;
         Ok(free)
     }
 
     fn reserve(&self, len: u64) -> Result<Address> {
         let mut base = CnAddress(0);
-        // SAFETY: the out pointer is valid; alignment 0 is the default.
+        // SAFETY: valid out pointer; alignment 0 is the default.
         self.call("cnMemAddressReserve", |api| unsafe {
             (api.cnMemAddressReserve)(&raw mut base, len, 0, CnAddress(0), 0)
         })
@@ -70,21 +69,21 @@ unsafe impl Memory for MluDriver {
     }
 
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()> {
-        // SAFETY: our reservation without mappings (contract).
+        // SAFETY: our reservation without mappings.
         self.give_back("cnMemAddressFree", |api| unsafe { (api.cnMemAddressFree)(CnAddress(base.0), len) })
     }
 
     fn create(&self, len: u64) -> Result<PageHandle> {
         let (mut made, mut prop) = (Handle(0), api::allocation(self.info.ordinal));
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         self.call("cnMemCreate", |api| unsafe { (api.cnMemCreate)(&raw mut made, len, &raw mut prop, 0) })
             .map_err(|error| self.out_of_memory(len, error))?;
-        // SAFETY: a new handle of the driver.
+        // SAFETY: a new handle.
         Ok(unsafe { PageHandle::from_raw(made.0) })
     }
 
     unsafe fn release(&self, page: PageHandle) -> Result<()> {
-        // SAFETY: our handle, released once (contract); the memory stays while mapped.
+        // SAFETY: our handle, released once.
         self.give_back("cnMemRelease", |api| unsafe { (api.cnMemRelease)(Handle(page.raw())) })
     }
 
@@ -100,7 +99,7 @@ unsafe impl Memory for MluDriver {
                 made = self.set_access(end, page.bytes);
             }
             if let Err(error) = made {
-                // In reverse, so remaining mappings are at the start.
+                // In reverse, so the first pages remain.
                 let undone = maps.iter().rev().take_while(|(at, len)| self.unmap_one(*at, *len).is_ok());
                 return Err(NotMapped { error, mapped: maps.len() - undone.count() });
             }

@@ -1,6 +1,7 @@
-//! MLU driver: Cambricon's CNDrv, `cn*` over the device's shared context, which CNRT and torch_mlu
-//! also use, made current by every call, in the thread's relaxed capture mode. Never run on
-//! hardware, nor compiled against the vendor's header. Undocumented behaviour is not used:
+//! MLU driver: Cambricon's CNDrv, `cn*` over the device's shared context, also used by CNRT and
+//! torch_mlu. Every call makes the context current, in relaxed capture mode, and restores both.
+//! Never run on hardware, nor compiled against the vendor's header. Undocumented behaviour is not
+//! used:
 //!
 //! * *Default queues.* CNDrv's numbers of the thread's and the legacy queue (1 and 2) are reversed
 //!   against CUDA's. The null queue is accepted outside captures; [`Stream::PER_THREAD`] is
@@ -45,10 +46,8 @@ pub struct MluDriver {
     info: DeviceInfo,
     capabilities: Capabilities,
     device: Device,
-    /// Retained by this object.
     context: Context,
     captures: AtomicU64,
-    /// Own notifiers never placed.
     unplaced: Mutex<HashSet<u64>>,
 }
 
@@ -58,11 +57,8 @@ unsafe impl Send for MluDriver {}
 unsafe impl Sync for MluDriver {}
 
 impl MluDriver {
-    /// Returns the number of usable MLUs; 0, not an error, without MLUs. Afterwards the process
-    /// must not fork (header, cnInit).
-    ///
-    /// # Errors
-    /// [`Error::DriverMissing`], [`Error::SymbolMissing`]; driver errors of the initialization.
+    /// As [`CudaDriver::count`](super::CudaDriver::count), of MLUs. Afterwards the process must not
+    /// fork (header, cnInit).
     pub fn count() -> Result<i32> {
         let api = Api::get()?;
         // SAFETY: no preconditions.
@@ -72,7 +68,7 @@ impl MluDriver {
         }
         check(api, "cnInit", code)?;
         let mut count = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cnDeviceGetCount", unsafe { (api.cnDeviceGetCount)(&raw mut count) })?;
         Ok(count)
     }
@@ -80,8 +76,7 @@ impl MluDriver {
     /// Opens MLU `ordinal` and retains its shared context.
     ///
     /// # Errors
-    /// As [`count`](Self::count); [`Error::InvalidDevice`]; [`Error::Unsupported`] without virtual
-    /// memory management.
+    /// As [`CudaDriver::new`](super::CudaDriver::new).
     pub fn new(ordinal: i32) -> Result<Self> {
         let count = Self::count()?;
         if !(0..count).contains(&ordinal) {
@@ -89,13 +84,13 @@ impl MluDriver {
         }
         let api = Api::get()?;
         let mut device = Device(0);
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cnDeviceGet", unsafe { (api.cnDeviceGet)(&raw mut device, ordinal) })?;
         let mut supported = 0;
         let attribute = Attribute(api::VIRTUAL_ADDRESSES);
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         let code = unsafe { (api.cnDeviceGetAttribute)(&raw mut supported, attribute, device) };
-        // Then the driver has no virtual memory management.
+        // These codes mean no virtual memory management.
         if !matches!(code, Code(api::INVALID_VALUE | api::NOT_SUPPORTED)) {
             check(api, "cnDeviceGetAttribute", code)?;
         }
@@ -104,16 +99,16 @@ impl MluDriver {
         }
         // Longer names are an error (header).
         let mut name = [0; 256];
-        // SAFETY: the buffer has the given length; its last byte stays zero.
+        // SAFETY: a buffer of this length; its last byte stays zero.
         let code = unsafe { (api.cnDeviceGetName)(name.as_mut_ptr(), name.len() as c_uint - 1, device) };
         check(api, "cnDeviceGetName", code)?;
-        // SAFETY: a zero-terminated buffer on this stack.
+        // SAFETY: a zero-terminated buffer.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut total_bytes = 0;
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cnDeviceTotalMem", unsafe { (api.cnDeviceTotalMem)(&raw mut total_bytes, device) })?;
         let (mut granularity, mut prop) = (0, api::allocation(ordinal));
-        // SAFETY: both pointers are valid.
+        // SAFETY: valid pointers.
         let code = unsafe {
             (api.cnMemGetAllocationGranularity)(
                 &raw mut granularity,
@@ -123,7 +118,7 @@ impl MluDriver {
         };
         check(api, "cnMemGetAllocationGranularity", code)?;
         let mut context = Context(ptr::null_mut());
-        // SAFETY: the out pointer is valid. Last fallible call, so the reference cannot leak.
+        // SAFETY: valid out pointer. Last fallible call, so no reference leaks.
         let code = unsafe { (api.cnSharedContextAcquire)(&raw mut context, device) };
         check(api, "cnSharedContextAcquire", code)?;
         let info = DeviceInfo { platform: NAME, ordinal, name, total_bytes, options: None };
@@ -158,11 +153,10 @@ impl MluDriver {
         })
     }
 
-    /// Calls in our context with relaxed captures, and restores both.
     fn call(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         let api = self.api;
         let mut before = Context(ptr::null_mut());
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         check(api, "cnCtxGetCurrent", unsafe { (api.cnCtxGetCurrent)(&raw mut before) })?;
         let foreign = before != self.context;
         if foreign {
@@ -170,10 +164,10 @@ impl MluDriver {
             check(api, "cnCtxSetCurrent", unsafe { (api.cnCtxSetCurrent)(self.context) })?;
         }
         let mut mode = api::CaptureMode(api::CAPTURE_RELAXED);
-        // SAFETY: the pointer is valid. If the exchange failed, the call is at worst refused.
+        // SAFETY: valid pointer. After a failed exchange, the call is at worst refused.
         unsafe { (api.cnThreadExchangeQueueCaptureMode)(&raw mut mode) };
         let code = call(api);
-        // SAFETY: as above, restoring the previous mode.
+        // SAFETY: as above.
         unsafe { (api.cnThreadExchangeQueueCaptureMode)(&raw mut mode) };
         if foreign {
             // SAFETY: the previous context, or null for none.
@@ -182,7 +176,6 @@ impl MluDriver {
         check(api, name, code)
     }
 
-    /// Succeeds after the driver's shutdown.
     fn give_back(&self, name: &'static str, call: impl FnOnce(&Api) -> Code) -> Result<()> {
         match self.call(name, call) {
             Err(Error::Driver {
@@ -213,7 +206,7 @@ impl Driver for MluDriver {
 
     fn version(&self) -> String {
         let (mut major, mut minor, mut patch) = (0, 0, 0);
-        // SAFETY: the out pointers are valid.
+        // SAFETY: valid out pointers.
         match unsafe { (self.api.cnGetLibVersion)(&raw mut major, &raw mut minor, &raw mut patch) } {
             Code(0) => format!("{major}.{minor}.{patch}"),
             _ => String::new(),
@@ -238,10 +231,10 @@ fn check(api: &Api, call: &'static str, code: Code) -> Result<()> {
         return Ok(());
     }
     let mut text = ptr::null();
-    // SAFETY: the out pointer is valid; any code is allowed (header).
+    // SAFETY: valid out pointer; any code is allowed (header).
     let known = unsafe { (api.cnGetErrorName)(code, &raw mut text) } == Code(0) && !text.is_null();
     let name = if known {
-        // SAFETY: a static, zero-terminated string of the driver.
+        // SAFETY: a static C string.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     } else {
         "unknown result".to_owned()

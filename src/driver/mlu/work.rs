@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
 impl MluDriver {
-    /// `None`: our event was never placed, and counts as reached, as on other platforms. The caller
-    /// must place its own notifiers.
+    /// `None`: our event was never placed, so it counts as reached, as on other platforms. Callers
+    /// place their own notifiers.
     fn asked(&self, event: Event) -> Option<Notifier> {
         (!self.unplaced.lock().contains(&event.raw())).then_some(notifier(event))
     }
@@ -27,15 +27,14 @@ unsafe impl Timeline for MluDriver {
     unsafe fn stream_state(&self, asked: Stream) -> Result<StreamState> {
         let queue = self.queue(asked)?;
         if queue.0.is_null() {
-            // The null queue cannot be captured (header); its effect on other captures is
-            // undocumented.
+            // The null queue cannot be captured (header); its effect on captures is undocumented.
             let open = self.captures.load(SeqCst) > 0;
             return Ok(if open { StreamState::Capturing } else { StreamState::Ready });
         }
         let mut status = CaptureStatus(api::CAPTURE_NONE);
-        // SAFETY: valid out pointer, existing queue (contract).
+        // SAFETY: valid out pointer, existing queue.
         self.call("cnQueueIsCapturing", |api| unsafe { (api.cnQueueIsCapturing)(queue, &raw mut status) })?;
-        // An invalidated capture also blocks the queue until its end.
+        // An invalidated capture also blocks the queue.
         let ready = status == CaptureStatus(api::CAPTURE_NONE);
         Ok(if ready { StreamState::Ready } else { StreamState::Capturing })
     }
@@ -52,25 +51,25 @@ unsafe impl Timeline for MluDriver {
 
     fn event_create(&self) -> Result<Event> {
         let mut notifier = Notifier(ptr::null_mut());
-        // SAFETY: the out pointer is valid.
+        // SAFETY: valid out pointer.
         self.call("cnCreateNotifier", |api| unsafe {
             (api.cnCreateNotifier)(&raw mut notifier, api::NO_TIMING)
         })?;
         let made = notifier.0 as u64;
         self.unplaced.lock().insert(made);
-        // SAFETY: a new notifier, destroyed by the caller.
+        // SAFETY: a new notifier.
         Ok(unsafe { Event::from_raw(made) })
     }
 
     unsafe fn event_destroy(&self, destroyed: Event) -> Result<()> {
-        // First: CNDrv may reuse the notifier's value at once.
+        // First: CNDrv may reuse the value at once.
         let unplaced = self.unplaced.lock().remove(&destroyed.raw());
         let gone = self.give_back("cnDestroyNotifier", |api| {
-            // SAFETY: our notifier, destroyed once (contract); a pending one is released later.
+            // SAFETY: our notifier, destroyed once; a pending one is released later.
             unsafe { (api.cnDestroyNotifier)(notifier(destroyed)) }
         });
         if gone.is_err() && unplaced {
-            // If the driver refused, the event still exists.
+            // The event still exists.
             self.unplaced.lock().insert(destroyed.raw());
         }
         gone
@@ -78,7 +77,7 @@ unsafe impl Timeline for MluDriver {
 
     unsafe fn event_record(&self, recorded: Event, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: our notifier and an existing queue (contract).
+        // SAFETY: our notifier, an existing queue.
         self.call("cnPlaceNotifier", |api| unsafe { (api.cnPlaceNotifier)(notifier(recorded), queue) })?;
         self.unplaced.lock().remove(&recorded.raw());
         Ok(())
@@ -87,13 +86,13 @@ unsafe impl Timeline for MluDriver {
     unsafe fn event_wait(&self, awaited: Event, by: Stream) -> Result<()> {
         let queue = self.queue(by)?;
         let Some(notifier) = self.asked(awaited) else { return Ok(()) };
-        // SAFETY: the notifier and the queue exist (contract).
+        // SAFETY: the notifier and the queue exist.
         self.call("cnQueueWaitNotifier", |api| unsafe { (api.cnQueueWaitNotifier)(queue, notifier) })
     }
 
     unsafe fn event_query(&self, asked: Event) -> Result<bool> {
         let Some(notifier) = self.asked(asked) else { return Ok(true) };
-        // SAFETY: the notifier exists (contract).
+        // SAFETY: the notifier exists.
         match self.call("cnQueryNotifier", |api| unsafe { (api.cnQueryNotifier)(notifier) }) {
             Ok(()) => Ok(true),
             Err(Error::Driver { code: api::NOT_READY, .. }) => Ok(false),
@@ -103,21 +102,21 @@ unsafe impl Timeline for MluDriver {
 
     unsafe fn event_synchronize(&self, awaited: Event) -> Result<()> {
         let Some(notifier) = self.asked(awaited) else { return Ok(()) };
-        // SAFETY: the notifier exists (contract).
+        // SAFETY: the notifier exists.
         self.call("cnWaitNotifier", |api| unsafe { (api.cnWaitNotifier)(notifier) })
     }
 
     fn stream_create(&self) -> Result<Stream> {
         let mut made = Queue(ptr::null_mut());
-        // SAFETY: the out pointer is valid; flags must be 0.
+        // SAFETY: valid out pointer; flags must be 0.
         self.call("cnCreateQueue", |api| unsafe { (api.cnCreateQueue)(&raw mut made, 0) })?;
-        // SAFETY: a new queue, destroyed by the caller.
+        // SAFETY: a new queue.
         Ok(unsafe { Stream::from_raw(made.0 as u64) })
     }
 
     unsafe fn stream_destroy(&self, destroyed: Stream) -> Result<()> {
         let queue = Queue(destroyed.raw() as *mut _);
-        // SAFETY: our queue, destroyed once (contract); submitted work still runs.
+        // SAFETY: our queue, destroyed once.
         self.give_back("cnDestroyQueue", |api| unsafe { (api.cnDestroyQueue)(queue) })
     }
 
@@ -134,21 +133,21 @@ unsafe impl Timeline for MluDriver {
 unsafe impl Transfer for MluDriver {
     unsafe fn fill(&self, at: Address, len: u64, value: u32, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: mapped and writable by the caller; the queue exists (contract).
+        // SAFETY: mapped and writable by the caller; the queue exists.
         self.call("cnMemsetD32Async", |api| unsafe {
             (api.cnMemsetD32Async)(CnAddress(at.0), value, len / 4, queue)
         })
     }
 
     unsafe fn read(&self, at: Address, into: &mut [u8]) -> Result<()> {
-        // SAFETY: a slice of this length, and mapped memory (contract).
+        // SAFETY: a slice of this length; mapped memory.
         self.call("cnMemcpyDtoH", |api| unsafe {
             (api.cnMemcpyDtoH)(into.as_mut_ptr().cast(), CnAddress(at.0), into.len() as u64)
         })
     }
 
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()> {
-        // SAFETY: a slice of this length, and mapped memory (contract).
+        // SAFETY: a slice of this length; mapped memory.
         self.call("cnMemcpyHtoD", |api| unsafe {
             (api.cnMemcpyHtoD)(CnAddress(at.0), from.as_ptr().cast(), from.len() as u64)
         })
@@ -164,7 +163,7 @@ unsafe impl Transfer for MluDriver {
 
     unsafe fn copy_to_host(&self, from: Address, to: *mut u8, len: usize, on: Stream) -> Result<()> {
         let queue = self.queue(on)?;
-        // SAFETY: both mapped until the copy ends (contract).
+        // SAFETY: both mapped until the copy ends.
         self.call("cnMemcpyDtoHAsync_V2", |api| unsafe {
             (api.cnMemcpyDtoHAsync_V2)(to.cast::<c_void>(), CnAddress(from.0), len as u64, queue)
         })
