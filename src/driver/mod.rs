@@ -1,10 +1,10 @@
-//! Driver interface: all operations needed of a platform; see docs/design/drivers.md. Traits:
-//! [`Memory`], [`Timeline`] (streams and events), [`Transfer`] (bytes), and the optional [`Graphs`]
-//! and [`Sharing`]. Differences between platforms are data ([`Capabilities`]).
+//! Driver interface: all operations the library needs of a platform; see docs/design/drivers.md.
+//! Traits: [`Memory`], [`Timeline`] (streams and events), [`Transfer`] (bytes), and the optional
+//! [`Graphs`] and [`Sharing`]. Differences between platforms are data ([`Capabilities`]).
 //!
 //! # Contract
 //!
-//! Callers (mostly `pages/`) guarantee, beside the `# Safety` of each function:
+//! Callers (mostly `pages/`) guarantee, as the `unsafe` functions need:
 //!
 //! * Lengths and addresses are multiples of [`Capabilities::granularity`], and lengths non-zero.
 //! * A page is mapped whole. An unmap covers whole mappings without a gap; exactly one, with
@@ -64,7 +64,7 @@ pub struct DeviceInfo {
     pub options: Option<HostOptions>,
 }
 
-/// When a write through one address is visible at another of the page.
+/// When a write through one address of a page is visible at another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alias {
     /// A page can be mapped only once.
@@ -86,10 +86,11 @@ pub struct Capabilities {
     pub largest_reservation: u64,
     /// Visibility between two addresses of a page.
     pub alias: Alias,
-    /// `alias` was verified on hardware. Otherwise the first opening runs [`self_test()`].
+    /// `alias` was verified on hardware. Otherwise the first opening of a device runs
+    /// [`self_test()`].
     pub alias_proven: bool,
-    /// Pages can be mapped at any free place of a reservation. Otherwise [`Memory::map`] refuses
-    /// all places but the one after the last mapping ([`Error::UnfitDriver`]).
+    /// Pages can be mapped at any free place of a reservation; otherwise only directly after the
+    /// mapped ones, and [`Memory::map`] refuses all else ([`Error::UnfitDriver`]).
     pub map_in_any_order: bool,
     /// Pages can be mapped during a capture.
     pub map_while_capturing: bool,
@@ -99,22 +100,22 @@ pub struct Capabilities {
     pub replace_under_graph: bool,
     /// `unmap` waits for the device.
     pub unmap_waits: bool,
-    /// `unmap` takes exactly one mapping.
+    /// `unmap` takes exactly one mapping, as mapped.
     pub unmap_each: bool,
     /// File descriptors for each page.
     pub descriptors_per_page: u32,
-    /// Host memory can be registered for asynchronous copies at full speed, unless the operating
-    /// system refuses.
+    /// Host memory can be registered, so copies run asynchronously at full speed, unless the
+    /// operating system refuses.
     pub register_host: bool,
-    /// Devices which can be granted access to the pages.
+    /// Devices which can be granted access to this device's pages.
     pub peers: Peers,
-    /// A thread without a context has none after a call; otherwise the device's context stays
-    /// current. A previous context is always restored.
+    /// A thread without a current context has none after a call; otherwise the device's context
+    /// stays current. A previous context is always restored.
     pub restores_no_context: bool,
 }
 
 impl Capabilities {
-    /// Fails for a peer which cannot be granted access ([`Error::InvalidArgument`]).
+    /// Fails for the first peer which cannot be granted access ([`Error::InvalidArgument`]).
     pub fn require_peers(&self, peers: Peers) -> Result<()> {
         let expected = "another device of the platform that can reach this one's memory (peer access)";
         match peers.without(self.peers).iter().next() {
@@ -123,7 +124,7 @@ impl Capabilities {
         }
     }
 
-    /// Fails if pages under graphs cannot be replaced. `instead`: the remedy.
+    /// Fails if pages under graphs cannot be replaced; `instead` names the remedy.
     pub(crate) fn require_replacing(&self, info: &DeviceInfo, instead: &str) -> Result<()> {
         if self.replace_under_graph {
             return Ok(());
@@ -143,13 +144,13 @@ macro_rules! handle {
             /// Creates a handle from the driver's value.
             ///
             /// # Safety
-            /// An existing object of this kind.
+            /// The driver returned the value for an existing object of this kind.
             #[must_use]
             pub const unsafe fn from_raw(value: u64) -> Self {
                 Self(value)
             }
 
-            /// The driver's value.
+            /// Returns the driver's value.
             #[must_use]
             pub fn raw(self) -> u64 {
                 self.0
@@ -159,7 +160,7 @@ macro_rules! handle {
 }
 
 handle! {
-    /// A physical page. Safe code cannot create a handle:
+    /// A physical page of the driver. Safe code cannot create a handle:
     ///
     /// ```compile_fail
     /// let forged = vmmgraph::driver::PageHandle(5);
@@ -167,7 +168,7 @@ handle! {
     PageHandle
 }
 handle! {
-    /// A point in a stream's work. As [`PageHandle`]:
+    /// An event: a point in a stream's work. Safe code cannot create a handle:
     ///
     /// ```compile_fail
     /// let forged = vmmgraph::driver::Event(5);
@@ -184,7 +185,7 @@ handle! {
     Executable
 }
 handle! {
-    /// A node of a captured graph: a copy from the host.
+    /// A copy node of a captured graph, from the host.
     CopyNode
 }
 
@@ -213,7 +214,7 @@ pub struct Whole {
 pub struct NotMapped {
     /// The error.
     pub error: Error,
-    /// Pages, from the first, still mapped as the undo failed too; usually 0.
+    /// Pages, from the first, still mapped because the undo failed too; usually 0.
     pub mapped: usize,
 }
 
@@ -222,7 +223,7 @@ pub struct NotMapped {
 /// # Safety
 /// An implementation follows the contract of this module.
 pub unsafe trait Memory {
-    /// Free bytes of the device.
+    /// Returns the free bytes of the device.
     fn free_bytes(&self) -> Result<u64>;
 
     /// Reserves addresses without memory.
@@ -234,7 +235,7 @@ pub unsafe trait Memory {
     /// A reservation of this driver, unused and without mappings.
     unsafe fn free_addresses(&self, base: Address, len: u64) -> Result<()>;
 
-    /// Creates a physical page. [`Error::OutOfMemory`] means only a lack of memory.
+    /// Creates a physical page. [`Error::OutOfMemory`] means only short memory.
     fn create(&self, len: u64) -> Result<PageHandle>;
 
     /// Releases a physical page.
@@ -243,14 +244,15 @@ pub unsafe trait Memory {
     /// A page of this driver, not released before.
     unsafe fn release(&self, page: PageHandle) -> Result<()>;
 
-    /// Maps pages one after the other from `at`, readable and writable by the device and peers of
-    /// [`Capabilities::peers`].
+    /// Maps pages one after the other from `at`, readable and writable by the device and these
+    /// peers, of its [`Capabilities::peers`]. An error has the number of pages still mapped.
     ///
     /// # Safety
     /// The addresses are reserved and unmapped; the pages are live and have these lengths.
     unsafe fn map(&self, at: Address, pages: &[Whole], peers: Peers) -> Result<(), NotMapped>;
 
-    /// Grants peers access to a range, also while the device uses it. Fails if unmapped meanwhile.
+    /// Grants peers access to a range, also while the device uses it. Fails if the range was
+    /// unmapped meanwhile.
     ///
     /// # Safety
     /// Whole mappings without a gap, present now or earlier.
@@ -268,7 +270,7 @@ pub unsafe trait Memory {
 pub enum StreamState {
     /// Accepted.
     Ready,
-    /// Under capture, or the legacy default stream while its use would break a capture.
+    /// Under capture, or the legacy default stream while its use would break another capture.
     Capturing,
 }
 
@@ -277,15 +279,15 @@ pub enum StreamState {
 /// # Safety
 /// As [`Memory`].
 pub unsafe trait Timeline {
-    /// Whether a stream can be used without breaking a capture. Breaks no capture, and is cheap:
-    /// called for every replay.
+    /// Returns whether a stream can be used without breaking a capture. Breaks no capture itself,
+    /// and is cheap: called for every replay.
     ///
     /// # Safety
     /// The stream exists.
     unsafe fn stream_state(&self, stream: Stream) -> Result<StreamState>;
 
-    /// The thread's current context of this device other than the primary (for example a green
-    /// context), which then has the [default streams](Stream::is_default).
+    /// Returns the thread's current context of this device other than the primary (for example a
+    /// green context), which then has the [default streams](Stream::is_default).
     fn other_context(&self) -> Option<u64>;
 
     /// Calls `work` with the primary context current, or fails without calling it.
@@ -300,14 +302,14 @@ pub unsafe trait Timeline {
     /// An event of this driver, destroyed once.
     unsafe fn event_destroy(&self, event: Event) -> Result<()>;
 
-    /// Records the event after all submitted work of `stream`.
+    /// Records the event after all work submitted to `stream`.
     ///
     /// # Safety
     /// A live event of this driver, and an existing stream which is [`Ready`](StreamState::Ready)
     /// or in a capture the caller [may extend](Graphs::capture_copy).
     unsafe fn event_record(&self, event: Event, stream: Stream) -> Result<()>;
 
-    /// Makes later work of `stream` wait for the event, without blocking.
+    /// Makes later work of `stream` wait for the event. Does not block.
     ///
     /// # Safety
     /// As [`event_record`](Self::event_record).
@@ -331,27 +333,31 @@ pub unsafe trait Timeline {
     /// Destroys a stream. Submitted work still runs.
     ///
     /// # Safety
-    /// A stream of [`stream_create`](Self::stream_create), destroyed once.
+    /// A stream of [`stream_create`](Self::stream_create), destroyed once and not used afterwards.
     unsafe fn stream_destroy(&self, stream: Stream) -> Result<()>;
 
     /// Reports the beginning of a capture: no platform can list captures, and some forbid waits
-    /// then.
+    /// meanwhile.
     fn capture_begins(&self) {}
 
     /// Reports the end of a capture.
     fn capture_ends(&self) {}
 
-    /// Checks before operations which end in a wait, as
-    /// [`event_synchronize`](Self::event_synchronize) does; [`Error::DeviceCapturing`]. A forbidden
+    /// Checks that the thread may wait for the device, before operations which end in a wait.
+    /// [`event_synchronize`](Self::event_synchronize) checks too; a forbidden
     /// [`event_query`](Self::event_query) returns false.
+    ///
+    /// # Errors
+    /// [`Error::DeviceCapturing`].
     fn may_wait(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Begins a wait permitted by [`may_wait`](Self::may_wait). It continues if a capture begins.
+    /// Begins a wait permitted by [`may_wait`](Self::may_wait), until
+    /// [`wait_ends`](Self::wait_ends); it continues if a capture begins meanwhile.
     fn wait_begins(&self) {}
 
-    /// Ends the wait.
+    /// Ends such a wait.
     fn wait_ends(&self) {}
 }
 
@@ -360,7 +366,7 @@ pub unsafe trait Timeline {
 /// # Safety
 /// As [`Memory`].
 pub unsafe trait Transfer {
-    /// Fills `len` bytes (a multiple of four) in stream order.
+    /// Fills `len` bytes (a multiple of four) with a 32-bit value, in stream order.
     ///
     /// # Safety
     /// The range is mapped and writable by the caller; the stream exists.
@@ -378,7 +384,7 @@ pub unsafe trait Transfer {
     /// As [`fill`](Self::fill).
     unsafe fn write(&self, at: Address, from: &[u8]) -> Result<()>;
 
-    /// Registers host memory for asynchronous copies, no part twice.
+    /// Registers host memory, for asynchronous copies. No part may be registered already.
     ///
     /// # Safety
     /// Memory of this process, mapped until unregistered.
@@ -391,7 +397,7 @@ pub unsafe trait Transfer {
     unsafe fn host_unregister(&self, at: *mut u8) -> Result<()>;
 
     /// Copies device bytes to the host in stream order; asynchronously if the host memory is
-    /// registered. No copy crosses the end of a registration.
+    /// registered. A copy does not cross the end of a registration.
     ///
     /// # Safety
     /// The source is mapped memory of the device; the destination is writable by the caller until
@@ -409,9 +415,9 @@ pub unsafe trait Transfer {
 /// Nodes of a captured graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphNodes {
-    /// Nodes, without those of child graphs.
+    /// Number of nodes, without nodes of child graphs.
     pub count: u64,
-    /// A node, or a child's node, may allocate or free memory.
+    /// A node allocates or frees memory, or its child nodes may.
     pub may_allocate: bool,
 }
 
@@ -427,7 +433,7 @@ pub unsafe trait Graphs {
     unsafe fn graph_nodes(&self, graph: Graph) -> Result<GraphNodes>;
 
     /// Instantiates a graph as libtorch 2.11: nodes keep the priorities of their captured streams,
-    /// and the next launch frees memory the graph allocated and left.
+    /// and memory allocated by the graph and not freed is freed at its next launch.
     ///
     /// # Safety
     /// As [`graph_nodes`](Self::graph_nodes).
@@ -447,9 +453,9 @@ pub unsafe trait Graphs {
     /// is mapped, and the source is registered and unchanged.
     unsafe fn capture_copy(&self, copy: GraphCopy, stream: Stream) -> Result<CopyNode>;
 
-    /// Makes a capturing stream wait for an event of the capture, as the first dependency of its
-    /// next node. Changes launch time only: on CUDA, 36 idle branches cost 1 % for concurrent
-    /// kernels instead of 24 (docs/performance.md, Rings).
+    /// Makes a capturing stream wait for an event of the capture, as the first dependency of the
+    /// stream's next node. Changes launch time only: on CUDA, 36 idle branches cost 1 % for
+    /// concurrent kernels instead of 24 (docs/performance.md, Rings).
     ///
     /// # Safety
     /// The caller may extend the capture, in which the event was recorded.
@@ -458,8 +464,8 @@ pub unsafe trait Graphs {
     /// Replaces a copy of an executable, for later launches.
     ///
     /// # Safety
-    /// A live executable of the existing graph with this node, used by no other thread; the copy as
-    /// in [`capture_copy`](Self::capture_copy).
+    /// A live executable of this driver, used by no other thread, of the existing graph with this
+    /// node; the copy as above.
     unsafe fn executable_set_copy(
         &self,
         executable: Executable,
@@ -467,7 +473,8 @@ pub unsafe trait Graphs {
         copy: GraphCopy,
     ) -> Result<()>;
 
-    /// Enables or disables a copy for later launches. Dependent nodes run either way.
+    /// Enables or disables a copy of an executable, for later launches. Dependent nodes run either
+    /// way.
     ///
     /// # Safety
     /// As [`executable_set_copy`](Self::executable_set_copy).
@@ -481,23 +488,23 @@ pub unsafe trait Graphs {
 
 /// One device of a platform.
 pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
-    /// Constant properties of the device.
+    /// Returns the constant properties of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// The platform's properties.
+    /// Returns the platform's properties.
     fn capabilities(&self) -> &Capabilities;
 
-    /// The driver's version; empty if unknown.
+    /// Returns the driver's version; empty if unknown.
     fn version(&self) -> String {
         String::new()
     }
 
-    /// Graph functions, if any.
+    /// Returns the graph functions, if any.
     fn graphs(&self) -> Option<&dyn Graphs> {
         None
     }
 
-    /// Functions for other processes, if requested at the opening.
+    /// Returns the functions for other processes, if requested at the opening.
     fn sharing(&self) -> Option<&dyn Sharing> {
         None
     }
@@ -508,7 +515,7 @@ pub trait Driver: Memory + Timeline + Transfer + fmt::Debug + Send + Sync {
     }
 }
 
-/// Driver of a device.
+/// A driver shared by all objects of a device.
 pub type SharedDriver = Arc<dyn Driver>;
 
 /// A platform with options creates a new device for each driver.
