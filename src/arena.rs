@@ -1,6 +1,6 @@
 //! Arena: one set of physical pages, the spaces that map them, and the order of their replays. The
-//! mutex of the current space (`serial`) is taken before all other locks; that of `eager` only to
-//! find or create the eager space.
+//! state shared with spaces is `Common`. The mutex of the current space (`serial`) is taken before
+//! all other locks; that of `eager` is held only to find or create the eager space.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,13 +44,13 @@ fn asked_for(variable: &str) -> bool {
 pub struct SharedVmmAllocator {
     common: Arc<Common>,
     reserve_bytes: u64,
-    /// Current space of the published design, with its predecessors.
+    /// Of the published design, with its predecessors.
     serial: Mutex<Serial>,
     eager: Eager,
     leases: Arc<Leases>,
 }
 
-/// Created by the first scope; only addresses of live blocks outlive the arena.
+/// Eager work from the first scope on. Dropped with the arena, except addresses of live blocks.
 #[derive(Default)]
 struct Eager(Mutex<Option<Arc<EagerSpace>>>);
 
@@ -154,8 +154,8 @@ impl SharedVmmAllocator {
         Space::open_bump(&self.common, 0)
     }
 
-    /// Begins eager work on `stream`: see [`EagerScope`]. Waits for replays and scopes of other
-    /// threads.
+    /// Begins eager work on `stream`: see [`EagerScope`]. Waits for the end of a replay or scope of
+    /// a different thread.
     ///
     /// # Errors
     /// [`Error::WrongState`] inside a launch or scope of this arena, or while paused; otherwise as
@@ -167,8 +167,9 @@ impl SharedVmmAllocator {
     }
 
     /// Like [`eager_scope`](Self::eager_scope), for at most `bytes` of live blocks, each rounded up
-    /// to 512 bytes . Pages on lease stay so if `bytes` fit without; otherwise enough leases are
-    /// refused ([`Error::Lent`]) or [recalled](Self::set_recall).
+    /// to 512 bytes (allow a little for the ends of pages). Pages on lease stay so if `bytes` fit
+    /// without; otherwise enough leases are refused ([`Error::Lent`]) or
+    /// [recalled](Self::set_recall).
     pub fn eager_scope_of(&self, stream: Stream, bytes: u64) -> Result<EagerScope> {
         self.usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
@@ -191,6 +192,7 @@ impl SharedVmmAllocator {
 
     fn prepare(&self) -> Result<()> {
         self.usable()?;
+        // Reaped pages serve this capture.
         self.common.pool().reap();
         match self.common.order.mark() {
             // Under capture, or impossible to capture; the next replay reports this.
@@ -199,7 +201,7 @@ impl SharedVmmAllocator {
         }
     }
 
-    /// Marks all replays so far: `vmmgraph_arena_mark`.
+    /// Marks all replays so far: `vmmgraph_arena_mark`. Records events deferred during a capture.
     pub fn mark(&self) -> Result<()> {
         self.common.order.mark()?;
         let pool = self.common.pool();
@@ -227,7 +229,8 @@ impl SharedVmmAllocator {
         released
     }
 
-    /// Replaces little-used large pages by small pages: `vmmgraph_arena_shrink_to_fit`.
+    /// Replaces little-used large pages by small pages, and returns the saved bytes:
+    /// `vmmgraph_arena_shrink_to_fit`.
     pub fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
         self.usable()?;
         self.common.shrink_to_fit(fence)
@@ -256,7 +259,7 @@ impl SharedVmmAllocator {
         account.set_limits(Limits { most: bytes, least: account.stats().least_bytes });
     }
 
-    /// Closes the arena after a caught bug.
+    /// Closes the arena after a caught bug: only destruction is left.
     pub fn close(&self) {
         self.common.closed.store(true, Ordering::Relaxed);
     }
@@ -302,8 +305,11 @@ impl SharedVmmAllocator {
         self.common.trace_events.store(on, Ordering::Relaxed);
     }
 
-    /// Checks that all live blocks of the arena are disjoint, and audits the device's pool. For
-    /// tests.
+    /// Checks that all live blocks of the arena are disjoint ([`Space::audit`]), and audits the
+    /// device's pool. For tests.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] names the first violation.
     pub fn audit(&self) -> Result<()> {
         let spaces = self.living();
         spaces.iter().try_for_each(|space| space.audit())?;

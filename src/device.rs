@@ -21,8 +21,9 @@ pub use peers::{PeerExtent, PeerMap, PeerPage};
 pub use sockets::{MOST_DESCRIPTORS, receive_descriptors, send_descriptors};
 
 /// Root object of a device in this process: its driver, and the page pool of all its physical
-/// memory. Open until its last arena, space or block is gone. Memory then refused or in use is
-/// retried at the next opening. Opening never waits for the driver of a different device.
+/// memory. Arenas, spaces and blocks keep it open, and the last one closes it. Memory then refused
+/// by the driver or in use is retried at the next opening. Opening never waits for the driver of a
+/// different device.
 #[derive(Debug)]
 pub struct Device {
     pool: Arc<PagePool>,
@@ -45,7 +46,7 @@ fn admitted() -> &'static Mutex<HashMap<(&'static str, i32), Peers>> {
 }
 
 impl Device {
-    /// Creates a device over the caller's driver, not process-wide.
+    /// Creates a device over the caller's driver, apart from process-wide devices.
     #[must_use]
     pub fn with_driver(driver: SharedDriver) -> Arc<Self> {
         retry_orphans(&driver);
@@ -57,7 +58,8 @@ impl Device {
     /// Returns the process-wide device `ordinal`, opened if necessary.
     ///
     /// # Errors
-    /// As [`open`]; [`Error::DeviceInUse`] if the device is open with other options.
+    /// As [`open`]; [`Error::DeviceInUse`] if the device is open with other host options, or
+    /// without the requested [sharing](Self::sharing) or [RDMA access](Self::rdma).
     pub fn open(choice: DriverChoice, ordinal: i32, options: impl Into<DeviceOptions>) -> Result<Arc<Self>> {
         let options @ DeviceOptions { host, sharing, rdma, peers } = options.into();
         let asked = peers.without(Peers::one(ordinal));
@@ -94,13 +96,14 @@ impl Device {
     /// Grants other devices of the platform access to all current and future mappings. An arena's
     /// own option ([`Options::peers`](crate::Options::peers)) adds cost only to its own maps.
     ///
-    /// Fails with [`Error::InvalidArgument`] for a device without peer access. A driver error
-    /// concerns current mappings: future mappings grant access.
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a device without peer access: nothing changed. Driver errors
+    /// for current mappings: future mappings still grant access.
     pub fn admit(&self, peers: Peers) -> Result<()> {
         if peers.is_empty() { Ok(()) } else { self.pool.admit(peers) }
     }
 
-    /// As [`admit`](Self::admit), for a process-wide device, open or not.
+    /// As [`admit`](Self::admit), for a process-wide device: now if open, else at its opening.
     #[doc(hidden)]
     pub fn admit_to(platform: &'static str, ordinal: i32, peers: Peers) -> Result<()> {
         let device = Self::opened(platform, ordinal);
@@ -112,6 +115,7 @@ impl Device {
             let known = admitted.entry((platform, ordinal)).or_default();
             *known = known.and(peers);
         }
+        // Includes a device opened meanwhile.
         Self::opened(platform, ordinal).map_or(Ok(()), |device| device.admit(peers))
     }
 
@@ -155,19 +159,23 @@ impl Device {
         &self.pausables
     }
 
-    /// Limits the pool's physical bytes. Frees nothing.
+    /// Limits the physical bytes of the device's pool. Frees nothing.
     pub fn set_budget(&self, bytes: Option<u64>) {
         self.pool.set_budget(bytes);
     }
 
-    /// Creates an account below another or below the device.
+    /// Creates an account below another or below the device: a budget for a tenant, a model or a
+    /// kind of memory.
     ///
-    /// Fails with [`Error::OverBudget`] if an ancestor has no room for the guarantee.
+    /// # Errors
+    /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
+    /// [`Error::InvalidArgument`] for a parent on a different device.
     pub fn account(&self, label: &str, below: Option<&Account>, limits: Limits) -> Result<Account> {
         Account::new(&self.pool, below, label.to_owned(), limits)
     }
 
-    /// Registers a reclaimer, until dropped by its owner: `vmmgraph_device_add_reclaimer`.
+    /// Registers a reclaimer, until dropped by its owner: `vmmgraph_device_add_reclaimer`, or for
+    /// the reclaimer's [account](Reclaimer::account).
     pub fn add_reclaimer(&self, reclaimer: &Arc<dyn Reclaimer>) {
         self.pool.add_reclaimer(reclaimer);
     }
@@ -192,7 +200,8 @@ impl Device {
         self.pool.note_capture();
     }
 
-    /// Releases free pages, and returns their bytes. Waits at most `limit` for the device.
+    /// Releases free pages, and returns their bytes. Waits at most `limit` for freed memory in use
+    /// by the device.
     pub fn give_back(&self, limit: Duration) -> u64 {
         let start = Instant::now();
         for known in self.pausables().tagged(&[]) {
@@ -214,7 +223,8 @@ impl Device {
     }
 
     /// Makes room for `bytes` of a caller whose own driver allocation failed: [gives
-    /// back](Self::give_back) pages, then asks reclaimers. Returns whether a retry is useful.
+    /// back](Self::give_back) pages, then asks reclaimers. Returns whether a retry is useful. The
+    /// caller has no lock.
     pub fn make_room(&self, bytes: u64, limit: Duration) -> bool {
         let given = self.give_back(limit);
         let free = self.pool.driver().free_bytes().unwrap_or(u64::MAX);
@@ -232,8 +242,8 @@ impl Device {
         self.pool.stats()
     }
 
-    /// Returns the number of rings with streamed units. A small copy to the device may wait for all
-    /// their copies.
+    /// Returns the number of rings with streamed units, also in captured steps: a small copy to the
+    /// device may wait for all their copies.
     #[must_use]
     pub fn streaming_rings(&self) -> u64 {
         self.streaming.load(Ordering::Relaxed)

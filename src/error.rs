@@ -1,5 +1,5 @@
-//! All errors of the library, as values. No error aborts, and no panic crosses into C. Unless
-//! documented, a failed call has no effect.
+//! All errors of the library, as values with the numbers to explain them. No error aborts or exits,
+//! and no panic crosses into C. A failed call has no effect, unless documented.
 
 use std::borrow::Cow;
 
@@ -44,7 +44,7 @@ pub enum Error {
         /// Valid values.
         expected: &'static str,
     },
-    /// A graph input that is invalid, or does not match its declaration or bucket.
+    /// A graph input with an invalid declaration, or not matching its declaration or bucket.
     #[error("input {input}: {problem}")]
     InputMismatch {
         /// Name of the input.
@@ -77,7 +77,7 @@ pub enum Error {
         /// Requested name.
         name: String,
     },
-    /// No platform was requested, and none has a usable device.
+    /// No platform was requested, and none has a usable device; host memory must be requested.
     #[error(
         "cannot open device {ordinal}: no platform has a usable device ({reasons}); set VMMGRAPH_DRIVER=host to use host memory instead"
     )]
@@ -95,7 +95,7 @@ pub enum Error {
         /// Number of the device.
         ordinal: i32,
     },
-    /// An address that starts no live block of this space.
+    /// An address which is not the start of a live block of this space.
     #[error("{address:?} is not the start of a live block of this space")]
     ForeignPointer {
         /// The address.
@@ -110,7 +110,7 @@ pub enum Error {
     /// The object is in the wrong state for the call.
     #[error("{sentence}")]
     WrongState {
-        /// *cannot do something: reason; remedy*.
+        /// Sentence: *cannot do something: reason; remedy*.
         sentence: Cow<'static, str>,
     },
     /// The device has no memory for a page.
@@ -119,7 +119,7 @@ pub enum Error {
         wanted_by(space)
     )]
     OutOfMemory {
-        /// Missing bytes: for the page, and all planned after it.
+        /// Missing bytes: the page, and all pages planned after it.
         requested: u64,
         /// Free bytes reported by the driver.
         free: u64,
@@ -130,7 +130,7 @@ pub enum Error {
         /// Label of the requesting space.
         space: Option<String>,
     },
-    /// A limit of the device's pool or of an account is reached.
+    /// A limit is reached: of the device's page pool or of an account.
     #[error(
         "over the budget of {}device {device}: {requested} bytes requested{}, {held} of {budget} bytes held",
         account.as_ref().map_or(String::new(), |account| format!("{account} on ")),
@@ -145,7 +145,7 @@ pub enum Error {
         budget: u64,
         /// Number of the device.
         device: i32,
-        /// Label of the limited account. `None`: the device.
+        /// Label of the account with the limit. `None`: the device.
         account: Option<String>,
         /// Key of the lowest account over its limit. `None`: the device. 0: a limit outside
         /// accounts.
@@ -161,7 +161,7 @@ pub enum Error {
         /// Number of the device.
         device: i32,
     },
-    /// The process has no file descriptor left for a page of the host driver.
+    /// The process has no file descriptor for a page of the host driver.
     #[error(
         "out of file descriptors for a page of {requested} bytes on device {device}: the process may have {limit}, and the host \
          driver keeps one for each page"
@@ -169,7 +169,7 @@ pub enum Error {
     OutOfDescriptors {
         /// Bytes of the page.
         requested: u64,
-        /// Limit of the process (`ulimit -n`). 2^64 - 1: only the machine's.
+        /// Limit of the process (`ulimit -n`). 2^64 - 1: limited by the machine only.
         limit: u64,
         /// Number of the device.
         device: i32,
@@ -185,12 +185,12 @@ pub enum Error {
         requested: u64,
         /// Bytes in the host pool.
         held: u64,
-        /// Limit of the pool. 0: only the machine's.
+        /// Limit of the pool. 0: limited by the machine only.
         limit: u64,
-        /// Bytes the machine has available, if too few.
+        /// Bytes available on the machine, if fewer than requested.
         available: Option<u64>,
     },
-    /// Host memory could not be registered with the device, as the caller requires.
+    /// Host memory could not be registered with the device (pinned), as the caller requires.
     #[error(
         "host memory of {requested} bytes could not be registered with the device: {registered} of {held} bytes that the host pool holds are"
     )]
@@ -202,20 +202,21 @@ pub enum Error {
         /// Registered part of `held`.
         registered: u64,
     },
-    /// Needed pages are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)).
+    /// Needed pages are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)):
+    /// recall them first.
     #[error("pages that are needed are on lease to somebody: leases {leases:?}")]
     Lent {
         /// Numbers of the leases.
         leases: Vec<u64>,
     },
-    /// Other processes use pages ([`Device::export_page`](crate::Device::export_page)) that the
-    /// call would change.
+    /// Other processes use pages that the call would release, move or replace
+    /// ([`Device::export_page`](crate::Device::export_page)).
     #[error("other processes have pages that are to stay what they are: pages {pages:?}")]
     Exported {
         /// The pages, or the first one found.
         pages: Vec<u64>,
     },
-    /// The stream is under capture, or a default stream that would break one.
+    /// The stream is under capture, or is a default stream whose use would break a capture.
     #[error(
         "stream {stream:#x} is being captured: call mark() before the capture begins, or replay after it ends"
     )]
@@ -261,7 +262,7 @@ pub enum Error {
         /// Number of the device.
         device: i32,
     },
-    /// The device does not offer a feature.
+    /// The device does not offer a feature ([`Capabilities`](crate::driver::Capabilities)).
     #[error("{platform} device {device} does not offer it: {what}")]
     NotOffered {
         /// The platform.
@@ -271,7 +272,8 @@ pub enum Error {
         /// Missing feature and remedy.
         what: String,
     },
-    /// The self-test failed: aliased addresses differ, or a new mapping has a different page.
+    /// The self-test failed: a write through one address of a page is not visible at another, or a
+    /// new mapping has a different page.
     #[error(
         "{platform} device {device} (driver {}) cannot be used: {found}; VMMGRAPH_SELF_TEST=0 leaves the test out",
         if version.is_empty() { "of unknown version" } else { version }
@@ -315,7 +317,8 @@ fn wanted_by(space: &Option<String>) -> String {
 }
 
 impl Error {
-    /// Creates [`WrongState`](Self::WrongState): *cannot do something: reason; remedy*.
+    /// Creates [`WrongState`](Self::WrongState) with a sentence: *cannot do something: reason;
+    /// remedy*.
     #[must_use]
     pub fn wrong_state(sentence: impl Into<Cow<'static, str>>) -> Self {
         Self::WrongState { sentence: sentence.into() }
@@ -328,6 +331,7 @@ impl Error {
         self
     }
 
+    /// Raises the missing bytes to at least `bytes`.
     pub(crate) fn of_at_least(mut self, bytes: u64) -> Self {
         if let Self::OutOfMemory { requested, .. } | Self::OverBudget { requested, .. } = &mut self {
             *requested = bytes.max(*requested);
@@ -343,7 +347,7 @@ impl Error {
         }
     }
 
-    /// Whether more memory, a larger budget or a `trim` could help.
+    /// Whether more memory, a larger budget or a `trim` elsewhere could make the call succeed.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OverBudget { .. } | Self::OutOfDescriptors { .. })

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A page is on lease while mapped at the place of its lease (`pages/lent.rs`), so any unmap ends
-//! the lease. An arena's lease mutex is held across no call of a borrower.
+//! the lease. The mutex of an arena's leases is held across no call of a borrower.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -43,8 +43,8 @@ struct Inner {
     recalling: Mutex<u64>,
 }
 
-/// Lease: pages of an arena also mapped in elastic memory. Keeps that memory alive, not the graphs.
-/// Drop has no effect.
+/// Lease: pages of an arena also mapped in elastic memory, which it keeps alive, not the graphs.
+/// Clones are the same lease. Drop has no effect.
 #[derive(Clone)]
 pub struct Lease(Arc<Inner>);
 
@@ -82,19 +82,19 @@ impl Lease {
         common.pool().lent_bytes(Some(self.0.id), common.shared.account())
     }
 
-    /// Orders a stream after the graphs that used the pages. Required before the borrower's first
-    /// work.
+    /// Makes later work of a stream wait for the graphs that used the pages. Required before the
+    /// borrower's first work there.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.0.to.before(stream)
     }
 
-    /// Recalls all pages from the borrower: `vmmgraph_lease_recall`. The borrower's callback must
-    /// not recall.
+    /// Recalls all pages from the borrower: `vmmgraph_lease_recall`. Errors of the borrower are
+    /// passed on; its own callback must not recall.
     pub fn recall(&self, deadline: Duration) -> Result<()> {
         self.recall_bytes(u64::MAX, deadline)
     }
 
-    /// [Recalls](Self::recall) at least `bytes`, or all.
+    /// [Recalls](Self::recall) at least `bytes`, or all. The lease continues with the rest.
     pub fn recall_bytes(&self, bytes: u64, deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
@@ -198,7 +198,7 @@ impl Leases {
         })?;
         let (common, recalling) = (Arc::clone(common), Mutex::default());
         let lease = Lease(Arc::new(Inner { id, part, to, common, recalling }));
-        // Dropped after the mutex: the last reference to a borrower runs its owner's drop.
+        // After the mutex: the last reference to a borrower runs the drop of its owner.
         let mut ended = Vec::new();
         let mut known = self.0.lock();
         // Two per new lease, so ended leases do not accumulate.
@@ -225,11 +225,13 @@ impl Leases {
         *known = active;
         let mut leases: Vec<Lease> = known.iter().cloned().collect();
         drop(known);
+        // Without the mutex: the last reference to a borrower runs the drop of its owner.
         drop(ended);
         leases.sort_unstable_by_key(Lease::id);
         leases
     }
 
+    /// Recalls leases within one deadline. Tries all, and returns the first error.
     pub(crate) fn recall(&self, which: impl Fn(&Lease) -> bool, deadline: Duration) -> Result<()> {
         let start = Instant::now();
         let mut result = Ok(());

@@ -1,9 +1,9 @@
 //! GPU memory for graph-mode LLM engines.
 //!
 //! An engine captures one CUDA graph for each batch shape. A replay needs fixed addresses, so each
-//! captured shape keeps its activations, and memory grows with the number of shapes. Here every
-//! capture has **its own addresses over one shared set of physical pages**: N shapes cost the peak
-//! of the largest.
+//! captured shape keeps its activations, and memory grows with the number of shapes. With this
+//! library every capture has **its own addresses over one shared set of physical pages**: N shapes
+//! cost the peak memory of the largest shape.
 //!
 //! ```
 //! use vmmgraph::{Device, DriverChoice, HostOptions, Options, SharedVmmAllocator, Stream};
@@ -54,7 +54,8 @@
 //!   units error sync    checked numbers; errors; locks
 //! ```
 //!
-//! A layer names only layers below (`tests/tree/layers.rs`).
+//! A layer names only layers below (`tests/tree/layers.rs` checks this). `dispatch`, `elastic`,
+//! `ring`, `executables` and `workspace` stand beside their neighbours.
 
 mod arena;
 #[doc(hidden)]

@@ -1,5 +1,6 @@
-//! Replay order of an arena. Graphs of one arena write to the same pages, so no two may run at once
-//! (CUDA programming guide, "virtual aliasing"). State of the last replay's stream:
+//! Replay order of an arena. Graphs of one arena write to the same pages, so no two may run at the
+//! same time (CUDA programming guide, "virtual aliasing"). The order tracks the stream of the last
+//! replay:
 //!
 //! ```text
 //!   unused ── enter(s) ──> on s ── enter(s): stream order suffices; only the capture check
@@ -8,11 +9,12 @@
 //!                         marked ── enter(any): waits for the mark, as a handle may be reused
 //! ```
 //!
-//! A thread's default stream can only be marked there, and a green context's only while current:
-//! both are marked at once.
+//! A thread's default stream can only be marked on its thread, and a green context's only while the
+//! context is current: replays on either are marked at once.
 //!
-//! A launch holds an exclusive section and no lock, so it may call the library. A replay that would
-//! wait for itself, also through other objects and threads, is an error ([`ExclusiveSection`]).
+//! Launches hold an exclusive section and no lock, so a launch may call any function of the
+//! library. A replay which would wait for itself, through any number of arenas, regions and
+//! threads, is an error ([`ExclusiveSection`]).
 
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ use serial::Serial;
 
 /// `on` when everything is marked; no stream's handle.
 const MARKED: u64 = u64::MAX;
-/// `on` for a handle valid in one thread or context only.
+/// `on` for a stream whose handle is valid in one thread or context only.
 const ELSEWHERE: u64 = u64::MAX - 1;
 /// `on` while a thread holding `last` records a mark.
 const MARKING: u64 = u64::MAX - 2;
@@ -39,8 +41,8 @@ pub struct ReplayOrder {
     events: Arc<Events>,
     replay_slot: ExclusiveSection,
     /// Stream of the last unmarked replay, or [`ELSEWHERE`]; else [`MARKED`]. A marking thread sets
-    /// [`MARKING`] before it records; a leaving launch sets the stream again. So no mark recorded
-    /// during a launch counts for it.
+    /// [`MARKING`] before it records, and a launch sets the stream again when leaving: a mark
+    /// recorded during a launch never counts for it.
     on: AtomicU64,
     last: Mutex<Last>,
     /// Written by pause and resume.
@@ -67,15 +69,15 @@ struct Last {
     mark: Option<Mark>,
     /// Stream of the last replay.
     stream: NamedStream,
-    /// Deferred events of fences requested during a capture. One per fence, since an earlier
-    /// fence's event is too early.
+    /// Deferred events of fences requested while the stream was captured, one per fence: an event
+    /// recorded for one is too early for another.
     deferred_marks: Vec<DeferredMark>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     order: &'a ReplayOrder,
-    /// [`ReplayOrder::on`] after the launch.
+    /// [`ReplayOrder::on`] after the launch; [`MARKED`] if nothing is launched.
     on: u64,
 }
 
@@ -100,13 +102,15 @@ impl ReplayOrder {
         }
     }
 
-    /// Replays stay on the first one's stream and thread, until [`lift_serial`](Self::lift_serial).
+    /// Replays must stay on the stream and thread of the first one, until
+    /// [`lift_serial`](Self::lift_serial).
     #[must_use]
     pub fn serial(events: &Arc<Events>) -> Self {
         Self { serial: Some(Serial::default()), ..Self::new(events) }
     }
 
-    /// Unbinds a [serial](Self::serial) order, after a launch of another thread.
+    /// Unbinds a [serial](Self::serial) order. Waits for a launch of another thread.
+    /// [`Error::WrongState`] if the call would wait for itself.
     pub fn lift_serial(&self) -> Result<()> {
         self.between(|| {
             if let Some(serial) = &self.serial {
@@ -115,20 +119,21 @@ impl ReplayOrder {
         })
     }
 
-    /// Returns the number of launched replays, a current launch included.
+    /// Returns the number of launched replays; inside a launch, of the current one.
     #[must_use]
     pub fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// Orders `stream` after all replays so far and calls `launch`, without a lock. If `launch`
-    /// fails, the stream still counts as used.
+    /// Calls `launch`, without a lock, after ordering its work on `stream` after all replays so
+    /// far. If `launch` fails, the stream still counts as used.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if the use of `stream`, or of the last replay's stream unless
-    /// [marked](Self::mark), would break a capture. [`Error::WrongState`] if the call would wait
-    /// for itself, the arena is paused, or a [serial](Self::serial) order has another stream or
-    /// thread. After an error, `launch` was not called.
+    /// Driver errors. [`Error::StreamCapturing`] if `stream` is under capture or its use would
+    /// break a capture; the same for the stream of the last replay, unless [marked](Self::mark).
+    /// [`Error::WrongState`] if the call would wait for itself or the arena is paused; in a
+    /// [serial](Self::serial) order also on another stream or thread. Then `launch` was not called
+    /// and no capture was touched.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {
         let _entered = self.begin(stream, || Ok(()))?;
         Ok(launch())
@@ -139,8 +144,8 @@ impl ReplayOrder {
         self.leave_of(thread_token())
     }
 
-    /// For the thread with this token, on any thread. Exception: a replay on that thread's default
-    /// stream.
+    /// For the thread with this token, callable on any thread, except for a replay on the default
+    /// stream of the token's thread.
     pub(crate) fn leave_of(&self, thread: u64) -> Result<()> {
         let on = if self.replay_slot.is_of(thread) { self.entered.lock().take() } else { None }.ok_or_else(
             || {
@@ -153,8 +158,8 @@ impl ReplayOrder {
         Ok(())
     }
 
-    /// Like [`replay`](Self::replay) up to the launch, which ends with the result. `prepare` runs
-    /// first; its error refuses the launch.
+    /// Like [`replay`](Self::replay) up to the launch, which lasts as long as the result. `prepare`
+    /// runs first, between two replays; its error refuses the launch.
     pub(crate) fn begin(&self, stream: Stream, prepare: impl FnOnce() -> Result<()>) -> Result<Entered<'_>> {
         self.replay_slot.enter().map_err(|_| waits_for_itself())?;
         let mut entered = Entered { order: self, on: MARKED };
@@ -163,7 +168,7 @@ impl ReplayOrder {
             return Err(paused());
         }
         let named = self.events.name(stream);
-        // First, because a wait or record would add a difference between ranks.
+        // Before any preparation, wait or record: each would add a difference between ranks.
         if let Some(serial) = &self.serial {
             serial.check(named)?;
         }
@@ -171,7 +176,7 @@ impl ReplayOrder {
         self.order(named)?;
         if gate == BEHIND {
             self.contents.lock().before(&self.events, stream)?;
-            // Later replays are ordered after this one, even if its launch fails.
+            // All later replays are ordered after this one, even if its launch fails.
             self.gate.store(OPEN, Ordering::SeqCst);
         }
         if let Some(serial) = &self.serial {
@@ -182,6 +187,7 @@ impl ReplayOrder {
         Ok(entered)
     }
 
+    /// Runs `work` between two replays; fails if the call would wait for itself.
     pub(crate) fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T> {
         self.replay_slot.enter().map_err(|_| waits_for_itself())?;
         let _given_back = Entered { order: self, on: MARKED };
@@ -220,6 +226,7 @@ impl ReplayOrder {
         Ok(())
     }
 
+    /// Records a mark, unless one exists.
     fn mark_last(&self, last: &mut Last) -> Result<Option<Mark>> {
         if self.on.load(Ordering::SeqCst) == MARKED {
             return Ok(last.mark.clone());
@@ -242,8 +249,9 @@ impl ReplayOrder {
         }
     }
 
-    /// Records a mark after all replays so far, whose stream may then be captured or destroyed.
-    /// Free if no replay followed the last mark. A concurrent launch stays in order.
+    /// Records a mark after all replays so far: the stream of the last replay may then be captured
+    /// or destroyed. Free if no replay followed the last mark. Covers or misses a concurrent
+    /// launch, which stays in order either way. Fails like [`replay`](Self::replay).
     pub fn mark(&self) -> Result<()> {
         if self.replay_slot.is_of(thread_token()) {
             return Err(waits_for_itself());
@@ -254,6 +262,7 @@ impl ReplayOrder {
         self.mark_last(&mut self.last.lock()).map(drop)
     }
 
+    /// Marks the last replay, if it was on this stream.
     pub(crate) fn mark_on(&self, stream: Stream) -> Result<()> {
         let mut on = self.on.load(Ordering::SeqCst);
         if on == MARKING {
@@ -264,7 +273,8 @@ impl ReplayOrder {
         if on == stream.raw() { self.mark() } else { Ok(()) }
     }
 
-    /// Returns a fence after all replays so far and after pending restores. Does not block.
+    /// Returns a fence after all replays so far and after pending restores, independent of this
+    /// object. Does not block.
     #[must_use]
     pub fn fence(&self) -> Fence {
         let mut fence = Fence::default();
@@ -275,7 +285,8 @@ impl ReplayOrder {
         match self.mark_last(&mut last) {
             Ok(mark) => mark.into_iter().for_each(|mark| fence.add_mark(mark)),
             Err(_) => {
-                // The next mark records the deferred event, too.
+                // The next mark also records the deferred event, so the stream may then be
+                // destroyed.
                 let deferred_mark = DeferredMark::default();
                 fence.add_deferred_mark(last.stream, &deferred_mark);
                 last.deferred_marks.retain(DeferredMark::is_open);

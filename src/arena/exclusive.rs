@@ -4,8 +4,8 @@ use crate::pages::Extent;
 use crate::units::Address;
 
 impl SharedVmmAllocator {
-    /// Allocates a private block: `vmmgraph_arena_allocate_exclusive`. Multicast needs a
-    /// granularity of up to 512 MiB.
+    /// Allocates a zeroed private (exclusive) block: `vmmgraph_arena_allocate_exclusive`. Multicast
+    /// needs a granularity of up to 512 MiB.
     pub fn allocate_exclusive(&self, bytes: u64, granularity: u64) -> Result<Address> {
         let allocated = self.common.allocate_exclusive(bytes, granularity);
         self.common.pool().check();

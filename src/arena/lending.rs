@@ -9,7 +9,8 @@ use crate::lending::{BlockBorrower, Borrower, Lease, To};
 use crate::space::Space;
 
 impl SharedVmmAllocator {
-    /// Lends large pages to an uncommitted part of a buffer: `vmmgraph_arena_lend`.
+    /// Lends large pages to an uncommitted part of a buffer, in whole pages, until a
+    /// [recall](Lease::recall): `vmmgraph_arena_lend`.
     pub fn lend(
         &self,
         buffer: &Arc<ElasticBuffer>,
@@ -33,7 +34,7 @@ impl SharedVmmAllocator {
         self.leases.lend(&self.common, to, blocks)
     }
 
-    /// Returns the bytes that could be lent without regard to common accounts.
+    /// Returns the bytes that could be lent to a borrower without common accounts.
     #[must_use]
     pub fn lendable_bytes(&self) -> u64 {
         let shared = &self.common.shared;
@@ -59,8 +60,8 @@ impl SharedVmmAllocator {
         self.leases.current()
     }
 
-    /// Recalls every lease that blocks a replay of `space`, within one deadline. Tries all, and
-    /// returns the first error.
+    /// Recalls every lease that blocks a replay of `space`, within one deadline. Tries all; returns
+    /// the first error of a [recall](Lease::recall).
     pub fn recall_for(&self, space: &Space, deadline: Duration) -> Result<()> {
         let needed = space.leases();
         self.leases.recall(|lease| needed.contains(&lease.id()), deadline)

@@ -1,4 +1,4 @@
-//! Methods of the published design for strictly serial captures.
+//! Methods of the published design: one current space at a time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,10 +15,11 @@ pub(super) struct Serial {
     sealed: HashMap<u64, Arc<Space>>,
 }
 
-/// One current space at a time, a bump space.
+/// Methods of the published design: one current space at a time, a bump space.
 impl SharedVmmAllocator {
-    /// Seals the current space, if any, and opens the next one. Earlier blocks stay valid. Fails
-    /// like [`Space::seal`] (the current space stays) and [`open_space`](Self::open_space).
+    /// Seals the current space, if any, and opens the next one. Blocks of earlier spaces stay valid
+    /// until the arena is dropped. Fails like [`Space::seal`] (the current space stays) and
+    /// [`open_space`](Self::open_space).
     pub fn switch_to_new_virtual_space(&self) -> Result<()> {
         let mut serial = self.serial.lock();
         if let Some(current) = &serial.current
@@ -76,7 +77,8 @@ impl SharedVmmAllocator {
         self.serial.lock().current.clone()
     }
 
-    /// Returns the largest need of any space in bytes.
+    /// Returns the largest need of any space in bytes: allocated bytes of a bump space, else the
+    /// peak of live bytes.
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
         self.common.totals.high_water.load(Ordering::Relaxed)

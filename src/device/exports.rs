@@ -9,8 +9,8 @@ use crate::pages::PageId;
 use crate::pause::Pausable;
 
 /// Export pin of a page: while a clone lives, the page is not released, lent or paused, nor
-/// replaced at an address named by [`Space::export`](crate::Space::export) before the seal. Drop
-/// after every other process closed the page.
+/// replaced at an address named by [`Space::export`](crate::Space::export) before the seal. Keeps
+/// the device open. Drop after every other process closed the page.
 #[derive(Clone)]
 pub struct PagePin(Arc<Pinned>);
 
@@ -46,34 +46,37 @@ impl fmt::Debug for PagePin {
 pub struct ExportedPage {
     /// Send to the other process, then close.
     pub fd: OwnedFd,
-    /// Drop after the other process closed the page.
+    /// Drop after the other process closed the page or ended.
     pub pin: PagePin,
 }
 
 impl Device {
     /// Exports a page of an arena, by a key from [`Space::export`](crate::Space::export):
-    /// `vmmgraph_device_export_page`. Importers see the whole page, now and later. Refused during
-    /// an [eager scope](crate::EagerScope).
+    /// `vmmgraph_device_export_page`. Other processes see all memory of the page, now and later.
+    /// Refused during an [eager scope](crate::EagerScope).
     pub fn export_page(self: &Arc<Self>, page: PageId) -> Result<ExportedPage> {
         let pin = self.pin_page(page)?;
         Ok(ExportedPage { fd: self.pool.export_descriptor(page)?, pin })
     }
 
-    /// Like [`export_page`](Self::export_page), also for processes of other hosts. Needs
-    /// [`Handles::Fabric`](crate::Handles::Fabric).
+    /// Like [`export_page`](Self::export_page), also for processes of other hosts, on a device with
+    /// [`Handles::Fabric`](crate::Handles::Fabric). The handle is valid as long as the pin.
     pub fn export_fabric(self: &Arc<Self>, page: PageId) -> Result<(FabricHandle, PagePin)> {
         let pin = self.pin_page(page)?;
         Ok((self.pool.export_fabric(page)?, pin))
     }
 
+    /// Exports for callers with their own pin counts.
     pub(crate) fn export_fabric_unguarded(&self, page: PageId) -> Result<FabricHandle> {
         self.counted(page, || self.pool.export_fabric(page))
     }
 
+    /// Exports for callers with their own pin counts.
     pub(crate) fn export_page_unguarded(&self, page: PageId) -> Result<OwnedFd> {
         self.counted(page, || self.pool.export_descriptor(page))
     }
 
+    /// Removes the pin if the export fails.
     fn counted<T>(&self, page: PageId, export: impl FnOnce() -> Result<T>) -> Result<T> {
         self.page_exported(page, 1)?;
         let exported = export();
@@ -83,12 +86,14 @@ impl Device {
         exported
     }
 
-    /// Pins a page without an export, for other ways to share its memory.
+    /// Pins a page without an export, before other processes use its memory in a different way.
+    /// Fails like [`export_page`](Self::export_page).
     pub fn pin_page(self: &Arc<Self>, page: PageId) -> Result<PagePin> {
         self.page_exported(page, 1)?;
         Ok(PagePin(Arc::new(Pinned { device: Arc::clone(self), page })))
     }
 
+    /// Adds export pins, or removes them if `delta` is negative.
     pub(crate) fn page_exported(&self, page: PageId, delta: i32) -> Result<()> {
         let (pool, times) = (&self.pool, delta.unsigned_abs());
         if delta == 0 {

@@ -9,7 +9,7 @@ use crate::pages::Fence;
 use crate::pause::{PauseHooks, PauseReport, ResumeReport, pause, resume};
 use crate::units::Stream;
 
-/// Contents of one tag in transfer by [`Device::resume_async`].
+/// Contents of one tag still being copied by [`Device::resume_async`].
 #[derive(Clone, Debug)]
 pub struct Ready {
     tag: String,
@@ -34,7 +34,8 @@ impl Ready {
         self.contents.before(self.device.pool().events(), stream)
     }
 
-    /// Blocks until the contents are complete.
+    /// Blocks until the contents are complete; refused during a capture if the platform forbids
+    /// waits then ([`DeviceCapturing`](crate::Error::DeviceCapturing)).
     pub fn wait(&mut self) -> Result<()> {
         self.device.driver().may_wait()?;
         self.device.host_pool().wait(&mut self.contents)
@@ -42,7 +43,8 @@ impl Ready {
 }
 
 impl Device {
-    /// Pauses regions and arenas with one of these tags: `vmmgraph_device_pause`.
+    /// Pauses regions and arenas with one of these tags: `vmmgraph_device_pause`. The report has
+    /// all failures.
     pub fn pause(self: &Arc<Self>, tags: &[&str], fence: Fence) -> Result<PauseReport> {
         let start = Instant::now();
         let mut report = PauseReport::default();
@@ -54,7 +56,8 @@ impl Device {
         Ok(report)
     }
 
-    /// Resumes regions and arenas with one of these tags: `vmmgraph_device_resume`.
+    /// Resumes regions and arenas with one of these tags: `vmmgraph_device_resume`. Between
+    /// attempts other threads may pause, resume or free memory.
     pub fn resume(self: &Arc<Self>, tags: &[&str], deadline: Duration) -> Result<ResumeReport> {
         let all = self.pausables().tagged(tags);
         let all: Vec<_> = all.iter().map(|known| &**known).collect();
@@ -87,8 +90,8 @@ impl Device {
         Ok((report, ready))
     }
 
-    /// Calls `hooks` at each pause and resume of memory with this tag, until dropped. Empty: all
-    /// memory.
+    /// Calls `hooks` before memory with this tag is paused and after a resume, until they are
+    /// dropped. Empty: all memory.
     pub fn add_pause_hooks(&self, tag: &str, hooks: &Arc<dyn PauseHooks>) {
         self.pausables().add_hooks(tag, hooks);
     }

@@ -9,7 +9,8 @@ use crate::pages::{Fence, NamedStream, PeerId, PeerSpan};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// An imported page. This object and each [`PeerMap`] keep its memory, even without the exporter.
+/// An imported page. Its memory lives as long as this object or a [`PeerMap`], even if the exporter
+/// is gone.
 pub struct PeerPage {
     device: Arc<Device>,
     id: PeerId,
@@ -47,8 +48,8 @@ pub struct PeerExtent<'a> {
     pub bytes: u64,
 }
 
-/// Contiguous mapping of a range of a different process. Drop does not block: the unmap follows the
-/// work of the [recorded](Self::used_by) streams.
+/// Contiguous mapping of a range of a different process. Drop unmaps after the work submitted so
+/// far to the [recorded](Self::used_by) streams, without blocking.
 pub struct PeerMap {
     device: Arc<Device>,
     /// `None` during drop.
@@ -71,8 +72,8 @@ impl PeerMap {
         self.bytes
     }
 
-    /// Records a user of the range; the stream must outlive this object. Other work must be done by
-    /// then.
+    /// Records a stream that uses the range, and exists until this object is dropped. Other work
+    /// must be done by then.
     pub fn used_by(&self, stream: Stream) {
         let stream = self.device.pool.events().keep(stream);
         let mut users = self.users.lock();
@@ -106,7 +107,8 @@ impl Device {
         self.imported(bytes, || self.pool.import(fd, bytes))
     }
 
-    /// Like [`import`](Self::import), from a fabric handle of any host.
+    /// Like [`import`](Self::import), from a fabric handle of any host, on a device with
+    /// [`Handles::Fabric`](crate::Handles::Fabric).
     pub fn import_fabric(self: &Arc<Self>, handle: &FabricHandle, bytes: u64) -> Result<PeerPage> {
         self.imported(bytes, || self.pool.import_fabric(handle, bytes))
     }
@@ -119,7 +121,8 @@ impl Device {
         Ok(PeerPage { device: Arc::clone(self), id: import()?, bytes })
     }
 
-    /// Maps the parts one after the other: `vmmgraph_peer_map_create`.
+    /// Maps the parts of a range of a different process one after the other:
+    /// `vmmgraph_peer_map_create`.
     pub fn map_peer(self: &Arc<Self>, extents: &[PeerExtent<'_>]) -> Result<PeerMap> {
         let refuse =
             |value: u64, what, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });

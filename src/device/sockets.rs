@@ -20,7 +20,7 @@ fn failed(call: &'static str, error: Errno) -> Error {
 }
 
 /// Sends descriptors and bytes over a connected Unix socket: `vmmgraph_send_descriptors`. System
-/// errors are [`Error::Driver`].
+/// errors are [`Error::Driver`] with their number.
 pub fn send_descriptors(
     socket: BorrowedFd<'_>,
     descriptors: &[BorrowedFd<'_>],
@@ -47,8 +47,8 @@ pub fn send_descriptors(
     }
 }
 
-/// Receives a message of [`send_descriptors`]: `vmmgraph_receive_descriptors`. `EMFILE` closes the
-/// descriptors received so far.
+/// Receives a message of [`send_descriptors`]: `vmmgraph_receive_descriptors`. With `EMFILE`, some
+/// descriptors could not be opened, and the received ones are closed.
 pub fn receive_descriptors(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
     if bytes.is_empty() {
         let expected = "at least one, or nothing is received";

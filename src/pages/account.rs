@@ -1,5 +1,5 @@
-//! Accounts: a tree of budgets, independent of page owners. The mutex of [`PagePool`] guards the
-//! tree.
+//! Accounts: a tree of budgets, independent of page owners. Guaranteed bytes are reserved in all
+//! ancestors even while unused or on lease. The mutex of [`PagePool`] guards the tree.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,10 +15,11 @@ use crate::units::MAX_BYTES;
 /// Limit and guaranteed bytes of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Limit in bytes, descendants included. `None`: only the ancestors' limits.
+    /// Limit in bytes for the account and its descendants. `None`: only the limits of the
+    /// ancestors.
     pub most: Option<u64>,
-    /// Guaranteed bytes, charged to the ancestors even while unused. Without a limit in an ancestor
-    /// the guarantee is void.
+    /// Guaranteed bytes, charged to the ancestors even while unused. Needs an ancestor with a
+    /// limit: otherwise the use by other accounts is unbounded.
     pub least: u64,
 }
 
@@ -32,8 +33,8 @@ impl Limits {
 /// Current charge of an account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AccountStats {
-    /// Bytes of its pages, of pages in creation, and of its children's charges (each at least its
-    /// guarantee).
+    /// Bytes of its pages, of pages in creation, and of the charges of its children (each at least
+    /// its guarantee).
     pub charged_bytes: u64,
     /// Limit in bytes. `None`: no limit.
     pub most_bytes: Option<u64>,
@@ -46,6 +47,7 @@ struct Entry {
     label: String,
     parent: Option<AccountId>,
     limits: Limits,
+    /// Bytes of own pages, plus the charges of child accounts.
     used: u64,
     moving: u64,
     /// Bytes of the subtree on lease to borrowers outside.
@@ -98,7 +100,8 @@ impl Accounts {
         })
     }
 
-    /// Names the tightest account without room. `held`: bytes charged to the device only.
+    /// Names the tightest account without room; of two equal ones, the ancestor. `held`: bytes
+    /// charged to the device only.
     pub(super) fn refusal(&self, id: AccountId, bytes: u64, held: u64, device: i32) -> Option<Error> {
         let (mut tightest, mut lowest, mut more): (Option<(u64, Error)>, _, _) = (None, None, bytes);
         for id in self.up_from(id) {
@@ -140,6 +143,7 @@ impl Accounts {
         }
     }
 
+    /// The account and its ancestors; empty for a removed account.
     fn up_from(&self, id: AccountId) -> impl Iterator<Item = AccountId> + '_ {
         let first = self.entries.contains_key(id).then_some(id);
         std::iter::successors(first, |id| self.entries.get(*id).and_then(|entry| entry.parent))
@@ -163,6 +167,7 @@ impl Accounts {
         beyond.min().unwrap_or(u64::MAX)
     }
 
+    /// Adds to the bytes on lease; negative at the end of a lease.
     pub(super) fn lend(&mut self, from: AccountId, to: AccountId, bytes: i64) {
         for id in self.apart(from, to) {
             let Some(entry) = self.entries.get_mut(id) else { return };
@@ -191,6 +196,7 @@ impl Accounts {
         }
     }
 
+    /// Removes a user. An account without users is removed.
     pub(super) fn leave(&mut self, id: AccountId) {
         let mut next = Some(id);
         while let Some(id) = next {
@@ -204,7 +210,8 @@ impl Accounts {
         }
     }
 
-    /// For the audit: each account's own used bytes, and bytes in creation.
+    /// For the audit: each account's used bytes without those of its children, and bytes in
+    /// creation.
     pub(super) fn own(&self) -> impl Iterator<Item = (AccountId, &str, u64, u64)> {
         let mut charged_below: HashMap<AccountId, u64> = HashMap::new();
         for entry in self.entries.values() {
@@ -228,7 +235,9 @@ pub struct Account {
 impl Account {
     /// Creates an account below `parent`, or below the device.
     ///
-    /// Fails with [`Error::OverBudget`] if an ancestor has no room for the guarantee.
+    /// # Errors
+    /// [`Error::OverBudget`] if an ancestor has no room for the guarantee;
+    /// [`Error::InvalidArgument`] for a parent of a different pool.
     pub fn new(pool: &Arc<PagePool>, parent: Option<&Self>, label: String, limits: Limits) -> Result<Self> {
         if let Some(parent) = parent
             && !Arc::ptr_eq(&parent.pool, pool)
@@ -266,7 +275,7 @@ impl Account {
         self.id
     }
 
-    /// Sets the limits. Frees nothing.
+    /// Sets the limits. Frees nothing: an account above its limit gets no new pages.
     pub fn set_limits(&self, limits: Limits) {
         self.pool.lock().accounts.limit(self.id, limits.bounded());
     }
@@ -291,7 +300,7 @@ impl fmt::Debug for Account {
 }
 
 impl PagePool {
-    /// Returns the bytes of pages, descendants included.
+    /// Returns the bytes of pages in an account and its descendants.
     #[must_use]
     pub fn account_bytes(&self, account: &Account) -> u64 {
         self.lock().accounts.entries.get(account.id).map_or(0, |entry| entry.used)

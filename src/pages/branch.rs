@@ -5,8 +5,8 @@ use crate::driver::{CopyNode, Event, Executable, GraphCopy, Graphs, SharedDriver
 use crate::error::{Error, Result};
 use crate::units::{Address, Stream};
 
-/// A stream of the library in the caller's capture, for copies from the host, and events for its
-/// order.
+/// A stream of the library in the caller's capture, for copies from the host as graph nodes, and
+/// events for its order. Lives until the capture ends.
 pub(crate) struct Branch {
     driver: SharedDriver,
     stream: Stream,
@@ -38,7 +38,8 @@ fn graphs(driver: &SharedDriver) -> Result<&dyn Graphs> {
 }
 
 impl Branch {
-    /// Creates a stream outside any capture, with `points` events.
+    /// Creates a stream outside any capture, with `points` events. Fails on a platform without
+    /// graphs ([`Error::InvalidArgument`]).
     pub(crate) fn new(driver: &SharedDriver, points: usize) -> Result<Self> {
         graphs(driver)?;
         let stream = driver.stream_create()?;
@@ -68,8 +69,9 @@ impl Branch {
         self.points.get(point).copied().ok_or_else(none)
     }
 
+    /// Records a point after the work of a captured stream.
     pub(crate) fn mark(&self, point: usize, stream: Stream) -> Result<()> {
-        // SAFETY: our event; the stream is ours, or captured for this purpose.
+        // SAFETY: our event; the stream is ours, or captured by the owner for this purpose.
         unsafe { self.driver.event_record(self.point(point)?, stream) }
     }
 
@@ -79,14 +81,15 @@ impl Branch {
         unsafe { self.driver.event_wait(self.point(point)?, stream) }
     }
 
-    /// Waits in a captured stream: the point becomes the first dependency of its next node.
+    /// Waits in a stream already in the capture: the point becomes the first dependency of its next
+    /// node.
     pub(crate) fn join(&self, point: usize, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { graphs(&self.driver)?.capture_wait(self.point(point)?, stream) }
     }
 
-    /// Captures a copy. At a launch the destination is mapped and the source valid, or the
-    /// executable has a different copy.
+    /// Captures a copy. Before a launch, the destination must be mapped and the source valid, or
+    /// the executable have a different copy.
     pub(crate) fn copy(&self, to: Address, part: Part<'_>) -> Result<CopyNode> {
         let copy = part.copy(to)?;
         // SAFETY: our stream, in the capture; a launch is a separate unsafe call.
@@ -94,7 +97,7 @@ impl Branch {
     }
 }
 
-/// An update costs the host about as much as a node of a launch, so only changes are sent.
+/// Each update costs the host about as much as one node in a launch, so only changes are sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CopyNodeState {
     /// Destination, source and bytes, if known.
@@ -105,8 +108,8 @@ pub(crate) struct CopyNodeState {
 /// Updates or disables a copy node of an executable.
 ///
 /// # Safety
-/// The executable is of the node's graph, both live and unshared; `part` as for [`Branch::copy`].
-/// `known` describes this node of this executable.
+/// Executable of the node's graph, both live and unshared; `part` as for [`Branch::copy`]. `known`
+/// describes this node of this executable, with valid registrations.
 pub(crate) unsafe fn update_copy_node(
     driver: &SharedDriver,
     executable: Executable,

@@ -1,5 +1,5 @@
-//! Copies between device and host: a stream for each direction, and a ring of registered buffers
-//! for unregistered memory. The ring's mutex is held for a whole copy.
+//! Copies between device and host: one stream for each direction, and a ring of registered buffers
+//! for unregistered host memory. The ring's mutex is held for a whole copy.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// Long enough to hide the start of a copy, short enough for CPU caches.
+/// Long compared to the cost of starting a copy, short enough for the CPU caches.
 const BUFFER: usize = 16 << 20;
 const BUFFERS: usize = 4;
 /// Attempts before a driver error is final.
@@ -78,7 +78,8 @@ impl Copier {
         }
     }
 
-    /// The caller has checked the mapping. Refused while the platform forbids waits.
+    /// The caller has checked the mapping. Refused if the platform forbids waits now, as a copy
+    /// needs a later wait.
     pub(super) fn copy_out(&self, from: Address, pieces: &[HostPiece], done: &mut Fence) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(0)?;
@@ -98,7 +99,8 @@ impl Copier {
         copied
     }
 
-    /// The next [`mark_in`](Self::mark_in) includes the copies.
+    /// The next [`mark_in`](Self::mark_in) includes the copies. Refused as
+    /// [`copy_out`](Self::copy_out).
     pub(super) fn copy_in(&self, to: Address, pieces: &[HostPiece]) -> Result<CopyPath> {
         self.driver.may_wait()?;
         let stream = self.stream(1)?;
@@ -137,7 +139,7 @@ impl Copier {
         }
         let Ring::Made(buffers) = &mut *ring else {
             let mut done = Fence::default();
-            // SAFETY: mapped, as the caller checked, who owns the piece; waited for below.
+            // SAFETY: mapped, checked by the caller, who owns the piece; waited for below.
             let copied = unsafe {
                 if out {
                     self.driver.copy_to_host(device, piece.at as *mut u8, piece.bytes, stream)
@@ -226,7 +228,7 @@ impl fmt::Debug for Copier {
 }
 
 fn slices(pieces: &[HostPiece]) -> impl Iterator<Item = &[u8]> {
-    // SAFETY: live pool memory; no copy to it runs.
+    // SAFETY: pool memory, alive while a piece exists; no copy to it runs.
     pieces.iter().map(|piece| unsafe { std::slice::from_raw_parts(piece.at as *const u8, piece.bytes) })
 }
 
@@ -247,7 +249,7 @@ pub(super) fn write(piece: &HostPiece, from: &[u8]) {
     unsafe { std::ptr::copy(from.as_ptr(), piece.at as *mut u8, bytes) };
 }
 
-/// A sum that depends on every byte and its position.
+/// A sum of eight-byte words which depends on every byte and its position.
 pub(super) fn checksum(pieces: &[HostPiece]) -> u64 {
     const PRIME: u64 = 0x517c_c1b7_2722_0a95;
     let mut sum = 0_u64;

@@ -12,14 +12,14 @@ use crate::units::Stream;
 /// Unused events above this number are destroyed.
 const SPARE: usize = 64;
 
-/// Recycled events of one device. Apart from the pool, so pending unmaps can have marks.
+/// Recycled events of one device. Separate from the page pool, so pending unmaps can have marks.
 pub struct Events {
     driver: SharedDriver,
     spare: Mutex<Vec<Event>>,
     marks: AtomicU64,
-    /// Last [kept](Self::keep) mark of default streams of threads and contexts; `None`: not
-    /// recordable. A missing stream has no running work. [`forget_kept`](Self::forget_kept) breaks
-    /// the cycle.
+    /// Last [kept](Self::keep) mark of default streams of threads and contexts; `None` if none
+    /// could be recorded. A missing stream has no running work. The owner calls
+    /// [`forget_kept`](Self::forget_kept) to break the cycle.
     pub(super) kept: Mutex<HashMap<NamedStream, Option<Mark>>>,
 }
 
@@ -38,7 +38,7 @@ impl Events {
         &self.driver
     }
 
-    /// Whether an event may be recorded without breaking a capture.
+    /// Whether an event may be recorded in the stream without breaking a capture.
     pub fn ready(&self, stream: Stream) -> Result<bool> {
         // SAFETY: the stream's creator promised a valid stream.
         unsafe { self.driver.stream_state(stream) }.map(|state| state == StreamState::Ready)
@@ -58,8 +58,9 @@ impl Events {
         let mark = Mark(Arc::new(Recorded { events: Arc::clone(self), event, stream: named, number }));
         // SAFETY: our unused event; the stream is valid and not captured, checked above.
         let recorded = unsafe { self.driver.event_record(event, stream) };
-        // The event belongs to a capture begun since: a query would break the capture, and a wait
-        // join it (CUDA programming guide, cross-stream dependencies).
+        // If a thread began a capture since, the event belongs to it: a query breaks the capture,
+        // and a wait joins it (CUDA programming guide, cross-stream dependencies). The event can be
+        // recorded again.
         if !self.ready(stream)? {
             return Err(Error::StreamCapturing { stream: stream.raw() });
         }
@@ -69,6 +70,9 @@ impl Events {
 
     /// Returns a mark after the caller's event, which may then be destroyed. `None`: the event is
     /// reached.
+    ///
+    /// # Errors
+    /// Driver errors, for example for an event of a capture.
     ///
     /// # Safety
     /// A recorded event of the device, valid during the call.
@@ -138,7 +142,7 @@ impl fmt::Debug for Events {
     }
 }
 
-/// A point in a stream's work. The last clone recycles the event.
+/// A point in a stream's work. Clones are the same point; the event is recycled after the last.
 #[derive(Clone, Debug)]
 pub struct Mark(Arc<Recorded>);
 
@@ -170,7 +174,7 @@ impl Mark {
         unsafe { self.0.events.driver.event_query(self.0.event) }
     }
 
-    /// Orders later work of a stream after the mark. Does not block.
+    /// Makes later work of a stream wait for the mark. Does not block.
     pub fn before(&self, stream: Stream) -> Result<()> {
         // SAFETY: as above; the stream's creator promised a valid stream.
         unsafe { self.0.events.driver.event_wait(self.0.event, stream) }
@@ -183,8 +187,9 @@ impl Mark {
     }
 }
 
-/// One poll of many fences: one driver query per running stream and per reached point. After a
-/// running mark, later marks of its stream's handle count as running.
+/// One poll of many fences: one driver query per running stream, plus one per reached point. After
+/// a running mark of a stream, its later marks count as running; so do marks of a new stream with
+/// its handle.
 #[derive(Debug)]
 pub struct Poll<'a> {
     pub(super) events: &'a Arc<Events>,

@@ -1,6 +1,7 @@
-//! Export pins: pages mapped by other processes. From its export until the last process closed it,
-//! a page is not freed, lent, replaced or given away. Without mappings here it belongs to
-//! [`Owner::Exported`]. An atomic counter answers "no exports" without the pool's mutex.
+//! Export pins: pages mapped by other processes. From before its export until the last process
+//! closed it, a page is not freed, released, lent, replaced or given to a different owner. Without
+//! mappings in this process it belongs to [`Owner::Exported`]. An atomic counter answers "no
+//! exports" without the pool's mutex.
 
 use std::os::fd::OwnedFd;
 
@@ -75,7 +76,9 @@ impl PagePool {
 
     /// Adds export pins to a page of the arena.
     ///
-    /// Fails for any other, leased or non-resident page.
+    /// # Errors
+    /// [`Error::InvalidArgument`] for any other page; [`Error::Lent`]; [`Error::WrongState`] for a
+    /// non-resident page.
     pub(crate) fn pin_export(&self, id: PageId, arena: u64, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let leases: Vec<u64> = state.lent.get(&id).map(super::lent::Lent::lease).into_iter().collect();
@@ -96,7 +99,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// For a page used only by other processes.
+    /// Adds export pins to a page used only by other processes.
     pub(crate) fn pin_abandoned(&self, id: PageId, times: u32) -> Result<()> {
         let mut state = self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.owner == Owner::Exported);
@@ -105,7 +108,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// After the last pin, a page without local users is free. One too many fails.
+    /// Removes export pins; one too many fails. After the last, a page without local users is free.
     pub(crate) fn unpin_export(&self, id: PageId, times: u32) -> Result<()> {
         let state = &mut *self.lock();
         let page = state.pages.get_mut(id).filter(|page| page.exported > 0).ok_or_else(|| nobodys(id))?;
@@ -150,7 +153,7 @@ impl PagePool {
         page.and_then(|page| page.handle).ok_or_else(|| nobodys(id))
     }
 
-    /// Whether the page is exported. Reads one counter if the device has no exports.
+    /// Whether the page is exported. Without exports on the device, reads one counter.
     #[must_use]
     pub fn is_exported(&self, id: PageId) -> bool {
         self.exported.load(Ordering::SeqCst) > 0
@@ -188,8 +191,9 @@ impl PagePool {
 
     /// Returns the parts of pages in an address range, in order.
     ///
-    /// Fails with [`Error::ForeignPointer`] outside the device's ranges, and
-    /// [`Error::InvalidArgument`] for unmapped bytes.
+    /// # Errors
+    /// [`Error::ForeignPointer`] outside the device's ranges; [`Error::InvalidArgument`] if not all
+    /// bytes are mapped.
     pub(crate) fn extents(&self, address: Address, bytes: u64) -> Result<Vec<Extent>> {
         let state = self.lock();
         let found = state.range_at(address).ok_or(Error::ForeignPointer { address })?;

@@ -1,5 +1,5 @@
-//! Fences: points in stream work after which memory may be reused. The owner's mutex guards the
-//! points; queries lock only [`Events`].
+//! Fences: points in stream work after which memory may be reused. Plain data: the owner's mutex
+//! guards the points; queries take only the locks of [`Events`].
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,12 +13,13 @@ use crate::units::Stream;
 /// Sleep between two polls of an event.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A mark to be recorded later, shared by fences.
+/// A mark to be recorded later, shared by fences. After the first recording no fence needs the
+/// stream.
 #[derive(Clone, Debug, Default)]
 pub struct DeferredMark(Arc<OnceLock<Mark>>);
 
 impl DeferredMark {
-    /// Stores the recorded mark. Only the first is used.
+    /// Stores the recorded mark. Only the first is used; a later one would be correct too.
     pub fn set(&self, mark: Mark) {
         let _ = self.0.set(mark);
     }
@@ -38,21 +39,22 @@ enum Point {
     Of(Arc<Events>, Event),
 }
 
-/// Points in any number of streams, reached before memory is reused. Any thread may query it.
+/// Points in any number of streams, to be reached before memory is reused. Any thread may query a
+/// fence, also after its creator is gone.
 #[derive(Clone, Debug, Default)]
 pub struct Fence {
     points: Vec<Point>,
 }
 
 impl Fence {
-    /// Adds all work submitted so far to the calling thread's stream of this handle, recorded now
-    /// or by a later query.
+    /// Adds all work submitted so far to the calling thread's stream of this handle. A point not
+    /// recordable now is recorded by a later query.
     pub fn add(&mut self, events: &Arc<Events>, stream: Stream) {
         self.add_kept(events, events.name(stream));
     }
 
-    /// Like [`add`](Self::add), for a stream [kept](Events::keep) earlier. A thread that cannot
-    /// name the stream uses its last kept mark.
+    /// Like [`add`](Self::add), for a stream [kept](Events::keep) earlier. If the calling thread
+    /// cannot name the stream, its last kept mark is used.
     pub fn add_kept(&mut self, events: &Arc<Events>, stream: NamedStream) {
         let recorded = if events.can_name(stream) {
             events.record_named(stream)
@@ -73,8 +75,8 @@ impl Fence {
     }
 
     /// Like [`add_kept`](Self::add_kept), for a stream that may use the memory again without
-    /// notice. The kept mark of a per-thread default stream may be too early: the fence stays open
-    /// until that thread queries or ends.
+    /// notice. For a per-thread default stream the kept mark may be too early, so the fence stays
+    /// open until that thread queries or ends.
     pub fn add_user(&mut self, events: &Arc<Events>, stream: NamedStream) {
         if stream.is_never_anothers() && !events.can_name(stream) {
             self.add_deferred_mark(stream, &DeferredMark::default());
@@ -96,7 +98,8 @@ impl Fence {
         self.points.push(Point::Of(Arc::clone(events), event));
     }
 
-    /// Adds all work submitted to a stream before its next recording.
+    /// Adds all work submitted to a stream before its next recording, by `deferred_mark` or by this
+    /// fence.
     pub fn add_deferred_mark(&mut self, stream: NamedStream, deferred_mark: &DeferredMark) {
         self.points.push(Point::Later(stream, deferred_mark.clone()));
     }
@@ -141,10 +144,11 @@ impl Fence {
         first.map(|()| self.points.is_empty())
     }
 
-    /// Orders later work of a stream after all points. Does not block.
+    /// Makes later work of a stream wait for all points. Does not block.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if a point is not recordable yet or `stream` is under capture.
+    /// [`Error::StreamCapturing`] if a point cannot be recorded yet or `stream` is under capture;
+    /// driver errors.
     pub fn before(&mut self, events: &Arc<Events>, stream: Stream) -> Result<()> {
         if self.done(events)? {
             return Ok(());
@@ -154,7 +158,7 @@ impl Fence {
         }
         self.points.iter().try_for_each(|point| match point {
             Point::At(mark) => mark.before(stream),
-            // SAFETY: `add_event` promised a valid event, the creator of `stream` a valid stream.
+            // SAFETY: `add_event` promised a valid event; the stream's creator, a valid stream.
             Point::Of(events, event) => unsafe { events.driver().event_wait(*event, stream) },
             Point::Later(later, _) => Err(Error::StreamCapturing { stream: later.stream().raw() }),
         })
@@ -169,10 +173,12 @@ impl Fence {
         }
     }
 
-    /// Blocks until all points are reached, at most for `limit`. Returns whether they are.
+    /// Blocks the caller until all points are reached, at most for `limit`. Returns whether all are
+    /// reached.
     ///
     /// # Errors
-    /// [`Error::StreamCapturing`] if a point is not recordable yet; [`Error::DeviceCapturing`].
+    /// [`Error::StreamCapturing`] if a point cannot be recorded yet; [`Error::DeviceCapturing`] if
+    /// the platform forbids waits during a capture; driver errors.
     pub fn block(&mut self, events: &Arc<Events>, limit: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! Free pages of a pool, and memory between pool and driver.
+//! Free pages of a pool, and memory on its way between pool and driver.
 
 use std::collections::BTreeMap;
 
@@ -41,8 +41,8 @@ impl FreePages {
     }
 }
 
-/// Driver calls that create or release pages. A release is counted first: after it, other threads
-/// may create pages from the memory.
+/// Driver calls that create or release pages, counted before a release: after it, other threads may
+/// create pages from the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RunningCalls {
     creating: u64,

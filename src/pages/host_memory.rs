@@ -1,4 +1,4 @@
-//! Host memory: mapped, faulted in by several threads, registered if possible.
+//! Host memory: mapped, faulted in by several threads, and registered with the device if possible.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,8 +11,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use crate::driver::SharedDriver;
 use crate::error::{Error, Result};
 
-/// On 16 cores, huge pages were faulted in at 6.1 to 7.2 GiB/s by 8 threads, and at 10.1 to 11.9 by
-/// 16.
+/// On a 16-core machine, huge pages were faulted in at 6.1 to 7.2 GiB/s by 8 threads and at 10.1 to
+/// 11.9 by 16.
 const THREADS: usize = 16;
 /// Smallest share of a thread in bytes.
 const SHARE: usize = 4 << 20;
@@ -20,10 +20,10 @@ const SHARE: usize = 4 << 20;
 const TRIES: u32 = 3;
 /// Smallest page of the machine in bytes.
 const FRAME: usize = 4096;
-/// Saves most faults, and pages pinned by a registration.
+/// A five-hundredth of the faults and of the pages pinned by a registration.
 const HUGE: usize = 2 << 20;
 
-/// Drop unregisters and unmaps.
+/// Drop unregisters and unmaps; the device must not use the memory then.
 pub(super) struct HostMemory {
     driver: SharedDriver,
     base: usize,
@@ -32,22 +32,22 @@ pub(super) struct HostMemory {
 }
 
 impl HostMemory {
-    /// Maps memory and faults it in. Maps nothing on error.
+    /// Maps memory and faults it in, without registration. Maps nothing on error.
     pub(super) fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // Aligned to a huge page; the surplus is unmapped below.
         let all = bytes + if bytes >= HUGE { HUGE } else { 0 };
-        // SAFETY: a new anonymous mapping, placed by the kernel.
+        // SAFETY: a new anonymous mapping, at an address chosen by the kernel.
         let found =
             unsafe { mmap_anonymous(ptr::null_mut(), all, prot, flags) }.map_err(|_| short(bytes))? as usize;
         let base = if bytes >= HUGE { found.next_multiple_of(HUGE) } else { found };
         for (at, bytes) in [(found, base - found), (base + bytes, found + all - base - bytes)] {
-            // SAFETY: an unused part of the mapping; a failure leaks addresses only.
+            // SAFETY: a part of the mapping without users; a failure leaks addresses only.
             if bytes > 0 && unsafe { munmap(at as *mut c_void, bytes) }.is_err() {
                 tracing::debug!(bytes, "addresses stay with the process");
             }
         }
-        // SAFETY: as above; advice changes no contents.
+        // SAFETY: as above; without huge pages the kernel uses small pages.
         let _ = unsafe { madvise(base as *mut c_void, bytes, Advice::LinuxHugepage) };
         let memory = Self { driver: SharedDriver::clone(driver), base, bytes, registered: false };
         let failed = AtomicBool::new(false);
@@ -83,7 +83,7 @@ impl HostMemory {
     /// No copy may use the memory.
     pub(super) fn unregister(&mut self) -> Result<()> {
         if self.registered {
-            // SAFETY: registered once, here; the caller has no running copies.
+            // SAFETY: registered once, by this object; the caller has no running copies.
             unsafe { self.driver.host_unregister(self.base as *mut u8) }?;
             self.registered = false;
         }
@@ -103,7 +103,7 @@ impl Drop for HostMemory {
             tracing::error!(%error, bytes = self.bytes, "the driver does not end a registration; the memory stays with the process");
             return;
         }
-        // SAFETY: mapped here, without users.
+        // SAFETY: mapped by this object, which has no users.
         if unsafe { munmap(self.base as *mut c_void, self.bytes) }.is_err() {
             tracing::error!(bytes = self.bytes, "host memory could not be unmapped");
         }
@@ -122,7 +122,7 @@ fn short(bytes: usize) -> Error {
 
 /// Returns false if the machine lacks memory.
 fn fault_in(at: usize, bytes: usize) -> bool {
-    // SAFETY: an unused part of this mapping.
+    // SAFETY: a part of this object's mapping, without users.
     match unsafe { madvise(at as *mut c_void, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) => true,
         // Kernels before 5.14 lack `MADV_POPULATE_WRITE`.
@@ -137,7 +137,8 @@ fn fault_in(at: usize, bytes: usize) -> bool {
     }
 }
 
-/// Calls `work` for parts of `bytes`, in whole huge pages; on several threads for long ranges.
+/// Calls `work` for parts of `bytes`, on several threads for long ranges. Parts are multiples of a
+/// huge page.
 pub(super) fn in_shares(bytes: usize, work: impl Fn(usize, usize) + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let shares = (bytes / SHARE).clamp(1, threads);
@@ -158,10 +159,10 @@ pub(super) fn in_shares(bytes: usize, work: impl Fn(usize, usize) + Sync) {
 /// Copies host bytes, on several threads for long ranges.
 ///
 /// # Safety
-/// Both ranges are host memory, do not overlap, and are not written meanwhile.
+/// Both ranges are memory of this process, do not overlap, and are not written meanwhile.
 pub(super) unsafe fn copy_bytes(from: usize, to: usize, bytes: usize) {
     in_shares(bytes, |start, len| {
-        // SAFETY: the caller's contract; parts do not overlap.
+        // SAFETY: the caller's contract; parts of two threads do not overlap.
         unsafe { ptr::copy_nonoverlapping((from + start) as *const u8, (to + start) as *mut u8, len) };
     });
 }

@@ -4,7 +4,7 @@ use super::{Fence, PagePool, RangeId};
 use crate::error::{Error, Result};
 use crate::units::Address;
 
-/// A piece of the pool's memory, to be returned to the pool.
+/// A piece of the pool's memory, which its owner must return to the pool.
 #[derive(Debug)]
 pub struct HostPiece {
     pub(super) at: usize,
@@ -36,12 +36,12 @@ impl HostPiece {
 }
 
 impl HostPool {
-    /// Takes one registered piece of `bytes`. Retries refused registrations, and grows the pool
-    /// only if no free part is long enough.
+    /// Takes one registered piece of `bytes`. Retries the registration of unregistered memory, and
+    /// grows the pool only if no free part is long enough.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare); [`Error::InvalidSize`] for zero bytes, or more than one
-    /// registration; [`Error::HostNotRegistered`], unless `any` memory is accepted.
+    /// registration call allows; [`Error::HostNotRegistered`], unless `any` memory is accepted.
     pub(crate) fn take_whole(&self, bytes: u64, any: bool) -> Result<HostPiece> {
         if bytes == 0 || bytes > CHUNK {
             return Err(Error::InvalidSize { what: "a host buffer", bytes, limit: CHUNK });
@@ -77,8 +77,8 @@ impl HostPool {
         Err(Error::OutOfHostMemory { requested: bytes, held, limit: 0, available: None })
     }
 
-    /// Copies a part of a piece as [`copy_in`](Self::copy_in). After a failure too, `done` includes
-    /// the copy.
+    /// Copies a part of a piece as [`copy_in`](Self::copy_in). Adds the copy to `done`, also after
+    /// a partial failure.
     pub(crate) fn load_part(
         &self,
         pool: &PagePool,

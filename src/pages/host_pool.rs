@@ -1,5 +1,6 @@
-//! Host pool of a device: bounded host memory for contents of paused pages, registered if possible.
-//! The mutex is not held while memory is mapped, registered or copied.
+//! Host pool of a device: bounded host memory for the contents of paused pages, registered with the
+//! device if the driver allows. The mutex is never held while memory is mapped, registered or
+//! copied.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream, checked_bytes};
 
-/// Limit of one registration: longer ones block other users of the machine.
+/// Limit of one registration: longer ones would block other users of the machine.
 pub(super) const CHUNK: u64 = 1 << 30;
 const GRAIN: u64 = 2 << 20;
 pub(super) const PIECE: u64 = 4096;
@@ -24,7 +25,7 @@ pub(super) const TRIES: u32 = 8;
 /// Longest wait for copies when the device closes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Path of copies between host and device. A report has the slowest.
+/// Path of copies between host and device: a report has the slowest used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyPath {
     /// No copies.
@@ -32,7 +33,7 @@ pub enum CopyPath {
     None,
     /// Registered host memory: link speed, asynchronous.
     Registered,
-    /// Unregistered: copied through a ring of small registered buffers.
+    /// Registration was refused: a ring of small registered buffers, filled and emptied by threads.
     Ring,
     /// No registered buffers either: pageable memory.
     Pageable,
@@ -63,7 +64,7 @@ pub(super) struct State {
     limit: Option<u64>,
 }
 
-/// Host pool of one device. Thread-safe.
+/// Host memory of one device for contents of pages. Thread-safe.
 pub struct HostPool {
     driver: SharedDriver,
     pub(super) events: Arc<Events>,
@@ -97,12 +98,13 @@ impl HostPool {
         }
     }
 
-    /// Grows the pool to at least `bytes`, used or free. Retries refused registrations, which are
-    /// no error.
+    /// Grows the pool to at least `bytes`, used or free: mapped, faulted in, and registered if
+    /// possible. Also retries refused registrations, which are no error.
     ///
     /// # Errors
     /// [`Error::InvalidSize`] above [`MAX_BYTES`](crate::units::MAX_BYTES);
-    /// [`Error::OutOfHostMemory`] above the limit or the machine's available memory.
+    /// [`Error::OutOfHostMemory`] above the limit or the machine's available memory. Nothing has
+    /// changed.
     pub fn prepare(&self, bytes: u64) -> Result<()> {
         checked_bytes("host memory", bytes)?;
         let held = {
@@ -114,9 +116,10 @@ impl HostPool {
         self.grow(bytes.saturating_sub(held))
     }
 
-    /// Returns empty chunks to the operating system. Returns their bytes.
+    /// Returns chunks without contents to the operating system. Returns their bytes.
     ///
-    /// Memory with a refused unregistration is kept for a retry.
+    /// # Errors
+    /// Driver errors at the end of a registration; this memory is kept for a retry.
     pub fn trim(&self) -> Result<u64> {
         let mut unused = {
             let mut state = self.state.lock();
@@ -169,6 +172,7 @@ impl HostPool {
         let made = self.make_chunks(more, held);
         let mut state = self.state.lock();
         state.growing -= more;
+        // After a failure, the chunks made return to the operating system.
         for chunk in made? {
             state.held += chunk.bytes() as u64;
             state.add(chunk);
@@ -180,7 +184,7 @@ impl HostPool {
     fn make_chunks(&self, bytes: u64, held: u64) -> Result<Vec<HostMemory>> {
         let (mut chunks, mut left) = (Vec::new(), bytes);
         while left > 0 {
-            // All remaining bytes: an impossible request takes no memory.
+            // All remaining bytes, so an impossible request takes no memory.
             check_host_room(left, held + (bytes - left))?;
             let more = left.min(CHUNK);
             let mut made = HostMemory::new(&self.driver, more as usize)?;
@@ -234,8 +238,8 @@ impl HostPool {
         }
     }
 
-    /// Copies mapped bytes into pieces of the same length. After a failure too, `done` includes all
-    /// copies.
+    /// Copies mapped bytes of a range into pieces of the same length. Adds the copies to `done`,
+    /// also after a partial failure. Fails if a byte is unmapped.
     pub(crate) fn copy_out(
         &self,
         pool: &PagePool,
@@ -248,6 +252,7 @@ impl HostPool {
         self.copier.copy_out(from, pieces, done)
     }
 
+    /// The next [`mark_in`](Self::mark_in) includes these copies.
     pub(crate) fn copy_in(
         &self,
         pool: &PagePool,
@@ -263,8 +268,9 @@ impl HostPool {
         self.copier.mark_in(done);
     }
 
-    /// Copies device bytes to the host and waits. Uses its own stream, since a synchronous copy
-    /// breaks captures (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an H200).
+    /// Copies device bytes to the host and waits, on its own stream: a synchronous copy would break
+    /// captures ordered with the legacy default stream (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` on an
+    /// H200).
     ///
     /// # Safety
     /// The bytes are mapped until the return.
@@ -385,7 +391,7 @@ impl Drop for HostPool {
         let mut over = true;
         for (fence, _) in &mut state.waiting {
             let left = PATIENCE.saturating_sub(start.elapsed());
-            // Twice, since a refused wait says nothing about the copies.
+            // Twice, since one refusal says nothing about the copies.
             let done = fence.block(&self.events, left).or_else(|_| fence.block(&self.events, left));
             over &= done.unwrap_or(false);
         }

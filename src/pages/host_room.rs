@@ -1,4 +1,4 @@
-//! Available memory of the machine. Larger requests are refused before the kernel kills the
+//! Available memory of the machine: a request for more is refused before the kernel kills the
 //! process.
 
 use std::fs;
@@ -6,9 +6,10 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Left to the machine; at most a sixteenth of the available memory.
+/// Left to the rest of the machine; on small machines, a sixteenth of the available memory.
 const RESERVE: u64 = 1 << 30;
 
+/// `held`: bytes already held by the caller, for the message.
 pub(crate) fn check_host_room(requested: u64, held: u64) -> Result<()> {
     match available() {
         Some(available) if requested > available => {
@@ -18,7 +19,7 @@ pub(crate) fn check_host_room(requested: u64, held: u64) -> Result<()> {
     }
 }
 
-/// Minimum of the machine and its control groups (v2), less the reserve.
+/// Available bytes: the minimum of the machine and its control groups (v2), less the reserve.
 fn available() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kib_of(&text, "MemAvailable:"))?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -34,7 +35,7 @@ fn kib_of(text: &str, name: &str) -> Option<u64> {
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Inactive file cache is free: the kernel drops it first.
+/// Inactive file cache counts as free, as the kernel drops it first.
 fn left_in_group(group: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;

@@ -1,6 +1,6 @@
 //! Pages on lease: arena pages also mapped at a borrower's addresses. A lease is recorded before
 //! that mapping, and removed at its unmap, by any caller. An atomic counter answers "no leases"
-//! without a mutex.
+//! without the pool's mutex. An account lends only bytes above its guarantee.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -27,7 +27,8 @@ impl Lent {
 
 pub(crate) type LentPlace = (RangeId, u64);
 
-/// Indexed so that the cost of a query does not grow with the leases.
+/// Indexed by page, lease and lending account, so the cost of a query does not grow with the
+/// leases.
 #[derive(Debug, Default)]
 pub(super) struct LentPages {
     pages: HashMap<PageId, Lent>,
@@ -44,11 +45,11 @@ struct Leased {
     places: BTreeMap<LentPlace, PageId>,
 }
 
-/// Lending order: spaces that map the page, page number descending.
+/// Lending order: spaces that map the page, page number descending, page.
 pub(crate) type Rank = (usize, u32, PageId);
 
-/// Pages that an arena may lend, in order. Leases update the order; other changes require a new
-/// ranking.
+/// Pages that an arena may lend, in lending order. Leases update the order; other changes require a
+/// new ranking.
 #[derive(Debug, Default)]
 struct Candidates {
     ready: BTreeSet<Rank>,
@@ -116,11 +117,12 @@ impl LentPages {
 }
 
 impl PagePool {
-    /// Records pages of account `from` as on lease to account `to`. The pages stay charged to
-    /// `from`. Each account up to the first shared ancestor lends at most its bytes above the
-    /// [guarantee](super::Limits).
+    /// Records pages of account `from` as on lease to account `to`, each at its place. They stay
+    /// charged to `from`. Each account up to the first ancestor shared with `to` lends at most its
+    /// bytes above the [guarantee](super::Limits).
     ///
-    /// Changes nothing on error.
+    /// # Errors
+    /// [`Error::InvalidArgument`] for more bytes; [`Error::Exported`]. Nothing has changed.
     pub(crate) fn lend(
         &self,
         lease: u64,
@@ -145,7 +147,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Removes records of pages which could not be mapped.
+    /// Removes the records of a lease whose pages could not be mapped.
     pub(crate) fn unlend(&self, lease: u64) {
         let state = &mut *self.lock();
         let shows = |page: &PageId| {
@@ -169,7 +171,7 @@ impl PagePool {
         state.accounts.lendable(from.id(), to.map_or(state.accounts.root(), Account::id))
     }
 
-    /// Leases on these pages. Reads one counter if the device has none.
+    /// Leases on these pages. Without leases on the device, reads one counter.
     pub(crate) fn leases<'a>(&self, pages: impl Iterator<Item = &'a PageId>) -> Vec<u64> {
         if self.lent.load(Ordering::SeqCst) == 0 {
             return Vec::new();
@@ -204,8 +206,8 @@ impl PagePool {
         }
     }
 
-    /// Whether only leases changed the account's pages since their
-    /// [ranking](Self::rank_candidates).
+    /// Whether the account's pages are [ranked](Self::rank_candidates), and only leases have
+    /// changed them since.
     pub(crate) fn is_ranked(&self, from: &Account) -> bool {
         let state = self.lock();
         let candidates = state.lent.candidates.get(&from.id());
@@ -233,7 +235,7 @@ impl PagePool {
         self.lock().lent.candidates.remove(&from.id());
     }
 
-    /// Called at every unmap: ends a lease of the page at this place.
+    /// Called at every unmap: ends the lease of the page at this place, if any.
     pub(super) fn unmapped_from(
         &self,
         state: &mut super::pool::State,

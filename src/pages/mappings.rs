@@ -1,5 +1,5 @@
-//! Mappings, each recorded in its range and its page under the mutex of [`PagePool`]. The lock of a
-//! range's user serializes its map and unmap calls.
+//! Ranges of addresses and their mappings, each recorded in the range and in the page under the
+//! mutex of [`PagePool`]. A range has one user, whose lock serializes map and unmap calls on it.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ pub(super) struct Range {
     pub(super) tag: u64,
     pub(super) peers: Peers,
     pub(super) mapped: BTreeMap<u64, (PageId, u64)>,
-    /// Set while its pages move: no part is torn down.
+    /// Set while its pages are paused or resumed: no part is torn down.
     pub(super) held: bool,
 }
 
@@ -42,13 +42,13 @@ impl PagePool {
         Ok((self.lock().enter_range(range), base))
     }
 
-    /// Maps pages. Also returns the bytes mapped, perhaps non-zero after a failure.
+    /// Maps pages. Also returns the bytes mapped from `offset` on, non-zero also after a failure.
     pub(super) fn map(&self, range: RangeId, offset: u64, pages: &[PageId]) -> (Result<()>, u64) {
         let (at, wholes, peers) = match self.place(range, offset, pages) {
             Ok(found) => found,
             Err(error) => return (Err(error), 0),
         };
-        // SAFETY: reserved, unmapped, under the user's lock; the pages are pinned.
+        // SAFETY: reserved, unmapped, used under the user's lock; the pages are pinned.
         let (mut result, mapped) = match unsafe { self.driver().map(at, &wholes, peers) } {
             Ok(()) => (Ok(()), pages.len()),
             Err(not) => (Err(not.error), not.mapped),
@@ -78,7 +78,11 @@ impl PagePool {
         self.lock().peers
     }
 
-    /// See [`Device::admit`](crate::Device::admit).
+    /// Grants other devices access to all current and future mappings.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] without peer access: nothing changed. Driver errors for current
+    /// mappings: future mappings still grant access.
     pub(crate) fn admit(&self, peers: Peers) -> Result<()> {
         let driver = self.driver();
         driver.capabilities().require_peers(peers)?;
@@ -96,7 +100,7 @@ impl PagePool {
         };
         let mut result = Ok(());
         for (range, base, offset, page, bytes) in there {
-            // SAFETY: was one whole mapping; if unmapped since, the driver refuses.
+            // SAFETY: was one whole mapping; if unmapped since, the driver returns an error.
             let granted = unsafe { driver.grant(base.plus(offset), bytes, peers) };
             let there = || self.shows(range, offset, page) && !self.lock().is_unmapped(page, range, offset);
             if granted.is_err() && there() {
@@ -124,8 +128,8 @@ impl PagePool {
         Ok((found.base.plus(offset), wholes, found.peers.and(state.peers)))
     }
 
-    /// Unmaps every mapping that begins in a part, one contiguous run per driver call. After an
-    /// error, earlier runs stay unmapped.
+    /// Unmaps every mapping that begins in a part of a range, one contiguous run per driver call.
+    /// Pages without mappings and pins become free. After an error, earlier runs stay unmapped.
     pub(super) fn unmap(&self, range: RangeId, offset: u64, len: u64) -> Result<()> {
         loop {
             let (at, from, to, unmapped) = {
@@ -201,8 +205,8 @@ impl PagePool {
         found.map(|range| range.tag = tag).is_some()
     }
 
-    /// Whether a page has this owner and size, is resident, without any pin or lease, and mapped
-    /// only in ranges with a tag below `tag`.
+    /// Whether a page has this owner and size, is resident, without pin, lease or export pin, and
+    /// mapped only in ranges with a tag below `tag`.
     pub(super) fn is_unseen(&self, page: PageId, (owner, bytes): (Owner, u64), tag: u64) -> bool {
         let state = self.lock();
         let Some(found) = state.pages.get(page) else { return false };
@@ -229,7 +233,8 @@ impl PagePool {
         (start < to).then_some((start, to))
     }
 
-    /// Fills mapped bytes with a repeated 32-bit value, in stream order.
+    /// Fills mapped bytes with a repeated 32-bit value, in stream order. Fails if a byte is
+    /// unmapped.
     pub(crate) fn fill(
         &self,
         range: RangeId,

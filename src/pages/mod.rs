@@ -1,4 +1,4 @@
-//! Page pool of a device: records owner, mappings and account of every physical page.
+//! Page pool of a device: owns every physical page, and records its owner, mappings and account.
 //!
 //! # Terms
 //!
@@ -8,10 +8,10 @@
 //! * **Owner** ([`Owner`]): the user of a page; the device for a free page.
 //! * **Account** ([`Account`]): the budget charged for a page.
 //! * **Pin**: a running transaction needs the page. An **export pin**: other processes map it.
-//! * **Transaction** ([`Transaction`]): driver calls and table updates that commit or are undone
-//!   together.
+//! * **Transaction** ([`Transaction`]): driver calls and table updates that commit together or are
+//!   undone.
 //! * **Fence** ([`Fence`]): points in stream work after which memory is reused or unmapped.
-//! * **Pending unmap** ([`PendingUnmap`]): parts of ranges to unmap after a fence.
+//! * **Pending unmap** ([`PendingUnmap`]): ranges or parts to unmap after a fence.
 //! * **Non-resident page**: a page of a paused arena, without memory.
 //!
 //! # Life of a page
@@ -23,35 +23,40 @@
 //!                                                                  └─> driver.release
 //! ```
 //!
-//! The last unmap or unpin makes a resident page *free*, unless exported. Free pages are released
-//! when an allocation of a different size is refused, at a trim, and at the end of an arena.
+//! The last unmap or unpin makes a resident page *free*, unless it is exported or goes to the
+//! driver at once. Free pages are released when an allocation of a different size is refused (even
+//! if only an account below the device lacks room), at a trim, and at the end of an arena.
 //!
 //! # Invariants
 //!
 //! [`PagePool::audit`] checks:
 //!
-//! * A page has one owner, and one account unless free or refused by the driver (`Owner::Leaving`).
-//! * An owned page is mapped or pinned, or used only by other processes (`Owner::Exported`).
-//! * A free page has no mapping and no pin, and a new `PageId`.
+//! * A page has exactly one owner, and one account, except free pages and pages refused by the
+//!   driver (`Owner::Leaving`).
+//! * An owned page is mapped or pinned, except one used only by other processes
+//!   (`Owner::Exported`).
+//! * A free page has no mapping and no pin, and is in the free list of its size. Its old `PageId`
+//!   finds nothing.
 //! * Mappings of a range do not overlap.
 //! * All counters equal the sums over the tables.
 //!
 //! The code also guarantees:
 //!
-//! * A pending unmap runs after its fence, and after resume copies to its pages. One thread at a
-//!   time tears down a part.
+//! * A pending unmap runs after its fence, and after the resume copies of each arena with pages in
+//!   its parts. One thread at a time tears down a part of a range.
 //! * A transaction pins the pages it unmaps until its end, so an undo maps the same pages again.
-//! * Memory refused by the driver stays in the tables for a retry.
+//! * Memory refused by the driver stays in the tables until `trim`, or the device's close or next
+//!   opening, releases it.
 //!
 //! # Locks
 //!
-//! One mutex guards all tables of a pool (`State` in `pool.rs`). Under it nothing is locked, called
-//! or waited for: no driver call, reclaimer or log line. Pins, held ranges, running teardowns, and
-//! counters of bytes in creation and release protect the objects of an operation between its locked
-//! parts.
+//! One mutex guards all tables of a pool (`State` in `pool.rs`). Nothing else is locked, called or
+//! waited for under it: no driver call, reclaimer or log line. Between an operation's reads and its
+//! result, pins, held ranges, the table of running teardowns, and the counters of bytes in creation
+//! and release protect its objects.
 //!
-//! [`SharedSet`], [`HostPool`], [`Events`] and the reclaimers have own locks. [`SharedSet`] calls
-//! the pool under its lock, never the reverse.
+//! [`SharedSet`], [`HostPool`], [`Events`] and the reclaimers have their own locks. [`SharedSet`]
+//! keeps its lock across calls into the pool, never the reverse.
 
 mod account;
 mod branch;
@@ -114,7 +119,8 @@ pub use transaction::{Calls, Transaction};
 pub(crate) use waits::Capturing;
 
 slotmap::new_key_type! {
-    /// Key of a page, never reused: freeing and taking a page change the key.
+    /// Key of a page, never reused: a page gets a new key when it becomes free and when it is
+    /// taken.
     pub struct PageId;
     /// Key of a range of addresses.
     pub struct RangeId;
@@ -125,13 +131,14 @@ slotmap::new_key_type! {
 /// Size class of a numbered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// Slabs, live-out blocks, and fillers between them.
+    /// Slabs, live-out blocks, and fillers of addresses between live-out blocks.
     Small,
-    /// All other blocks: large pages need fewer driver calls.
+    /// All other blocks, since large pages need fewer driver calls.
     Large,
 }
 
-/// Number of a page in the shared set of an arena. Equal requests of spaces use equal numbers.
+/// Number of a page in the shared set of an arena. Spaces with the same requests use the same
+/// numbers, whatever was captured before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageNo {
     /// Size class.

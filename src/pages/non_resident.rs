@@ -1,13 +1,14 @@
-//! Non-resident pages: pages of a paused arena. They keep key, owner, account and addresses, so
-//! other code need not know about pauses.
+//! Non-resident pages: pages of a paused arena. They keep key, owner, account and addresses without
+//! memory, so spaces, seals and the shared set need not know about pauses.
 //!
 //! ```text
 //!  resident ─ pause ─> partial ─> non-resident ─ resume, new memory ─> partial ─> resident
 //!                         └─ the driver refused a call: the next pause or resume continues here
 //! ```
 //!
-//! A non-resident page counts zero bytes, and its teardown makes no driver call. While pages move,
-//! the thread *holds* their ranges: teardowns stay pending.
+//! A non-resident page counts zero bytes, and its teardown makes no driver call. Without mappings
+//! it is removed. While pages are paused or resumed, the thread *holds* their ranges: teardowns
+//! stay pending.
 
 use super::pool::State;
 use super::{Owner, PageId, PagePool, RangeId};
@@ -24,7 +25,7 @@ pub(crate) struct ArenaPage {
     pub(crate) present: bool,
     /// Some mappings do not exist in the driver.
     pub(crate) unmapped: bool,
-    /// A mapping with memory, if any: preferably the owner's.
+    /// A mapping with memory, if any: preferably the owner's, which stays.
     pub(crate) at: (RangeId, u64),
 }
 
@@ -50,6 +51,7 @@ impl Drop for Hold<'_> {
 }
 
 impl State {
+    /// Whether the mapping at this address does not exist in the driver.
     pub(super) fn is_unmapped(&self, page: PageId, range: RangeId, at: u64) -> bool {
         self.pages
             .get(page)
@@ -58,8 +60,8 @@ impl State {
 }
 
 impl PagePool {
-    /// Holds all ranges with pages that this arena's pause releases. No transaction runs on them,
-    /// and no second hold exists.
+    /// Holds all ranges with pages that this arena's pause releases. No transaction may run on
+    /// them, and no second hold may exist.
     pub(crate) fn hold(&self, arena: u64) -> Hold<'_> {
         loop {
             {
@@ -128,10 +130,10 @@ impl PagePool {
         all
     }
 
-    /// Unmaps a page and releases its memory. Returns the driver calls, and false if the driver
-    /// refused the release (retried later). The caller [holds](Self::hold) its ranges and has
-    /// waited for the device. After an error, the page keeps its contents, perhaps with fewer
-    /// mappings.
+    /// Unmaps a page and releases its memory. Returns the number of driver calls, and false if the
+    /// driver refused the release (retried later). The caller [holds](Self::hold) its ranges and
+    /// has waited for the device. After an error, completed unmaps stay, and the page keeps memory
+    /// and contents.
     pub(crate) fn make_non_resident(&self, id: PageId) -> Result<(u64, bool)> {
         let mut calls = 0;
         loop {
@@ -150,7 +152,7 @@ impl PagePool {
                 let Some(found) = state.ranges.get(range) else { break };
                 (range, at, found.base.plus(at), page.bytes)
             };
-            // SAFETY: a whole mapping of a held range; the caller waited for the device.
+            // SAFETY: one whole mapping of a held range; the caller has waited for the device.
             unsafe { self.driver().unmap(address, bytes) }?;
             calls += 1;
             let state = &mut *self.lock();
@@ -162,6 +164,7 @@ impl PagePool {
         }
         let (handle, bytes) = {
             let state = &mut *self.lock();
+            // An export since the first check keeps the memory.
             state.require_unexported(id)?;
             let Some(page) = state.pages.get_mut(id) else { return Ok((calls, true)) };
             let Some(handle) = page.handle.take() else { return Ok((calls, true)) };
@@ -194,7 +197,7 @@ impl PagePool {
                 let whole = Whole { page: handle, bytes: page.bytes };
                 (range, at, found.base.plus(at), whole, found.peers.and(state.peers))
             };
-            // SAFETY: the page's own unmapped addresses, in a held range.
+            // SAFETY: the page's own addresses, unmapped in the driver, in a held range.
             let mapped = unsafe { self.driver().map(address, &[whole], peers) };
             let is_there = mapped.as_ref().map_or_else(|not| not.mapped > 0, |()| true);
             let late = {
@@ -226,7 +229,7 @@ impl State {
         let fits = |page: &super::page::Page, bytes: u64| page.handle.is_none() && page.bytes == bytes;
         let bytes = self.pages.get(memory).map_or(0, |page| page.bytes);
         if !self.pages.get(id).is_some_and(|page| fits(page, bytes)) {
-            // The page was removed since; its memory becomes free at the commit.
+            // The page was removed since. The taken memory becomes free at the commit.
             return;
         }
         let Some(given) = self.remove(memory) else { return };

@@ -7,13 +7,13 @@ use super::PagePool;
 use super::pool::State;
 use crate::error::{Error, Result};
 
-/// Number unique in the process: of a region, an arena or a lease.
+/// Number of a region, an arena or a lease, unique in the process.
 pub(crate) fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Owner of a page, independent of its [account](super::Account).
+/// Owner of a page. Its account is independent: see [`Account`](super::Account).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Owner {
@@ -22,19 +22,19 @@ pub enum Owner {
         /// Arena number.
         arena: u64,
     },
-    /// One space, for live-out (retained) blocks: no other space maps the page.
+    /// One space: the page has live-out (retained) blocks and is mapped by no other space.
     Retained {
         /// Arena number.
         arena: u64,
         /// Space number.
         space: u64,
     },
-    /// An arena, for persistent (kept) blocks.
+    /// An arena, for persistent (kept) blocks, which do not overlap.
     Kept {
         /// Arena number.
         arena: u64,
     },
-    /// An arena, for one private (exclusive) block.
+    /// An arena, for one private (exclusive) block. Never replaced.
     Exclusive {
         /// Arena number.
         arena: u64,
@@ -44,26 +44,26 @@ pub enum Owner {
         /// Region number.
         region: u64,
     },
-    /// An elastic buffer or cache.
+    /// An elastic buffer or cache; nothing else maps the page.
     Elastic {
         /// Buffer number.
         buffer: u64,
     },
-    /// A ring: one slot.
+    /// A ring: the units of one slot, used one after the other.
     Ring {
         /// Ring number.
         ring: u64,
     },
-    /// Workspaces of one stream.
+    /// Workspaces of one stream, used one after the other.
     Workspace {
         /// Number of the workspace group.
         group: u64,
     },
-    /// Only other processes map the page.
+    /// Only other processes map the page. Free after the last export pin.
     Exported,
     /// The device: the next allocation may take the page.
     Free,
-    /// None: the driver refused the release, retried later.
+    /// No owner: the driver refused the release, retried later.
     Leaving,
 }
 
@@ -170,8 +170,8 @@ impl PagePool {
         state.audit_mappings()
     }
 
-    /// [Audits](Self::audit), and checks that no pin or unfinished driver call is left, for an idle
-    /// pool.
+    /// [Audits](Self::audit), and checks that no pin or unfinished driver call is left. No other
+    /// call may run.
     pub fn audit_idle(&self) -> Result<()> {
         self.audit()?;
         let state = self.lock();
@@ -189,8 +189,8 @@ impl PagePool {
         Ok(())
     }
 
-    /// Audits in debug builds and logs a violation. Larger pools skip calls in proportion to the
-    /// cost.
+    /// Audits in debug builds and logs a violation. An audit visits each slot of pages and
+    /// ranges and each mapping: a pool with more than 64 of them skips calls in proportion.
     pub(crate) fn check(&self) {
         if cfg!(debug_assertions)
             && self.lock().is_audit_due()

@@ -13,7 +13,7 @@ pub(super) struct Page {
     pub(super) account: Option<AccountId>,
     /// Range and offset.
     pub(super) mappings: BTreeSet<(RangeId, u64)>,
-    /// Subset of `mappings` which the driver does not have.
+    /// Subset of `mappings` unknown to the driver, after a pause or an incomplete resume.
     pub(super) unmapped: BTreeSet<(RangeId, u64)>,
     /// Running transactions that need the page.
     pub(super) pins: u32,

@@ -1,5 +1,5 @@
-//! Imported pages of other processes, mapped in spans of addresses, without budget and owner.
-//! Retries are as in `pending_unmaps.rs`.
+//! Imported pages of other processes, mapped in spans of addresses. They are not pages of the pool:
+//! no budget, no owner. Pending spans and refused pages are retried as in `pending_unmaps.rs`.
 
 use std::os::fd::BorrowedFd;
 
@@ -26,7 +26,7 @@ struct PeerPage {
 pub(crate) struct PeerSpan {
     base: Address,
     bytes: u64,
-    /// Offset, page and bytes. Unmapped from the end.
+    /// Offset, page and bytes. Unmapping removes entries from the end.
     mapped: Vec<(u64, PeerId, u64)>,
 }
 
@@ -61,11 +61,13 @@ fn closed() -> Error {
 }
 
 impl PagePool {
+    /// Imports a page with one user. Fails if the device was opened without sharing.
     pub(crate) fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import(fd, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
     }
 
+    /// Imports from a fabric handle, as [`import`](Self::import).
     pub(crate) fn import_fabric(&self, handle: &FabricHandle, bytes: u64) -> Result<PeerId> {
         let handle = self.sharing()?.import_fabric(handle, bytes)?;
         Ok(self.lock().foreign.pages.insert(PeerPage { handle, bytes, users: 1 }))
@@ -83,14 +85,14 @@ impl PagePool {
             let Some(page) = pages.remove(id) else { return };
             page
         };
-        // SAFETY: removed from the table, so released once.
+        // SAFETY: without users and removed from the table: released once.
         if let Err(error) = unsafe { self.driver().release(page.handle) } {
             tracing::warn!(%error, "the driver did not take a peer's page back; kept for another try");
             self.lock().foreign.pages.insert(page);
         }
     }
 
-    /// Maps whole pages one after the other, or none.
+    /// Maps whole pages one after the other at new addresses, or none.
     pub(crate) fn map_peers(&self, pages: &[PeerId]) -> Result<PeerSpan> {
         let mut wholes = Vec::with_capacity(pages.len());
         {
@@ -132,6 +134,7 @@ impl PagePool {
         }
     }
 
+    /// Tears a span down after a fence: at once if done, else in a later call.
     pub(crate) fn finish_peers(&self, mut fence: Fence, mut span: PeerSpan) {
         if fence.done(self.events()).unwrap_or(false) && self.tear_down_span(&mut span) {
             return;

@@ -1,5 +1,5 @@
 //! Pending unmaps: memory in use by the device (a fence), and memory refused by the driver. The
-//! lists hold keys and marks, so neither keeps the pool alive.
+//! lists hold only keys and marks, so neither keeps the pool alive.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -64,7 +64,7 @@ impl PendingUnmaps {
 }
 
 impl State {
-    /// The fence of running copies to these pages.
+    /// The fence of running copies to pages in these parts. Teardown waits for it too.
     fn arriving(&self, pending: &PendingUnmap) -> Fence {
         let mut fence = Fence::default();
         let arenas = self.pending.arriving.values().filter(|arriving| pending.show(self, arriving.arena));
@@ -86,7 +86,7 @@ fn warn_of(torn: &TornDown) {
 }
 
 impl PagePool {
-    /// Tears down after a fence: at once, or when pending unmaps are reaped: by a refused
+    /// Tears down after a fence: at once if done, else when pending unmaps are reaped: by a refused
     /// [`take`](super::Transaction::take), a [`trim`](Self::trim), the begin of a capture, the end
     /// of a hold, or a conflicting teardown. Does not block.
     pub fn unmap_after(&self, mut fence: Fence, pending: PendingUnmap) {
@@ -120,8 +120,8 @@ impl PagePool {
         fence
     }
 
-    /// Records running copies to a resumed arena's pages, whose teardown waits for `contents`. The
-    /// caller holds the ranges.
+    /// Records running copies to the pages of a resumed arena: no mapping of these pages is torn
+    /// down before `contents`. The caller holds the ranges.
     pub(crate) fn arrives(&self, arena: u64, mut contents: Fence) {
         if !contents.done(self.events()).unwrap_or(false) {
             self.lock().pending.arriving.insert(Arriving { arena, contents });
@@ -144,6 +144,7 @@ impl PagePool {
         }
     }
 
+    /// Runs pending unmaps with a finished fence. Returns whether there was one.
     pub(crate) fn reap(&self) -> bool {
         let mut any = false;
         loop {
@@ -159,7 +160,7 @@ impl PagePool {
     fn poll_once(&self) -> (bool, bool) {
         self.reap_peers();
         self.forget_arrived();
-        // Items stay listed during driver calls, so `pending_fence` sees all fences.
+        // Items stay listed during the driver calls, so `pending_fence` sees all fences.
         let waiting: Vec<_> = {
             let state = self.lock();
             state.pending.fenced.iter().map(|(id, item)| (id, state.behind(item))).collect()
@@ -188,8 +189,8 @@ impl PagePool {
         (any, awaited)
     }
 
-    /// Reaps after waiting at most for `limit`, but not for the end of a capture. Returns whether
-    /// there was one.
+    /// Waits at most for `limit`, and reaps. Returns whether there was one. Does not wait for the
+    /// end of a capture.
     pub(crate) fn wait_and_reap(&self, limit: Duration) -> bool {
         let fences: Vec<Fence> = {
             let state = self.lock();
@@ -207,7 +208,7 @@ impl PagePool {
         self.reap()
     }
 
-    /// Retries all calls the driver refused.
+    /// Retries everything the driver refused; memory refused again stays pending.
     pub fn retry(&self) -> Result<()> {
         self.reap();
         let mut first = Ok(());
@@ -220,7 +221,11 @@ impl PagePool {
         first.and(pages)
     }
 
-    /// Waits for fences, retries refused calls and releases free pages. Returns the bytes.
+    /// Releases unused memory: waits for fences, retries refused calls and releases free pages.
+    /// Returns the released bytes.
+    ///
+    /// # Errors
+    /// Driver errors of the last retry.
     pub fn trim(&self) -> Result<u64> {
         self.wait_and_reap(Duration::MAX);
         // The last retry repeats the errors.
@@ -231,7 +236,8 @@ impl PagePool {
     }
 }
 
-/// Pools without users but with remaining memory, retried at the next opening of the device.
+/// Pools without users but with memory in use or refused by the driver, retried at the next opening
+/// of their device.
 fn orphans() -> &'static ProcessMutex<Vec<Arc<PagePool>>> {
     static ORPHANS: OnceLock<ProcessMutex<Vec<Arc<PagePool>>>> = OnceLock::new();
     ORPHANS.get_or_init(ProcessMutex::default)
@@ -244,7 +250,8 @@ pub(crate) fn retry_orphans(driver: &SharedDriver) {
 }
 
 impl PagePool {
-    /// Called at the last user's end. A pool with remaining memory becomes an orphan.
+    /// Called when the last user of the device is gone. A pool with remaining memory becomes an
+    /// orphan.
     pub(crate) fn retire(self: Arc<Self>) {
         self.reap();
         self.events().forget_kept();

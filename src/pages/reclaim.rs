@@ -8,25 +8,26 @@ use crate::error::Error;
 use crate::sync::{Mutex, thread_token};
 
 const TRIES: u32 = 8;
-/// Longest wait for the device's use of memory; an attempt waits up to twice.
+/// Longest wait for memory in use by the device; one attempt waits up to twice.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Source of memory in a shortage, such as a cache of the engine.
+/// Source of memory in a shortage, for example an engine with a cache.
 pub trait Reclaimer: Send + Sync {
-    /// Frees up to the missing `bytes`, and returns the freed bytes:
+    /// Frees as much as possible of the `bytes` missing, and returns the freed bytes:
     /// `vmmgraph_device_add_reclaimer`. Runs without library locks.
     fn reclaim(&self, bytes: u64) -> u64;
 
-    /// Account of the reclaimer's memory, or an ancestor. `None`: asked only if the device or its
-    /// budget is short.
+    /// Account of the reclaimer's memory, or an ancestor. `None`: any memory of the device; asked
+    /// only if the device or its budget is short.
     fn account(&self) -> Option<AccountId> {
         None
     }
 
-    /// Cost of freeing memory: cheapest first.
+    /// Cost of freeing memory, in the caller's own unit: cheapest first.
     fn cost(&self) -> u64;
 }
 
+/// Each list has its own lock, not held during calls.
 #[derive(Default)]
 pub(super) struct Reclaimers {
     all: Mutex<Vec<Weak<dyn Reclaimer>>>,
@@ -62,7 +63,7 @@ impl PagePool {
     }
 
     /// Asks reclaimers, cheapest first, until `bytes` are freed. Returns whether a retry is useful.
-    /// With `lowest`, asks only within that account. The caller has no lock.
+    /// With `lowest`, asks only those within that account. The caller has no lock.
     pub(crate) fn ask_reclaimers(&self, bytes: u64, lowest: Option<u64>) -> bool {
         let Some(_call) = ReclaimCall::begin(&self.reclaimers) else { return false };
         let mut all: Vec<_> = self.reclaimers.all.lock().iter().filter_map(Weak::upgrade).collect();
@@ -89,7 +90,7 @@ pub(crate) struct MemoryRetry<'a> {
 }
 
 impl MemoryRetry<'_> {
-    /// Whether the call should try again, at most eight times. The caller has no lock.
+    /// Returns true if the call should try again, at most eight times. The caller has no lock.
     pub(crate) fn helps(&mut self, error: &Error) -> bool {
         self.helps_with(error, || false)
     }
@@ -104,8 +105,9 @@ impl MemoryRetry<'_> {
         self.once(error) || own
     }
 
-    /// Retries as [`helps`](Self::helps), without a limit. Asks reclaimers if no pending memory
-    /// finished, and from the second attempt on: in a busy process some always finishes.
+    /// Retries as [`helps`](Self::helps), without a limit of attempts. Asks reclaimers if no
+    /// pending memory finished, and from the second attempt on: in a busy process some always
+    /// finishes.
     pub(crate) fn once(&mut self, error: &Error) -> bool {
         self.tries = self.tries.saturating_add(1);
         let finished = self.pool.wait_and_reap(PATIENCE);

@@ -8,8 +8,9 @@ use super::{PagePool, PendingUnmap, RangeId};
 use crate::error::Result;
 use crate::units::{Address, Stream};
 
-/// Reserved addresses. Drop unmaps all pages and frees the addresses, unused by the device;
-/// [`leave`](Self::leave) defers this to a fence.
+/// Reserved addresses, made by a [`Transaction`](super::Transaction). Drop unmaps all pages and
+/// frees the addresses, which the device must not use any more; [`leave`](Self::leave) defers this
+/// to a fence.
 pub struct Reservation {
     pool: Arc<PagePool>,
     id: RangeId,
@@ -58,7 +59,10 @@ impl Reservation {
         self.pool.mapped_under(self.id, offset, bytes)
     }
 
-    /// Returns start and end of the first unmapped part between two offsets.
+    /// Fills mapped bytes with a repeated 32-bit value, in stream order.
+    ///
+    /// # Errors
+    /// Driver errors; [`Error::Internal`](crate::Error::Internal) if a byte is unmapped.
     #[must_use]
     pub fn gap(&self, from: u64, to: u64) -> Option<(u64, u64)> {
         self.pool.gap(self.id, from, to)
@@ -66,7 +70,8 @@ impl Reservation {
 
     /// Fills mapped bytes with a repeated 32-bit value, in stream order.
     ///
-    /// Fails if a byte is unmapped.
+    /// # Errors
+    /// Driver errors; [`Error::Internal`](crate::Error::Internal) if a byte is unmapped.
     pub fn fill(&self, offset: u64, bytes: u64, value: u32, stream: Stream) -> Result<()> {
         self.pool.fill(self.id, offset, bytes, value, stream)
     }

@@ -1,8 +1,9 @@
 //! Shared set of an arena: the numbered pages that all its spaces may map, and the tape of its bump
 //! spaces.
 //!
-//! A number gets a page when a space first needs it. It loses the page when a seal or eager work
-//! gives it away, or when no space maps it.
+//! A number gets a page when a space first needs it, and loses the page when a seal or eager work
+//! gives it to a new owner, or when no space maps it. Spaces with the same number map the same
+//! page.
 //!
 //! * **Spare page**: without a number, still mapped by graphs. Serves the next number without a
 //!   page.
@@ -10,8 +11,8 @@
 //! * **Version**: changes when spaces must check their pages before the next launch.
 //!
 //! An entry is valid only if the pool names this arena as the owner
-//! ([`is_ours`](SharedSet::is_ours)). The mutex of the tables ([`Numbers`]) is held while a page is
-//! created, so two spaces with one number get one page.
+//! ([`is_ours`](SharedSet::is_ours)). One mutex guards the tables ([`Numbers`]), also across the
+//! creation of a page, so two spaces with the same number get one page.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -31,16 +32,16 @@ mod tape;
 use passed::Passed;
 use tape::Tape;
 
-/// Devices with access to an arena's pages, besides its own.
+/// Devices with access to an arena's pages, besides its own device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetPeers {
     /// All pages.
     pub all: Peers,
-    /// Pages of peer-visible (remote) and private blocks.
+    /// Pages of peer-visible (remote) and private blocks; includes `all`.
     pub remote: Peers,
 }
 
-/// Shared set of one arena.
+/// Pages shared by graphs that never run at the same time.
 pub struct SharedSet {
     pool: Arc<PagePool>,
     arena: u64,
@@ -58,21 +59,22 @@ const MARKS: usize = 8;
 struct Numbers {
     pages: HashMap<PageNo, PageId>,
     tape: Tape,
-    /// Formerly live-out pages, still mapped, by size.
+    /// Pages without a number, by size: formerly live-out, still mapped.
     spare: BTreeMap<u64, Vec<PageId>>,
-    /// Live-out pages with only freed blocks: fence, page, previous owner, first space allowed.
+    /// Live-out pages with only freed blocks: fence, page, previous owner, first space that may use
+    /// the page.
     returning: Vec<(Fence, PageId, Owner, u64)>,
-    /// Recent versions, each with a mark after the replays before.
+    /// Recent versions, each with a mark after all replays before.
     marks: VecDeque<(u64, Mark)>,
     /// Pages which stay at their numbers and addresses.
     pinned: HashSet<PageId>,
     passed: Passed,
-    /// Eager scopes active or waiting: at their ends pages may leave.
+    /// Eager scopes active or waiting: pages may leave their numbers when one ends.
     eager: u32,
 }
 
 impl SharedSet {
-    /// Creates an empty set, charged to `account`.
+    /// Creates an empty set; its pages are charged to `account`.
     #[must_use]
     pub fn new(
         pool: &Arc<PagePool>,
@@ -137,7 +139,8 @@ impl SharedSet {
     }
 
     /// Returns the page of a number, pinned by the transaction: its own, a spare, a free or a new
-    /// one. `space` 0 is eager work, for a number whose page [may be replaced](Self::is_pinned).
+    /// one. `space` is the calling space; 0: eager work, for a number whose page [may be
+    /// replaced](Self::is_pinned).
     ///
     /// # Errors
     /// As [`Transaction::take`]; [`Error::Lent`].
@@ -145,7 +148,8 @@ impl SharedSet {
         self.page_apart(transaction, no, &HashSet::new(), space)
     }
 
-    /// Like [`page`](Self::page), but skips numbers with a page in `shown`.
+    /// Like [`page`](Self::page), but skips numbers with a page in `shown`, already mapped by the
+    /// caller.
     pub fn page_apart(
         &self,
         transaction: &mut Transaction,
@@ -181,15 +185,15 @@ impl SharedSet {
         let page = self.spare_or_new(transaction, numbers, self.page_bytes(no.class), shown, space)?;
         numbers.pages.insert(no, page);
         if numbers.passed.contains(page) {
-            // Older spaces skip this number: they may map the next one's page.
+            // Older spaces skip this number, as they may already map the next one's page.
             self.version.fetch_add(1, Ordering::SeqCst);
         }
         Ok(page)
     }
 
-    /// Returns the version, which changes when a page leaves its number, is lent or pinned, or
-    /// changes its allowed spaces. A space with an older version [checks](Self::is_ours) its pages
-    /// before use.
+    /// Returns the version. It changes when a page leaves its number, is lent or pinned, or when
+    /// its set of allowed spaces changes. A space with an older version [checks](Self::is_ours) its
+    /// pages before the device uses them.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)
@@ -218,8 +222,8 @@ impl SharedSet {
         self.numbers.lock().eager -= 1;
     }
 
-    /// Gives mapped pages to a new owner and frees their numbers. Returns how many changed.
-    /// `before`: a mark after the replays before the work that wrote to these pages.
+    /// Gives pages, which stay mapped, to a new owner and frees their numbers. Returns how many
+    /// changed owner. `before`: a mark after all replays before the work that wrote to these pages.
     pub fn leave(&self, pages: &[(PageNo, PageId)], to: Owner, before: Mark) -> u64 {
         let numbers = &mut *self.numbers.lock();
         let mut left = 0;
@@ -241,15 +245,15 @@ impl SharedSet {
         left
     }
 
-    /// Returns a mark after the replays launched at `version`, if known.
+    /// Returns a mark after every replay launched at `version`, if known.
     #[must_use]
     pub fn behind(&self, version: u64) -> Option<Mark> {
         let numbers = self.numbers.lock();
         numbers.marks.iter().find(|(began, _)| *began > version).map(|(_, mark)| mark.clone())
     }
 
-    /// Takes back a page given away by [`leave`](Self::leave), used in replay order only. The page
-    /// gets `no` if free (returns true), else becomes spare.
+    /// Takes back a page given away by [`leave`](Self::leave), used in replay order only. It gets
+    /// `no` if free (returns true), else becomes a spare page.
     pub fn return_page(&self, page: PageId, from: Owner, no: PageNo) -> bool {
         let numbers = &mut *self.numbers.lock();
         let Some(bytes) = self.pool.hand_over(page, from, self.owner(), false) else { return false };
@@ -261,10 +265,10 @@ impl SharedSet {
         true
     }
 
-    /// Pins pages to their numbers for life.
+    /// Pins pages for the rest of their life: they never leave their numbers.
     ///
     /// # Errors
-    /// [`Error::WrongState`] if a page is no longer shared, or eager work is active.
+    /// [`Error::WrongState`] if a page is not shared any more, or eager work is active.
     pub fn pin_pages(&self, pages: &HashSet<PageId>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
@@ -280,8 +284,8 @@ impl SharedSet {
         Ok(())
     }
 
-    /// Called after the export pin of a page. Fails during eager work, since a page could leave its
-    /// number.
+    /// Called after the export pin of a page. Fails while eager work is active
+    /// ([`Error::WrongState`]), since a page could leave its number.
     pub fn note_export(&self) -> Result<()> {
         let numbers = self.numbers.lock();
         if numbers.eager > 0 {
@@ -313,6 +317,7 @@ impl SharedSet {
         space: u64,
     ) -> Result<PageId> {
         self.settle(numbers);
+        // Eager work must not get a page reserved for older graphs.
         let space = if numbers.eager > 0 { 0 } else { space };
         let Numbers { spare, passed, .. } = numbers;
         if let Some(spare) = spare.get_mut(&bytes) {
@@ -327,8 +332,8 @@ impl SharedSet {
         transaction.take(bytes, self.owner(), self.account.id())
     }
 
-    /// Returns a live-out page with only freed blocks. After the fence, the still mapped page is
-    /// spare, for spaces from `since` on.
+    /// Returns a live-out page with only freed blocks. After the fence, the page becomes spare, for
+    /// spaces from number `since` on. It stays mapped at its addresses.
     pub fn give(&self, page: PageId, from: Owner, fence: Fence, since: u64) {
         let mut numbers = self.numbers.lock();
         numbers.returning.push((fence, page, from, since));
@@ -342,9 +347,9 @@ impl SharedSet {
     }
 
     /// Takes up to `count` pages of `bytes` for blocks written by one space and read only by graphs
-    /// captured since. The pages hold such blocks of earlier graphs, and no space from `space` on
-    /// maps them. So in capture order no other graph writes them between the space's graph and the
-    /// last reader. Spaces from `until` on may use the pages for other blocks.
+    /// captured since: pages with such blocks of earlier graphs, mapped by no space from `space`
+    /// on. In capture order no other graph writes them between the space's graph and the last
+    /// reader. `writer` owns the space; spaces from `until` on may use the pages for other blocks.
     pub fn take_passed(
         &self,
         (bytes, count): (u64, usize),
@@ -374,7 +379,8 @@ impl SharedSet {
         self.settle(&mut self.numbers.lock());
     }
 
-    /// Removes an earlier number of the page: a space could find one page under two numbers.
+    /// Removes an earlier number of such a page: otherwise a space could find one page under two
+    /// numbers.
     fn settle(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, passed, .. } = numbers;
         let mut poll = Poll::new(self.pool.events());

@@ -9,7 +9,7 @@ use crate::pages::Mark;
 use crate::sync::{thread_has_ended, thread_token};
 use crate::units::Stream;
 
-/// Above this number, finished streams are sometimes removed.
+/// Above this number, finished streams are removed from time to time.
 const KEPT: usize = 64;
 
 /// Stream handle with its scope, for later use.
@@ -18,7 +18,7 @@ pub struct NamedStream {
     stream: Stream,
     /// Thread of a per-thread default stream, else 0.
     thread: u64,
-    /// Non-primary context of a default stream, else 0.
+    /// Context of a default stream outside the device's primary context, else 0.
     context: u64,
 }
 
@@ -53,8 +53,8 @@ impl Events {
         NamedStream { stream, thread, context: self.driver().other_context().unwrap_or(0) }
     }
 
-    /// Like [`name`](Self::name), for later use: a default stream which may be unreachable then is
-    /// marked now.
+    /// Like [`name`](Self::name), for later use: a default stream of a thread or of a non-primary
+    /// context may be unreachable then, so its work is marked now.
     #[must_use]
     pub fn keep(self: &Arc<Self>, stream: Stream) -> NamedStream {
         let named = self.name(stream);
@@ -81,8 +81,8 @@ impl Events {
         drop(kept);
     }
 
-    /// Returns all streams a caller may mean: in a non-primary context, a default stream's handle
-    /// may also mean the primary context's.
+    /// Returns all streams that a caller may mean as readers: in a non-primary context, a default
+    /// stream's handle may also mean the primary context's stream.
     #[must_use]
     pub fn name_readers(&self, streams: &[Stream]) -> Vec<NamedStream> {
         let mut named: Vec<_> = streams.iter().map(|stream| self.name(*stream)).collect();
@@ -92,20 +92,20 @@ impl Events {
         named
     }
 
-    /// Whether the calling thread can name this stream.
+    /// Returns true if the calling thread can name this stream.
     #[must_use]
     pub fn can_name(&self, named: NamedStream) -> bool {
         let here = self.name(named.stream);
         here == named || in_primary(here) == named
     }
 
-    /// Records a mark after a named stream's work. For an ended thread's default stream, the legacy
-    /// default stream records: with CUDA it waits for that stream (`tests/gpu/conformance.rs`);
-    /// untested with HIP.
+    /// Records a mark after all work submitted to a named stream. For the default stream of an
+    /// ended thread, the legacy default stream records: it waits for that stream with CUDA
+    /// (`tests/gpu/conformance.rs`); untested with HIP.
     ///
     /// # Errors
     /// [`Error::StreamCapturing`], also if the calling thread [cannot name](Self::can_name) the
-    /// stream.
+    /// stream; driver errors.
     pub fn record_named(self: &Arc<Self>, named: NamedStream) -> Result<Mark> {
         let here = self.name(named.stream);
         if here == named {

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Free address ranges (stretches), found by address and by length in logarithmic time. Adjacent
-/// ranges merge, except across a wall.
+/// ranges are merged, except across a wall.
 #[derive(Debug, Default)]
 pub(crate) struct Stretches {
     free: BTreeMap<u64, u64>,
@@ -25,12 +25,13 @@ impl Stretches {
         Some(bytes)
     }
 
-    /// Takes the start of the smallest fitting range; of equal ones, the lowest.
+    /// Takes the start of the smallest fitting range; of equal ones, the lowest. Returns the
+    /// address.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         self.take_where(bytes, |_| true)
     }
 
-    /// Takes from ranges accepted by `which`. Linear in the rejected ranges.
+    /// Takes from ranges with an address accepted by `which`. Linear in the rejected ranges.
     pub(crate) fn take_where(&mut self, bytes: u64, which: impl Fn(u64) -> bool) -> Option<u64> {
         let mut fits = self.by_bytes.range((bytes, 0)..);
         let (_, at) = *fits.find(|(_, at)| which(*at))?;
@@ -38,7 +39,7 @@ impl Stretches {
         Some(at)
     }
 
-    /// Takes the longest range; of equal ones, the highest.
+    /// Takes the longest range; of equal ones, the highest. Returns address and bytes.
     pub(crate) fn take_longest(&mut self) -> Option<(u64, u64)> {
         let (bytes, at) = *self.by_bytes.last()?;
         self.remove(at);
@@ -70,6 +71,7 @@ impl Stretches {
         self.walls.remove(&at);
     }
 
+    /// The last range that begins at or before an address.
     fn around(&self, at: u64) -> Option<(u64, u64)> {
         self.free.range(..=at).next_back().map(|(at, free)| (*at, *free))
     }
@@ -114,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// Reference model: one byte per address.
+    /// Reference model: one byte per address. 0: free, 255: not added.
     fn stretches(bytes: &[u8], walls: &BTreeSet<u64>) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         let mut start = None;

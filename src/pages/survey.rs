@@ -1,4 +1,5 @@
-//! Snapshot of a device: the pages of one arena with addresses, and totals of other owners.
+//! Snapshot of all pages of a device: the pages of one arena with their addresses, and totals of
+//! all other owners.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -42,6 +43,7 @@ pub(crate) enum PageName {
 }
 
 impl PagePool {
+    /// Walks all pages once, under the pool's lock, and the mappings of the arena's pages.
     pub(crate) fn survey(&self, arena: u64) -> Survey {
         let state = self.lock();
         let going: HashSet<RangeId> = state.pending.ranges().collect();

@@ -1,7 +1,7 @@
-//! Teardown: unmaps parts of ranges and frees addresses, without the pool's lock. So one thread at
-//! a time tears down a part: a second could unmap a new user's mappings. Nothing is torn down while
-//! its pages are paused, resumed or written by copies. A conflicting request joins the pending
-//! unmaps, which the active thread runs at its end.
+//! Teardown: unmaps ranges or parts, and frees their addresses, without the pool's lock. So one
+//! thread at a time tears down a part: a second could unmap addresses already mapped for a new
+//! user. Nothing is torn down while its pages are paused, resumed or written by copies. A
+//! conflicting request joins the pending unmaps, which the active thread runs at its end.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::pool::State;
 use super::{Fence, PagePool, RangeId};
 use crate::error::Result;
 
-/// Parts of ranges to be torn down after a fence.
+/// A pending unmap: ranges and parts of ranges, to be torn down after a fence.
 #[derive(Clone, Debug, Default)]
 pub struct PendingUnmap {
     pub(super) ranges: Vec<RangeId>,
@@ -62,6 +62,7 @@ impl PendingUnmap {
         apart
     }
 
+    /// Whether a part maps a page that the arena's pause releases.
     pub(super) fn show(&self, state: &State, arena: u64) -> bool {
         let mut pages = self.spans().flat_map(|(range, from, to)| {
             let mapped = state.ranges.get(range).map(|range| range.mapped.range(from..to));
@@ -128,8 +129,9 @@ impl State {
 }
 
 impl PagePool {
-    /// Tears down now, unless a part is in use. With `keep`, a refused request joins the pending
-    /// unmaps. The caller has waited for the device.
+    /// Tears down now, unless a part is in use: by a different teardown, a pause, a resume or
+    /// copies. With `keep`, a refused request joins the pending unmaps. The caller has waited for
+    /// the device.
     pub(super) fn tear_down(&self, pending: PendingUnmap, keep: bool) -> TornDown {
         let apart = pending.apart();
         let wait = |state: &mut State, pending| {
@@ -140,12 +142,13 @@ impl PagePool {
         {
             let state = &mut *self.lock();
             if !state.begin_teardown(&apart, keep) {
-                // Under the same lock: the conflicting teardown finds it.
+                // Under the same lock, so the conflicting teardown finds it.
                 wait(state, pending);
                 return TornDown { done: false, awaited: false, refused: Ok(()) };
             }
         }
-        // After the registration: a resume's hold waits for this teardown before its copies.
+        // After the registration: a resume holds the ranges before its copies, and the hold waits
+        // for this teardown.
         let done = self.arrived(&pending);
         let mut refused = Ok(());
         if done {
@@ -171,6 +174,7 @@ impl PagePool {
         TornDown { done, awaited, refused }
     }
 
+    /// Tears down for a caller that keeps the request: false if a part is in use.
     pub(crate) fn unmap_now(&self, pending: PendingUnmap) -> bool {
         let torn = self.tear_down(pending, false);
         self.poll_pending(&torn);
@@ -178,7 +182,7 @@ impl PagePool {
     }
 
     /// Unmaps a whole range and frees its addresses, at once or after its other users. The caller
-    /// has waited for the device.
+    /// has waited for the device. The pool retries driver errors.
     pub(super) fn close(&self, range: RangeId) -> Result<()> {
         let torn = self.tear_down(PendingUnmap::range(range), true);
         self.poll_pending(&torn);

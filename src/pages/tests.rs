@@ -524,8 +524,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The pool equals the model after each step. An undone transaction changes nothing except
-    /// released free pages.
+    /// The pool equals the model after each step of commits, undos, faults, limit changes and ends
+    /// of ranges. An undone transaction changes nothing except released free pages.
     #[test]
     fn the_books_are_those_of_a_list_of_pages(bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
         let mut input = Numbers(bytes.into_iter());

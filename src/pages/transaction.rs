@@ -10,9 +10,9 @@
 //! | hand over | hand back, unless the owner changed since |
 //! | resume a page (`make_resident`) | make the page non-resident again |
 //!
-//! No page becomes free before the commit, so an undo finds no new owners. Free pages released, or
-//! pending unmaps reaped, by `take` are not restored. If the driver refuses an undo step, the
-//! tables stay true; the affected object is unusable, and its teardown retries.
+//! No page becomes free before the commit, so an undo never finds a page of a new owner. Free pages
+//! released, or pending unmaps reaped, by `take` are not restored. If the driver refuses an undo
+//! step, the tables stay true; the affected object is unusable, and its teardown retries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ pub struct Calls {
     pub unmapped_bytes: u64,
 }
 
-/// `MapTransaction` of the published design: undone at drop unless [committed](Self::commit).
+/// Transaction over several steps (`MapTransaction` in the published design), undone at drop unless
+/// [committed](Self::commit).
 pub struct Transaction<'a> {
     pool: &'a Arc<PagePool>,
     journal: Vec<Step>,
@@ -61,7 +62,8 @@ impl<'a> Transaction<'a> {
         Self { pool, journal: Vec::new(), calls: Calls::default(), expected_bytes: 0 }
     }
 
-    /// Announces the total bytes, so errors and reclaimers count all missing bytes.
+    /// Announces the total bytes: an error then reports all missing bytes, and reclaimers free
+    /// enough for the whole transaction.
     pub(crate) fn expect_bytes(&mut self, bytes: u64) {
         self.expected_bytes = self.expected_bytes.saturating_add(bytes);
     }
@@ -74,6 +76,9 @@ impl<'a> Transaction<'a> {
 
     /// Reserves addresses under the caller's tag; [`commit`](Self::commit) returns the
     /// reservations.
+    ///
+    /// # Errors
+    /// [`Error::OutOfAddresses`](crate::Error::OutOfAddresses); driver errors.
     pub fn reserve(&mut self, bytes: u64, tag: u64, peers: Peers) -> Result<RangeId> {
         self.reserve_at(bytes, tag, peers).map(|(id, _)| id)
     }
@@ -87,6 +92,10 @@ impl<'a> Transaction<'a> {
     }
 
     /// Takes a free or a new page for an owner.
+    ///
+    /// # Errors
+    /// [`Error::OverBudget`](crate::Error::OverBudget) of the account or an ancestor; driver
+    /// errors.
     pub fn take(&mut self, bytes: u64, owner: Owner, account: AccountId) -> Result<PageId> {
         let taken = self.pool.take(bytes, owner, account);
         let (page, created) = taken.map_err(|error| error.of_at_least(self.expected_bytes))?;
@@ -119,10 +128,10 @@ impl<'a> Transaction<'a> {
         result
     }
 
-    /// Unmaps every mapping that begins in a part of a range.
+    /// Unmaps every mapping that begins in a part of a range, unused by the device.
     pub fn unmap(&mut self, range: RangeId, offset: u64, bytes: u64) -> Result<()> {
         let before = self.pool.mapped_in(range, offset, bytes);
-        // No other owner may take these pages while an undo is possible.
+        // So no other owner takes these pages while an undo is possible.
         before.iter().for_each(|mapped| self.pool.pin_any(mapped.page));
         let (count, length) = (before.len() as u64, before.iter().map(|mapped| mapped.bytes).sum::<u64>());
         self.journal.push(Step::Unmapped(range, before.into_iter().map(|at| (at.offset, at.page)).collect()));
@@ -143,7 +152,8 @@ impl<'a> Transaction<'a> {
     }
 
     /// Moves the memory of `memory` into a page and maps all its addresses. `None`: the page still
-    /// has memory. The caller [holds](PagePool::hold) its ranges.
+    /// has memory after an incomplete pause or resume. The caller [holds](PagePool::hold) its
+    /// ranges.
     pub(crate) fn make_resident(&mut self, page: PageId, memory: Option<PageId>) -> Result<()> {
         // First, so a partial failure is undone too.
         self.journal.push(Step::MadeResident(page));
@@ -171,7 +181,7 @@ impl<'a> Transaction<'a> {
     }
 
     /// Releases pages without other users to the driver instead of the free lists. Returns false if
-    /// the driver refused.
+    /// the driver refused; the pool retries.
     pub(crate) fn commit_to_driver(mut self) -> bool {
         let mut taken = true;
         let steps = std::mem::take(&mut self.journal);
@@ -187,7 +197,7 @@ impl<'a> Transaction<'a> {
         taken
     }
 
-    /// Undoes all steps, last first. Returns whether this succeeded.
+    /// Undoes all steps, last first. Returns whether the previous state is restored.
     #[must_use]
     pub fn undo(mut self) -> bool {
         self.roll_back()

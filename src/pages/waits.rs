@@ -1,5 +1,5 @@
-//! Counts captures: a graph may read blocks live during its capture, and on some platforms a
-//! capture forbids waits ([`Timeline::may_wait`](crate::driver::Timeline::may_wait)).
+//! Counts captures, because a graph may read blocks live during its capture. On some platforms a
+//! capture also forbids waits ([`Timeline::may_wait`](crate::driver::Timeline::may_wait)).
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ impl PagePool {
         Capturing(Arc::clone(self))
     }
 
-    /// Counts a foreign capture, of unknown end: a space sealed meanwhile counts as captured alone.
+    /// Counts a capture outside the library, of unknown end: a space sealed meanwhile counts as
+    /// captured alone.
     pub(crate) fn note_capture(&self) {
         self.captures.begun.fetch_add(1, Ordering::SeqCst);
         self.captures.over.fetch_add(1, Ordering::SeqCst);
@@ -36,12 +37,15 @@ impl PagePool {
 
     /// Captures begun; `None` during a capture.
     pub(crate) fn captures_if_over(&self) -> Option<u64> {
-        // Read first: a capture between the two reads counts as active.
+        // Read first: a capture within the two reads counts as active.
         let over = self.captures.over.load(Ordering::SeqCst);
         Some(self.captures()).filter(|begun| *begun == over)
     }
 
     /// Begins work with a later wait, allowed even if a capture begins meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::DeviceCapturing`](crate::Error::DeviceCapturing).
     pub(crate) fn begin_waits(&self) -> Result<Wait<'_>> {
         self.driver().may_wait()?;
         Ok(Wait::begin(self.driver()))

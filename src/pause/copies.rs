@@ -1,5 +1,5 @@
-//! Host copies of pages: the calling thread submits copies, and a second thread processes each page
-//! after its copy.
+//! Host copies of pages: the calling thread submits copies to one stream, and a second thread
+//! processes each page after its copy.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -48,6 +48,7 @@ impl HostCopy {
         self.runs.iter().map(|run| (run.offset, run.bytes)).eq(runs.iter().copied())
     }
 
+    /// Run with a byte of the page, and the offset in the run.
     fn run_at(&self, offset: u64) -> Option<(&Run, u64)> {
         let behind = self.runs.partition_point(|run| run.offset <= offset);
         let run = self.runs.get(behind.checked_sub(1)?)?;
@@ -55,6 +56,7 @@ impl HostCopy {
         (from < run.bytes).then_some((run, from))
     }
 
+    /// Bytes from `offset` up to the end of a run.
     pub(crate) fn bytes_at(&self, offset: u64) -> u64 {
         self.run_at(offset).map_or(0, |(run, from)| run.bytes - from)
     }
@@ -103,6 +105,7 @@ impl HostPool {
         }
     }
 
+    /// Waits for a copy; on error, its host memory is reused after it.
     pub(super) fn saved(&self, Copied { copy, mut done }: Copied) -> Result<HostCopy> {
         match self.wait(&mut done) {
             Ok(()) => Ok(copy),
@@ -131,7 +134,7 @@ impl HostPool {
     }
 }
 
-/// Calls `copy` for each page here, and `finish` on a second thread, in order.
+/// Calls `copy` for each page on this thread, and `finish` on a second thread, in order.
 pub(super) fn behind_copies<P: Send, L: Send>(
     all: Vec<P>,
     mut copy: impl FnMut(&P) -> Option<Result<Copied>>,

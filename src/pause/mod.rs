@@ -8,11 +8,13 @@
 //!            -> commit -> after_map; without memory leave all sections, reclaim, begin again
 //! ```
 //!
-//! A region's page is released, and a resume maps a new one at its address (`PageKey::Place`). An
-//! arena's page stays in the pool without memory (`PageKey::Page`), because spaces refer to it.
+//! An object (`Pausable`) supplies pages, their contents and their users. A page of a region is
+//! released, and a resume maps a new page at its address (`PageKey::Place`); a page of an arena
+//! stays in the pool without memory (`PageKey::Page`), because spaces refer to it.
 //!
-//! The mutex of `PauseState` is taken after its object's locks; under it, only those of the host
-//! pool and page pool. While pages move or hooks run, only the object's exclusive section is held.
+//! The mutex of `PauseState` is taken after the locks of its object; only locks of the host pool
+//! and page pool are taken under it. While pages move or hooks run, no lock is held, but the
+//! object's exclusive section.
 
 mod copies;
 mod move_out;

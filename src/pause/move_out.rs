@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::pages::Fence;
 use crate::units::Address;
 
-/// Frees pages as far as possible. Changes nothing if the fence fails, the object refuses, or the
-/// caller is a hook.
+/// Frees its pages, as far as possible. Fails, with nothing changed, if the fence cannot be waited
+/// for, the object refuses, or the caller is a hook.
 pub(crate) fn pause(object: &dyn Pausable, fence: Fence) -> Result<PauseReport> {
     let (start, mut report) = (Instant::now(), PauseReport::default());
     if !object.usable() {
@@ -41,7 +41,8 @@ pub(crate) fn pause(object: &dyn Pausable, fence: Fence) -> Result<PauseReport> 
     Ok(report)
 }
 
-/// Waits for users of a resident object and excludes them while the result lives. `None`: paused.
+/// Excludes users of a resident object until the result is dropped, after waiting for them. `None`:
+/// the object is paused.
 pub(crate) fn exclude_users(object: &dyn Pausable, fence: Fence) -> Result<Option<PauseGuard<'_>>> {
     let guard = PauseGuard::begin_pause(object)?.filter(PauseGuard::was_resident);
     if guard.is_some() {
@@ -50,12 +51,14 @@ pub(crate) fn exclude_users(object: &dyn Pausable, fence: Fence) -> Result<Optio
     Ok(guard)
 }
 
+/// Waits for the caller's fence, the last resume and the object's own users.
 fn wait_for_users(object: &dyn Pausable, mut fence: Fence) -> Result<()> {
     fence.join(object.pause_state().contents());
     object.add_users(&mut fence);
     fence.block(object.pausables().pool().events(), Duration::MAX).map(drop)
 }
 
+/// Calls hooks, unless no address moves. The caller has no lock.
 pub(super) fn call_hooks(object: &dyn Pausable, generation: u64, ranges: &[(Address, u64)], gone: bool) {
     if !ranges.is_empty() {
         let moved = Moved { tag: object.tag(), region: object.id(), generation, ranges };

@@ -8,7 +8,7 @@ use crate::units::{Address, Stream};
 
 /// Memory with pause and resume: regions and arenas.
 pub(crate) trait Pausable: Send + Sync + fmt::Debug {
-    /// Tag for lookup; empty: only in a lookup of all.
+    /// Tag for lookup; empty: found only by a lookup of all.
     fn tag(&self) -> &str;
 
     /// Number: several objects are locked in this order.
@@ -18,12 +18,12 @@ pub(crate) trait Pausable: Send + Sync + fmt::Debug {
 
     fn pause_state(&self) -> &PauseState;
 
-    /// Whether the object is open; pages of a closed one do not move.
+    /// Whether the object is open: the pages of a closed one are not moved.
     fn usable(&self) -> bool {
         true
     }
 
-    /// Calls `begin` between two uses of all pages.
+    /// Calls `begin` between two uses of all pages; fails if the call would wait for itself.
     fn between(&self, begin: &mut dyn FnMut()) -> Result<()> {
         begin();
         Ok(())
@@ -49,7 +49,8 @@ pub(crate) trait Pausable: Send + Sync + fmt::Debug {
     /// Bytes kept resident by policy.
     fn kept_bytes(&self) -> u64;
 
-    /// Removes or joins pages before a move. Holds their ranges if other threads could unmap them.
+    /// Removes or joins pages before a move, and holds their ranges if other threads could unmap
+    /// them.
     fn hold(&self) -> Option<Hold<'_>>;
 
     /// Pages that a pause or a resume moves, with or without memory.
@@ -58,10 +59,10 @@ pub(crate) trait Pausable: Send + Sync + fmt::Debug {
     /// Records pages moved out, or in: then complete after the fence.
     fn record(&self, pages: &[MovedPage], contents: &Fence);
 
-    /// Addresses told to hooks.
+    /// Addresses told to hooks: of pages about to be unmapped, or mapped again.
     fn moved_ranges(&self, gone: bool) -> Vec<(Address, u64)>;
 
-    /// Whether the object is resident in `after_map` hooks, not only after.
+    /// Whether the object is resident in `after_map` hooks; otherwise after the hooks.
     fn resident_in_hooks(&self) -> bool;
 
     /// Whether the host copies stay valid after a resume.
@@ -69,21 +70,23 @@ pub(crate) trait Pausable: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Called before a pinned page is exported, which then keeps addresses and contents.
+    /// Called before a pinned page is exported, which then keeps addresses and contents. After a
+    /// refusal the caller removes the pin.
     fn pin_page(&self, page: PageId) -> Result<()> {
         let (value, expected) = (page.number().into(), "that of a page of an arena");
         Err(Error::InvalidArgument { what: "a page's number", value, expected })
     }
 
+    /// Marks the last replay, if it ran on this stream.
     fn mark_on(&self, stream: Stream) -> Result<()> {
         let _ = stream;
         Ok(())
     }
 
-    /// Polls freed memory in use by a stream. Does not wait.
+    /// Polls memory freed while in use by a stream. Does not wait.
     fn poll_pending(&self) {}
 
-    /// Frees unused memory, waiting for streams at most `limit`.
+    /// Frees unused memory, after waiting for streams for at most `limit`. Returns the bytes.
     fn give_up(&self, limit: Duration) -> u64 {
         let _ = limit;
         0

@@ -9,11 +9,11 @@ use crate::pages::{AccountId, Owner, PageId, RangeId, Transaction};
 pub(crate) enum PageKey {
     /// A region's page: a pause releases it, a resume maps a new one.
     Place(u64),
-    /// An arena's page, which stays in the pool without memory.
+    /// A page of an arena, which stays in the pool without memory.
     Page(PageId),
 }
 
-/// A moved page: key, new memory if moved in, and whether the resume writes it.
+/// A moved page: its key, its new memory if moved in, and whether the resume writes the page.
 pub(crate) type MovedPage = (PageKey, Option<PageId>, bool);
 
 pub(crate) struct PausePage {
@@ -23,6 +23,7 @@ pub(crate) struct PausePage {
     /// Owner and account of new memory.
     taker: (Owner, AccountId),
     present: bool,
+    /// Has addresses which do not exist in the driver.
     unmapped: bool,
     zero: bool,
     /// Copied by a pause: offset in the page and bytes.
@@ -39,17 +40,19 @@ pub(crate) struct PausePage {
 pub(super) struct Left {
     page: PausePage,
     copied: Option<Instant>,
-    /// Calls, and whether the driver took the memory.
+    /// Calls, and whether the driver took the memory; or why the page stays.
     gone: Result<(u64, bool)>,
 }
 
 impl PausePage {
+    /// Creates a page mapped at `at`, with contents to discard.
     pub(crate) fn new(key: PageKey, at: (RangeId, u64), bytes: u64, taker: (Owner, AccountId)) -> Self {
         let (runs, clean, memory, copy) = (Vec::new(), None, None, None);
         let (present, unmapped, zero, verify) = (true, false, false, false);
         Self { key, at, bytes, taker, present, unmapped, zero, runs, verify, clean, memory, copy }
     }
 
+    /// Has memory; has addresses which do not exist in the driver.
     pub(crate) fn resident(self, present: bool, unmapped: bool) -> Self {
         Self { present, unmapped, ..self }
     }
@@ -58,8 +61,8 @@ impl PausePage {
         Self { zero: true, ..self }
     }
 
-    /// Makes a pause copy these parts, unless the host has them; with `verify`, copies anyway and
-    /// compares.
+    /// Makes a pause copy these parts, unless the host has a copy; with `verify` anyway, and
+    /// compare.
     pub(crate) fn copied(self, runs: Vec<(u64, u64)>, verify: bool) -> Self {
         Self { runs, verify, ..self }
     }
@@ -72,6 +75,7 @@ impl PausePage {
         self.present
     }
 
+    /// Decides the copy by the last one. Returns the bytes to be copied.
     pub(super) fn plan(&mut self, known: Option<&HostCopy>) -> u64 {
         let again = known.is_none() || self.verify;
         // Checksums of different runs are not comparable.
@@ -88,6 +92,7 @@ impl PausePage {
         (!self.runs.is_empty()).then(|| host.save(pool, self.at, &self.runs, report))
     }
 
+    /// Unmaps and releases the page once its copy is done.
     pub(super) fn release(mut self, device: &Pausables, copied: Option<Result<Copied>>) -> Left {
         let (pool, host) = (device.pool(), device.host_pool());
         match copied.map(|copied| host.saved(copied?)).transpose() {
@@ -109,8 +114,8 @@ impl PausePage {
         Left { page: self, copied, gone }
     }
 
-    /// Takes the host copy for a resume; false if none is needed. After an incomplete undo, a page
-    /// with a copy may be mapped, with wrong contents.
+    /// Takes the host copy for a resume; false if the page needs none. After an incomplete undo, a
+    /// page with a copy may be mapped, with wrong contents.
     pub(super) fn take_copy(&mut self, remove: impl FnOnce(PageKey) -> Option<HostCopy>) -> bool {
         let whole = matches!(self.key, PageKey::Place(_)) && self.present;
         self.copy = if whole { None } else { remove(self.key) };

@@ -1,5 +1,5 @@
-//! Registry of a device: pausable memory by tag, hooks, and host memory. One lock per list, not
-//! held during calls.
+//! Registry of a device: pausable memory by tag, hooks, and the host memory for contents. One lock
+//! per list, not held during calls.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,20 +18,20 @@ pub struct Moved<'a> {
     pub tag: &'a str,
     /// Number of the region or arena.
     pub region: u64,
-    /// Counts the residencies, from 1: registrations of earlier ones are invalid.
+    /// Counts the residencies, from 1: registrations of one generation are invalid in the next.
     pub generation: u64,
     /// Addresses and bytes, in order.
     pub ranges: &'a [(Address, u64)],
 }
 
-/// Callbacks at pause and resume, for example for NCCL or RDMA registrations.
+/// Callbacks at pause and resume, for example to renew NCCL or RDMA registrations.
 pub trait PauseHooks: Send + Sync {
     /// Called before the unmap, after the device's last use, without a lock. Must not pause or
-    /// resume the same region.
+    /// resume the same region (an error).
     fn before_unmap(&self, moved: &Moved<'_>);
 
-    /// Called after the memory is mapped again. Contents are complete, after an asynchronous resume
-    /// once its event is reached. May be called more than once per generation.
+    /// Called after the memory is mapped on new pages. Contents are complete, except after an
+    /// asynchronous resume: then after its event. May be called more than once per generation.
     fn after_map(&self, moved: &Moved<'_>);
 }
 
@@ -64,6 +64,7 @@ impl Pausables {
         all.push(pausable);
     }
 
+    /// Objects with one of these tags, by number. Without tags: all objects.
     pub(crate) fn tagged(&self, tags: &[&str]) -> Vec<Arc<dyn Pausable>> {
         let all: Vec<_> = self.all.lock().iter().filter_map(Weak::upgrade).collect();
         let mut found: Vec<_> =
@@ -109,7 +110,7 @@ impl HookGuard {
         Self(())
     }
 
-    /// Refuses a wait inside a hook: the other thread may wait for the hook.
+    /// Refuses a wait inside a hook, for which the other thread may wait.
     pub(crate) fn refuse(what: &'static str) -> Result<()> {
         if INSIDE.with(Cell::get) == 0 {
             return Ok(());

@@ -16,7 +16,7 @@ pub struct PauseReport {
     pub copied_bytes: u64,
     /// Bytes already on the host from an earlier pause.
     pub clean_bytes: u64,
-    /// Bytes kept resident: policy `keep`, and private blocks of an arena.
+    /// Bytes kept by policy `keep`, and as private blocks of an arena.
     pub kept_bytes: u64,
     /// Bytes kept because of a failure.
     pub left_bytes: u64,
@@ -26,7 +26,7 @@ pub struct PauseReport {
     pub calls: u64,
     /// Duration in microseconds.
     pub micros: u64,
-    /// From the first copy to the end of the last.
+    /// From the first copy to the end of the last, in microseconds.
     pub copy_micros: u64,
     /// Slowest copy path used.
     pub path: CopyPath,
@@ -64,7 +64,7 @@ fn rate(bytes: u64, micros: u64) -> f64 {
 }
 
 impl PauseReport {
-    /// Returns the copy speed in GiB/s, or 0.
+    /// Returns the copy speed in GiB/s, or 0 without copies.
     #[must_use]
     pub fn copy_gib_per_second(&self) -> f64 {
         rate(self.copied_bytes, self.copy_micros)
@@ -94,7 +94,7 @@ impl PauseReport {
 }
 
 impl ResumeReport {
-    /// Returns the copy speed in GiB/s, or 0.
+    /// Returns the copy speed in GiB/s, or 0 without copies or without a wait.
     #[must_use]
     pub fn copy_gib_per_second(&self) -> f64 {
         rate(self.copied_bytes, self.copy_micros)

@@ -15,8 +15,9 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Attempts after the deadline, each after a reclaimer freed memory.
 const TRIES: u32 = 8;
 
-/// Resumes all objects or none, in this order. With `wait`, the contents are complete on return;
-/// else each object has a fence of its [contents](super::PauseState::contents).
+/// Resumes all objects or none, in this order. With `wait`, returns when the contents are complete;
+/// else the [contents](super::PauseState::contents) of each object have a fence. After an error all
+/// stay paused.
 pub(crate) fn resume(
     device: &Pausables,
     all: &[&dyn Pausable],
@@ -32,7 +33,8 @@ pub(crate) fn resume(
             Ok(transaction) => break (resuming, resident, transaction),
             Err(error) => error,
         };
-        // A reclaimer may pause these objects, or wait for a thread doing so.
+        // A reclaimer may pause these objects, or wait for a thread doing so. No object has taken a
+        // page yet.
         drop(resuming);
         patience.wait(error)?;
     };
@@ -60,8 +62,9 @@ pub(crate) fn resume(
     Ok(report)
 }
 
-/// Maps all pages before the first copy: during copies a page takes a millisecond instead of 40 us,
-/// as CUDA maps through a copy engine (H200, docs/performance.md, Regions).
+/// Maps all pages before the first copy: CUDA maps through an engine that also serves copies of one
+/// direction, and during copies a page takes a millisecond instead of 40 us (H200,
+/// docs/performance.md, Regions).
 fn restore(
     resuming: &mut [MoveIn<'_>],
     transaction: &mut Transaction<'_>,
@@ -72,17 +75,18 @@ fn restore(
     resuming.iter_mut().try_for_each(|one| one.fill(report))
 }
 
-/// Dropped before [`finish`](Self::finish), the object stays paused.
+/// Dropped before [`finish`](Self::finish), the object stays paused with its host copies.
 struct MoveIn<'a> {
     object: &'a dyn Pausable,
     pages: Vec<PausePage>,
     contents: Fence,
     hold: Option<Hold<'a>>,
-    /// Last: the section is left after all updates.
+    /// Last: the section is left after all tables are updated.
     guard: PauseGuard<'a>,
 }
 
 impl<'a> MoveIn<'a> {
+    /// Enters the section of an object; `None`: not paused.
     fn begin(object: &'a dyn Pausable) -> Result<Option<Self>> {
         if !object.usable() {
             return Ok(None);
@@ -95,7 +99,8 @@ impl<'a> MoveIn<'a> {
         Ok(Some(Self { object, pages, contents: Fence::default(), hold, guard }))
     }
 
-    /// Submits copies and fills. After a failure too, the contents' fence has all of them.
+    /// Submits copies and fills. After a failure too, the fence of the contents includes all
+    /// submitted work.
     fn fill(&mut self, report: &mut ResumeReport) -> Result<()> {
         let device = self.object.pausables();
         if !self.pages.iter().any(PausePage::filled) {
@@ -133,8 +138,8 @@ impl Drop for MoveIn<'_> {
     }
 }
 
-/// Enters all sections by number, so two threads cannot deadlock. Also returns the contents of
-/// resident objects still in transfer.
+/// Enters all sections in the order of their numbers, so two threads cannot deadlock. Also returns
+/// the contents of resident objects, still in transfer.
 fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<(Vec<MoveIn<'a>>, Vec<Fence>)> {
     let mut numbered: Vec<_> = all.iter().enumerate().collect();
     numbered.sort_by_key(|(_, known)| known.id());
@@ -149,6 +154,7 @@ fn begin<'a>(all: &[&'a dyn Pausable]) -> Result<(Vec<MoveIn<'a>>, Vec<Fence>)> 
     Ok((resuming.into_iter().map(|(_, one)| one).collect(), resident))
 }
 
+/// Takes the pages of all objects or of none.
 fn take<'a>(pool: &'a Arc<PagePool>, resuming: &mut [MoveIn<'_>]) -> Result<Transaction<'a>> {
     let mut transaction = Transaction::on(pool);
     transaction.expect_bytes(resuming.iter().flat_map(|one| &one.pages).map(PausePage::missing).sum());
@@ -165,7 +171,7 @@ struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Returns when a retry is useful, else the error. The caller is in no section.
+    /// Returns when a retry is useful, else the given error. The caller is in no section.
     fn wait(&mut self, error: Error) -> Result<()> {
         if !error.is_out_of_memory() {
             return Err(error);

@@ -54,6 +54,7 @@ pub(crate) struct PauseState {
 pub(crate) struct Opened(Arc<Mutex<Inner>>);
 
 impl PauseState {
+    /// State of a resident object, named `what` in errors.
     pub(crate) fn new(what: &'static str) -> Self {
         let (contents, copies) = (Fence::default(), Copies::new());
         let inner = Inner { phase: Phase::Resident, open: 0, generation: 1, contents, copies };
@@ -76,7 +77,8 @@ impl PauseState {
         self.inner.lock().require(self.what, expected)
     }
 
-    /// Runs `work` while no pause begins or ends. `None`: not resident with all contents.
+    /// Runs `work` while no pause begins or ends. `None`, without a call, unless the object is
+    /// resident with all contents.
     pub(crate) fn while_resident<T>(&self, events: &Arc<Events>, work: impl FnOnce() -> T) -> Option<T> {
         let mut inner = self.inner.lock();
         let there = inner.phase == Phase::Resident && inner.contents.done(events).unwrap_or(false);
@@ -118,8 +120,8 @@ impl PauseState {
         host.give_copies(copies.extract_if(|page, _| gone(*page)).map(|(_, copy)| copy), contents);
     }
 
-    /// Enters the section after its current thread. Fails inside a hook, or if the wait would be a
-    /// deadlock.
+    /// Enters the section, after waiting for its current thread. Fails if this thread is inside, if
+    /// the wait would be a deadlock, or inside a hook.
     fn enter(&self) -> Result<()> {
         if self.try_enter()? {
             return Ok(());
@@ -157,7 +159,8 @@ impl PauseState {
         host.give_copies(replaced, contents);
     }
 
-    /// Ends a resume, complete after `contents`, and returns the generation.
+    /// Ends a resume, complete after `contents`, and returns the generation. Keeps or frees all
+    /// host copies.
     pub(super) fn arrive(
         &self,
         object: &dyn Pausable,
@@ -210,7 +213,7 @@ pub(crate) struct PauseGuard<'a> {
 }
 
 impl<'a> PauseGuard<'a> {
-    /// Enters the section for a pause; `None`: all is paused already.
+    /// Enters the section for a pause; `None`: all pages are paused already.
     pub(super) fn begin_pause(object: &'a dyn Pausable) -> Result<Option<Self>> {
         let state = object.pause_state();
         loop {
@@ -242,6 +245,7 @@ impl<'a> PauseGuard<'a> {
         back.map(|back| back.map(|back| Self { object, back }))
     }
 
+    /// Enters the section for a resume; `None`: not paused.
     pub(super) fn begin_resume(object: &'a dyn Pausable) -> Result<Option<Self>> {
         let state = object.pause_state();
         state.enter()?;
@@ -254,6 +258,7 @@ impl<'a> PauseGuard<'a> {
         Ok(Some(Self { object, back: Phase::Paused }))
     }
 
+    /// Whether the object was resident at the begin of the section.
     pub(super) fn was_resident(&self) -> bool {
         self.back == Phase::Resident
     }

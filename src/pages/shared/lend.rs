@@ -11,7 +11,8 @@ fn leases_of<'a>(pages: impl Iterator<Item = &'a (u32, PageId, Option<u64>)>) ->
 }
 
 impl SharedSet {
-    /// Returns the number of large pages which may be lent.
+    /// Returns the number of large pages not on lease and not [bound to their
+    /// number](Self::is_pinned).
     #[must_use]
     pub fn lendable(&self) -> u64 {
         self.free_large_ones().len() as u64
@@ -39,8 +40,9 @@ impl SharedSet {
         large.filter(|(_, page)| self.is_ours(**page)).map(|(no, page)| (no.index, *page))
     }
 
-    /// Takes `wanted` large pages to lend, or all available ones, pinned by the transaction. Pages
-    /// are ranked again only if they changed since the last lease.
+    /// Takes large pages to lend, pinned by the transaction, mapped by the fewest spaces first:
+    /// `wanted` or all available ones. Pages are ranked again only if pages of an arena changed
+    /// since the last lease.
     pub(crate) fn to_lend(&self, transaction: &mut Transaction<'_>, wanted: usize) -> Vec<PageId> {
         let (numbers, pool) = (self.numbers.lock(), &self.pool);
         if !pool.is_ranked(&self.account) {
@@ -50,7 +52,7 @@ impl SharedSet {
         while taken.len() < wanted {
             after = pool.next_candidate(&self.account, after);
             let Some((.., page)) = after else { break };
-            // Another thread may have taken the page.
+            // A trim or seal on a different thread may have taken the page.
             let may_leave = self.is_ours(page) && !self.keeps_number(&numbers, page);
             if may_leave && transaction.pin_owned(page, self.owner()) == Some(self.geometry.large()) {
                 taken.push(page);
@@ -69,10 +71,10 @@ impl SharedSet {
     }
 
     /// Returns the numbers on lease, for work that needs `bytes` of other large pages. A number
-    /// without a page counts as available.
+    /// without a page counts as available, since graphs need a new page anyway.
     ///
     /// # Errors
-    /// [`Error::Lent`] with enough leases to cover the difference.
+    /// [`Error::Lent`] with enough leases, on the lowest numbers, to cover the difference.
     pub fn beside_leases(&self, bytes: u64) -> Result<BTreeSet<u32>> {
         if !self.pool.any_lent() {
             return Ok(BTreeSet::new());
@@ -102,7 +104,7 @@ impl SharedSet {
         self.large().last().is_some_and(|(last, ..)| *last > index)
     }
 
-    /// Returns the leases on the first `pages` lent large pages.
+    /// Returns the leases on the first `pages` lent large pages, by number.
     #[must_use]
     pub fn leases(&self, pages: usize) -> Vec<u64> {
         leases_of(self.large().iter().filter(|(_, _, lease)| lease.is_some()).take(pages))
@@ -117,7 +119,7 @@ impl SharedSet {
         all
     }
 
-    /// Called after a lease: spaces with a lent page must check.
+    /// Called after a lease: spaces with a lent page must check before the device uses it.
     pub fn lent(&self) {
         self.version.fetch_add(1, Ordering::SeqCst);
     }

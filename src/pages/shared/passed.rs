@@ -2,8 +2,9 @@ use std::collections::HashMap;
 
 use super::super::{Owner, PageId};
 
-/// Pages of freed blocks that graphs captured before the free may still read: writing owner, and
-/// first space that may use the page otherwise. Eager work never uses them.
+/// Pages of freed blocks that graphs captured before the free may still read. For each, the writing
+/// owner and the first space that may use the page for other blocks. Eager work does not use these
+/// pages.
 #[derive(Default)]
 pub(super) struct Passed(HashMap<PageId, Vec<(u64, Owner)>>);
 

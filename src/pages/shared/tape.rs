@@ -22,8 +22,8 @@ impl Tape {
 
 impl SharedSet {
     /// Returns the pages of the tape in `[from, to)`, pinned: start and bytes of each. A new page
-    /// adds at least a sixteenth of the tape or half a large page, whichever is less: slightly
-    /// larger spaces do not fragment the tape.
+    /// at the end extends to `to`, by at least a sixteenth of the tape or half a large page,
+    /// whichever is less, so slightly larger spaces do not fragment the tape.
     pub fn tape(&self, transaction: &mut Transaction, from: u64, to: u64) -> Result<Vec<(u64, PageId, u64)>> {
         let numbers = &mut *self.numbers.lock();
         let mut found = Vec::new();
@@ -33,7 +33,7 @@ impl SharedSet {
             let page = match there.filter(|(page, _)| transaction.pin_owned(*page, self.owner()).is_some()) {
                 Some(page) => page,
                 None => {
-                    // The page at `at` is gone; later pages keep their bytes.
+                    // The page at `at` is gone; later pages of the arena stay at their bytes.
                     numbers.tape.0.retain(|start, (page, _)| {
                         *start < at || *start > at && self.pool.owner(*page) == Some(self.owner())
                     });
@@ -52,7 +52,7 @@ impl SharedSet {
         Ok(found)
     }
 
-    /// Returns the start of the page at a byte of the tape, or the byte itself at the end.
+    /// Returns the start of the page at a byte of the tape, or the byte at the tape's end.
     #[must_use]
     pub fn tape_start(&self, at: u64) -> u64 {
         let numbers = self.numbers.lock();
