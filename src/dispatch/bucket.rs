@@ -4,15 +4,15 @@ use crate::error::{Error, Result};
 
 use super::key::{AXES, Key, Weights};
 
-/// Maximum number of buckets of a set.
+/// Maximum number of buckets in a set.
 pub const MAX_BUCKETS: usize = 1 << 16;
 
-/// xLLM's sizes (`CudaGraphExecutorImpl::get_bucket_num_tokens`, jd-opensource/xllm): 1, 2, 4, 8,
-/// then multiples of 16, up to the first of at least `max`.
+/// Returns xLLM's sizes (`CudaGraphExecutorImpl::get_bucket_num_tokens`, jd-opensource/xllm): 1, 2,
+/// 4, 8, then multiples of 16, up to the first size of at least `max`.
 #[must_use]
 pub fn xllm_sizes(max: u32) -> Vec<u32> {
     let mut sizes = Vec::new();
-    // The last multiple of 16 may exceed 2^32.
+    // In 64 bits: the last multiple of 16 may exceed 2^32.
     let rule =
         [1, 2, 4, 8].into_iter().chain((16..).step_by(16)).map_while(|size: u64| u32::try_from(size).ok());
     for size in rule {
@@ -24,9 +24,9 @@ pub fn xllm_sizes(max: u32) -> Vec<u32> {
     sizes
 }
 
-/// vLLM's default sizes (`VllmConfig._set_cudagraph_sizes`, vllm-project/vllm): 1, 2, 4, multiples
-/// of 8 below 256, then multiples of 16 up to `max`: `min(2 * max_num_seqs * tokens a decode, 512)`
-/// in vLLM unless set. Newer releases add `max_num_batched_tokens` if within `max`.
+/// Returns vLLM's default sizes (`VllmConfig._set_cudagraph_sizes`, vllm-project/vllm): 1, 2, 4,
+/// multiples of 8 below 256, then multiples of 16 up to `max`: `min(2 * max_num_seqs * tokens a
+/// decode, 512)` in vLLM unless set. Newer releases add `max_num_batched_tokens` if within `max`.
 #[must_use]
 pub fn vllm_sizes(max: u32) -> Vec<u32> {
     let small = [1, 2, 4].into_iter().filter(|size| *size <= max);
@@ -35,7 +35,7 @@ pub fn vllm_sizes(max: u32) -> Vec<u32> {
     small.chain(eights).chain(sixteens).collect()
 }
 
-/// Distinct buckets, numbered in the order of variant, weight, sizes.
+/// Set of distinct buckets, numbered in the order of variant, weight, sizes.
 #[derive(Clone, Debug)]
 pub struct BucketSet {
     entries: Vec<Entry>,
@@ -56,12 +56,12 @@ struct Entry {
 }
 
 impl BucketSet {
-    /// Creates a set from buckets in any order. An axis of which all buckets are 0 does not affect
+    /// Creates a set from buckets in any order. An axis on which all buckets are 0 does not affect
     /// the choice.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a duplicate bucket, a bucket of only zero sizes, and too many
-    /// buckets.
+    /// [`Error::InvalidArgument`] for a duplicate bucket, a bucket of size 0 on all axes, and too
+    /// many buckets.
     pub fn new(buckets: impl IntoIterator<Item = Key>, weights: Weights) -> Result<Self> {
         let refuse = |what, value, expected| Err(Error::InvalidArgument { what, value, expected });
         let mut entries = Vec::new();
@@ -99,14 +99,14 @@ impl BucketSet {
         self
     }
 
-    /// Number of the lightest bucket covering a step. Logarithmic along one axis; with several,
-    /// scans the buckets between the weights of the step and the result.
+    /// Returns the number of the lightest bucket covering a step. Logarithmic along one axis; with
+    /// several, scans the buckets between the weights of the step and the result.
     #[must_use]
     pub fn nearest(&self, step: &Key) -> Option<usize> {
         self.covering(step).next()
     }
 
-    /// All buckets covering a step, lightest first.
+    /// Returns all buckets covering a step, lightest first.
     pub fn covering(&self, step: &Key) -> impl Iterator<Item = usize> + '_ {
         let step = self.relevant(step);
         let start = (step.variant, self.weights.of(&step));
@@ -116,7 +116,7 @@ impl BucketSet {
         covering.map(move |(offset, _)| first + offset)
     }
 
-    /// Part of a step's shape which affects the choice.
+    /// Returns the part of a step's shape which affects the choice.
     #[must_use]
     pub fn relevant(&self, step: &Key) -> Key {
         let mut key = Key { variant: step.variant & self.variant_bits, extents: step.extents };
@@ -131,37 +131,37 @@ impl BucketSet {
         (0..AXES).any(|axis| key.extents[axis] > 0 && self.users[axis] == 1)
     }
 
-    /// Number of the bucket with exactly this shape.
+    /// Returns the number of the bucket with exactly this shape.
     #[must_use]
     pub fn find(&self, bucket: &Key) -> Option<usize> {
         let entry = Entry { variant: bucket.variant, weight: self.weights.of(bucket), key: *bucket };
         self.entries.binary_search(&entry).ok()
     }
 
-    /// A bucket by number.
+    /// Returns a bucket by number.
     #[must_use]
     pub fn get(&self, number: usize) -> Option<Key> {
         self.entries.get(number).map(|entry| entry.key)
     }
 
-    /// All buckets in order.
+    /// Returns all buckets in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Key> + '_ {
         self.entries.iter().map(|entry| entry.key)
     }
 
-    /// Number of buckets.
+    /// Returns the number of buckets.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Weights which measure padding.
+    /// Returns the weights which measure padding.
     #[must_use]
     pub fn weights(&self) -> Weights {
         self.weights

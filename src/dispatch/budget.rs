@@ -2,19 +2,19 @@
 
 use crate::error::{Error, Result};
 
-/// Streams of an Ascend device for captures: 2048 less 248 in reserve.
+/// Streams of an Ascend device for captures: 2048 less a reserve of 248.
 pub const ACL_GRAPH_STREAMS: u32 = 1800;
 
 /// Number of ACL graphs by vLLM-Ascend's formula, `update_aclgraph_sizes`
-/// (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A piecewise graph needs a stream per piece
-/// (one per layer, and one more), times a factor for communication:
+/// (vllm-project/vllm-ascend, `vllm_ascend/utils.py`). A piecewise graph needs one stream per piece
+/// (one per layer, and one more), multiplied by a factor for communication:
 ///
 /// ```text
 ///   AIV expansion: (streams - reserve) / pieces / (1 + groups + extra)
 ///   otherwise: (streams - 40 * groups - 100 * context_groups) / pieces / (1 + 2 * groups)
 /// ```
 ///
-/// Later AIV versions reserve the streams of one graph of dense models
+/// Later AIV versions reserve, for dense models, the streams of one graph
 /// ([`reserve_one`](Self::reserve_one)); newer releases let a capture fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AclGraphStreams {
@@ -24,11 +24,11 @@ pub struct AclGraphStreams {
     pub layers: u32,
     /// Hidden layers of the draft model, if any.
     pub draft_layers: Option<u32>,
-    /// How many of the data- and tensor-parallel sizes exceed 1.
+    /// How many of the data-parallel and tensor-parallel sizes exceed 1.
     pub groups: u32,
     /// `HCCL_OP_EXPANSION_MODE` is `AIV`.
     pub aiv: bool,
-    /// AIV only: more concurrent streams (1 each for expert parallelism, an overlapped shared
+    /// AIV only: further concurrent streams (1 each for expert parallelism, an overlapped shared
     /// expert, data parallelism of a mixture-of-experts model).
     pub extra: u32,
     /// AIV only: reserve the streams of one graph.
@@ -38,7 +38,7 @@ pub struct AclGraphStreams {
 }
 
 impl AclGraphStreams {
-    /// Creates the parameters of a dense model, without draft model or context parallelism.
+    /// Creates the parameters of a dense model without draft model or context parallelism.
     #[must_use]
     pub fn new(layers: u32, data_parallel: u32, tensor_parallel: u32, aiv: bool) -> Self {
         let groups = u32::from(data_parallel > 1) + u32::from(tensor_parallel > 1);
@@ -54,7 +54,7 @@ impl AclGraphStreams {
         }
     }
 
-    /// Maximum number of graphs; 0 if none fits.
+    /// Returns the maximum number of graphs; 0 if none fits.
     #[must_use]
     pub fn max_graphs(&self) -> u32 {
         let (streams, groups) = (u64::from(self.streams), u64::from(self.groups));
@@ -76,13 +76,13 @@ pub struct Budget {
     pub graphs: Option<u32>,
     /// Streams of an Ascend device.
     pub streams: Option<AclGraphStreams>,
-    /// Private bytes of each graph.
+    /// Bytes private to each graph.
     pub graph_bytes: Option<u64>,
     /// Bytes of the arena's shared pages, set by the peak shape.
     pub pool_bytes: Option<u64>,
 }
 
-/// Costs in memory and time, measured by the engine.
+/// Memory and time costs, measured by the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// Bytes added by each graph: executable, live-out blocks.
@@ -121,15 +121,15 @@ pub struct Limit {
     pub graphs: u32,
     /// Limiting part of the budget.
     pub by: LimitedBy,
-    /// Weight of the heaviest bucket fitting the pool, if any.
+    /// Weight of the heaviest bucket which fits the pool, if any.
     pub weight: Option<u64>,
 }
 
 impl Budget {
-    /// Maximum number of graphs and heaviest bucket.
+    /// Returns the maximum number of graphs and the heaviest bucket.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a byte limit with a cost of zero.
+    /// [`Error::InvalidArgument`] for a byte limit whose cost is zero.
     pub fn limit(&self, costs: &Costs) -> Result<Limit> {
         let zero = |what| {
             let expected = "above zero where the budget limits it";

@@ -14,7 +14,7 @@ pub enum Reason {
     Padded = 1,
     /// A graph is captured for this step.
     Captured = 2,
-    /// Eager: the phase's modes choose eager.
+    /// Eager: the modes choose eager for this phase.
     ModeEager = 3,
     /// Eager: more tokens than the threshold.
     AboveThreshold = 4,
@@ -22,7 +22,7 @@ pub enum Reason {
     TooLarge = 5,
     /// Eager: the engine declared the step not capturable.
     NotCapturable = 6,
-    /// Eager: the graph is missing, without captures during serving.
+    /// Eager: the graph is missing, and captures during serving are off.
     NotCaptured = 7,
     /// Eager: the graph is being captured elsewhere.
     BeingCaptured = 8,
@@ -30,7 +30,7 @@ pub enum Reason {
     Budget = 9,
     /// Eager: a capture of this bucket failed, now or before.
     CaptureFailed = 10,
-    /// A larger existing graph stands in for the missing nearest one.
+    /// The graph of the nearest bucket is missing; a larger existing graph runs the step.
     StandIn = 11,
 }
 
@@ -61,7 +61,7 @@ impl Reason {
         Self::StandIn,
     ];
 
-    /// Reason in snake case.
+    /// Returns the reason in snake case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -81,7 +81,8 @@ impl Reason {
     }
 }
 
-/// Counters of decisions, steps and weights; readers may see some counters of a running step only.
+/// Counters of decisions, steps and weights; a reader may see only some counters of a step in
+/// progress.
 #[derive(Debug, Default)]
 pub struct Counters {
     decisions: [[AtomicU64; Reason::ALL.len()]; 3],
@@ -132,39 +133,39 @@ impl Counters {
         self.imposed[mode as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Steps run in this mode by the decision of another rank.
+    /// Returns the steps run in this mode by the decision of another rank.
     #[must_use]
     pub fn imposed(&self, mode: GraphMode) -> u64 {
         self.imposed[mode as usize].load(Ordering::Relaxed)
     }
 
-    /// Number of events of this kind.
+    /// Returns the number of events of this kind.
     #[must_use]
     pub fn events(&self, event: Event) -> u64 {
         self.events[event as usize].load(Ordering::Relaxed)
     }
 
-    /// Steps run in this mode for this reason.
+    /// Returns the steps run in this mode for this reason.
     #[must_use]
     pub fn steps(&self, mode: GraphMode, reason: Reason) -> u64 {
         self.decisions[mode as usize][reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Weight of the steps run by graphs.
+    /// Returns the weight of the steps run by graphs.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Weight of their padding.
+    /// Returns the weight of their padding.
     #[must_use]
     pub fn padding(&self) -> u64 {
         self.padding.load(Ordering::Relaxed)
     }
 
-    /// All counters and the number of graphs in Prometheus's text exposition format, each sample
-    /// with `labels`. Unused counters are 0. Labels with an invalid or reserved name (`mode`,
-    /// `reason`) are left out.
+    /// Returns all counters and the number of graphs in Prometheus's text exposition format, with
+    /// `labels` on every sample. Unused counters appear as 0. Labels with an invalid or reserved
+    /// name (`mode`, `reason`) are left out.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)], graphs: u32) -> String {
         let mut text = Exposition::new(labels, &["mode", "reason"]);

@@ -1,12 +1,12 @@
-//! Dispatcher: selects the graph of each step, or eager execution with a reason. If a step's graph
-//! is missing and cannot be captured, a larger existing graph stands in:
+//! Dispatcher: selects the graph of each step, or eager execution with a reason. If a step's own
+//! graph is missing and cannot be captured, a larger existing graph stands in:
 //!
 //! ```text
 //!   step of 13 ──> 16 failed, absent ... ──> 24 ready, weighs at most twice 16 ──> replay 24
 //!                                     └────> 40 ready, weighs more ──> eager, for the reason of 16
 //! ```
 //!
-//! A decision is a search and a few atomic additions: no lock or allocation, on any thread.
+//! A decision is a search and a few atomic additions: no lock, no allocation, any thread.
 
 use crate::error::Result;
 
@@ -22,7 +22,7 @@ pub use super::slots::Slot;
 pub enum GraphMode {
     /// No graph.
     Eager = 0,
-    /// A graph for each piece between attention calls.
+    /// One graph per piece between attention calls.
     Piecewise = 1,
     /// One graph for the whole step.
     Full = 2,
@@ -31,7 +31,7 @@ pub enum GraphMode {
 impl GraphMode {
     pub(crate) const ALL: [Self; 3] = [Self::Eager, Self::Piecewise, Self::Full];
 
-    /// Name in metrics.
+    /// Returns the name in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ pub enum Phase {
     Mixed,
 }
 
-/// Modes tried for each phase; [`GraphMode::Eager`] ends a list.
+/// Modes tried for each phase, in order; [`GraphMode::Eager`] ends a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
     /// For [`Phase::Decode`].
@@ -70,7 +70,7 @@ pub struct Modes {
 }
 
 impl Default for Modes {
-    /// Decode: full, then piecewise graphs. With a prefill: piecewise graphs.
+    /// Decode: full graphs, then piecewise. With a prefill: piecewise graphs.
     fn default() -> Self {
         let piecewise = [GraphMode::Piecewise, GraphMode::Eager];
         Self { decode: [GraphMode::Full, GraphMode::Piecewise], prefill: piecewise, mixed: piecewise }
@@ -84,11 +84,12 @@ pub struct DispatcherOptions {
     pub modes: Modes,
     /// Steps with more tokens run eagerly.
     pub most_tokens: u32,
-    /// The first step which needs a missing graph captures the graph.
+    /// A missing graph is captured by the first step which needs it.
     pub lazy: bool,
     /// Maximum number of graphs, captures in progress included.
     pub most_graphs: u32,
-    /// Maximum weight of a stand-in, as a multiple of the missing graph's. 1: not heavier.
+    /// Maximum weight of a replacement graph, as a multiple of the missing graph's. 1: no heavier
+    /// graph.
     pub stand_in: u32,
 }
 
@@ -106,7 +107,7 @@ pub struct Step {
     pub key: Key,
     /// Phase of its sequences.
     pub phase: Phase,
-    /// Whether a graph can run the step at all.
+    /// Whether the step can run in a graph at all.
     pub capturable: bool,
 }
 
@@ -122,7 +123,7 @@ pub enum Action {
     Capture(Slot, Key),
 }
 
-/// Decision for a step.
+/// Decision for a step, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// Execution mode.
@@ -133,7 +134,7 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// Selects each step's graph. Thread-safe.
+/// Selects the graph of every step. Thread-safe.
 #[derive(Debug)]
 pub struct Dispatcher {
     full: BucketSet,
@@ -145,14 +146,14 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Creates a dispatcher without graphs; a set of buckets may be empty.
+    /// Creates a dispatcher without graphs; either set of buckets may be empty.
     #[must_use]
     pub fn new(full: BucketSet, piecewise: BucketSet, options: DispatcherOptions) -> Self {
         let slots = Slots::new(full.len() + piecewise.len(), options.most_graphs);
         Self { full, piecewise, options, slots, counters: Counters::default() }
     }
 
-    /// Decides a step and counts the decision, but a capture once its result is reported.
+    /// Decides one step and counts the decision; a capture is counted when its result is reported.
     pub fn dispatch(&self, step: &Step) -> Decision {
         let decision = self.decide(step).unwrap_or_else(|reason| Decision {
             mode: GraphMode::Eager,
@@ -254,14 +255,14 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Reserves a slot for a capture ahead of traffic: `VMMGRAPH_GRAPH_BEGIN`. Also fails at the
-    /// maximum number of graphs.
+    /// Reserves a slot for a capture ahead of traffic: `VMMGRAPH_GRAPH_BEGIN`. Also fails if the
+    /// maximum number of graphs is reached.
     pub fn begin_capture(&self, slot: Slot) -> Result<()> {
         self.slots.begin(slot)
     }
 
     /// Reports a successful capture; the graph runs the step of the capture. Fails, as the
-    /// functions below, for an unknown slot or another state.
+    /// functions below, if the slot is unknown or in another state.
     pub fn captured(&self, slot: Slot) -> Result<()> {
         if let Some(requested) = self.slots.finish(slot, State::Ready)? {
             let (mode, weight) = self.kind(slot);
@@ -281,7 +282,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Cancels a capture. The slot returns to its previous state, and the step is counted when
+    /// Cancels a capture: the slot returns to its previous state, and the step is counted when
     /// dispatched again.
     pub fn abandoned(&self, slot: Slot) -> Result<()> {
         self.slots.finish(slot, State::Absent).map(drop)
@@ -299,7 +300,7 @@ impl Dispatcher {
         self.slots.forgive(slot)
     }
 
-    /// Graph to evict first: the least recently used, except `kept`.
+    /// Returns the graph to evict first: the least recently used, except `kept`.
     #[must_use]
     pub fn least_recently_used(&self, kept: Option<Slot>) -> Option<Slot> {
         self.slots.least_recently_used(kept)
@@ -313,8 +314,8 @@ impl Dispatcher {
         (mode, set.get(number - start).map_or(0, |bucket| set.weights().of(&bucket)))
     }
 
-    /// Every slot with mode and bucket, largest weight first in each mode: the order in which
-    /// captures need the least memory.
+    /// Returns every slot with its mode and bucket, largest weight first in each mode: the order in
+    /// which captures need the least memory.
     pub fn slots(&self) -> impl Iterator<Item = (Slot, GraphMode, Key)> + '_ {
         [GraphMode::Full, GraphMode::Piecewise].into_iter().flat_map(|mode| {
             let (set, start) = self.set(mode);
@@ -327,19 +328,19 @@ impl Dispatcher {
         })
     }
 
-    /// Steps run by a slot's graphs.
+    /// Returns the steps run by a slot's graphs.
     #[must_use]
     pub fn replays(&self, slot: Slot) -> u64 {
         self.slots.replays(slot)
     }
 
-    /// Number of graphs, captures in progress included.
+    /// Returns the number of graphs, captures in progress included.
     #[must_use]
     pub fn graphs(&self) -> u32 {
         self.slots.graphs()
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters

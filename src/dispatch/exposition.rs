@@ -9,6 +9,7 @@ pub(crate) struct Metric {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
+    /// The name ends in `_total`.
     Counter,
     Gauge,
 }
@@ -20,7 +21,7 @@ pub(crate) struct Exposition {
 }
 
 impl Exposition {
-    /// Skips invalid, duplicate and `reserved` names.
+    /// Skips labels with an invalid name, duplicates, and names in `reserved`.
     pub(crate) fn new(labels: &[(&str, &str)], reserved: &[&str]) -> Self {
         let mut common = String::new();
         for (place, (name, value)) in labels.iter().enumerate() {
@@ -41,6 +42,7 @@ impl Exposition {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
+    /// `labels` follow the common ones.
     pub(crate) fn sample(&mut self, metric: &Metric, labels: &[(&str, &str)], value: u64) {
         let mut all = self.common.clone();
         labels.iter().for_each(|(name, value)| push(&mut all, name, value));
@@ -70,7 +72,7 @@ pub(super) fn is_label_name(name: &str) -> bool {
         && !name.starts_with("__")
 }
 
-/// Escapes backslash, quote and line feed.
+/// Label value with escaped backslash, quote and line feed.
 struct Escaped<'a>(&'a str);
 
 impl std::fmt::Display for Escaped<'_> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::key::{AXES, Axis, Key};
 
-/// Steps of real traffic by shape.
+/// Number of steps of real traffic per shape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     steps: BTreeMap<Key, u64>,
@@ -19,7 +19,7 @@ impl Histogram {
         }
     }
 
-    /// The same steps with only `axes` kept.
+    /// Returns the same steps with only `axes` kept.
     #[must_use]
     pub fn project(&self, axes: &[Axis]) -> Self {
         let mut projected = Self::default();
@@ -33,18 +33,18 @@ impl Histogram {
         projected
     }
 
-    /// Shapes and their counts, above zero.
+    /// Returns the shapes and their counts, above zero.
     pub fn iter(&self) -> impl Iterator<Item = (Key, u64)> + '_ {
         self.steps.iter().map(|(shape, steps)| (*shape, *steps))
     }
 
-    /// Number of different shapes.
+    /// Returns the number of different shapes.
     #[must_use]
     pub fn shapes(&self) -> usize {
         self.steps.len()
     }
 
-    /// Number of steps.
+    /// Returns the number of steps.
     #[must_use]
     pub fn total(&self) -> u128 {
         self.steps.values().map(|steps| u128::from(*steps)).sum()

@@ -41,7 +41,7 @@ impl Dtype {
         Self::F8,
     ];
 
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -68,24 +68,24 @@ pub enum Extent {
         plus: u32,
     },
     /// Length set by each step, at most this value; first dimension only. The rest is neither
-    /// padded nor copied: kernels know the length by another input.
+    /// padded nor copied: kernels learn the length from another input.
     UpTo(u32),
 }
 
 impl Extent {
-    /// One element per unit along an axis.
+    /// Returns one element per unit along an axis.
     #[must_use]
     pub fn along(axis: Axis) -> Self {
         Self::Along { axis, times: 1, plus: 0 }
     }
 
-    /// The size along an axis plus one: an offset array.
+    /// Returns the size along an axis plus one: an offset array.
     #[must_use]
     pub fn offsets(axis: Axis) -> Self {
         Self::Along { axis, times: 1, plus: 1 }
     }
 
-    /// `None` beyond 32 bits, or if the bucket's size is 0.
+    /// `None` beyond 32 bits, or if the bucket's size along the axis is 0.
     pub(super) fn resolve(self, bucket: &Key) -> Option<u32> {
         match self {
             Self::Fixed(extent) | Self::UpTo(extent) => Some(extent),
@@ -117,10 +117,10 @@ impl Role {
 pub enum PadRule {
     /// Zero.
     Zero,
-    /// The step's nearest element, in every dimension: offsets continue as empty rows. Zero for an
-    /// empty step.
+    /// The nearest element of the step, in every dimension: offsets continue as empty rows. Zero
+    /// for an empty step.
     RepeatLast,
-    /// A little-endian element of the input's dtype.
+    /// An element of the input's dtype, as little-endian bits.
     Value(u64),
 }
 

@@ -14,14 +14,14 @@ use crate::error::{Error, Result};
 /// Number of axes of a key.
 pub const AXES: usize = 4;
 
-/// A size of a step, which padding may raise.
+/// A size of a step which padding may raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
     /// Compared with the dispatcher's threshold.
     Tokens = 0,
     /// Sequences of the step.
     Batch = 1,
-    /// KV-cache pages, of all sequences or the longest.
+    /// KV-cache pages of all sequences or of the longest.
     Pages = 2,
     /// Free for the engine.
     Other = 3,
@@ -31,20 +31,20 @@ impl Axis {
     pub(crate) const ALL: [Self; AXES] = [Self::Tokens, Self::Batch, Self::Pages, Self::Other];
 }
 
-/// Bit of [`Key::variant`]: all sequences have equally many tokens.
+/// Bit of [`Key::variant`]: every sequence has the same number of tokens.
 pub const UNIFORM_DECODE: u32 = 1;
 
 /// A shape: sizes, which may be padded, and a variant, which must be equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// Properties beside sizes which change the graph. Bit 0 is [`UNIFORM_DECODE`].
+    /// Properties other than size which change the graph. Bit 0 is [`UNIFORM_DECODE`].
     pub variant: u32,
-    /// By [`Axis`]; 0 if unused.
+    /// Along each [`Axis`]; 0 on an unused axis.
     pub extents: [u32; AXES],
 }
 
 impl Key {
-    /// A shape with this number of tokens.
+    /// Returns a shape with this number of tokens.
     #[must_use]
     pub fn tokens(tokens: u32) -> Self {
         Self::default().with(Axis::Tokens, tokens)
@@ -64,7 +64,7 @@ impl Key {
         self
     }
 
-    /// Size along an axis.
+    /// Returns the size along an axis.
     #[must_use]
     pub fn extent(&self, axis: Axis) -> u32 {
         self.extents[axis as usize]
@@ -77,7 +77,7 @@ impl Key {
             && self.extents.iter().zip(other.extents).all(|(mine, its)| *mine >= its)
     }
 
-    /// Smallest shape covering both, in the variant of `self`.
+    /// Returns the smallest shape covering both, in the variant of `self`.
     #[must_use]
     pub fn join(mut self, other: &Self) -> Self {
         for (mine, its) in self.extents.iter_mut().zip(other.extents) {
@@ -88,12 +88,12 @@ impl Key {
 }
 
 /// Cost of one unit along each axis, in any unit; not all zero. Default: a token costs 1, other
-/// axes nothing. With 16 bits no sum overflows.
+/// axes nothing. 16 bits each, so that no sum overflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weights([u16; AXES]);
 
 impl Weights {
-    /// In the order of [`Key::extents`]; fails if all are zero.
+    /// Creates weights, in the order of [`Key::extents`]; fails if all are zero.
     pub fn new(weights: [u16; AXES]) -> Result<Self> {
         if weights == [0; AXES] {
             let expected = "at least one weight above zero";
@@ -102,7 +102,7 @@ impl Weights {
         Ok(Self(weights))
     }
 
-    /// Weight of a shape.
+    /// Returns the weight of a shape.
     #[must_use]
     pub fn of(&self, key: &Key) -> u64 {
         self.0.iter().zip(key.extents).map(|(weight, extent)| u64::from(*weight) * u64::from(extent)).sum()

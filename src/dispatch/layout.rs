@@ -1,5 +1,5 @@
-//! Input layout: inputs and outputs in one device arena, packed for each bucket, as replay needs
-//! fixed addresses within one graph only:
+//! Input layout: inputs and outputs in one device arena, packed separately for each bucket, as
+//! replay needs fixed addresses only within one graph:
 //!
 //! ```text
 //!   arena     | host inputs          | device inputs | outputs            |
@@ -8,14 +8,14 @@
 //!             0^^^^^^^^^^^^^^^^^^^^ one copy from staging memory of the same layout
 //! ```
 //!
-//! Offsets fixed for all buckets would need a copy of the gaps, a copy per input, or a scatter
+//! Fixed offsets for all buckets would need a copy of the gaps, a copy per input, or a scatter
 //! kernel in every graph.
 //!
 //! Inputs with a length set by the step ([`Extent::UpTo`](super::Extent::UpTo)) come last, the
-//! largest at the very end, so that the copy stops at the end of its data. All others are copied at
+//! largest at the very end, so that the copy stops at the end of its data. Any other is copied at
 //! full length.
 //!
-//! The three regions start at the same offsets for every bucket, so the last step's outputs stay
+//! The three regions start at the same offsets for every bucket, so outputs of the last step stay
 //! until a graph writes there.
 
 use crate::error::{Error, Result};
@@ -25,16 +25,16 @@ use super::bucket::BucketSet;
 use super::input::{Input, MAX_RANK, Role};
 use super::key::Key;
 
-/// Assumed by torch, and by kernels with vector loads.
+/// Smallest alignment, assumed by kernels with vector loads and by torch.
 pub const MIN_ALIGNMENT: u64 = 256;
 
-/// A small page.
+/// Largest alignment: a small page.
 pub const MAX_ALIGNMENT: u64 = 2 << 20;
 
-/// An input or output in one bucket.
+/// Location of an input or output in one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Offset in the arena; for a host input, also in staging memory.
+    /// Offset from the start of the arena; for a host input, also of staging memory.
     pub offset: u64,
     /// Bytes of the full shape.
     pub bytes: u64,
@@ -43,13 +43,13 @@ pub struct View {
 }
 
 impl View {
-    /// Shape in this bucket.
+    /// Returns the shape in this bucket.
     #[must_use]
     pub fn shape(&self) -> &[u32] {
         &self.shape[..self.rank]
     }
 
-    /// End offset.
+    /// Returns the end offset.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
@@ -65,19 +65,19 @@ pub struct BucketLayout {
 }
 
 impl BucketLayout {
-    /// The bucket.
+    /// Returns the bucket.
     #[must_use]
     pub fn key(&self) -> Key {
         self.key
     }
 
-    /// Views of all inputs and outputs, in the order of their declaration.
+    /// Returns the views of all inputs and outputs, in the order of their declaration.
     #[must_use]
     pub fn views(&self) -> &[View] {
         &self.views
     }
 
-    /// Bytes of all host inputs, copied at most.
+    /// Returns the bytes of all host inputs: the maximum length of a copy.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         self.host_bytes
@@ -127,7 +127,7 @@ impl InputPlan {
         let mut start = 0_u64;
         for (region, most) in regions.iter_mut().zip(most) {
             *region = (start, most);
-            // Each is below 2^46: no overflow.
+            // Each is below 2^46, so the sum cannot overflow.
             start = (start + most).next_multiple_of(alignment);
         }
         checked_bytes("input arena", start)?;
@@ -139,43 +139,43 @@ impl InputPlan {
         Ok(Self { inputs, layouts, regions, alignment })
     }
 
-    /// The declarations.
+    /// Returns the declarations.
     #[must_use]
     pub fn inputs(&self) -> &[Input] {
         &self.inputs
     }
 
-    /// Index of an input, by name.
+    /// Returns the index of an input, by name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
         self.inputs.iter().position(|input| input.name == name)
     }
 
-    /// Layout of a bucket, by number.
+    /// Returns the layout of a bucket, by number.
     #[must_use]
     pub fn layout(&self, bucket: usize) -> Option<&BucketLayout> {
         self.layouts.get(bucket)
     }
 
-    /// Bytes of the arena. Its base has the plan's alignment.
+    /// Returns the bytes of the arena, whose base has the plan's alignment.
     #[must_use]
     pub fn arena_bytes(&self) -> u64 {
         self.regions.map(|(start, bytes)| start + bytes).into_iter().max().unwrap_or(0)
     }
 
-    /// Bytes of staging memory for every bucket.
+    /// Returns the bytes of staging memory for every bucket.
     #[must_use]
     pub fn staging_bytes(&self) -> u64 {
         self.regions[Role::HostInput as usize].1
     }
 
-    /// Start and length of a role's region.
+    /// Returns start and length of a role's region.
     #[must_use]
     pub fn region(&self, role: Role) -> (u64, u64) {
         self.regions[role as usize]
     }
 
-    /// Alignment of every offset.
+    /// Returns the alignment of every offset.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment
@@ -199,7 +199,7 @@ fn order(inputs: &[Input]) -> Vec<usize> {
     order
 }
 
-/// Views, with offsets in their regions, and the regions' lengths.
+/// Returns the views, with offsets relative to their regions, and the regions' lengths.
 fn pack(inputs: &[Input], order: &[usize], key: &Key, alignment: u64) -> Result<(Vec<View>, [u64; 3])> {
     let mut views = vec![View { offset: 0, bytes: 0, shape: [0; MAX_RANK], rank: 0 }; inputs.len()];
     let mut lengths = [0_u64; 3];

@@ -1,5 +1,5 @@
-//! Graph selection, graph planning and input layout, without a driver. A graph is captured for one
-//! [`Key`] (a **bucket**) and runs every step covered by the bucket, padded:
+//! Graph selection, graph planning and input layout: plain code without a driver. A graph is
+//! captured for one [`Key`] (a **bucket**) and runs every step covered by the bucket, padded:
 //!
 //! ```text
 //!   step: 13 tokens ──> Dispatcher ──> bucket of 16, replay (reason: padded) ──> counters

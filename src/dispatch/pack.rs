@@ -1,30 +1,30 @@
-//! Packs a step's host inputs into staging memory, for one copy.
+//! Packs a step's host inputs into staging memory, ready for one copy.
 
 use crate::error::{Error, Result};
 
 use super::input::{Dtype, Input, PadRule, Role};
 use super::layout::{BucketLayout, InputPlan, View};
 
-/// A host input of one step.
+/// Data of one host input for one step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
     /// Index of the input in the declaration.
     pub input: usize,
     /// Element type.
     pub dtype: Dtype,
-    /// Outermost first. A 0 pads the whole input.
+    /// Outermost first. With a 0, the whole input is padding.
     pub shape: &'a [u32],
     /// Elements, contiguous.
     pub data: &'a [u8],
 }
 
 impl InputPlan {
-    /// Writes a step's host inputs into staging memory, padded to the bucket. Returns the bytes to
-    /// copy: `vmmgraph_input_plan_pack`.
+    /// Writes the host inputs of a step into staging memory, padded to the bucket, and returns the
+    /// bytes to copy: `vmmgraph_input_plan_pack`.
     ///
     /// # Errors
-    /// [`Error::InputMismatch`] for a wrong dtype, rank, shape or data length, and for an
-    /// input which is no host input. [`Error::InvalidArgument`] for an unknown or not increasing
+    /// [`Error::InputMismatch`] for a wrong dtype, rank, shape or data length, and for an input
+    /// which is not a host input. [`Error::InvalidArgument`] for an unknown or not increasing
     /// index.
     pub fn pack_step(
         &self,
@@ -35,7 +35,7 @@ impl InputPlan {
         self.pack_each(layout, step.iter().map(|given| Ok(*given)), staging)
     }
 
-    /// Packs inputs in another form. Converts each twice instead of buffering all.
+    /// Packs inputs in another form, converted twice, so that no buffer for all is needed.
     pub(crate) fn pack_each<'a, E: From<Error>>(
         &self,
         layout: &BucketLayout,
@@ -56,14 +56,14 @@ impl InputPlan {
                 let (bytes, limit) = (staging.len() as u64, self.staging_bytes());
                 return Err(Error::InvalidSize { what: "staging memory", bytes, limit }.into());
             }
-            // Below the number of inputs: no overflow.
+            // Below the number of inputs, so the sum cannot overflow.
             (least, last) = (given.input + 1, end.max(last));
         }
         for given in step {
             let given = given?;
             let (declared, view) = self.declared(layout, given.input)?;
             let (start, end) = span(declared, view, given.shape);
-            // Within staging memory, so the casts are exact.
+            // Both are within staging memory, so the casts are exact.
             write(&mut staging[start as usize..end as usize], declared, view, &given);
         }
         Ok(last)
@@ -78,7 +78,7 @@ impl InputPlan {
     }
 }
 
-/// Place in staging memory; a step-sized input ends with its data.
+/// Place of an input in staging memory; a step-sized one ends with its data.
 #[inline]
 fn span(declared: &Input, view: &View, shape: &[u32]) -> (u64, u64) {
     let rows = if declared.is_step_sized() { shape[0] } else { view.shape[0] };
@@ -158,8 +158,10 @@ fn pad_into(place: &mut [u8], room: &[u32], data: &[u8], shape: &[u32], element:
     }
 }
 
+/// Fills a whole number of elements.
 fn fill(place: &mut [u8], element: &[u8]) {
     if element.iter().all(|byte| *byte == element[0]) {
+        // As in 0 or -1.
         place.fill(element[0]);
     } else if let Some(first) = place.get_mut(..element.len()) {
         first.copy_from_slice(element);
@@ -167,7 +169,7 @@ fn fill(place: &mut [u8], element: &[u8]) {
     }
 }
 
-/// Repeats the `unit` bytes before `done`, doubling the copies.
+/// Repeats the `unit` bytes before `done`, in copies of doubling length.
 fn repeat(place: &mut [u8], mut done: usize, unit: usize) {
     let start = done - unit;
     while done < place.len() {
@@ -258,7 +260,7 @@ mod tests {
             steps in prop::collection::vec(prop::option::of(0..=4_u32), 1..8),
             up_to in prop::option::of(0..8_usize),
         ) {
-            // The first of each row of four; none for a missing input.
+            // The first elements of one row of four; none for a missing input.
             let declared = (0..steps.len()).map(|number| {
                 let rule = [PadRule::Zero, PadRule::RepeatLast, PadRule::Value(0x0102)][number % 3];
                 let extent = if up_to == Some(number) { Extent::UpTo(4) } else { Extent::Fixed(4) };
@@ -303,6 +305,7 @@ mod tests {
             let it = StepInput { input: 1, dtype: Dtype::I16, shape: &shape, data: &data };
             let end = plan.pack_step(layout, &[it], &mut staging).unwrap();
 
+            // Naive model, element by element.
             let mut filled = room.clone();
             if step_sized { filled[0] = shape[0]; }
             let total: u32 = filled.iter().product();

@@ -8,7 +8,7 @@
 /// No sum reaches this value.
 pub(super) const FORBIDDEN: u128 = u128::MAX;
 
-/// Cheapest cost of each prefix and number of runs.
+/// Cheapest cost of every prefix for every number of runs.
 pub(super) struct Cuts {
     cheapest: Vec<Vec<u128>>,
     last_cut: Vec<Vec<u32>>,
@@ -63,7 +63,7 @@ impl Cuts {
                 let (mut best, mut from) = (FORBIDDEN, within.start);
                 for start in (within.start..within.end.min(end)).rev() {
                     let run = cost(start, end);
-                    // As in `new`.
+                    // Longer runs cost no less, so the rest cannot win.
                     if run >= best {
                         break;
                     }
@@ -86,7 +86,7 @@ impl Cuts {
         self.cheapest[runs][end]
     }
 
-    /// Runs of the cheapest cut, if not forbidden, last first.
+    /// Runs of the cheapest cut, last first. The cost must not be forbidden.
     pub(super) fn runs(&self, mut runs: usize, mut end: usize) -> Vec<std::ops::Range<usize>> {
         let mut found = Vec::new();
         while runs > 0 && end > 0 {
@@ -104,6 +104,7 @@ mod tests {
 
     use super::*;
 
+    /// Tries all cuts.
     fn naive(cost: &dyn Fn(usize, usize) -> u128, runs: usize, end: usize) -> u128 {
         match (runs, end) {
             (0, 0) => 0,
@@ -120,7 +121,7 @@ mod tests {
         fn no_other_cut_is_cheaper(
             steps in prop::collection::vec((0..50_u128, 0..6_u128), 1..9), limit in 0..300_u128, runs in 0..9_usize,
         ) {
-            // The padding below the last item's size, forbidden above a limit.
+            // Realistic costs: the padding below the last item's size, forbidden above a limit.
             let cost = |i: usize, j: usize| {
                 let top: u128 = steps[..j].iter().map(|(gap, _)| gap).sum();
                 let mut sizes = steps.iter().scan(0, |size, (gap, count)| { *size += gap; Some((*size, *count)) });

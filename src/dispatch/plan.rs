@@ -1,4 +1,4 @@
-//! Plan: the buckets with the least waste for traffic and limits.
+//! Plan: the buckets with the least waste for given traffic and limits.
 //!
 //! Along one axis the plan is exact: the best buckets have sizes which occur, and each serves a run
 //! of neighbouring sizes. The cheapest cut into runs is a dynamic programme in O(shapes x log
@@ -32,7 +32,7 @@ const MAX_SHAPES: usize = 1 << 14;
 /// When distributing graphs over variants.
 const MAX_SUMS: usize = 1 << 28;
 
-/// Waste of buckets for traffic.
+/// Waste of a set of buckets for given traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waste {
     /// Weight of the padding in graphs.
@@ -44,7 +44,7 @@ pub struct Waste {
 }
 
 impl Waste {
-    /// Total cost in the unit of padding.
+    /// Returns the total cost in the unit of padding.
     #[must_use]
     pub fn cost(&self, costs: &Costs) -> u128 {
         self.padding.saturating_add(self.eager_steps.saturating_mul(u128::from(costs.eager_step)))
@@ -56,11 +56,11 @@ impl Waste {
 pub struct PlannedBucket {
     /// The bucket.
     pub key: Key,
-    /// Steps run.
+    /// Steps run by the bucket.
     pub steps: u128,
-    /// Weight of their padding.
+    /// Weight of the padding in those steps.
     pub padding: u128,
-    /// Cost saved by the bucket.
+    /// Additional cost of those steps without the bucket.
     pub saves: u128,
 }
 
@@ -69,22 +69,23 @@ pub struct PlannedBucket {
 pub struct Plan {
     /// The buckets.
     pub buckets: BucketSet,
-    /// By bucket number.
+    /// In the order of bucket numbers.
     pub bought: Vec<PlannedBucket>,
     /// Limits of the choice.
     pub limit: Limit,
-    /// For the planned traffic.
+    /// Waste for the planned traffic.
     pub waste: Waste,
     /// Cost of the best choice of at most k graphs, from k = 0.
     pub curve: Vec<u128>,
 }
 
-/// Waste of buckets for traffic.
+/// Returns the waste of a set of buckets for given traffic.
 #[must_use]
 pub fn evaluate(buckets: &BucketSet, traffic: &Histogram) -> Waste {
     evaluate_by(buckets, traffic, |shape| buckets.nearest(shape))
 }
 
+/// The bucket of each shape is chosen by `choose`.
 fn evaluate_by(buckets: &BucketSet, traffic: &Histogram, choose: impl Fn(&Key) -> Option<usize>) -> Waste {
     let mut waste = Waste::default();
     for (shape, steps) in traffic.iter() {
@@ -109,7 +110,7 @@ fn padding(buckets: &BucketSet, number: usize, shape: &Key) -> u128 {
 struct Group {
     shapes: Vec<(Key, u64)>,
     cuts: Cuts,
-    /// Cost, graphs used and leading shapes served, by number of graphs.
+    /// Per number of graphs: cost, graphs used, leading shapes served.
     ways: Vec<(u128, usize, usize)>,
 }
 
@@ -158,13 +159,13 @@ impl Group {
         let mut ways: Vec<(u128, usize, usize)> = Vec::with_capacity(graphs + 1);
         for used in 0..=graphs {
             let best = (0..=room).map(|end| (cuts.cost(used, end).saturating_add(eager[end]), used, end));
-            // At equal costs, fewer graphs.
+            // Of equal costs, choose fewer graphs.
             ways.extend(ways.last().copied().into_iter().chain(best).min_by_key(|way| (way.0, way.1)));
         }
         Ok(Self { shapes, cuts, ways })
     }
 
-    /// Cuts of nested shapes by prefix sums.
+    /// Computes the cuts of nested shapes with prefix sums.
     fn cuts_of_nested(shapes: &[(Key, u64)], room: usize, graphs: usize, weights: Weights) -> Cuts {
         let mut sums = vec![(0_u128, 0_u128)];
         for (shape, count) in &shapes[..room] {
@@ -191,11 +192,10 @@ impl Group {
     }
 }
 
-/// Chooses buckets for this traffic. If unknown, record every size once.
+/// Chooses buckets for this traffic. Without known traffic, record every size once.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for a shape of size 0 on all axes, for too much work (then round the
-/// shapes to multiples), and as [`Budget::limit`].
+/// [`Error::InvalidArgument`] for a shape of size 0 on all axes, for too much work (round the
 /// shapes to multiples then), and as [`Budget::limit`].
 pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Costs) -> Result<Plan> {
     let limit = budget.limit(costs)?;
@@ -213,7 +213,7 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         groups.push(Group::new(shapes, weights, &limit, costs)?);
     }
 
-    // `curve[k]`: the least cost of the groups so far with k graphs; `dealt[g][k]`: the share of
+    // `curve[k]` is the least cost of the groups so far with k graphs, `dealt[g][k]` the share of
     // group g.
     let (mut sums, mut shares) = (0_usize, 0_usize);
     let mut curve = vec![0_u128];
@@ -240,7 +240,7 @@ pub fn plan(traffic: &Histogram, weights: Weights, budget: &Budget, costs: &Cost
         curve = next.iter().map(|(cost, _)| *cost).collect();
         dealt.push(next);
     }
-    // `ways` and so `curve` never rise: use no graphs which save nothing.
+    // `ways` and so `curve` never rise: use no more graphs than reduce the cost.
     let mut left = curve.iter().position(|cost| Some(cost) == curve.last()).unwrap_or(0);
     curve.truncate(left + 1);
     let mut keys = Vec::new();

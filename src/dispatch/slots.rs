@@ -19,9 +19,9 @@ pub struct Slot(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Absent = 0,
-    /// For a step.
+    /// Being captured for a step.
     Capturing = 1,
-    /// Ahead of traffic.
+    /// Being captured ahead of traffic.
     Warming = 2,
     Ready = 3,
     Failed = 4,
@@ -54,7 +54,7 @@ struct Place {
     replays: AtomicU64,
     /// On the clock of all slots.
     used: AtomicU64,
-    /// Weight of the step for which the graph is captured.
+    /// Weight of the step for which the graph is being captured.
     asked: AtomicU64,
 }
 
@@ -73,7 +73,7 @@ impl Slots {
         Self { places, graphs: AtomicU32::new(0), most_graphs, clock: AtomicU64::new(0) }
     }
 
-    /// Absent for an invalid slot.
+    /// State of a slot; absent for an invalid one.
     pub(super) fn state(&self, slot: Slot) -> State {
         // Acquire: the graph was stored before its capture was reported.
         self.places
@@ -96,7 +96,8 @@ impl Slots {
         }
     }
 
-    /// Counts a step by another rank's decision. The caller captures a missing graph.
+    /// Counts a step run by the decision of another rank. A missing graph is captured by the
+    /// caller.
     pub(super) fn impose(&self, slot: Slot) -> Result<()> {
         self.place(slot)?;
         if self.state(slot) == State::Ready {
@@ -115,6 +116,7 @@ impl Slots {
         }
     }
 
+    /// Reserves a slot within the graph limit.
     pub(super) fn claim(&self, slot: Slot, to: State) -> std::result::Result<(), Reason> {
         let more = |graphs: u32| (graphs < self.most_graphs).then_some(graphs + 1);
         self.graphs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Reason::Budget)?;
@@ -124,6 +126,7 @@ impl Slots {
         })
     }
 
+    /// Reserves a slot for a capture ahead of traffic.
     pub(super) fn begin(&self, slot: Slot) -> Result<()> {
         self.place(slot)?;
         let found = self.state(slot);
@@ -137,7 +140,7 @@ impl Slots {
         }))
     }
 
-    /// Returns the step's weight; `None` for a capture ahead of traffic.
+    /// Returns the weight of its step; `None` for a capture ahead of traffic.
     pub(super) fn finish(&self, slot: Slot, to: State) -> Result<Option<u64>> {
         let place = self.place(slot)?;
         if to == State::Ready {
@@ -183,7 +186,7 @@ impl Slots {
 
     fn change(&self, slot: Slot, from: State, to: State, expected: &'static str) -> Result<()> {
         let state = &self.place(slot)?.state;
-        // Release: the caller's stores are visible to readers of a ready slot.
+        // Release: stores of the caller are visible to readers which find the slot ready.
         let changed = state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire);
         let wrong = |found| {
             let found = State::of(found).name();

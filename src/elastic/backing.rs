@@ -21,12 +21,12 @@ mod decommit;
 
 pub(crate) use commit::Lender;
 
-/// An arena's default large page.
+/// The default large page of an arena.
 const LONGEST: u64 = 16 << 20;
-/// Pages of the longest range at the automatic page size.
+/// Pages in the longest range at the automatic page size.
 const PAGES: u64 = 64;
 
-/// Dropping unmaps all pages, after the fences of decommits and earlier users.
+/// Dropping unmaps all pages after the fences of decommits and earlier users.
 pub(super) struct Backing {
     id: u64,
     name: String,
@@ -150,7 +150,7 @@ impl Backing {
         mapped.filter(|at| pool.owner(at.page) != Some(self.owner())).map(|at| at.bytes).sum()
     }
 
-    /// Checks the table against the pool and the account. No other call may run.
+    /// Checks that the table, the pool and the account agree. No other call may run.
     pub(super) fn audit(&self) -> Result<()> {
         self.device.pool().audit()?;
         let stats = self.stats();

@@ -1,4 +1,4 @@
-//! Block pool: allocates blocks of a cache so that whole pages run empty.
+//! Block pool: chooses blocks of a cache so that whole pages run empty.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::units::checked_product;
 enum Room {
     /// Not backed, full, or beyond the limit.
     None,
-    /// Some blocks are used; this many are free.
+    /// Some blocks are used, this many are free.
     Partial(u64),
     /// No block is used.
     Empty(u64),
@@ -42,7 +42,7 @@ pub struct Ask {
     pub pages: Vec<Candidate>,
     /// Requested bytes.
     pub bytes: u64,
-    /// Bytes available after vacating, with unused pages.
+    /// Bytes available after vacating, unused pages included.
     pub there: u64,
     /// In the caller's unit.
     pub by: u64,
@@ -50,7 +50,7 @@ pub struct Ask {
 
 /// Blocks of a cache, used or free; the caller backs and frees memory. `blocks_a_page` consecutive
 /// blocks form one *page*. New blocks go to the page with the least sufficient room, unused pages
-/// last. Too few blocks are `None`, not an error.
+/// last. A lack of blocks is `None`, not an error.
 #[derive(Clone, Debug)]
 pub struct BlockPool {
     blocks: u64,
@@ -70,7 +70,7 @@ pub struct BlockPool {
     empty_bytes: u64,
 }
 
-/// Short host memory is an error, not an abort.
+/// An error, not an abort, if host memory is short.
 fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
     let requested = (count as u64).saturating_mul(size_of::<T>() as u64);
     check_host_room(requested, 0)?;
@@ -82,7 +82,7 @@ fn filled<T: Clone>(value: T, count: usize) -> Result<Vec<T>> {
 }
 
 impl BlockPool {
-    /// Creates a pool of unbacked blocks of `block_bytes` in all planes.
+    /// Creates a pool of unbacked blocks. `block_bytes`: bytes of a block in all planes.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no blocks or more than 2^32; [`Error::InvalidSize`] for 0
@@ -114,37 +114,37 @@ impl BlockPool {
         })
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Limit of blocks handed out.
+    /// Returns the limit of blocks handed out.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Number of used blocks.
+    /// Returns the number of used blocks.
     #[must_use]
     pub fn in_use(&self) -> u64 {
         self.in_use
     }
 
-    /// Blocks backed, free, below the limit and unreserved.
+    /// Returns the blocks backed, free, below the limit and not reserved.
     #[must_use]
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
     }
 
-    /// Number of reserved blocks.
+    /// Returns the number of reserved blocks.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// Blocks of a page.
+    /// Returns the blocks of a page.
     #[must_use]
     pub fn blocks_of(&self, page: u64) -> Range<u64> {
         let start = page.saturating_mul(self.a_page).min(self.blocks);
@@ -157,8 +157,8 @@ impl BlockPool {
         self.used.get((block / 64) as usize).is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
-    /// Used blocks of a range, in order: beyond a new limit, the `busy` ones of
-    /// [`shrink_to`](crate::KvCache::shrink_to).
+    /// Returns the used blocks of a range, as ranges in order: beyond a new limit, the `busy` ones
+    /// of [`shrink_to`](crate::KvCache::shrink_to).
     #[must_use]
     pub fn used(&self, blocks: &Range<u64>) -> Vec<Range<u64>> {
         let mut found = Vec::new();
@@ -170,7 +170,7 @@ impl BlockPool {
         found
     }
 
-    /// Bytes of backed, unused pages, in constant time.
+    /// Returns the bytes of backed, unused pages, in constant time.
     #[must_use]
     pub fn empty_bytes(&self) -> u64 {
         self.empty_bytes
@@ -181,13 +181,13 @@ impl BlockPool {
         (blocks.end - blocks.start) * self.block_bytes
     }
 
-    /// Marks pages fully covered by these blocks as backed.
+    /// Marks the pages fully covered by these blocks as backed.
     pub fn back(&mut self, blocks: &Range<u64>) {
         self.set_backed(blocks, true);
     }
 
-    /// Marks unused pages fully covered by these blocks as unbacked: `vmmgraph_block_pool_unback`.
-    /// [Surplus](Self::surplus) pages lose no reserved block.
+    /// Marks the unused pages fully covered by these blocks as unbacked:
+    /// `vmmgraph_block_pool_unback`. [Surplus](Self::surplus) pages lose no reserved block.
     pub fn unback(&mut self, blocks: &Range<u64>) -> u64 {
         self.set_backed(blocks, false);
         self.cut()
@@ -281,7 +281,7 @@ impl BlockPool {
         Some(self.take(count))
     }
 
-    /// Enough blocks must be free.
+    /// The caller checked that enough are free.
     fn take(&mut self, count: u64) -> Vec<u64> {
         let mut taken = Vec::with_capacity(count as usize);
         while (taken.len() as u64) < count {
@@ -343,7 +343,7 @@ impl BlockPool {
         Ok(empty.map(|index| index as u64).collect())
     }
 
-    /// Sets the limit; used blocks stay. Returns the number of lost reserved blocks.
+    /// Sets the limit; used blocks stay used. Returns the number of lost reserved blocks.
     pub fn set_limit(&mut self, blocks: u64) -> u64 {
         let (old, new) = (self.limit, blocks.min(self.blocks));
         self.limit = new;
@@ -354,8 +354,8 @@ impl BlockPool {
         self.cut()
     }
 
-    /// Blocks to back so that `count` are available: whole pages, lowest first. `None`: the limit
-    /// is too low.
+    /// Returns the blocks to back so that `count` are available: whole pages, lowest first. `None`:
+    /// the limit is too low.
     #[must_use]
     pub fn shortfall(&self, count: u64) -> Option<Vec<Range<u64>>> {
         let mut missing = count.saturating_sub(self.available());
@@ -374,7 +374,7 @@ impl BlockPool {
         (missing == 0).then_some(found)
     }
 
-    /// Unused pages to unback: `vmmgraph_block_pool_surplus`.
+    /// Returns backed, unused pages to unback: `vmmgraph_block_pool_surplus`.
     #[must_use]
     pub fn surplus(&self, keep: u64) -> Vec<Range<u64>> {
         let mut spare = self.available().saturating_sub(keep);
@@ -402,8 +402,8 @@ impl BlockPool {
         self.ask_among(backed.collect(), (bytes, by), evictable)
     }
 
-    /// As [`ask`](Self::ask), for the pages of these blocks, as a [recall](crate::BlockBorrower)
-    /// needs. `there` counts the pages of [`unused_of`](Self::unused_of).
+    /// Like [`ask`](Self::ask), for the pages of these blocks, as needed by a
+    /// [recall](crate::BlockBorrower). `there` counts the pages of [`unused_of`](Self::unused_of).
     #[must_use]
     pub fn ask_of(&self, blocks: &[Range<u64>], bytes: u64, by: u64, evictable: impl Fn(u64) -> bool) -> Ask {
         let pages = self.pages_of(blocks);
@@ -411,7 +411,7 @@ impl BlockPool {
         self.ask_among(pages.collect(), (bytes, by), evictable)
     }
 
-    /// Unused pages of these blocks, as block ranges.
+    /// Returns the unused pages among the pages of these blocks, as block ranges.
     #[must_use]
     pub fn unused_of(&self, blocks: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut found = Vec::new();

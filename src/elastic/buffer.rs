@@ -11,10 +11,10 @@ use crate::error::{Error, Result};
 use crate::pages::{Account, Fence, LentPlace};
 use crate::units::{Address, Stream, checked_size};
 
-/// Elastic buffer: addresses for the maximum size, with pages for the committed part. Addresses
-/// never move, so captured graphs stay valid. Thread-safe: only calls about the same pages wait for
-/// each other. Before dropping the last handle, decommit all pages with a fence, or wait for the
-/// device.
+/// Elastic buffer: virtual extent for the maximum size, with pages for the committed part.
+/// Addresses never move, so captured graphs stay valid. Thread-safe: only calls about the same
+/// pages wait for each other. Before dropping the last handle, decommit all pages with a fence, or
+/// wait for the device.
 pub struct ElasticBuffer {
     backing: Arc<Backing>,
     bytes: u64,
@@ -38,64 +38,66 @@ impl Device {
 }
 
 impl ElasticBuffer {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// First address.
+    /// Returns the first address.
     #[must_use]
     pub fn base(&self) -> Address {
         self.backing.base(0).unwrap_or(Address(0))
     }
 
-    /// Bytes of addresses.
+    /// Returns the bytes of addresses.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
     }
 
-    /// The account.
+    /// Returns the account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
     /// Maps all absent pages of a range, rounded outward, or none:
-    /// `vmmgraph_elastic_buffer_commit`. Refused in an observer if other threads move these pages.
+    /// `vmmgraph_elastic_buffer_commit`. Refused in an observer, for pages being moved by other
+    /// threads.
     pub fn commit(&self, range: Range<u64>) -> Result<Committed> {
         self.backing.commit(&self.outward(&range)?)
     }
 
     /// [Commits](Self::commit) on a thread of the library: during copies CUDA may take a
-    /// millisecond to map a page (docs/performance.md, Regions). Calls about the same pages take
-    /// effect in the order of their beginning.
+    /// millisecond to map a page (docs/performance.md, Regions). Later calls about the same pages
+    /// wait for this commit. If an earlier call still moves some, this commit is ordered from its
+    /// beginning, after that call.
     pub fn commit_async(&self, range: Range<u64>) -> Result<Pending> {
         Ok(self.backing.commit_async(self.outward(&range)?))
     }
 
     /// Decommits the pages of a range, rounded inward, and returns their bytes:
-    /// `vmmgraph_elastic_buffer_decommit`. Until `fence` is done, the unmap is left to a later call
-    /// or out-of-memory retry. Refused unmaps are logged and retried.
+    /// `vmmgraph_elastic_buffer_decommit`. Pages are unmapped in a later call of this buffer or
+    /// out-of-memory retry, if `fence` is not done. Refused unmaps are logged and retried.
     pub fn decommit(&self, range: Range<u64>, fence: &Fence) -> Result<u64> {
         let pages = self.inward(&range)?;
         if pages.is_empty() { Ok(0) } else { self.backing.decommit(&pages, fence) }
     }
 
-    /// Maps a lender's pages in an absent range of whole pages, until a decommit. Work there waits
-    /// by [`before`](Self::before).
+    /// Maps a lender's pages in an absent range of whole pages, until a decommit. Work there must
+    /// wait by [`before`](Self::before).
     pub(crate) fn borrow_pages(&self, range: Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&self.outward(&range)?, true, lender)
     }
 
-    /// From the first to the last committed of these leased pages.
+    /// Range from the first to the last committed page of these leased pages.
     pub(crate) fn in_use(&self, lent: &[LentPlace]) -> Option<Range<u64>> {
         let places = self.backing.places(lent);
         let (pages, _) = self.backing.read(|table| table.backed_on(&places));
@@ -103,7 +105,8 @@ impl ElasticBuffer {
         Some(first.start * self.page_bytes()..last.end * self.page_bytes())
     }
 
-    /// Bytes of these leased pages, decommitted now or before. Commits there fail until the unmap.
+    /// Returns the bytes of these leased pages, decommitted now or before. Commits there fail until
+    /// the unmap.
     pub(crate) fn give_back(&self, lent: &[LentPlace], fence: &Fence) -> Result<u64> {
         let places = self.backing.places(lent);
         let all = 0..self.backing.shape().most();
@@ -114,17 +117,18 @@ impl ElasticBuffer {
         self.bytes_of(self.backing.read(|table| table.owned()))
     }
 
-    /// Unmaps decommitted pages with finished fences, without a wait. Returns the bytes.
+    /// Unmaps decommitted pages with finished fences and returns the bytes. Does not wait.
     pub fn settle(&self) -> u64 {
         self.backing.settle()
     }
 
-    /// Makes later work of a stream wait for earlier users of revived pages, without blocking.
+    /// Makes later work of a stream wait for previous users of pages committed again before their
+    /// unmap. Does not block.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// Committed byte ranges, in whole pages.
+    /// Returns the committed byte ranges, in whole pages.
     #[must_use]
     pub fn committed(&self) -> Vec<Range<u64>> {
         self.bytes_of(self.backing.read(|table| table.backed()))
@@ -140,13 +144,13 @@ impl ElasticBuffer {
         self.backing.observe(observer);
     }
 
-    /// Current state and counters.
+    /// Returns the current state and counters.
     #[must_use]
     pub fn stats(&self) -> ElasticStats {
         self.backing.stats()
     }
 
-    /// Checks the page table against the pool. No other call may run.
+    /// Checks that the page table and the pool agree. No other call may run.
     pub fn audit(&self) -> Result<()> {
         self.backing.audit()
     }

@@ -17,7 +17,7 @@ use crate::units::{Address, Stream};
 pub struct KvOptions<'a> {
     /// Bytes of a block in each plane (keys or values of one layer).
     pub planes: &'a [u64],
-    /// Maximum number of blocks, with addresses.
+    /// Addresses are reserved for this many blocks.
     pub blocks_most: u64,
     /// Order of planes and blocks in memory.
     pub layout: KvLayout,
@@ -38,7 +38,7 @@ pub struct KvStats {
     pub most_blocks: u64,
     /// Blocks with memory.
     pub backed_blocks: u64,
-    /// Those of `backed_blocks` beyond `blocks`, freed at their release.
+    /// Part of `backed_blocks` at or beyond `blocks`: freed at their release.
     pub beyond_blocks: u64,
     /// Bytes of a block in all planes.
     pub block_bytes: u64,
@@ -57,7 +57,7 @@ impl Device {
     /// Creates a KV cache without memory.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] without planes or blocks, or beyond the address space; as
+    /// [`Error::InvalidSize`] without planes or blocks, or beyond the address space; errors of
     /// [`elastic_buffer`](Self::elastic_buffer).
     pub fn kv_cache(self: &Arc<Self>, options: &KvOptions<'_>) -> Result<Arc<KvCache>> {
         let shape = Shape::new(options.layout, options.planes, options.blocks_most)?;
@@ -68,57 +68,58 @@ impl Device {
 }
 
 impl KvCache {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         self.backing.device()
     }
 
-    /// Number of planes.
+    /// Returns the number of planes.
     #[must_use]
     pub fn planes(&self) -> usize {
         self.backing.shape().planes().len()
     }
 
-    /// The layout.
+    /// Returns the layout.
     #[must_use]
     pub fn layout(&self) -> KvLayout {
         self.backing.shape().layout()
     }
 
-    /// Address of a block in a plane, backed or not, if they exist.
+    /// Returns the address of a block in a plane, backed or not, if they exist.
     #[must_use]
     pub fn address(&self, plane: usize, block: u64) -> Option<Address> {
         let (range, offset, _) = self.backing.shape().place(plane, block)?;
         Some(self.backing.base(range)?.plus(offset))
     }
 
-    /// Bytes from one block of a plane to the next.
+    /// Returns the bytes from one block of a plane to the next.
     #[must_use]
     pub fn stride(&self, plane: usize) -> Option<u64> {
         self.backing.shape().place(plane, 0).map(|(.., stride)| stride)
     }
 
-    /// Bytes of a block in a plane.
+    /// Returns the bytes of a block in a plane.
     #[must_use]
     pub fn block_bytes(&self, plane: usize) -> Option<u64> {
         self.backing.shape().planes().get(plane).copied()
     }
 
-    /// Number of blocks on the same pages, for [`BlockPool`](crate::BlockPool). Approximate if
-    /// pages do not divide into blocks.
+    /// Returns the number of consecutive blocks on the same pages, for
+    /// [`BlockPool`](crate::BlockPool). Approximate if pages do not divide into blocks.
     #[must_use]
     pub fn blocks_a_page(&self) -> u64 {
         self.backing.shape().blocks_a_page()
     }
 
-    /// The account.
+    /// Returns the account.
     #[must_use]
     pub fn account(&self) -> &Account {
         self.backing.account()
     }
 
-    /// [Commits](Self::commit) the blocks below `blocks` and makes them usable; never shrinks.
+    /// Backs the blocks below `blocks` and makes them usable; never shrinks. Like
+    /// [`commit`](Self::commit).
     pub fn grow_to(&self, blocks: u64) -> Result<Committed> {
         self.commit(0..blocks)
     }
@@ -128,27 +129,27 @@ impl KvCache {
         self.commit_async(0..blocks)
     }
 
-    /// Backs a range of blocks, or none: `vmmgraph_kv_cache_commit`. Refused in an observer during
-    /// a commit.
+    /// Backs a range of blocks in all planes, or in none: `vmmgraph_kv_cache_commit`. Refused in an
+    /// observer, while a commit runs.
     pub fn commit(&self, blocks: Range<u64>) -> Result<Committed> {
         self.backing.commit(&self.request(blocks)?)
     }
 
-    /// As [`commit`](Self::commit), on a thread: `vmmgraph_kv_cache_commit_async`.
+    /// [Commits](Self::commit) on a thread of the library: `vmmgraph_kv_cache_commit_async`.
     pub fn commit_async(self: &Arc<Self>, blocks: Range<u64>) -> Result<Pending> {
         let request = self.request(blocks)?;
         let ahead = self.backing.read(|table| table.limits().begin_ahead());
         Ok(self.backing.commit_async(Request { ahead: Some(ahead), ..request }))
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.backing.page()
     }
 
-    /// Shrinks the cache to `blocks`. Blocks beyond are freed after `fence`, `busy` ones at their
-    /// [release](Self::release). Returns the number of busy blocks.
+    /// Shrinks the cache to `blocks`. Blocks beyond are freed after `fence`, but `busy` ones at
+    /// their [release](Self::release). Returns the number of busy blocks.
     pub fn shrink_to(&self, blocks: u64, busy: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.check(&(0..blocks))?;
         Ok(self.backing.release(|table| table.shrink(blocks, busy, fence)))
@@ -161,39 +162,40 @@ impl KvCache {
         Ok(())
     }
 
-    /// Limits blocks for all later grants. Older revisions are ignored.
+    /// Sets an external limit of blocks for all later grants. Older revisions are ignored.
     pub fn set_limit(&self, blocks: u64, revision: u64) -> LimitChange {
         self.backing.read(|table| table.set_limit(blocks, revision))
     }
 
-    /// Blocks with memory beyond the usable number, to be released.
+    /// Returns blocks with memory beyond the usable number, to be released.
     #[must_use]
     pub fn beyond(&self) -> Vec<Range<u64>> {
         self.backing.read(|table| table.beyond())
     }
 
-    /// Blocks with memory.
+    /// Returns the blocks with memory.
     #[must_use]
     pub fn backed(&self) -> Vec<Range<u64>> {
         self.backing.read(|table| table.backed())
     }
 
-    /// As [`ElasticBuffer::settle`](super::ElasticBuffer::settle).
+    /// Unmaps released pages with finished fences and returns the bytes. Does not wait.
     pub fn settle(&self) -> u64 {
         self.backing.settle()
     }
 
-    /// As [`ElasticBuffer::before`](super::ElasticBuffer::before).
+    /// Makes later work of a stream wait for previous users of blocks backed again before their
+    /// unmap. Does not block.
     pub fn before(&self, stream: Stream) -> Result<()> {
         self.backing.before(stream)
     }
 
-    /// As [`ElasticBuffer::observe`](super::ElasticBuffer::observe).
+    /// Notifies `observer` of maps and unmaps until the observer is dropped.
     pub fn observe(&self, observer: &Arc<dyn ElasticObserver>) {
         self.backing.observe(observer);
     }
 
-    /// Current state.
+    /// Returns the current state.
     #[must_use]
     pub fn stats(&self) -> KvStats {
         let memory = self.backing.stats();
@@ -205,7 +207,8 @@ impl KvCache {
         self.backing.audit()
     }
 
-    /// As `ElasticBuffer::borrow_pages`, wherever no page is mapped, until the blocks' release.
+    /// Backs unbacked blocks with a lender's pages, wherever no page is mapped, until released.
+    /// Work there must wait by [`before`](Self::before).
     pub(crate) fn borrow_pages(&self, blocks: &Range<u64>, lender: Lender<'_>) -> Result<()> {
         self.backing.borrow(&self.request(blocks.clone())?, false, lender)
     }
@@ -216,11 +219,12 @@ impl KvCache {
         self.backing.read(|table| table.backed_on(&places))
     }
 
-    /// As `Backing::give_back`.
+    /// See `Backing::give_back`.
     pub(crate) fn give_back(&self, lent: &[LentPlace], blocks: &[Range<u64>], fence: &Fence) -> Result<u64> {
         self.backing.give_back(&self.backing.places(lent), blocks, fence)
     }
 
+    /// Growing calls take turns.
     fn request(&self, blocks: Range<u64>) -> Result<Request> {
         self.check(&blocks)?;
         Ok(Request { blocks, after: 0..self.backing.shape().most(), ahead: None })

@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 /// Result of setting an external limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitChange {
-    /// The limit holds; no block beyond has memory.
+    /// The limit holds, and no block beyond has memory.
     Applied,
-    /// The limit holds for grants; blocks beyond keep their memory until released.
+    /// The limit holds for grants; blocks beyond keep their memory until their release.
     Deferred,
     /// Ignored: a later revision is known.
     Stale,
@@ -15,11 +15,11 @@ pub enum LimitChange {
 
 #[derive(Debug)]
 pub(super) struct Limits {
-    /// Backed blocks below are usable.
+    /// Blocks below are usable, if backed.
     usable: u64,
     limit: u64,
     revision: Option<u64>,
-    /// Requests ahead of need, with the smallest size of the cache since.
+    /// Requests ahead of need, and the smallest size of the cache since each.
     ahead: BTreeMap<u64, u64>,
     next: u64,
 }
@@ -52,7 +52,7 @@ impl Limits {
         self.ahead.remove(&number);
     }
 
-    /// Maximum size for a request: a later shrink is final.
+    /// Largest size for a request: a later shrink is final.
     pub(super) fn cap(&self, ahead: Option<u64>) -> u64 {
         ahead.and_then(|number| self.ahead.get(&number).copied()).unwrap_or(u64::MAX)
     }

@@ -1,4 +1,4 @@
-//! Elastic memory: addresses for the maximum size, with pages for the committed part. See
+//! Elastic memory: virtual extents for the maximum size, with pages for the committed part. See
 //! docs/design/elastic.md.
 //!
 //! ```text
@@ -10,12 +10,12 @@
 //! Invariants:
 //!
 //! * A commit is one transaction over all its ranges: all pages are mapped, or none.
-//! * A decommitted page is unmapped only after its fence, and after earlier users' work.
-//! * A lender's page returns without a wait for the lender's own work, at other addresses.
+//! * A decommitted page is unmapped only after its fence, and after the work of earlier users.
+//! * A lender's page returns without a wait for the lender's own work, which uses other addresses.
 //! * A block of a KV cache has memory in all planes, or in none.
 //!
 //! The monitor of `Backing` guards the table, and is not held during maps, unmaps, observers and
-//! waits. Instead, a page in state committing or unmapping belongs to one thread; other threads
+//! waits. Instead, the states committing and unmapping reserve a page for one thread; other threads
 //! wait for this page only.
 
 mod backing;
@@ -49,27 +49,27 @@ use crate::pages::{Account, AccountStats};
 pub struct ElasticOptions<'a> {
     /// Name for messages and observers.
     pub name: &'a str,
-    /// Bytes of a page. 0: derived, see `vmmgraph_elastic_options_t`. Free pages are reused for the
+    /// Bytes of a page; 0: derived: `vmmgraph_elastic_options_t`. Free pages are reused for the
     /// same size only (arenas: 2 and 16 MiB).
     pub page_bytes: u64,
-    /// Limit of physical bytes, beside the ancestors' limits.
+    /// Limit of physical bytes. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
     /// Guaranteed bytes.
     pub least_bytes: u64,
-    /// Parent account, if not the device's.
+    /// Parent account. `None`: the device's.
     pub account: Option<&'a Account>,
 }
 
-/// Result of a commit, without pages already mapped.
+/// Result of a commit, without pages mapped before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     /// Bytes mapped.
     pub bytes: u64,
     /// Pages mapped.
     pub pages: u64,
-    /// Those of `pages` created by the driver.
+    /// Part of `pages` created by the driver.
     pub created: u64,
-    /// Decommitted pages, still mapped and kept; earlier work may use them, see
+    /// Decommitted pages kept while still mapped: earlier work may use them, see
     /// [`ElasticBuffer::before`].
     pub revived: u64,
 }
@@ -99,12 +99,12 @@ pub struct ElasticStats {
     pub decommits: u64,
     /// Pages mapped.
     pub pages_mapped: u64,
-    /// Those of `pages_mapped` created by the driver.
+    /// Part of `pages_mapped` created by the driver.
     pub pages_created: u64,
     /// Pages committed again before their unmap.
     pub pages_revived: u64,
     /// Pages unmapped.
     pub pages_unmapped: u64,
-    /// Its account.
+    /// Account of the buffer or cache.
     pub account: AccountStats,
 }

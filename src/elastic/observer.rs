@@ -17,7 +17,7 @@ pub struct Shown<'a> {
 
 /// Observer of maps and unmaps, for example to register memory for RDMA. Called without locks, on
 /// any thread that commits, decommits, or runs out of memory. Calls inside which would wait for
-/// pages being moved are refused, as a commit or its [wait](crate::Pending::wait).
+/// pages being moved are refused, such as a commit or its [wait](crate::Pending::wait).
 pub trait ElasticObserver: Send + Sync {
     /// Called before a commit returns. The contents are undefined.
     fn after_map(&self, shown: &Shown<'_>);

@@ -39,7 +39,7 @@ pub(super) fn runs_of(places: impl IntoIterator<Item = Place>) -> Vec<Run> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvLayout {
     /// Each plane has its own addresses with consecutive blocks, as attention kernels prefer: at
-    /// least one mapping per plane.
+    /// least one mapping a plane.
     #[default]
     ByPlane,
     /// Block after block, each with all its planes: the fewest mappings.
@@ -50,7 +50,7 @@ pub enum KvLayout {
 pub(super) struct Shape {
     layout: KvLayout,
     planes: Vec<u64>,
-    /// Offset of each plane in a block.
+    /// Offset of each plane in a block of all planes.
     offsets: Vec<u64>,
     block: u64,
     most: u64,
@@ -75,7 +75,7 @@ impl Shape {
         Self { page, ..self }
     }
 
-    /// A buffer, whose blocks are its pages.
+    /// Shape of a buffer: its blocks are its pages.
     pub(super) fn of_pages(bytes: u64, page: u64) -> Result<Self> {
         Ok(Self::new(KvLayout::ByPlane, &[page], bytes.div_ceil(page))?.with_pages(page))
     }
@@ -123,7 +123,7 @@ impl Shape {
         }
     }
 
-    /// Pages of blocks, one run per address range.
+    /// Pages of blocks, one run for each address range.
     pub(super) fn pages(&self, blocks: &Range<u64>) -> Vec<Run> {
         let run = |(range, stride): (usize, &u64)| Run {
             range,

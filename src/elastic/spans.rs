@@ -1,9 +1,9 @@
-//! Set of numbers, stored as spans: sets of blocks are mostly contiguous.
+//! Set of numbers, stored as spans. Sets of blocks are mostly contiguous.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Disjoint, separate spans, from start to end.
+/// Disjoint spans that do not touch, from start to end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spans {
     spans: BTreeMap<u64, u64>,

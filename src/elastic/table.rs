@@ -1,9 +1,9 @@
 //! Table of a backing, under the monitor of `Backing`: the blocks with memory, and the pages in
-//! transit. In an elastic buffer, each page is a block. Makes no driver calls but queries of
+//! transit. In an elastic buffer, each page is a block. Makes no driver calls, except queries of
 //! fences.
 //!
-//! Pages of backed blocks are committed, without another record, and never in transit; `committed`
-//! counts them.
+//! The pages of backed blocks are committed: no other record of these pages exists. No page of a
+//! backed block is in transit; `committed` counts them.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -22,6 +22,7 @@ pub(super) struct Request {
     pub(super) blocks: Range<u64>,
     /// Running commits of these blocks end first.
     pub(super) after: Range<u64>,
+    /// Number of a request ahead of need.
     pub(super) ahead: Option<u64>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Plan {
     missing: Vec<Range<u64>>,
     absent: Vec<Run>,
     revived: Vec<Revived>,
-    /// Pages of the missing blocks committed for a neighbour.
+    /// Pages of the missing blocks which are committed for a neighbour.
     shared: BTreeSet<Place>,
     end: u64,
     ahead: Option<u64>,
@@ -138,6 +139,7 @@ impl Table {
         on.within(&self.all_blocks())
     }
 
+    /// Backed pages without lenders' pages.
     pub(super) fn owned(&self) -> Vec<Range<u64>> {
         if self.lent.len() as u64 == self.committed + self.transit.committing() + self.transit.leaving() {
             return Vec::new();
@@ -159,7 +161,7 @@ impl Table {
         }
     }
 
-    /// Leaves the unmap to a running commit; false if none runs.
+    /// Leaves the unmap of released pages to a running commit; false if none runs.
     pub(super) fn leave_to_commit(&mut self) -> bool {
         let runs = self.coming.count() > 0;
         self.late |= runs;
@@ -175,7 +177,7 @@ impl Table {
         self.is_coming(blocks) || self.transit.is_moving(&self.shape.pages(blocks))
     }
 
-    /// Whether a commit must wait, for its turn or for pages on their way.
+    /// Whether a commit must wait: for a turn, or for pages on their way.
     pub(super) fn is_in_the_way(&self, request: &Request) -> bool {
         self.is_coming(&request.after) || self.is_moving(&request.blocks)
     }
@@ -184,6 +186,7 @@ impl Table {
         !self.is_backed(blocks) && self.transit.is_empty(&self.shape.pages(blocks))
     }
 
+    /// Whether a block on the page is backed or coming.
     fn has_blocks(&self, place: Place) -> bool {
         let blocks = self.shape.blocks_on(place);
         self.backed.touches(&blocks) || self.coming.touches(&blocks)
@@ -210,7 +213,7 @@ impl Table {
         (alone, shared)
     }
 
-    /// Reason against a commit, if no page is [moving](Self::is_moving).
+    /// Reason against a commit, once no page is [moving](Self::is_moving).
     pub(super) fn obstacle(&self, request: &Request) -> Option<Obstacle> {
         let limit = self.limits.limit();
         if request.blocks.end > limit {
@@ -233,8 +236,8 @@ impl Table {
         Plan { missing, absent, revived, shared, end, ahead }
     }
 
-    /// `lender`: its earlier work on absent pages. Returns whether released pages were left to the
-    /// commit.
+    /// `lender`: the lender's earlier work on absent pages. Returns whether released pages were
+    /// left to the commit.
     pub(super) fn finish(&mut self, plan: Plan, done: &Committed, lender: Fence) -> bool {
         self.users.add(Kind::Lender, plan.absent_places(), lender);
         for span in &plan.missing {
@@ -315,7 +318,7 @@ impl Table {
 
     fn decommit(&mut self, mut pages: BTreeSet<Place>, fence: &Fence) {
         self.committed -= pages.len() as u64;
-        // `fence` does not cover earlier users of some pages: only these wait longer.
+        // `fence` does not cover earlier users of some pages: only these wait for them too.
         let mut earlier = Batch { fence: fence.clone(), pages: BTreeSet::new() };
         for part in self.users.take(&[Kind::Previous, Kind::Neighbour], &pages) {
             earlier.fence.join(part.fence);
@@ -326,7 +329,7 @@ impl Table {
         self.transit.decommit(Batch { fence: fence.clone(), pages });
     }
 
-    /// Recalls pages. Returns the number without backed blocks, also of those which had none
+    /// Recalls the pages. Returns the number without backed blocks, including pages which had none
     /// before.
     pub(super) fn give_back(&mut self, places: &[Place], given: &[Range<u64>], fence: &Fence) -> u64 {
         let (mut all, mut pages) = (Spans::default(), 0);
@@ -359,7 +362,7 @@ impl Table {
         gone
     }
 
-    /// Pages still mapped, as the driver refused, are decommitted.
+    /// Pages still mapped, because the driver refused, are decommitted.
     fn end_pages(&mut self, runs: &[Run], mapped: impl Fn(Place) -> bool) -> u64 {
         let places = runs.iter().flat_map(|run| run.places());
         let (left, gone): (BTreeSet<Place>, BTreeSet<Place>) = places.partition(|place| mapped(*place));

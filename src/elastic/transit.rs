@@ -1,5 +1,5 @@
 //! Pages in transit. A page in `Committing` or `Unmapping` belongs to the thread which moves it;
-//! one in `Decommitted` is in one batch, and is unmapped after the batch's fence.
+//! one in `Decommitted` is in exactly one batch, and is unmapped after the batch's fence.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -116,6 +116,7 @@ impl Transit {
         self.batches.insert(number, Batch { fence, pages });
     }
 
+    /// Marks decommitted pages with finished fences as unmapping.
     pub(super) fn take_done(&mut self, poll: &mut Poll<'_>) -> Vec<Run> {
         let mut done = BTreeSet::new();
         self.batches.retain(|_, batch| {

@@ -20,7 +20,7 @@ impl Batch {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// User before a page's last commit: new users and the unmap wait.
+    /// User of a page before its last commit: new users and the unmap wait.
     Previous,
     /// User of released blocks, on a page with other blocks: the unmap waits, and new users once a
     /// block is backed there again.

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 use crate::pause::HookGuard;
 use crate::sync::{Monitor, spawn};
 
-/// Result of a commit on a thread of the library, shared by clones. Dropping does not cancel.
+/// Result of a commit on a thread of the library. Clones share the commit; dropping does not
+/// cancel.
 #[derive(Clone)]
 pub struct Pending(Arc<Monitor<Option<Result<Committed>>>>);
 
@@ -21,7 +22,7 @@ impl Pending {
         self.0.wait_for(|result| Some(result.is_some()))
     }
 
-    /// Waits for the commit's end and returns its result: `vmmgraph_pending_wait`. Refused inside
+    /// Blocks until the commit ends and returns its result: `vmmgraph_pending_wait`. Refused inside
     /// an observer or hook, for which the commit may wait.
     pub fn wait(&self) -> Result<Committed> {
         if let Some(result) = self.0.wait_for(|result| Some(result.clone())) {
@@ -61,19 +62,20 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    /// Jobs whose pages are not marked yet.
     unmarked: u64,
     running: bool,
     ended: bool,
 }
 
-/// Owns nothing else of the backing, which can so be dropped.
+/// Owns nothing else of the backing, so the backing can be dropped.
 #[derive(Clone, Default)]
 pub(super) struct Worker(Arc<Monitor<Queue>>);
 
 impl Worker {
     /// `work` must drop its references to the backing before its result is published. Calls `mark`
-    /// at once, unless an earlier job has unmarked pages, which could then wait for this job
-    /// (deadlock): `work` then gets `None` and marks on the thread.
+    /// at once, unless an earlier job has not marked its pages, which could then wait for this job
+    /// (deadlock); `work` then gets `None` and marks on the thread.
     pub(super) fn push<T: Send + 'static>(
         &self,
         mark: impl FnOnce() -> Option<T>,
@@ -96,14 +98,14 @@ impl Worker {
         if start {
             let there = self.clone();
             if !spawn("vmmgraph-elastic", move || there.run(true)) {
-                // Without a thread, the caller runs the job.
+                // If no thread can be created, the caller runs the job.
                 self.run(false);
             }
         }
         pending
     }
 
-    /// Runs jobs until the backing is gone; without `stay`, until the queue is empty.
+    /// Runs jobs until the backing is gone, or, without `stay`, until the queue is empty.
     fn run(&self, stay: bool) {
         while let Some(job) = self.0.wait_for(|queue| match queue.jobs.pop_front() {
             Some(job) => Some(Some(job)),
@@ -113,7 +115,7 @@ impl Worker {
             }
             None => None,
         }) {
-            // An observer's panic ends its job only; its `Promised` reports it.
+            // A panic of an observer ends its job only, whose `Promised` reports it.
             let _ = catch_unwind(AssertUnwindSafe(job));
         }
     }
@@ -131,6 +133,7 @@ impl Drop for Unmarked {
     }
 }
 
+/// Refuses to wait inside an observer or hook, for which the commit may wait.
 pub(super) fn refuse_waiting() -> Result<()> {
     HookGuard::refuse("elastic memory").map_err(|_| {
         Error::wrong_state(

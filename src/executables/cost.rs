@@ -1,15 +1,16 @@
-/// Before any measurement: upper ends on an H200, CUDA 13.0 (docs/performance.md).
+/// Before any measurement: upper ends of the values on an H200 with CUDA 13.0
+/// (docs/performance.md).
 const EXECUTABLE: u64 = 128 << 10;
 const NODE: u64 = 3 << 10;
-/// Instantiations measured.
+/// Instantiations that are measured.
 const MEASURES: u32 = 32;
 
 /// Size of a set of executables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// One per graph.
+    /// One executable per graph of the set.
     pub executables: u64,
-    /// Of all executables.
+    /// Over all executables.
     pub nodes: u64,
 }
 
@@ -19,32 +20,33 @@ impl Size {
     }
 }
 
-/// Device memory of all executables of a pool. The driver keeps destroyed executables' memory for
-/// later ones: bytes follow the maximum.
+/// Device memory of all executables of a pool. The driver keeps the memory of destroyed executables
+/// for later ones, so bytes follow the maximum so far.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Maximum of the default estimate.
+    /// Default estimate of the existing executables, and its maximum.
     expected: u64,
     most_expected: u64,
-    /// Decrease of free device memory by instantiations; the later ones are estimated.
+    /// Decrease of free device memory by instantiations, the later ones estimated.
     measured: u64,
     measures: u32,
     pub(super) now: Size,
 }
 
 impl Ledger {
-    /// The two queries of free memory cost more than the instantiation of a small graph.
+    /// Two queries of free memory cost the host more than the instantiation of a small graph.
     pub(super) fn wants_measure(&self) -> bool {
         self.measures < MEASURES
     }
 
+    /// `bytes`: measured decrease of free device memory.
     pub(super) fn made(&mut self, size: Size, bytes: Option<u64>) {
         self.now.executables += size.executables;
         self.now.nodes += size.nodes;
         self.expected += size.expected();
         let grown = self.expected.saturating_sub(self.most_expected);
         self.measured += match bytes {
-            // Capped, as it includes allocations of other threads.
+            // Includes allocations of other threads, so capped.
             Some(bytes) => bytes.min(4 * size.expected()),
             // The rest comes from destroyed executables.
             None => self.scaled(grown),
@@ -59,17 +61,17 @@ impl Ledger {
         self.expected -= size.expected();
     }
 
-    /// With memory kept by the driver.
+    /// Includes memory kept by the driver.
     pub(super) fn bytes(&self) -> u64 {
         self.measured
     }
 
-    /// Estimated bytes, scaled by the measurements.
+    /// Estimated bytes of a set, scaled by the measurements so far.
     pub(super) fn share(&self, size: Size) -> u64 {
         self.scaled(size.expected())
     }
 
-    /// Bytes after making and dropping executables.
+    /// Bytes in use after making and dropping executables.
     pub(super) fn bytes_after(&self, made: Size, dropped: Size) -> u64 {
         self.scaled((self.expected + made.expected()).saturating_sub(dropped.expected()))
     }

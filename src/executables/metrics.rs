@@ -16,8 +16,8 @@ const REPLAYS: Metric = Metric {
 };
 
 impl ExecutablePool {
-    /// All numbers in Prometheus's text exposition format, each sample with `labels`. The labels
-    /// `state` and `what` are reserved.
+    /// Returns all numbers in Prometheus's text exposition format, with `labels` on every sample.
+    /// The labels `state` and `what` are reserved.
     #[must_use]
     pub fn prometheus(&self, labels: &[(&str, &str)]) -> String {
         self.stats().prometheus(labels)

@@ -2,11 +2,11 @@
 //! use. See docs/design/replays.md.
 //!
 //! A captured graph is a *template* in host memory. Its executable (`cudaGraphExec_t`) takes device
-//! memory outside every allocator: about 100 KiB and some KiB per node. No executable is updated to
-//! another graph, which slows replays (docs/performance.md).
+//! memory outside every allocator: about 100 KiB and some KiB per node. Executables are never
+//! updated to another graph, which slows replays (docs/performance.md).
 //!
-//! `policy` decides; this file executes. No driver call is made under the lock or waits for the
-//! device.
+//! `policy` decides; this file executes. No driver call is made under the lock, and none waits for
+//! the device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,22 +33,23 @@ type Set = Arc<[Executable]>;
 struct State {
     policy: Policy,
     sets: SecondaryMap<GraphKey, Set>,
-    /// Refused by the driver; retried later.
+    /// Refused by the driver; tried again at the next destruction.
     undestroyed: Vec<Executable>,
 }
 
 impl State {
+    /// Removes the executables of evicted graphs, for the caller to destroy.
     fn take(&mut self, evicted: Vec<GraphKey>) -> Vec<Set> {
         evicted.into_iter().filter_map(|key| self.sets.remove(key)).collect()
     }
 }
 
-/// Executables of a device's graphs. Thread-safe.
+/// Pool of the executables of a device's graphs. Thread-safe.
 #[derive(Debug)]
 pub struct ExecutablePool {
     driver: SharedDriver,
     state: Monitor<State>,
-    /// After a panic the state is unknown.
+    /// A panic left the state unknown.
     closed: AtomicBool,
 }
 
@@ -61,17 +62,18 @@ pub struct ExecutableStats {
     pub instantiated: u64,
     /// Current executables and their nodes.
     pub now: Size,
-    /// About 1 KiB of host memory each.
+    /// Each takes about 1 KiB of host memory.
     pub template_nodes: u64,
-    /// Device memory of executables. The first 32 instantiations are measured as the decrease of
-    /// free device memory, with allocations of other threads; later ones are estimated.
+    /// Device memory taken by executables. The first 32 instantiations are measured as the decrease
+    /// of free device memory, which includes allocations of other threads; later ones are
+    /// estimated.
     pub bytes: u64,
     /// Event counts.
     pub counts: Counts,
 }
 
 impl ExecutablePool {
-    /// Creates an empty pool; fails on a platform without graphs.
+    /// Creates an empty pool for a device; fails on a platform without graphs.
     pub fn new(driver: SharedDriver, limits: Limits) -> Result<Arc<Self>> {
         if driver.graphs().is_none() {
             return Err(Error::wrong_state(
@@ -83,7 +85,7 @@ impl ExecutablePool {
         Ok(Arc::new(pool))
     }
 
-    /// Executables beyond are destroyed, except during a launch.
+    /// Sets the limits. Executables beyond are destroyed, except during a launch.
     pub fn set_limits(&self, limits: Limits) {
         let evicted = self.state.change(|state| {
             let evicted = state.policy.set_limits(limits);
@@ -92,7 +94,7 @@ impl ExecutablePool {
         self.destroy_sets(evicted);
     }
 
-    /// Destroys all executables, except pinned or launching ones.
+    /// Destroys all executables, except pinned ones and during a launch.
     pub fn evict_all(&self) {
         let evicted = self.state.change(|state| {
             let evicted = state.policy.evict_all();
@@ -101,13 +103,13 @@ impl ExecutablePool {
         self.destroy_sets(evicted);
     }
 
-    /// The limits.
+    /// Returns the limits.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.read(|policy| policy.limits())
     }
 
-    /// Current counts.
+    /// Returns the current counts.
     #[must_use]
     pub fn stats(&self) -> ExecutableStats {
         self.read(|policy| {
@@ -129,8 +131,8 @@ impl ExecutablePool {
         self.read(|policy| policy.ledger.share(size))
     }
 
-    /// Adds the graphs of one capture, launched together in this order. `pinned` executables, and
-    /// those of graphs which may allocate, are never evicted.
+    /// Adds the graphs of one capture, launched together and in this order. `pinned` executables,
+    /// and those of graphs which may allocate, are never evicted.
     ///
     /// # Errors
     /// Driver errors.
@@ -151,7 +153,7 @@ impl ExecutablePool {
         Ok(GraphTemplate { pool: Arc::clone(self), graphs: graphs.into(), key, size })
     }
 
-    /// After a panic, every later call but destruction fails.
+    /// Makes every later call fail after a panic, except destruction.
     #[doc(hidden)]
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
@@ -202,7 +204,7 @@ impl Drop for ExecutablePool {
     }
 }
 
-/// One capture's graphs in a pool, launched by one thread at a time.
+/// Graphs of one capture in a pool, launched by one thread at a time.
 #[derive(Debug)]
 pub struct GraphTemplate {
     pool: Arc<ExecutablePool>,
@@ -212,19 +214,19 @@ pub struct GraphTemplate {
 }
 
 impl GraphTemplate {
-    /// Number of graphs and of their nodes.
+    /// Returns the number of graphs and of their nodes.
     #[must_use]
     pub fn size(&self) -> Size {
         self.size
     }
 
-    /// The pool.
+    /// Returns the pool.
     #[must_use]
     pub fn pool(&self) -> &Arc<ExecutablePool> {
         &self.pool
     }
 
-    /// Estimated device bytes of its executables.
+    /// Estimates the device bytes of its executables.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pool.read(|policy| policy.bytes_of(self.key))
@@ -236,19 +238,21 @@ impl GraphTemplate {
         self.pool.read(|policy| policy.has_executables(self.key))
     }
 
-    /// Hints a launch soon: the executables are evicted last. Returns whether they exist.
+    /// Hints that this graph launches soon: its executables are evicted last. Returns whether they
+    /// exist.
     pub fn touch(&self) -> bool {
         self.pool.state.change(|state| state.policy.touch(self.key))
     }
 
-    /// The executables are never evicted from now on: for callers which modify or keep them.
+    /// Never evicts the executables from now on: for callers which modify them or keep their
+    /// handles.
     pub fn pin(&self) {
         self.pool.state.change(|state| state.policy.pin(self.key));
     }
 
     /// Calls `give` with position and executable of each graph, to be launched before
-    /// [`launched`](Self::launched). First instantiates missing executables, and evicts others if
-    /// required. Driver errors leave template and pool usable.
+    /// [`launched`](Self::launched). Instantiates missing executables first, and evicts others if
+    /// required. After driver errors, template and pool stay usable.
     pub fn acquire(&self, mut give: impl FnMut(usize, Executable)) -> Result<()> {
         let set = self.set_for(Why::Replay)?;
         set.iter().flat_map(|set| set.iter().enumerate()).for_each(|(place, one)| give(place, *one));
@@ -270,7 +274,7 @@ impl GraphTemplate {
         Ok(self.set_for(Why::Ahead)?.is_some())
     }
 
-    /// `None` only ahead of a replay.
+    /// Executables of the template; `None` only ahead of a replay.
     fn set_for(&self, why: Why) -> Result<Option<Set>> {
         enum Next {
             Ready(Option<Set>),
@@ -319,7 +323,7 @@ impl GraphTemplate {
         }
     }
 
-    /// Also returns the decrease of free device memory, if measured.
+    /// Instantiates all graphs. Also returns the decrease of free device memory, if measured.
     fn try_instantiate(&self) -> Result<(Vec<Executable>, Option<u64>)> {
         let graph_driver = self.pool.graph_driver()?;
         let measure = self.pool.read(|policy| policy.ledger.wants_measure());

@@ -1,4 +1,4 @@
-//! Eviction policy of executables, without driver calls. Its clock counts replays.
+//! Eviction policy of executables: plain code, whose clock counts replays.
 
 use slotmap::{SlotMap, new_key_type};
 
@@ -23,9 +23,9 @@ pub struct Limits {
 pub struct Counts {
     /// Instantiations of captured graphs.
     pub instantiated: u64,
-    /// Those of `instantiated` ahead of a replay.
+    /// Part of `instantiated` ahead of a replay.
     pub ahead: u64,
-    /// Graphs evicted by limits or for lack of device memory.
+    /// Graphs evicted for the limits or for lack of device memory.
     pub evicted: u64,
     /// Replays with existing executables.
     pub hits: u64,
@@ -35,6 +35,7 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
+    /// Launch now.
     Replay,
     /// A launch may follow soon.
     Ahead,
@@ -42,13 +43,14 @@ pub(super) enum Why {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
+    /// The executables exist.
     Ready,
-    /// Another thread uses this graph: retry after a change.
+    /// Another thread launches or instantiates this graph: retry after a change.
     Wait,
-    /// Destroy these, instantiate the requested graph, then report [`Policy::made`] or
+    /// Destroy these, instantiate the requested graph, then report with [`Policy::made`] or
     /// [`Policy::failed`].
     Instantiate(Vec<GraphKey>),
-    /// Only ahead of a replay: a more recently wanted graph would be evicted.
+    /// Only ahead of a replay: the limits would require evicting a more recently wanted graph.
     Refuse,
 }
 
@@ -87,7 +89,7 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    /// Returns graphs whose executables the caller must destroy.
+    /// Returns the graphs whose executables the caller must destroy.
     pub(super) fn set_limits(&mut self, limits: Limits) -> Vec<GraphKey> {
         self.limits = limits;
         self.shrink()
@@ -107,7 +109,7 @@ impl Policy {
         self.graphs.insert(Entry { size, pinned, state: State::Empty, last_wanted: 0 })
     }
 
-    /// Removes a graph which no thread uses.
+    /// Removes a graph, which no thread launches or instantiates.
     pub(super) fn remove(&mut self, key: GraphKey) {
         if let Some(gone) = self.graphs.remove(key) {
             self.nodes -= gone.size.nodes;
@@ -135,6 +137,7 @@ impl Policy {
         self.graphs.get(key).is_some_and(Entry::has_executables)
     }
 
+    /// Pins present and future executables.
     pub(super) fn pin(&mut self, key: GraphKey) {
         if let Some(graph) = self.graphs.get_mut(key) {
             graph.pinned = true;
@@ -168,6 +171,7 @@ impl Policy {
         }
     }
 
+    /// `bytes`: measured decrease of free device memory.
     pub(super) fn made(&mut self, key: GraphKey, why: Why, bytes: Option<u64>) {
         let Some(graph) = self.graphs.get_mut(key) else { return };
         self.counts.instantiated += 1;
@@ -198,13 +202,13 @@ impl Policy {
         Some(victim)
     }
 
-    /// As [`set_limits`](Self::set_limits).
+    /// Returns the graphs whose executables the caller must destroy.
     pub(super) fn launched(&mut self, key: GraphKey) -> Vec<GraphKey> {
         self.set_state(key, State::Idle);
         self.shrink()
     }
 
-    /// Evicts all graphs but pinned and launching ones.
+    /// Evicts every graph, except pinned and launching ones.
     pub(super) fn evict_all(&mut self) -> Vec<GraphKey> {
         let victims: Vec<_> = self.evictable(self.replays + 1).into_iter().map(|(key, _)| key).collect();
         self.evict(&victims);
@@ -217,7 +221,7 @@ impl Policy {
         }
     }
 
-    /// Whether the limits then hold; count and total size each.
+    /// Whether the limits hold then; each is given by count and total size.
     fn fits(&self, added: (usize, Size), evicted: (usize, Size)) -> bool {
         self.limits.graphs.is_none_or(|limit| self.instantiated + added.0 <= limit + evicted.0)
             && self.limits.bytes.is_none_or(|limit| self.ledger.bytes_after(added.1, evicted.1) <= limit)
@@ -231,7 +235,7 @@ impl Policy {
         idle.into_iter().map(|(key, graph)| (key, graph.size)).collect()
     }
 
-    /// Graphs to evict for `added`, and whether the limits then hold.
+    /// Selects graphs to evict until the limits hold with `added`; also whether they then hold.
     fn victims(&self, added: (usize, Size), before: u64) -> (Vec<GraphKey>, bool) {
         let (mut victims, mut freed) = (Vec::new(), Size::default());
         if self.fits(added, (0, freed)) {
@@ -259,8 +263,8 @@ impl Policy {
         }
     }
 
-    /// A replay may evict every idle graph, and else exceeds the limits. Ahead of a replay, a graph
-    /// wanted at the last replay stays; `None` if the rest is insufficient.
+    /// A replay may evict every idle graph, and exceeds the limits if insufficient. Ahead of a
+    /// replay, a graph wanted at the last replay stays; `None` if the rest is insufficient.
     fn make_room(&mut self, size: Size, why: Why) -> Option<Vec<GraphKey>> {
         let before = if why == Why::Ahead { self.replays } else { self.replays + 1 };
         let (victims, fits) = self.victims((1, size), before);

@@ -30,7 +30,7 @@ pub trait Borrower: Send + Sync {
     fn vacate(&self, asked: &Vacate) -> Result<Fence>;
 }
 
-/// Request to the user of a KV cache.
+/// Request to the user of a KV cache: vacate some of these blocks.
 #[derive(Clone, Debug)]
 pub struct VacateBlocks {
     /// Lease number.
@@ -42,7 +42,7 @@ pub struct VacateBlocks {
     pub bytes: u64,
     /// Backed blocks outside the lease's pages.
     pub instead: Vec<Range<u64>>,
-    /// As [`Vacate::deadline`].
+    /// Remaining time. Pages vacated later still return.
     pub deadline: Duration,
 }
 
@@ -57,8 +57,10 @@ pub struct Vacated {
 
 /// User of a KV cache with pages on lease.
 pub trait BlockBorrower: Send + Sync {
-    /// As [`Borrower::vacate`], for blocks: stops using and names them. Vacated blocks cannot be
-    /// backed again until their pages return.
+    /// Stops using blocks and names them. Called on the recalling thread, without a lock. May back
+    /// other blocks of the cache; must not wait for this lease. Vacated blocks cannot be backed
+    /// again until their pages are back. An error refuses: the recall returns it, and the lease
+    /// continues.
     fn vacate(&self, asked: &VacateBlocks) -> Result<Vacated>;
 }
 
@@ -144,7 +146,7 @@ impl To {
     ) -> Result<Given> {
         match self {
             Self::Buffer(buffer, borrower) => {
-                // From the end.
+                // From the end of the part.
                 let keep = lent.len().saturating_sub(bytes.div_ceil(buffer.page_bytes()) as usize);
                 let lent = lent.get(keep..).unwrap_or(lent);
                 let fence = match buffer.in_use(lent) {

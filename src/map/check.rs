@@ -1,4 +1,4 @@
-//! Validation of a page map from JSON: later code relies on indices and sums.
+//! Validation of a page map read from JSON; later code relies on valid indices and sums.
 
 use serde::Deserialize;
 
@@ -22,11 +22,12 @@ pub(super) fn other_format(format: u64) -> Error {
 }
 
 impl ArenaMap {
+    /// Checks all indices and sizes.
     pub(super) fn check(&self) -> Result<()> {
         if self.format != MAP_FORMAT {
             return Err(other_format(self.format));
         }
-        // JavaScript must represent the sum of page bytes exactly.
+        // The sum of page bytes must be exact in JavaScript.
         let mut all = 0_u64;
         for (number, page) in self.pages.iter().enumerate() {
             all = all.saturating_add(page.bytes);

@@ -13,10 +13,10 @@ const SCRIPT: &str = concat!(
 );
 
 impl ArenaMap {
-    /// Map as one self-contained web page.
+    /// Returns the map as one self-contained web page.
     #[must_use]
     pub fn to_html(&self) -> String {
-        // JSON has `<` in strings only; escaped, none ends the script element.
+        // In JSON, `<` occurs in strings only; escaped, none can end the script element.
         let data = self.to_json().replace('<', "\\u003c");
         let mut page = String::with_capacity(TEMPLATE.len() + STYLE.len() + SCRIPT.len() + data.len());
         let mut rest = TEMPLATE;

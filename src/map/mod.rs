@@ -31,7 +31,7 @@ pub enum PageClass {
     Slab,
     /// Small shared page next to live-out blocks.
     Filler,
-    /// Shared page formerly of a space, without number.
+    /// Shared page formerly owned by a space, without number.
     Spare,
     /// Page of one space, under its live-out (retained) blocks.
     Own,
@@ -46,17 +46,17 @@ pub enum PageClass {
 pub struct MapPage {
     /// Use of the page.
     pub class: PageClass,
-    /// Number within the class. For large pages, slabs and fillers, as requested by spaces.
+    /// Number within the class. For large pages, slabs and fillers, the number requested by spaces.
     pub number: u64,
     /// Bytes of the page.
     pub bytes: u64,
-    /// Owning space of a page of class [`Own`](PageClass::Own).
+    /// Owning space, for a page of class [`Own`](PageClass::Own).
     pub owner: Option<u64>,
-    /// Address, for kept and exclusive blocks.
+    /// Address of a page of kept or exclusive blocks.
     pub address: Option<u64>,
     /// Number of spaces which need the page. 0: an exclusive block's page, or about to be freed.
     pub spaces: u64,
-    /// Non-resident, as the arena is paused: not counted as held.
+    /// The arena is paused and the page non-resident: not counted as held.
     #[serde(default)]
     pub absent: bool,
     /// Lease of the page: spaces which need it cannot replay.
@@ -71,7 +71,7 @@ pub struct MapTile {
     pub page: u64,
     /// Address of the page's first byte.
     pub address: u64,
-    /// Bytes under live blocks at the space's peak.
+    /// Bytes covered by live blocks at the space's peak.
     pub covered_bytes: u64,
 }
 
@@ -96,11 +96,11 @@ pub struct MapSpace {
     /// Source location of the capture: "model.py:120".
     #[serde(default)]
     pub site: Option<String>,
-    /// "open", "sealed", "retired" (graph destroyed, some block live) or "broken".
+    /// "open", "sealed", "retired" (the graph is destroyed and some block still live) or "broken".
     pub phase: String,
-    /// Number of allocations.
+    /// Number of allocated blocks in total.
     pub allocations: u64,
-    /// Bytes of live blocks.
+    /// Bytes of live blocks at present.
     pub live_bytes: u64,
     /// Maximum bytes of live blocks.
     pub peak_live_bytes: u64,
@@ -108,13 +108,13 @@ pub struct MapSpace {
     pub kept_bytes: u64,
     /// Bytes of mapped addresses.
     pub mapped_bytes: u64,
-    /// Bytes of needed pages.
+    /// Bytes of the needed pages.
     pub shown_bytes: u64,
-    /// Bytes of own pages.
+    /// Bytes of its own pages.
     pub retained_bytes: u64,
-    /// Bytes of shared pages only this space needs.
+    /// Bytes of shared pages needed by no other space.
     pub alone_bytes: u64,
-    /// Bytes freed by dropping the space with its blocks.
+    /// Bytes freed by dropping the space and all its blocks.
     pub drop_gives_bytes: u64,
     /// Mappings, in address order.
     pub maps: Vec<MapTile>,
@@ -122,7 +122,7 @@ pub struct MapSpace {
     pub blocks: Vec<MapBlock>,
     /// Kept blocks, on the arena's kept pages.
     pub kept: Vec<MapBlock>,
-    /// Their pages, as indices in [`ArenaMap::pages`].
+    /// Indices in [`ArenaMap::pages`] of these blocks.
     pub kept_pages: Vec<u64>,
     /// All blocks of the capture, if traced.
     pub events: Option<Vec<TracedBlock>>,
@@ -131,19 +131,19 @@ pub struct MapSpace {
 /// A point of the curve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapPoint {
-    /// Space added here, largest first.
+    /// Space added at this point, largest first.
     pub space: u64,
     /// Bytes needed by this space and all earlier ones.
     pub with_bytes: u64,
-    /// Bytes needed by the rest.
+    /// Bytes needed by the remaining spaces.
     pub without_bytes: u64,
 }
 
-/// Another memory owner in the device's pool.
+/// Another owner of memory in the device's pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MapHolder {
-    /// "arena", "region", "elastic", "ring", "workspaces", "exported", "free" or "leaving" (unmap
-    /// refused by the driver).
+    /// "arena", "region", "elastic", "ring", "workspaces", "exported", "free" or "leaving" (refused
+    /// by the driver).
     pub kind: String,
     /// Name of the owner.
     pub name: String,
@@ -172,7 +172,8 @@ pub struct ArenaMap {
     pub device_free_bytes: Option<u64>,
     /// Number of the arena.
     pub arena: u64,
-    /// Nothing changed while the map was taken. Otherwise blocks may be newer than pages.
+    /// Whether nothing changed while the map was taken. Otherwise the blocks may be of a later
+    /// moment than the pages.
     pub settled: bool,
     /// Bytes of a small page.
     pub small_page_bytes: u64,
@@ -182,7 +183,7 @@ pub struct ArenaMap {
     pub held_bytes: u64,
     /// Lower bound: peak bytes of the largest space.
     pub floor_bytes: u64,
-    /// Sum of the spaces' peaks: lower bound for separate memory.
+    /// Sum of the spaces' peaks: lower bound with separate memory.
     pub apart_bytes: u64,
     /// Byte budget of the arena.
     pub budget_bytes: Option<u64>,
@@ -199,13 +200,13 @@ pub struct ArenaMap {
 }
 
 impl ArenaMap {
-    /// Map as one JSON object.
+    /// Returns the map as one JSON object.
     #[must_use]
     pub fn to_json(&self) -> String {
         to_json(self)
     }
 
-    /// Reads a map from JSON, ignoring unknown keys.
+    /// Reads a map from JSON. Unknown keys are ignored.
     ///
     /// # Errors
     /// [`Error::InvalidMap`]: invalid JSON, another format, or an invalid index.

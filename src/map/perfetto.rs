@@ -1,14 +1,14 @@
 //! Captures of an arena as a timeline: JSON in the trace event format of Perfetto and Chrome. One
-//! microsecond stands for one allocation or free. Captures follow each other; blocks overlap, so
-//! they are counters.
+//! microsecond stands for one allocation or free, and captures follow each other. Blocks overlap,
+//! so they appear as counters.
 
 use serde_json::{Value, json};
 
 use super::ArenaMap;
 
 impl ArenaMap {
-    /// One slice per capture, and counters of the bytes needed by the arena so far and, for traced
-    /// captures, of live blocks.
+    /// Returns one slice per capture, and counters of the bytes needed by the arena so far and, for
+    /// traced captures, of live blocks.
     #[must_use]
     pub fn to_perfetto(&self) -> String {
         let arena = self.arena;

@@ -4,7 +4,7 @@ use super::{ArenaMap, MapPage, MapSpace, PageClass};
 
 const MIB: u64 = 1 << 20;
 
-/// Of page columns, and of rows.
+/// Of page columns and of rows.
 const COLUMNS: usize = 40;
 const ROWS: usize = 40;
 
@@ -24,7 +24,7 @@ impl fmt::Display for Mib {
 }
 
 impl MapSpace {
-    /// Label without control characters, or the number.
+    /// Label without control characters; or the number.
     pub(super) fn name(&self) -> String {
         match &self.label {
             Some(label) => label.chars().map(|c| if c.is_control() { ' ' } else { c }).collect(),
@@ -45,8 +45,9 @@ fn is_column(page: &MapPage) -> bool {
 }
 
 impl ArenaMap {
-    /// Map as a text table: three lines with held memory, its use and possible savings, then one
-    /// for each of the 40 largest spaces. A column stands for one or several adjacent large pages.
+    /// Returns the map as a text table: three lines with the held memory, its use and the possible
+    /// savings, then one line for each of the 40 largest spaces. A column stands for one or several
+    /// adjacent large pages.
     #[must_use]
     pub fn report(&self) -> String {
         let mut text = String::new();
@@ -99,7 +100,7 @@ impl ArenaMap {
         self.write_table(f)
     }
 
-    /// Largest first.
+    /// Writes the savings, largest first.
     fn write_drops(&self, f: &mut impl fmt::Write) -> fmt::Result {
         let mut drops: Vec<&MapSpace> =
             self.spaces.iter().filter(|space| space.drop_gives_bytes > 0).collect();
@@ -178,7 +179,7 @@ impl ArenaMap {
             .chunks(each)
             .map(|pages| pages.iter().map(|p| self.pages[*p].spaces).max().unwrap_or(0))
             .collect();
-        // In ninths.
+        // In ninths; 9 is all.
         let most = self.spaces.len() as u64;
         let digits: String = used
             .iter()

@@ -1,5 +1,5 @@
 //! Takes a page map without stopping the arena: each space under its own lock, then the pool once.
-//! After a change in between, the read is repeated a few times.
+//! If anything changed in between, the read is repeated a few times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -55,7 +55,7 @@ pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
     map
 }
 
-/// In the order of opening, with retired spaces with live blocks.
+/// Pictures in the order of opening, including retired spaces with live blocks.
 fn pictures(common: &Common) -> Vec<Picture> {
     let living: Vec<_> = common.spaces.lock().values().filter_map(Weak::upgrade).collect();
     let mut cores: Vec<Arc<Core>> = living.iter().map(|space| Arc::clone(space.core())).collect();
@@ -63,7 +63,7 @@ fn pictures(common: &Common) -> Vec<Picture> {
     cores.extend(retired);
     let mut pictures: Vec<Picture> = cores.iter().map(|core| core.picture()).collect();
     pictures.sort_unstable_by_key(|picture| picture.id);
-    // A graph may have been destroyed between both lists.
+    // A graph may have been destroyed between the two lists.
     pictures.dedup_by_key(|picture| picture.id);
     pictures
 }
@@ -76,7 +76,7 @@ fn named(
 ) -> Vec<(MapPage, SurveyedPage)> {
     let mut named: Vec<_> =
         pages.into_iter().map(|page| (class_and_number(&page, names, slabs), page)).collect();
-    // By address, so equal captures give equal maps.
+    // By address, so that equal captures give equal maps.
     named.sort_by_key(|(name, page)| (*name, page.shown.iter().map(|(_, at)| *at).min()));
     let mut counts: HashMap<PageClass, u64> = HashMap::new();
     let numbered = named.into_iter().map(|((class, number), page)| {
@@ -91,7 +91,7 @@ fn named(
             Owner::Retained { space, .. } => Some(space),
             _ => None,
         };
-        // These addresses of the arena are equal for all spaces.
+        // Addresses of the arena, equal for all spaces.
         let common = matches!(class, PageClass::Kept | PageClass::Exclusive);
         let address = page.shown.first().filter(|_| common).map(|(_, at)| at.0);
         let (bytes, absent, lease) = (page.bytes, page.non_resident, page.lease);
@@ -131,7 +131,7 @@ fn spaces(pictures: Vec<Picture>, pages: &[(MapPage, SurveyedPage)]) -> Vec<MapS
                 None if page.class == PageClass::Kept => {
                     kept_at.insert(at.0, number);
                 }
-                // A space opened or destroyed meanwhile.
+                // A space opened or destroyed in the meantime.
                 None => {}
             }
         }
@@ -158,7 +158,7 @@ fn space(
     let mut maps = Vec::with_capacity(tiles.len());
     for (address, number) in tiles {
         let end = address + bytes(*number);
-        // Spots are sorted and disjoint, and so are their ends.
+        // Spots are sorted and disjoint, so their ends are sorted too.
         let first = picture.peak.partition_point(|spot| spot.address.0 + spot.bytes <= *address);
         let inside = picture.peak[first..].iter().take_while(|spot| spot.address.0 < end);
         let covered =

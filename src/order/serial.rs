@@ -1,6 +1,6 @@
-//! Serial order: binds all replays to one stream and one thread. Either alone lets ranks diverge:
-//! two threads by scheduling, two streams by waits between them. Only [`lift`](Serial::lift)
-//! unbinds.
+//! Serial order: binds all replays to one stream and one thread, since either alone lets ranks
+//! diverge: two threads by scheduling, two streams by the waits between them. Only
+//! [`lift`](Serial::lift) unbinds.
 
 use crate::error::{Error, Result};
 use crate::pages::NamedStream;

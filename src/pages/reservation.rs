@@ -59,10 +59,7 @@ impl Reservation {
         self.pool.mapped_under(self.id, offset, bytes)
     }
 
-    /// Fills mapped bytes with a repeated 32-bit value, in stream order.
-    ///
-    /// # Errors
-    /// Driver errors; [`Error::Internal`](crate::Error::Internal) if a byte is unmapped.
+    /// Returns start and end of the first unmapped part between two offsets.
     #[must_use]
     pub fn gap(&self, from: u64, to: u64) -> Option<(u64, u64)> {
         self.pool.gap(self.id, from, to)

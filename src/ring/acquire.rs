@@ -1,4 +1,4 @@
-//! Eager work over a ring: units are copied ahead, read between acquire and release, and their
+//! Eager work over a ring: units are filled ahead, read between acquire and release, and their
 //! slots refilled. The mutex `state` is held while copies are submitted.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::pages::Fence;
 use crate::units::Stream;
 
 impl Ring {
-    /// From the unit's next acquire on: `vmmgraph_ring_set_source`.
+    /// Sets the source of a unit, from its next acquire on: `vmmgraph_ring_set_source`.
     pub fn set_source(&self, unit: usize, runs: &[HostRun]) -> Result<()> {
         let bytes = self.units.get(unit).ok_or_else(|| no_unit(unit))?.bytes;
         let mut given = Runs::with_capacity(runs.len());
@@ -37,13 +37,13 @@ impl Ring {
             let place = state.sources.get_mut(unit).ok_or_else(|| no_unit(unit))?;
             place.replace(Source { runs, set: next_change() })
         };
-        // Without the lock, as host memory may be freed.
+        // Not under the lock: host memory may be freed.
         drop(old);
         Ok(())
     }
 
-    /// Makes later work of a stream find a unit's contents, until [`release`](Self::release):
-    /// `vmmgraph_ring_acquire`.
+    /// Makes later work of a stream find a unit's contents at its addresses, until
+    /// [`release`](Self::release): `vmmgraph_ring_acquire`.
     pub fn acquire(&self, unit: usize, stream: Stream) -> Result<()> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let events = self.device.pool().events();
@@ -95,8 +95,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Fills resident units and the first streaming units, where missing. Returns their number:
-    /// `vmmgraph_ring_prime`.
+    /// Fills resident units and the first streaming units whose places have other contents, and
+    /// returns their number: `vmmgraph_ring_prime`.
     pub fn prime(&self) -> Result<u64> {
         let mut state = self.state.lock();
         state.between_launches()?;
@@ -121,8 +121,8 @@ impl Ring {
         state.counts.aborts += 1;
     }
 
-    /// Fills a place without reader, unless it holds the unit. Returns whether copies were
-    /// submitted.
+    /// Fills a place which has no reader, unless it holds the unit already. Returns whether copies
+    /// were submitted.
     pub(super) fn fill(&self, state: &mut RingState, unit: usize) -> Result<bool> {
         let number = self.schedule.place_of(unit).ok_or_else(|| no_unit(unit))?;
         let (source, stamp) = state.source(unit)?;
@@ -136,7 +136,7 @@ impl Ring {
         state.graphs.before(events, copies)?;
         let place = state.place(number)?;
         place.readers.before(events, copies)?;
-        // The first copy makes the contents undefined.
+        // From the first copy on, the contents are undefined.
         place.held = None;
         let mut ready = std::mem::take(&mut place.ready);
         let result = self.copy(state, unit, &mut ready);
@@ -170,7 +170,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Fills units up to the first slot in use. Failed copies are left to the acquire.
+    /// Fills units up to the first slot in use. The acquire repeats failed copies.
     fn fill_ahead(&self, state: &mut RingState, positions: Range<usize>) {
         let last = if self.across_steps { usize::MAX } else { self.schedule.streamed().len() };
         for position in positions.start.min(last)..positions.end.min(last) {

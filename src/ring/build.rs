@@ -13,16 +13,16 @@ use crate::sync::Mutex;
 use crate::units::{Peers, checked_size};
 
 pub(crate) const SLOTS: usize = 3;
-/// For units of different lengths: an arena's default large page.
+/// For units of different lengths: the default large page of an arena.
 const LONGEST: u64 = 16 << 20;
-/// Pages of the longest unit, if the granularity permits.
+/// Pages of the longest unit at this page size, if the granularity permits.
 const PAGES: u64 = 8;
 
 impl Device {
     /// Creates a ring over units in the order of use: `vmmgraph_ring_create`.
     ///
     /// # Errors
-    /// As [`Schedule::new`], and as [`ceiling`] with a [pace](RingOptions::pace);
+    /// Errors of [`Schedule::new`], and of [`ceiling`] with a [pace](RingOptions::pace);
     /// [`Error::InvalidSize`] for an empty or too long unit.
     pub fn ring(self: &Arc<Self>, units: &[RingUnit], options: &RingOptions<'_>) -> Result<Ring> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -82,7 +82,7 @@ impl Device {
     }
 }
 
-/// Logs the ceiling, without the budget: a ring over budget is refused.
+/// Logs the ceiling, one record a line, without the budget: a ring over budget is refused.
 fn say_ceiling(
     id: u64,
     units: &[RingUnit],
@@ -118,6 +118,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
+    /// Reserves and maps in one transaction.
     fn build(&self, device: &Arc<Device>, bytes: u64) -> Result<Reservation> {
         let mut transaction = Transaction::on(device.pool());
         let range = transaction.reserve(bytes, self.id, Peers::NONE)?;
@@ -143,8 +144,8 @@ impl Wanted<'_> {
     }
 }
 
-/// The requested page size; else the longest unit, if this costs no memory. Submitting a copy to a
-/// single page takes half the time (docs/performance.md, Rings).
+/// The requested page size; else the longest unit, if this costs no more memory. Submitting a copy
+/// to a single page takes half the time (docs/performance.md, Rings).
 fn page_bytes(device: &Device, units: &[RingUnit], schedule: &Schedule, asked: u64) -> Result<u64> {
     let capabilities = device.driver().capabilities();
     let granularity = capabilities.granularity;

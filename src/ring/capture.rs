@@ -1,5 +1,5 @@
-//! Capture of a step: copies fork from the captured stream, run in the order of use, and join the
-//! stream again.
+//! Capture of a step into a graph: copies fork from the captured stream, run in the order of use,
+//! and join the stream again.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::units::Stream;
 /// Options of a captured step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RingCaptureOptions {
-    /// Units of the next step copied at the end: `vmmgraph_ring_capture_options_t`.
+    /// Units of the next step copied at the end of this step: `vmmgraph_ring_capture_options_t`.
     pub tail: usize,
     /// Maximum runs of a unit's source: `vmmgraph_ring_capture_options_t`.
     pub most_runs: usize,
@@ -30,16 +30,16 @@ pub(super) struct StepCapture {
     released: usize,
     /// By position from `positions.start`.
     nodes: Vec<Vec<CopyNode>>,
-    /// Source of nodes without a run, which launches disable.
+    /// Source for nodes without a run, which launches disable.
     nothing: Arc<HostBuffer>,
-    /// After a failed call, the capture is unusable.
+    /// A call failed, so the capture is unusable.
     broken: bool,
 }
 
-/// A launch of over a thousand nodes in all is too slow.
+/// A launch with more than a thousand nodes in all is too slow.
 const MOST_RUNS: usize = 4096;
 
-/// A point for fork and join, and two per slot.
+/// One point for fork and join, and two for each slot.
 const FORK: usize = 0;
 fn copied(slot: usize) -> usize {
     1 + 2 * slot
@@ -49,7 +49,8 @@ fn released(slot: usize) -> usize {
 }
 
 impl Ring {
-    /// Begins to capture a step, launched by the [`RingGraph`]: `vmmgraph_ring_capture_begin`.
+    /// Begins to capture a step on a stream: `vmmgraph_ring_capture_begin`. Launches go through the
+    /// [`RingGraph`].
     pub fn capture_begin(&self, stream: Stream, options: &RingCaptureOptions) -> Result<()> {
         if self.device.pool().events().ready(stream)? {
             return Err(Error::wrong_state(
@@ -71,6 +72,7 @@ impl Ring {
             None => Arc::clone(state.nothing.insert(self.device.host_buffer(1, Pinning::Required)?)),
         };
         let points = 1 + 2 * self.schedule.slots();
+        // A branch whose capture ended.
         let idle = state.branches.iter().position(|branch| branch.points() == points && branch.free());
         let branch = match idle {
             Some(idle) => state.branches.swap_remove(idle),
@@ -216,7 +218,7 @@ impl Ring {
         let slots = self.schedule.slots();
         loop {
             let position = capturing.positions.start + capturing.nodes.len();
-            // Of the previous step, or released in this one.
+            // The previous step's, or released in this one.
             let reader = position.checked_sub(slots);
             if position >= capturing.positions.end
                 || reader.is_some_and(|reader| reader >= capturing.released)
@@ -248,7 +250,7 @@ impl Ring {
         }
         let mut nodes = Vec::with_capacity(most);
         for place in 0..most {
-            // The `RingGraph` keeps the ring and all buffers read.
+            // The graph's `RingGraph` keeps the ring and all buffers read.
             let node = match runs.get(place) {
                 Some(run) => capturing.branch.copy(base.plus(run.to), run.source.part(run.from, run.bytes)?),
                 None => capturing.branch.copy(base, capturing.nothing.part(0, 1)?),

@@ -18,8 +18,8 @@ use crate::pages::{CopyNodeState, Fence, Part, update_copy_node};
 use crate::sync::Mutex;
 use crate::units::Stream;
 
-/// A captured step, which keeps its ring alive. Thread-safe; a ring has one launch in progress.
-/// Drop only when the graph and its executables are no longer launched.
+/// A captured step of a ring, which it keeps alive. Thread-safe. A ring has one launch in progress
+/// at a time. Drop only when the graph and its executables are no longer launched.
 pub struct RingGraph {
     ring: Arc<Ring>,
     tail: usize,
@@ -34,13 +34,13 @@ struct NodeStates {
     /// By position, from the tail on.
     units: Vec<UnitNodes>,
     /// The next change number at the last launch, and its copies. With the same number, the next
-    /// launch copies the same, and skips reading every source.
+    /// launch copies the same: it reads a few words instead of every source.
     last: Option<(u64, Launching)>,
 }
 
 #[derive(Debug, Default)]
 struct UnitNodes {
-    /// Source's change number; 0: none yet.
+    /// Change number of the source; 0: none yet.
     set: u64,
     buffers: SmallVec<[Arc<HostBuffer>; 1]>,
     copies: SmallVec<[(CopyNode, CopyNodeState); 1]>,
@@ -53,7 +53,7 @@ impl UnitNodes {
 }
 
 impl NodeStates {
-    /// Keeps the buffers: the previous executable may still run.
+    /// Keeps the buffers: the previous executable may still be launched.
     fn forget(&mut self) {
         self.executable = None;
         self.last = None;
@@ -64,7 +64,7 @@ impl NodeStates {
     }
 }
 
-/// A graph's launches, for the buffers it reads.
+/// Launches as seen by the buffers a graph reads.
 #[derive(Default)]
 pub(super) struct Launches(Mutex<LaunchState>);
 
@@ -81,6 +81,7 @@ impl Launches {
         if state.giving { Err(under_way()) } else { Ok(state.last.clone()) }
     }
 
+    /// Fence of the last launch of a graph without a launch in progress.
     pub(super) fn last(&self) -> Fence {
         self.0.lock().last.clone()
     }
@@ -122,19 +123,19 @@ impl RingGraph {
         Self { ring, tail, copies, node_states: Mutex::new(node_states), launches: Arc::default() }
     }
 
-    /// The ring.
+    /// Returns the ring.
     #[must_use]
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
     }
 
-    /// Number of copy nodes, with disabled ones.
+    /// Returns the number of copy nodes, also disabled ones.
     #[must_use]
     pub fn copies(&self) -> usize {
         self.copies
     }
 
-    /// After destruction of the executable, or an update by other code: the next launch updates
+    /// Reports that the executable was destroyed, or updated by other code: the next launch updates
     /// every node.
     pub fn forget_executable(&self) {
         self.node_states.lock().forget();
@@ -143,8 +144,8 @@ impl RingGraph {
     /// Prepares a launch, until [`leave`](Self::leave): `vmmgraph_ring_graph_enter`.
     ///
     /// # Safety
-    /// `executable` is made of the captured, existing graph, and used by no other thread meanwhile.
-    /// Its copy nodes are unchanged since the last call, unless
+    /// `executable` is made of the captured graph, which still exists, and is used by no other
+    /// thread meanwhile. Its copy nodes are unchanged since the last call, unless
     /// [forgotten](Self::forget_executable).
     pub unsafe fn enter(&self, executable: Executable, stream: Stream) -> Result<()> {
         let events = self.ring.device.pool().events();
@@ -187,7 +188,7 @@ impl RingGraph {
             node_states.forget();
             node_states.executable = Some(executable);
         }
-        // After the launch began, before any source is read.
+        // After this launch began and before any source is read.
         let next = changes();
         let same = node_states.last.take().filter(|(at, _)| *at == next).map(|(_, launching)| launching);
         let early = ring.schedule.streamed().iter().take(self.tail);
@@ -221,7 +222,7 @@ impl RingGraph {
         Ok(launching)
     }
 
-    /// The next launch, and running stores to its sources.
+    /// The next launch, and the running stores to its sources.
     fn launching(&self, state: &RingState) -> Result<(Launching, Fence)> {
         let (mut launching, mut stores) = (Launching::default(), Stores::default());
         let mut stamps = Vec::with_capacity(state.sources.len());
@@ -260,7 +261,7 @@ impl RingGraph {
         let same = node_states.buffers.iter().eq(source.runs.iter().map(|run| &run.source));
         let mut old = SmallVec::new();
         if !same {
-            // From before the executable reads a buffer until it no longer does.
+            // Before the executable reads a buffer, and until it no longer does.
             let new: SmallVec<[_; 1]> = source.runs.iter().map(|run| Arc::clone(&run.source)).collect();
             new.iter().for_each(|buffer| buffer.read_by(&self.launches));
             old = std::mem::replace(&mut node_states.buffers, new);
@@ -269,7 +270,7 @@ impl RingGraph {
         }
         let driver = self.ring.device.driver();
         let result = node_states.copies.iter_mut().enumerate().try_for_each(|(place, (node, copy))| {
-            // SAFETY: as the caller's; the graph keeps the registered parts.
+            // SAFETY: the caller's promise; the graph keeps the registered parts.
             unsafe { update_copy_node(driver, executable, *node, copy, parts.get(place).copied()) }
         });
         if result.is_err() {
@@ -288,7 +289,7 @@ impl RingGraph {
         self.launches.given()?;
         let ring = &self.ring;
         let mut last = Fence::default();
-        // Recorded later if the stream is not ready.
+        // Recorded later if the stream cannot be recorded now.
         last.add(ring.device.pool().events(), stream);
         let mut guard = ring.state.lock();
         let state = &mut *guard;
@@ -312,8 +313,10 @@ impl RingGraph {
     }
 
     /// Calls [`enter`](Self::enter), `launch` (which launches on `stream`, without a lock) and
-    /// [`leave`](Self::leave). Returns the result of `launch`, or, without calling it, the error of
-    /// `enter`.
+    /// [`leave`](Self::leave). Passes on the result of `launch`.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter), without calling `launch`.
     ///
     /// # Safety
     /// As [`enter`](Self::enter).

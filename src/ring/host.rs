@@ -1,5 +1,5 @@
-//! Host buffer: source of units. Its mutex `used` guards the fences of its copies, also while a
-//! copy is submitted.
+//! Host buffer: source of units. Its mutex `used` guards the fences of all copies from and to it,
+//! also while a copy is submitted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::pages::{CopyPath, Fence, HostPiece, Part, RangeId};
 use crate::sync::Mutex;
 use crate::units::{Address, Stream};
 
-/// Whether unregistered memory suffices.
+/// Whether unregistered memory is acceptable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pinning {
     /// Unregistered memory is an error.
     #[default]
     Required,
-    /// Unregistered copies use small registered buffers, each awaited by the caller.
+    /// Without registration, copies use small registered buffers, and the caller waits for each.
     Preferred,
 }
 
 static NEXT_CHANGE: AtomicU64 = AtomicU64::new(1);
 
 /// Number of a change of contents or sources, increasing in the whole process. Called under the
-/// changed object's lock, by a writer of host memory before checking for launches: a launch
+/// lock of the changed object, by a writer of host memory before checking for launches: a launch
 /// beginning meanwhile reads the new number in [`changes`], or the writer finds the launch.
 pub(super) fn next_change() -> u64 {
     NEXT_CHANGE.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Number of the next change: equal while nothing changes.
+/// Number of the next change: while it is the same, nothing has changed.
 pub(super) fn changes() -> u64 {
     NEXT_CHANGE.load(Ordering::Relaxed)
 }
@@ -40,7 +40,7 @@ pub(super) fn changes() -> u64 {
 struct Use {
     copies: Fence,
     changed: u64,
-    /// Captured steps which read the buffer, once per unit.
+    /// Captured steps which read the buffer, once for each unit.
     graphs: Vec<Arc<Launches>>,
     /// All on one stream.
     stores: Fence,
@@ -76,7 +76,7 @@ impl Device {
     /// Creates a host buffer with undefined contents.
     ///
     /// # Errors
-    /// [`Error::InvalidSize`] for 0 bytes or over 1 GiB (the limit of one registration);
+    /// [`Error::InvalidSize`] for 0 bytes and for more than 1 GiB (the limit of one registration);
     /// [`Error::OutOfHostMemory`]; [`Error::HostNotRegistered`] with [`Pinning::Required`].
     pub fn host_buffer(self: &Arc<Self>, bytes: u64, pinning: Pinning) -> Result<Arc<HostBuffer>> {
         let piece = self.host_pool().take_whole(bytes, pinning == Pinning::Preferred)?;
@@ -87,26 +87,26 @@ impl Device {
 }
 
 impl HostBuffer {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.piece.as_ref().map_or(0, HostPiece::bytes)
     }
 
-    /// Whether the device has registered the memory.
+    /// Whether the memory is registered with the device.
     #[must_use]
     pub fn registered(&self) -> bool {
         self.piece.as_ref().is_some_and(HostPiece::registered)
     }
 
-    /// Before writing here, [wait](Self::wait) for copies and keep rings from copying; afterwards,
-    /// call [`changed`](Self::changed).
+    /// Returns the address. Before writing, [wait](Self::wait) for copies and keep rings from
+    /// copying; afterwards, call [`changed`](Self::changed).
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.piece.as_ref().map_or(std::ptr::null_mut(), HostPiece::base)
@@ -121,8 +121,8 @@ impl HostBuffer {
                 let change = next_change();
                 let mut users = used.users()?;
                 if users.done(self.device.pool().events())? {
-                    // Under the lock no copy begins, and a launch reads the change number after its
-                    // begin.
+                    // Under the lock no copy begins, and a launch reads the change number after it
+                    // began.
                     host.write(self.piece()?, at, from)?;
                     used.copies = Fence::default();
                     used.stores = Fence::default();
@@ -135,7 +135,7 @@ impl HostBuffer {
         }
     }
 
-    /// Copies bytes of the device to offset `at`: `vmmgraph_host_buffer_store`.
+    /// Copies `bytes` bytes of the device to offset `at`: `vmmgraph_host_buffer_store`.
     ///
     /// # Safety
     /// `bytes` bytes are mapped at `from` on the device until the copy ends.
@@ -168,7 +168,7 @@ impl HostBuffer {
         // SAFETY: the caller's promise.
         let stored = unsafe { host.store_part(from, piece, (at, bytes), &mut this) };
         if stored.is_ok() {
-            // One stream has all stores, so this one is the last.
+            // All stores are on one stream, so this one is the last.
             used.stores = this;
         } else {
             used.stores.join(this);
@@ -176,7 +176,7 @@ impl HostBuffer {
         stored
     }
 
-    /// Makes later work of a stream wait for submitted [stores](Self::store), without blocking.
+    /// Makes later work of a stream wait for submitted [stores](Self::store). Does not block.
     pub fn before(&self, stream: Stream) -> Result<()> {
         let events = self.device.pool().events();
         if !events.ready(stream)? {
@@ -186,7 +186,7 @@ impl HostBuffer {
         stores.before(events, stream)
     }
 
-    /// Reads bytes at `at`, after submitted stores. [`Error::InvalidSize`] beyond the end.
+    /// Reads bytes at `at`, after all submitted stores. [`Error::InvalidSize`] beyond the end.
     pub fn read(&self, at: u64, into: &mut [u8]) -> Result<()> {
         let piece = self.piece()?;
         let host = self.device.host_pool();
@@ -202,7 +202,7 @@ impl HostBuffer {
         }
     }
 
-    /// Reports changes without [`write`](Self::write).
+    /// Reports contents changed without [`write`](Self::write).
     pub fn changed(&self) {
         // Two statements: an assignment would take the number before the lock.
         let mut used = self.used.lock();
@@ -223,12 +223,12 @@ impl HostBuffer {
         Ok(Part { piece: self.piece()?, from, bytes })
     }
 
-    /// Adds a reader, before its next launch.
+    /// Adds a reader, from its next launch on.
     pub(super) fn read_by(&self, graph: &Arc<Launches>) {
         self.used.lock().graphs.push(Arc::clone(graph));
     }
 
-    /// Removes a reader; its submitted launches may still read.
+    /// Removes a reader, whose submitted launches may still read.
     pub(super) fn no_longer_read_by(&self, graph: &Arc<Launches>) {
         let mut used = self.used.lock();
         if let Some(at) = used.graphs.iter().position(|known| Arc::ptr_eq(known, graph)) {
@@ -250,7 +250,7 @@ impl HostBuffer {
         Ok(used.changed)
     }
 
-    /// Submits a copy. `done` becomes its fence, also after an error.
+    /// Submits a copy; `done` becomes its fence, also after an error.
     pub(super) fn load(&self, place: (RangeId, u64), part: (u64, u64), done: &mut Fence) -> Result<CopyPath> {
         let (host, pool) = (self.device.host_pool(), self.device.pool());
         let mut used = self.used.lock();
@@ -260,7 +260,7 @@ impl HostBuffer {
         let mut this = Fence::default();
         let loaded = host.load_part(pool, place, self.piece()?, part, &mut this);
         if loaded.is_ok() {
-            // As in `store`.
+            // All copies are on one stream, so this one is the last.
             used.copies = this.clone();
             *done = this;
         } else {

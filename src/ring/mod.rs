@@ -10,13 +10,13 @@
 //!
 //! Invariants:
 //!
-//! * A slot has one reader at most. A copy to the slot runs after its last reader.
+//! * A slot has at most one reader at a time. A copy to the slot runs after its last reader.
 //! * A slot with an old stamp (unit, change of its source) is copied again before use.
-//! * Eager copies use one stream of the library: one chain in the order of use.
-//! * No call waits on the host, except for copies of unregistered memory.
+//! * Eager copies use one stream of the library, so they form one chain in the order of use.
+//! * No call of a ring waits on the host, except for copies of unregistered memory.
 //!
-//! The mutex `Ring::state` is held while copies are submitted and marks recorded. Lock order: see
-//! `graph.rs`.
+//! The mutex `Ring::state` is held while copies are submitted and marks are recorded. Lock order:
+//! see `graph.rs`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ pub use plan::{Bound, Ceiling, Demand, Residency, RingUnit, ceiling};
 pub use schedule::{Adjustment, Edge, Held, Node, Remainder, Schedule, Why};
 use state::RingState;
 
-/// Units read in one order, again and again, with only some on the device. Thread-safe; one step
-/// runs at a time. Dropping does not block: see `vmmgraph_ring_destroy`.
+/// Units read in one order, again and again, with only some of them on the device. Thread-safe; one
+/// step runs at a time. Dropping does not block: see `vmmgraph_ring_destroy`.
 pub struct Ring {
     id: u64,
     name: String,
@@ -66,38 +66,38 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The schedule.
+    /// Returns the schedule.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> u64 {
         self.page
     }
 
-    /// The account.
+    /// Returns the account.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// First address of a unit, which never changes.
+    /// Returns the first address of a unit, which never changes.
     pub fn address(&self, unit: usize) -> Result<Address> {
         let offset = self.offsets.get(unit).ok_or_else(|| no_unit(unit))?;
         let range = self.range.as_ref().ok_or_else(gone)?;
         Ok(range.base().plus(*offset))
     }
 
-    /// Current state and counters.
+    /// Returns the current state and counters.
     #[must_use]
     pub fn stats(&self) -> RingStats {
         let state = self.state.lock();
@@ -123,8 +123,8 @@ impl Ring {
         }
     }
 
-    /// Checks that every unit maps exactly the pages of its place, and places share none. No other
-    /// call may run.
+    /// Checks that every unit maps exactly the pages of its place, and places share no page. No
+    /// other call may run.
     pub fn audit(&self) -> Result<()> {
         let wrong = |what: String| Err(Error::Internal { what: format!("ring {}: {what}", self.id) });
         let pool = self.device.pool();

@@ -8,17 +8,17 @@ use crate::pages::{Account, AccountStats};
 pub struct RingOptions<'a> {
     /// Name for messages.
     pub name: &'a str,
-    /// Slots of the streaming units. 0: three (one read, one filled, one ready).
+    /// Slots shared by the streaming units. 0: three (one read, one being filled, one ready).
     pub slots: usize,
-    /// See [`Remainder`].
+    /// Handling of streaming units which the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of a page. 0: derived, see `vmmgraph_ring_options_t`.
+    /// Bytes of a page; 0: derived: `vmmgraph_ring_options_t`.
     pub page_bytes: u64,
-    /// Limit of physical bytes, beside the ancestors' limits.
+    /// Limit of physical bytes. `None`: only the limits of the ancestors.
     pub budget_bytes: Option<u64>,
-    /// Parent account, if not the device's.
+    /// Parent account. `None`: the device's.
     pub account: Option<&'a Account>,
-    /// Copy nothing ahead for the next step: its sources will change.
+    /// Copy nothing ahead for the next step, because its sources will change.
     pub within_step: bool,
     /// If set, the [ceiling](super::ceiling) is logged.
     pub pace: Option<Pace>,
@@ -31,7 +31,7 @@ pub struct Pace {
     pub link_gib_per_second: f64,
     /// Seconds of a step with all units resident.
     pub compute_seconds: f64,
-    /// Tokens of a step, of all sequences.
+    /// Tokens of a step, over all sequences.
     pub tokens: u64,
 }
 
@@ -81,8 +81,8 @@ pub struct RingStats {
     pub ahead_failed: u64,
     /// Calls of [`abort`](crate::Ring::abort).
     pub aborts: u64,
-    /// Launches of captured steps, with copies counted in `copies`.
+    /// Launches of captured steps, whose copies count in `copies`.
     pub launches: u64,
-    /// Its account.
+    /// Account of the ring.
     pub account: AccountStats,
 }

@@ -16,7 +16,7 @@ const ROWS: usize = 256;
 pub struct RingUnit {
     /// Size in bytes.
     pub bytes: u64,
-    /// Stays on the device; copied once, and after a change of its source.
+    /// Stays on the device: copied once, and again after a change of its source.
     pub resident: bool,
 }
 
@@ -34,24 +34,24 @@ impl RingUnit {
     }
 }
 
-/// Work of a step, and the resources.
+/// Work of a step and available resources.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
     /// Units in the order of use.
     pub units: &'a [RingUnit],
-    /// Slots requested.
+    /// Slots asked for.
     pub slots: usize,
-    /// See [`Remainder`].
+    /// Handling of streaming units which the slots do not divide.
     pub remainder: Remainder,
-    /// Bytes of a page, for rounding. 1: no rounding.
+    /// Bytes of a page: places are whole pages. 1: no rounding.
     pub page_bytes: u64,
-    /// Limit of device memory, if any.
+    /// Limit of device memory for slots and resident units.
     pub budget_bytes: Option<u64>,
-    /// As in [`Pace`](super::Pace).
+    /// GiB a second from pinned host memory.
     pub link_gib_per_second: f64,
-    /// As in [`Pace`](super::Pace).
+    /// Seconds of a step with all units resident.
     pub compute_seconds: f64,
-    /// As in [`Pace`](super::Pace).
+    /// Tokens of a step, over all sequences.
     pub tokens: u64,
 }
 
@@ -64,7 +64,7 @@ pub enum Bound {
     Compute,
 }
 
-/// Best case of a step, by its number of resident units.
+/// Best case of a step at one number of resident units.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residency {
     /// Resident units.
@@ -92,8 +92,8 @@ pub struct Ceiling {
     pub link_seconds: f64,
     /// Seconds of the work alone.
     pub compute_seconds: f64,
-    /// Gain of more resident units within the budget: a unit more for each slot a row, about 256
-    /// rows at most.
+    /// Gain of more resident units within the budget: one more unit for each slot a row, at most
+    /// about 256 rows.
     pub residency: Vec<Residency>,
     /// Differences from the request.
     pub adjustments: Vec<Adjustment>,
@@ -123,7 +123,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
     };
     let mut adjustments = Vec::new();
     if slots < demand.slots {
-        // One adjustment for the budget's reduction.
+        // One adjustment for the reduction by the budget.
         let given = if schedule.slots() == 0 { slots } else { schedule.slots() };
         adjustments.push(Adjustment::FewerSlots { asked: demand.slots, given });
     }
@@ -144,7 +144,7 @@ pub fn ceiling(demand: &Demand<'_>) -> Result<Ceiling> {
 }
 
 impl Ceiling {
-    /// Smallest residency that hides the link, if any.
+    /// Returns the smallest residency that hides the link, if any.
     #[must_use]
     pub fn link_hidden_from(&self) -> Option<&Residency> {
         std::iter::once(&self.asked).chain(&self.residency).find(|row| row.bound == Bound::Compute)
@@ -188,7 +188,7 @@ fn most_slots(demand: &Demand<'_>, limit: u64) -> usize {
         bytes <= limit
     });
     let fitting = fitting.count();
-    // If nothing streams, the resident units may exceed the limit.
+    // Without streaming units, the resident units may exceed the limit.
     if fitting == lengths.len() && bytes <= limit { usize::MAX } else { fitting.max(1) }
 }
 
@@ -228,7 +228,7 @@ fn residency_of(schedule: &Schedule, demand: &Demand<'_>) -> Residency {
     }
 }
 
-/// Adds resident units, one per slot and row, evenly spread, until nothing streams.
+/// Adds resident units, one for each slot a row, evenly spread, until no unit streams.
 fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
     let slots = schedule.slots();
     let mut rows = Vec::new();
@@ -240,7 +240,7 @@ fn more_resident(schedule: &Schedule, demand: &Demand<'_>) -> Vec<Residency> {
         schedule.streamed().iter().for_each(|unit| streams[*unit] = true);
         spread(&streams, times * slots).into_iter().for_each(|unit| streams[unit] = false);
         let resident: Vec<bool> = streams.iter().map(|streams| !streams).collect();
-        // One unit for each slot would make all resident.
+        // A single unit for each slot would make all units resident.
         if let Ok(next) = Schedule::new(&resident, slots, Remainder::Refuse) {
             let row = residency_of(&next, demand);
             if rows.last() != Some(&row) {
@@ -307,7 +307,7 @@ mod tests {
 
     const LAYER: u64 = 128 << 20;
 
-    /// 36 layers of a context of 32K, batch 1.
+    /// Reference case: 36 layers of a context of 32K, batch 1.
     fn demand(units: &[RingUnit]) -> Demand<'_> {
         Demand {
             units,
@@ -337,7 +337,7 @@ mod tests {
         assert!((found.asked.tokens_per_second - 11.4).abs() < 0.1, "{found}");
         assert_eq!((found.asked.device_bytes, found.all_resident_bytes), (3 * LAYER, 36 * LAYER));
         assert_eq!(found.adjustments, []);
-        // The last row: all units, bound by work.
+        // The last row has all units and is bound by the work.
         let rows = &found.residency;
         assert_eq!(rows.len(), 11, "{found}");
         assert!(rows.windows(2).all(|pair| pair[0].link_bytes > pair[1].link_bytes), "{found}");
@@ -345,7 +345,7 @@ mod tests {
         let last = rows.last().unwrap();
         assert_eq!((last.resident, last.link_bytes, last.device_bytes), (36, 0, 36 * LAYER));
         assert_eq!(last.bound, Bound::Compute);
-        // 5.4 ms hide two layers, but rows have steps of three: so only the last.
+        // 5.4 ms hide two layers, but rows have steps of three: so only the row with all.
         assert_eq!(found.link_hidden_from().map(|row| row.resident), Some(36));
         let text = found.to_string();
         assert!(text.ends_with("the work hides the link from 36 resident units on\n"), "{text}");
@@ -386,6 +386,7 @@ mod tests {
         assert!(found.to_string().contains("not as asked: 2 slots instead of 3"), "{found}");
         assert_eq!(found.residency, [], "none of them fits");
         assert!(found.to_string().ends_with("\nno residency within the budget hides the link\n"), "{found}");
+        // Room for some residency: rows up to the budget.
         let found = with(10 * LAYER).unwrap();
         assert!(found.residency.iter().all(|row| row.device_bytes <= 10 * LAYER));
         assert_eq!(found.residency.iter().map(|row| row.resident).collect::<Vec<_>>(), [3, 6]);
@@ -440,6 +441,7 @@ mod tests {
     fn slots_beyond_the_units_cost_nothing_to_count_down() {
         let units: Vec<RingUnit> = (1..=500).map(|bytes| RingUnit::streamed(bytes << 20)).collect();
         for remainder in [Remainder::KeepResident, Remainder::Refuse] {
+            // 500 needs a slot of this size.
             let budget_bytes = Some(1500 << 20);
             let asked =
                 Demand { slots: usize::MAX, remainder, budget_bytes, page_bytes: 1, ..demand(&units) };

@@ -15,7 +15,7 @@ pub(super) struct Run<S> {
 pub(super) type Runs<S> = SmallVec<[Run<S>; 1]>;
 
 /// Merges runs adjacent in host memory and in the unit, ordered by place. Fails with the offset in
-/// the unit of a run beyond `bytes` or overlapping another.
+/// the unit of a run which ends beyond `bytes` or overlaps another.
 pub(super) fn merge<S: PartialEq>(mut runs: Runs<S>, bytes: u64) -> Result<Runs<S>> {
     let refused = |at: u64, expected| {
         Err(Error::InvalidArgument { what: "a run's place in its unit", value: at.into(), expected })
@@ -62,6 +62,7 @@ mod tests {
     fn neighbours_on_both_sides_are_one_copy_and_others_are_not() {
         let merged = |runs: &[Run<u8>]| merge(runs, 100);
         assert_eq!(merged(&[run(1, 0, 0, 10), run(1, 10, 10, 5)]), Ok(vec![run(1, 0, 0, 15)]));
+        // In any order, with an empty run in between.
         let shuffled = [run(1, 10, 10, 5), run(1, 70, 3, 0), run(1, 0, 0, 10)];
         assert_eq!(merged(&shuffled), Ok(vec![run(1, 0, 0, 15)]));
         for apart in [run(2, 10, 10, 5), run(1, 11, 10, 5), run(1, 10, 11, 5)] {

@@ -2,8 +2,8 @@
 //!
 //! A **position** is the index of a unit among the streaming units. Position `q` uses slot `q %
 //! slots`. With `s` streaming units, position `s + k` is position `k` of the next step. The slots
-//! divide `s`, so a unit keeps its slot. The **tail** of a step copies the first units of the next
-//! step.
+//! divide `s`, so a unit has the same slot in every step. The **tail** of a step copies the first
+//! units of the next step.
 //!
 //! ```text
 //!   main    begin ─> use 0 ─> use 1 ─> use 2 ─> use 3 ─> ...               ─> end
@@ -29,7 +29,7 @@ pub enum Remainder {
 /// A difference from the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Adjustment {
-    /// More slots than half of the streaming units: some would not be reused.
+    /// More slots than half of the streaming units: some would never be reused.
     FewerSlots {
         /// Requested slots.
         asked: usize,
@@ -41,7 +41,7 @@ pub enum Adjustment {
         /// Numbers of the units.
         units: Vec<usize>,
     },
-    /// Every unit would have its own slot, so all are resident.
+    /// Every streaming unit would have its own slot, so all are resident.
     NothingStreams {
         /// Units requested to stream.
         units: usize,
@@ -74,13 +74,13 @@ pub enum Node {
 pub enum Why {
     /// Order of the model.
     Program,
-    /// Copies start before the first reader.
+    /// Start of the copies, before the first reader.
     Fork,
     /// Copies form one chain in the order of use.
     Chain,
-    /// Reads follow the unit's copy.
+    /// A unit is read after its copy.
     Filled,
-    /// A fill follows the slot's last reader.
+    /// A slot is filled after its last reader.
     Read,
     /// Copies join the captured stream.
     Join,
@@ -141,7 +141,7 @@ impl Schedule {
             streams.fill(false);
             given = 0;
         } else {
-            // The remainder could otherwise leave one unit per slot.
+            // Otherwise the remainder could leave one unit for each slot.
             if slots > asked / 2 {
                 given = asked / 2;
                 adjustments.push(Adjustment::FewerSlots { asked: slots, given });
@@ -163,49 +163,49 @@ impl Schedule {
         Ok(Self { positions, streamed, residents, slots: given, adjustments })
     }
 
-    /// Number of units.
+    /// Returns the number of units.
     #[must_use]
     pub fn units(&self) -> usize {
         self.positions.len()
     }
 
-    /// Number of slots. 0: no unit streams.
+    /// Returns the number of slots. 0: no unit streams.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Number of slots and resident units.
+    /// Returns the number of slots and resident units.
     #[must_use]
     pub fn places(&self) -> usize {
         self.slots + self.residents.len()
     }
 
-    /// Streaming units, by position.
+    /// Returns the streaming units, by position.
     #[must_use]
     pub fn streamed(&self) -> &[usize] {
         &self.streamed
     }
 
-    /// Resident units, in the order of use.
+    /// Returns the resident units, in the order of use.
     #[must_use]
     pub fn residents(&self) -> &[usize] {
         &self.residents
     }
 
-    /// Differences from the request.
+    /// Returns the differences from the request.
     #[must_use]
     pub fn adjustments(&self) -> &[Adjustment] {
         &self.adjustments
     }
 
-    /// Position of a streaming unit.
+    /// Returns the position of a streaming unit.
     #[must_use]
     pub fn position_of(&self, unit: usize) -> Option<usize> {
         self.positions.get(unit).copied().flatten()
     }
 
-    /// Place of a unit.
+    /// Returns the place of a unit.
     #[must_use]
     pub fn place_of(&self, unit: usize) -> Option<usize> {
         match self.positions.get(unit)? {
@@ -214,21 +214,22 @@ impl Schedule {
         }
     }
 
-    /// Unit of a position, in this or a later step.
+    /// Returns the unit of a position, in this or a later step.
     #[must_use]
     pub fn unit_at(&self, position: usize) -> Option<usize> {
         (!self.streamed.is_empty()).then(|| self.streamed[position % self.streamed.len()])
     }
 
-    /// Positions copied by one captured step: without the first `tail` (at most the slots), copied
-    /// by the previous step or [primed](Self::primes), but with the first `tail` of the next step.
+    /// Returns the positions copied by one captured step. The first `tail` (at most the slots) were
+    /// copied by the previous step or [primed](Self::primes), and the first `tail` of the next step
+    /// are added.
     #[must_use]
     pub fn copies(&self, tail: usize) -> std::ops::Range<usize> {
         let tail = tail.min(self.slots);
         tail..self.streamed.len() + tail
     }
 
-    /// Dependencies within a captured step. A launch follows the last launch.
+    /// Returns all dependencies within a captured step. A launch follows the last launch.
     #[must_use]
     pub fn edges(&self, tail: usize) -> Vec<Edge> {
         let (positions, streamed) = (self.copies(tail), self.streamed.len());
@@ -262,8 +263,8 @@ impl Schedule {
         edges
     }
 
-    /// Units to copy before a launch: resident units and the first `tail` units whose places have
-    /// other contents. `held`: by place; `wanted`: stamp of each unit's source.
+    /// Returns the units to copy before a launch: resident units and the first `tail` units whose
+    /// places have other contents. `held`: by place; `wanted`: stamp of each unit's source.
     #[must_use]
     pub fn primes(&self, tail: usize, held: &[Option<Held>], wanted: &[u64]) -> Vec<usize> {
         let early = self.streamed.iter().take(tail.min(self.slots));
@@ -277,7 +278,7 @@ impl Schedule {
         units
     }
 
-    /// Updates the contents for a launch, which copies units at their stamps in `wanted`.
+    /// Updates the contents for a launch, which copies each unit at its stamp in `wanted`.
     pub fn advance(&self, tail: usize, held: &mut [Option<Held>], wanted: &[u64]) {
         for position in self.copies(tail) {
             let Some(unit) = self.unit_at(position) else { continue };

@@ -1,5 +1,5 @@
-//! State of a ring, under the mutex `state`: sources, and contents and readers of each place. A
-//! place holds one of its own units, and is read as this unit.
+//! State of a ring, under the mutex `state`: contents and readers of each place, and sources. A
+//! place holds, and is read as, one of its own units.
 
 use std::sync::Arc;
 
@@ -29,11 +29,12 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) runs: Runs<Arc<HostBuffer>>,
+    /// The change that set this source.
     pub(super) set: u64,
 }
 
 impl Source {
-    /// Last change of the source or its buffers.
+    /// The last change of the source or its buffers.
     pub(super) fn stamp(&self) -> u64 {
         self.runs.iter().map(|run| run.source.last_change()).fold(self.set, u64::max)
     }
@@ -47,7 +48,7 @@ pub(super) struct Stores {
 }
 
 impl Source {
-    /// Also adds running stores to the buffers.
+    /// The stamp; also adds running stores to the buffers.
     pub(super) fn stamp_and_stores(&self, stores: &mut Stores) -> Result<u64> {
         let mut stamp = self.set;
         for run in &self.runs {
@@ -87,11 +88,12 @@ pub(super) struct RingState {
     pub(super) sources: Vec<Option<Source>>,
     pub(super) counts: Counts,
     pub(super) capturing: Option<StepCapture>,
-    /// Reused after the capture's end.
+    /// Reused once the capture ended.
     pub(super) branches: Vec<Branch>,
+    /// Source of copy nodes without a run.
     pub(super) nothing: Option<Arc<HostBuffer>>,
     pub(super) launching: Option<Launching>,
-    /// Of the last launch, which used every place.
+    /// The last launch, which used every place.
     pub(super) graphs: Fence,
 }
 
@@ -136,7 +138,7 @@ impl RingState {
         self.places.iter().filter(|place| place.user.is_some()).count() as u64
     }
 
-    /// Ends all reads, after work submitted to their streams; contents become undefined.
+    /// Ends all reads after the work submitted to their streams; all contents become undefined.
     pub(super) fn forget(&mut self, events: &Arc<Events>) {
         for place in &mut self.places {
             place.held = None;

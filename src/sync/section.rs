@@ -1,5 +1,5 @@
 //! Exclusive sections: one thread at a time, for any duration and across callbacks: an arena's
-//! replay from before its launch to its end, or a region or arena while its pages move. A thread
+//! replay from before its launch to its end, or a region or arena while its pages move. The thread
 //! about to close a circle of waits, over any sections, gets [`Circle`] instead.
 
 use std::collections::HashMap;
@@ -17,11 +17,11 @@ pub(crate) struct ExclusiveSection {
     left: Monitor<()>,
 }
 
-/// The thread inside is, or waits for, the caller.
+/// The thread inside is the caller, or waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Circle;
 
-/// For each waiting thread: the thread in the awaited section.
+/// For each waiting thread: the thread inside the awaited section.
 type Waits = Mutex<HashMap<u64, Arc<AtomicU64>>>;
 
 fn waits() -> &'static Waits {
@@ -77,8 +77,8 @@ impl ExclusiveSection {
         entered
     }
 
-    /// The last thread of a circle finds it: all search under one lock, and a waiting thread leaves
-    /// no section.
+    /// The last thread of a circle always finds it: all search under one lock, and a waiting thread
+    /// leaves no section.
     fn wait_in_line(&self, me: u64) -> Result<(), Circle> {
         let mut waits = waits().lock();
         let mut inside = self.thread.load(Ordering::SeqCst);

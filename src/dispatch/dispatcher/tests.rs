@@ -184,6 +184,7 @@ fn threads_never_capture_one_bucket_twice_nor_more_graphs_than_allowed() {
     assert_eq!((captures, dispatcher.graphs()), (5, 5));
     let counters = dispatcher.counters();
     let pairs = GraphMode::ALL.into_iter().flat_map(|mode| Reason::ALL.map(|reason| (mode, reason)));
+    // Unreported captures are not counted.
     assert_eq!(pairs.map(|(mode, reason)| counters.steps(mode, reason)).sum::<u64>(), 8000 - 5);
 }
 

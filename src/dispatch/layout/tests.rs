@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::dispatch::{Axis, Dtype, Extent, PadRule, StepInput, Weights, xllm_sizes};
 
-/// A decoder with paged attention, for keys of tokens and batch.
+/// Inputs of a decoder with paged attention, for keys of tokens and batch.
 fn decoder_inputs() -> Vec<Input> {
     let (tokens, batch) = (Extent::along(Axis::Tokens), Extent::along(Axis::Batch));
     let offsets = Extent::offsets(Axis::Batch);
@@ -37,7 +37,7 @@ fn a_small_batch_moves_few_bytes_and_all_shapes_cost_what_the_largest_does() {
     let indices = plan.find("paged_kv_indices").unwrap();
     let (smallest, largest) = (plan.layout(0).unwrap(), plan.layout(buckets.len() - 1).unwrap());
 
-    // Eight inputs of at most 256 bytes, 512 bytes apart, then the step-sized one.
+    // Eight inputs of at most 256 bytes, 512 bytes apart, then the step-sized input.
     assert_eq!(smallest.views()[indices].offset, 8 * 512);
     assert_eq!(smallest.views()[indices].end(), smallest.host_bytes());
     let mut staging = vec![0; plan.staging_bytes() as usize];
@@ -48,6 +48,7 @@ fn a_small_batch_moves_few_bytes_and_all_shapes_cost_what_the_largest_does() {
     assert!(plan.arena_bytes() <= maxima);
     let alone = BucketSet::new([largest.key()], Weights::default()).unwrap();
     assert_eq!(InputPlan::new(inputs, &alone, 512).unwrap().arena_bytes(), plan.arena_bytes());
+    // The output region is equal for all buckets.
     let hidden = plan.find("hidden_states").unwrap();
     assert_eq!(smallest.views()[hidden].offset, largest.views()[hidden].offset);
     assert_eq!(largest.views()[hidden].shape(), [256, 4096]);
@@ -147,6 +148,7 @@ proptest! {
             }
             spans.sort_by_key(|span| span.0);
             prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+            // Host inputs have no gap beyond alignment, and step-sized ones come last.
             let host: Vec<_> = spans.iter().filter(|span| span.2.role == Role::HostInput).collect();
             prop_assert!(host.windows(2).all(|pair| pair[1].0 - pair[0].1 < alignment));
             prop_assert!(host.is_sorted_by_key(|span| span.2.is_step_sized()));

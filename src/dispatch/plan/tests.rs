@@ -12,7 +12,7 @@ fn plan_tokens(traffic: &Histogram, limit: u32) -> Plan {
     plan(traffic, Weights::default(), &graphs(limit), &Costs::default()).unwrap()
 }
 
-/// Decode batches of a quiet and a busy service, and prompt lengths with peaks, waves and a long
+/// Decode batches of a quiet and of a busy service, and prompt lengths with peaks, waves and a long
 /// tail.
 fn histograms() -> [(&'static str, Histogram); 3] {
     let quiet = (1..=64).map(|batch: u32| (batch, 100_000 / u64::from(batch * batch)));
@@ -97,6 +97,7 @@ fn hostile_numbers_are_errors_or_answers() {
     assert!(plan(&wide, Weights::default(), &Budget::default(), &costs).is_err());
 }
 
+/// Tries all sets of at most `left` of these buckets.
 fn brute_force(candidates: &[Key], left: u32, traffic: &Histogram, weights: Weights, costs: &Costs) -> u128 {
     (0_u32..1 << candidates.len())
         .filter(|set| set.count_ones() <= left)
@@ -123,7 +124,7 @@ proptest! {
         let budget = Budget { pool_bytes: most.map(|most| most * 3), ..graphs(limit) };
         let costs = Costs { eager_step, pool_unit_bytes: 3, ..Costs::default() };
         let planned = plan(&traffic, Weights::default(), &budget, &costs).unwrap();
-        // Every size, occurring or not; only the smaller ones fit the pool.
+        // Every size is a candidate, occurring or not; only the smaller ones fit the pool.
         let top = most.map_or(6, |most| most.min(6) as u32);
         let candidates: Vec<Key> =
             (1..=top).flat_map(|size| (0..2).map(move |variant| Key::tokens(size).of_variant(variant))).collect();
@@ -148,6 +149,7 @@ proptest! {
         let cost = planned.waste.cost(&Costs::default());
         prop_assert_eq!(planned.waste.eager_steps, 0);
         prop_assert!(planned.buckets.len() <= limit as usize);
+        // The reported cost holds, between the best of all sets and one bucket for all shapes.
         prop_assert!(cost <= *planned.curve.last().unwrap());
         let candidates: Vec<Key> = (1..5)
             .flat_map(|tokens| (1..3).map(move |batch| Key::tokens(tokens).with(Axis::Batch, batch)))

@@ -1,6 +1,6 @@
-//! Commit: pages for all requested blocks or for none, from the device or a lender. Waits for pages
-//! on their way, marks absent pages as committing, maps them in one transaction, notifies
-//! observers, backs the blocks.
+//! Commit: pages for all requested blocks or for none, from the device or from a lender. Waits for
+//! pages on their way, marks absent pages as committing, maps the pages in one transaction,
+//! notifies observers, backs the blocks.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ type Choose<'a> = dyn FnMut(&mut Transaction<'_>, &[LentPlace]) -> Result<Vec<Pa
 
 /// The caller owns the lender's replay slot.
 pub(crate) struct Lender<'a> {
-    /// Chooses and pins the pages, and records the lease.
+    /// Chooses and pins the pages, and records the lease at these places.
     pub(crate) choose: &'a mut Choose<'a>,
-    /// The lender's earlier work on the pages.
+    /// Earlier work of the lender on the pages.
     pub(crate) fence: Fence,
 }
 
@@ -33,7 +33,7 @@ impl Backing {
         }
     }
 
-    /// Commits on the worker thread, without reclaimers. The calling thread marks the pages of a
+    /// Commits on the worker thread, without reclaimers. The caller's thread marks the pages of a
     /// buffer, unless some are on their way.
     pub(in super::super) fn commit_async(self: &Arc<Self>, request: Request) -> Pending {
         let hopeless = self.refuse_hopeless(&request).is_err();
@@ -55,8 +55,8 @@ impl Backing {
         })
     }
 
-    /// Maps a lender's pages at all absent places. Fails if a block has memory; with `whole`, if a
-    /// page has.
+    /// Maps a lender's pages at all absent places. With `whole`, fails if a page has memory;
+    /// otherwise, if a block has.
     pub(in super::super) fn borrow(&self, request: &Request, whole: bool, lender: Lender<'_>) -> Result<()> {
         let blocks = &request.blocks;
         let begin = |table: &mut Table| {
@@ -159,7 +159,7 @@ impl Backing {
     }
 
     fn take_pages(&self, transaction: &mut Transaction<'_>, plan: &Plan) -> Result<Vec<PageId>> {
-        // After the marks: pages committed again stay mapped.
+        // After the marks, so pages committed again stay mapped.
         self.settle();
         let pages: u64 = plan.absent().iter().map(Run::pages).sum();
         transaction.expect_bytes(pages * self.page());
@@ -167,7 +167,7 @@ impl Backing {
     }
 }
 
-/// Dropped without `finish`, also by a panic: restores the states.
+/// Dropping without `finish`, also after a panic, restores the previous states.
 struct Marks<'a> {
     backing: &'a Backing,
     plan: Option<Plan>,

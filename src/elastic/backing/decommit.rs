@@ -1,5 +1,5 @@
-//! Decommit: pages without backed blocks wait for their fence. The next call after it notifies
-//! observers and unmaps the pages.
+//! Decommit: pages without backed blocks wait for their fence. The next call after the fence
+//! notifies observers and unmaps the pages.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -11,19 +11,19 @@ use crate::error::Result;
 use crate::pages::{AccountId, Fence, LentPlace, PendingUnmap, Reclaimer};
 use crate::units::Stream;
 
-/// Wait of one reclaim for decommits' fences.
+/// Wait of one reclaim for fences of decommitted pages.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Backing {
-    /// Returns the decommitted bytes. Waits for pages being moved, not for the fence.
+    /// Returns the bytes of decommitted pages. Waits for pages being moved, not for the fence.
     pub(in super::super) fn decommit(&self, blocks: &Range<u64>, fence: &Fence) -> Result<u64> {
         let pages = self.when_not(|table| table.is_moving(blocks), |table| table.release(blocks, fence))?;
         self.settle();
         Ok(pages * self.page())
     }
 
-    /// Without a wait, as no thread moves pages of backed blocks. During a commit, its thread
-    /// unmaps the pages, as the driver may be slow.
+    /// Does not wait: no thread moves pages of backed blocks. During a commit, its thread unmaps
+    /// the pages, as the driver may be slow.
     pub(in super::super) fn release<R>(&self, release: impl FnOnce(&mut Table) -> R) -> R {
         let (released, left) = self.read(|table| (release(table), table.leave_to_commit()));
         if !left {
@@ -32,8 +32,8 @@ impl Backing {
         released
     }
 
-    /// Releases blocks on leased pages. Returns the bytes of pages without backed blocks, also of
-    /// those which had none before. No block is backed there again before the unmap.
+    /// Releases blocks on leased pages. Returns the bytes of pages without backed blocks, including
+    /// pages which had none before; no block is backed there again before the unmap.
     pub(in super::super) fn give_back(
         &self,
         places: &[Place],
@@ -51,7 +51,7 @@ impl Backing {
         lent.iter().filter_map(|(id, offset)| Some((number(*id)?, offset / self.page()))).collect()
     }
 
-    /// Unmaps decommitted pages with finished fences. Returns the bytes.
+    /// Unmaps decommitted pages with finished fences and returns the bytes.
     pub(in super::super) fn settle(&self) -> u64 {
         let events = self.device.pool().events();
         let going = self.read(|table| table.take_done(events));
@@ -64,7 +64,7 @@ impl Backing {
             if let Ok(range) = self.range(run.range) {
                 let mut pending = PendingUnmap::default();
                 pending.add_part(range.id(), run.first * self.page(), run.pages() * self.page());
-                // Not as a pending unmap: a page that stays may be committed again before its
+                // Not as a pending unmap: a page that stays may be committed again before the
                 // retry.
                 self.device.pool().unmap_now(pending);
             }
@@ -79,7 +79,7 @@ impl Backing {
     }
 }
 
-/// Pages being unmapped. Its drop, also by a panic, makes the table equal the mappings.
+/// Pages being unmapped: at its end, also after a panic, the table equals the mappings.
 struct Unmapping<'a> {
     backing: &'a Backing,
     runs: Vec<Run>,
@@ -103,7 +103,7 @@ impl Drop for Unmapping<'_> {
 }
 
 impl Reclaimer for Backing {
-    /// Unmaps decommitted pages, if necessary after a wait for their fences.
+    /// Unmaps decommitted pages, and waits for their fences if necessary.
     fn reclaim(&self, bytes: u64) -> u64 {
         let mut given = self.settle();
         if given < bytes {

@@ -78,6 +78,7 @@ fn the_engine_is_asked_for_the_pages_with_the_fewest_blocks_and_never_for_one_in
         ask.pages,
         [Candidate { page: 3, blocks: vec![24] }, Candidate { page: 0, blocks: vec![0, 1] },]
     );
+    // Although more blocks are used.
     pool.set_limit(8);
     assert_eq!(pool.ask(80, 0, |_| true).pages, [Candidate { page: 2, blocks: vec![16] }]);
     assert_eq!(pool.ask(1000, 0, |_| true).pages.last().unwrap().page, 0);
@@ -101,6 +102,7 @@ fn a_wrong_free_changes_nothing() {
             .iter()
             .all(|(a, b, c)| BlockPool::new(*a, *b, *c).is_err())
     );
+    // Sums of bytes would overflow.
     for (blocks, each) in [(1, 1 << 63), (2, 1 << 46), (1 << 20, 1 << 44)] {
         assert!(matches!(BlockPool::new(blocks, 1, each), Err(Error::InvalidSize { .. })), "{blocks} {each}");
     }
@@ -122,6 +124,7 @@ fn after_staggered_lives_few_pages_are_held() {
             pool.free(&blocks).unwrap();
         }
     }
+    // A few lives are left.
     live.truncate(live.len() / 4);
     let used: BTreeSet<u64> =
         live.iter().flat_map(|(_, blocks)| blocks.iter().map(|block| block / 32)).collect();
@@ -152,6 +155,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
+/// `empty_bytes` once walked all pages.
 #[test]
 fn what_is_asked_at_every_step_does_not_walk_over_the_pages() {
     let pool = BlockPool::new(1 << 20, 1, 3).unwrap();
@@ -239,7 +243,7 @@ proptest! {
             prop_assert_eq!(listed, used.range(3..).copied().collect::<Vec<_>>());
             let empty = backed.iter().map(|page| pool.blocks_of(*page)).filter(|on| used.range(on.clone()).next().is_none());
             prop_assert_eq!(pool.empty_bytes(), 3 * empty.map(|on| on.end - on.start).sum::<u64>());
-            // The shortfall suffices, and giving back the surplus leaves `keep` blocks.
+            // The shortfall is sufficient, and giving back the surplus leaves `keep` blocks.
             if let Some(missing) = pool.shortfall(now + 5) {
                 let mut more = pool.clone();
                 missing.iter().for_each(|blocks| more.back(blocks));

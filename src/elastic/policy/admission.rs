@@ -5,12 +5,12 @@ use crate::error::{Error, Result};
 pub struct Growing {
     /// Tokens with memory now.
     pub tokens: u64,
-    /// Tokens until its end, perhaps predicted.
+    /// Tokens until its end, known or predicted.
     pub left: u64,
 }
 
 /// Predicts the peak memory of sequences which grow by one token a step until their end, so that
-/// arrivals do not preempt running sequences.
+/// later arrivals do not preempt running sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Admission {
     block_tokens: u64,
@@ -25,12 +25,12 @@ impl Admission {
         Ok(Self { block_tokens })
     }
 
-    /// Peak number of blocks of these sequences, at most one too many each.
+    /// Returns the peak number of blocks of these sequences, at most one too many a sequence.
     #[must_use]
     pub fn peak(&self, sequences: &[Growing]) -> u64 {
         let mut order: Vec<_> = sequences.iter().filter(|one| one.tokens > 0 || one.left > 0).collect();
         order.sort_unstable_by_key(|one| std::cmp::Reverse(one.left));
-        // Totals peak just before an end.
+        // Totals peak just before a sequence ends.
         let (mut tokens, mut most) = (0_u64, 0);
         for (count, one) in (1_u64..).zip(order) {
             tokens = tokens.saturating_add(one.tokens);
@@ -54,6 +54,7 @@ mod tests {
 
     use super::*;
 
+    /// Reference model, step by step.
     fn twin(block: u64, sequences: &[Growing]) -> u64 {
         let last = sequences.iter().map(|one| one.left).max().unwrap_or(0);
         let at = |step: u64| {

@@ -20,7 +20,8 @@ pub enum Ahead {
     GiveBack(u64),
 }
 
-/// Decides when to commit ahead of need and when to give back: `vmmgraph_pre_commit_create`.
+/// Decides at each step when to commit ahead of need and when to give back:
+/// `vmmgraph_pre_commit_create`.
 #[derive(Clone, Debug)]
 pub struct PreCommit {
     marks: Watermarks,
@@ -33,7 +34,7 @@ pub struct PreCommit {
 }
 
 impl PreCommit {
-    /// Fails if the low mark is above the high mark.
+    /// See `vmmgraph_pre_commit_create`. Fails if the low mark is above the high mark.
     pub fn new(marks: Watermarks, lead: u64, residence: u64) -> Result<Self> {
         if marks.low > marks.high {
             let expected = "at most the high mark";
@@ -42,7 +43,7 @@ impl PreCommit {
         Ok(Self { marks, lead, residence, demand: 0, since: None })
     }
 
-    /// Before a step: `vmmgraph_pre_commit_step`.
+    /// Decides before a step: `vmmgraph_pre_commit_step`.
     pub fn step(&mut self, step: u64, free: u64, coming: u64, granted: u64) -> Ahead {
         // Decays by an eighth a step, at least by one.
         let faded = self.demand - self.demand.div_ceil(8);
@@ -101,6 +102,7 @@ mod tests {
     }
 
     proptest! {
+        /// Without more demand, the step after giving back commits nothing.
         #[test]
         fn giving_back_never_calls_for_a_commit(free in 0_u64..100, granted in 0_u64..10, low in 0_u64..20, more in 0_u64..20) {
             let mut ahead = PreCommit::new(Watermarks { low, high: low + more }, 3, 0).unwrap();

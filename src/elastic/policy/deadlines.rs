@@ -7,12 +7,12 @@ pub struct Due {
     pub by: u64,
     /// Duration.
     pub takes: u64,
-    /// From this time, the work comes first, so no work waits forever.
+    /// Time from which this work comes first, so no work waits forever.
     pub patience: u64,
 }
 
-/// Serving order from `now` with the most work in time (Moore's algorithm), and the number of
-/// entries before the late rest: `vmmgraph_in_turn`.
+/// Returns the serving order from `now` with the most work in time (Moore's algorithm), and the
+/// number of entries before the late rest: `vmmgraph_in_turn`.
 #[must_use]
 pub fn deadline_order(now: u64, all: &[Due]) -> (Vec<usize>, usize) {
     let mut order: Vec<(usize, Due)> = all.iter().copied().enumerate().collect();
@@ -60,6 +60,7 @@ mod tests {
     }
 
     proptest! {
+        /// Compared with every choice of late entries.
         #[test]
         fn no_choice_gets_more_over_in_time(now in 0_u64..20, all in prop::collection::vec((0_u64..60, 1_u64..20, 0_u64..200), 0..9)) {
             let all: Vec<Due> = all.into_iter().map(|(by, takes, patience)| Due { by, takes, patience }).collect();

@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-/// Pages of a step, beside its current pages.
+/// Pages a step needs in addition to its current pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// KV pages, until the step's sequences end.
@@ -10,7 +10,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// The sum.
+    /// Returns the sum.
     #[must_use]
     pub fn pages(self) -> u64 {
         self.kv.saturating_add(self.activations)
@@ -26,13 +26,13 @@ impl Need {
 pub enum Answer {
     /// Both are granted.
     Granted,
-    /// Neither is granted: ask again after a release, at the same place of the queue.
+    /// Neither is granted: ask again after a release, in the same place of the queue.
     NotNow,
     /// The request exceeds all pages.
     Never,
 }
 
-/// One budget of pages for the KV memory and activations of all running steps:
+/// One budget of pages for the KV memory and the activations of all running steps:
 /// `vmmgraph_grants_create`.
 #[derive(Clone, Debug)]
 pub struct Grants {
@@ -51,19 +51,19 @@ impl Grants {
         Self { pages, overtakes, kv: 0, activations: 0, waiting: VecDeque::new() }
     }
 
-    /// Pages not granted.
+    /// Returns the pages not granted.
     #[must_use]
     pub fn free(&self) -> u64 {
         self.pages.saturating_sub(self.kv).saturating_sub(self.activations)
     }
 
-    /// Pages granted for KV memory.
+    /// Returns the pages granted for KV memory.
     #[must_use]
     pub fn kv(&self) -> u64 {
         self.kv
     }
 
-    /// Pages granted for activations.
+    /// Returns the pages granted for activations.
     #[must_use]
     pub fn activations(&self) -> u64 {
         self.activations
@@ -74,13 +74,13 @@ impl Grants {
         self.pages = pages;
     }
 
-    /// The budget.
+    /// Returns the budget.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Number of waiting steps.
+    /// Returns the number of waiting steps.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting.len()
@@ -95,7 +95,7 @@ impl Grants {
         let place = self.waiting.iter().position(|(other, ..)| *other == who);
         let ahead = place.unwrap_or(self.waiting.len());
         let rest = self.free().checked_sub(need.pages());
-        // It does not fit beside this one, or does not fit now.
+        // It no longer fits beside this one, or does not fit now.
         let stopped = |(_, other, times): &(u64, Need, u64)| {
             rest.is_some_and(|rest| other.pages() > rest) && *times >= self.overtakes
         };
@@ -115,7 +115,7 @@ impl Grants {
         Answer::Granted
     }
 
-    /// Takes KV pages for a running step, before all waiting ones; false if too few are free.
+    /// Takes KV pages for a running step, ahead of all waiting steps; false if too few are free.
     pub fn extend(&mut self, kv: u64) -> bool {
         let there = kv <= self.free();
         if there {
@@ -197,6 +197,7 @@ mod tests {
                     grants.give(need);
                 }
             }
+            // Asking in reverse order.
             while !waiting.is_empty() {
                 let before = waiting.len();
                 let ended = held.pop_first();

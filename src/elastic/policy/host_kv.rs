@@ -4,7 +4,7 @@ use super::Limit;
 use crate::error::{Error, Result};
 
 /// Host memory for KV: a prompt without room on the device is prefilled anyway, and its KV waits on
-/// the host. The logical size limits use of the physical one.
+/// the host. The logical size limits the use of the physical one.
 #[derive(Clone, Debug)]
 pub struct HostKv {
     physical: u64,
@@ -24,31 +24,31 @@ impl HostKv {
         self.limit.set(bytes.min(self.physical));
     }
 
-    /// Logical size in bytes.
+    /// Returns the logical size in bytes.
     #[must_use]
     pub fn logical(&self) -> u64 {
         self.limit.most()
     }
 
-    /// Physical size in bytes.
+    /// Returns the physical size in bytes.
     #[must_use]
     pub fn physical(&self) -> u64 {
         self.physical
     }
 
-    /// Number of sequences on the host.
+    /// Returns the number of sequences on the host.
     #[must_use]
     pub fn sequences(&self) -> usize {
         self.held.len()
     }
 
-    /// Bytes of sequences on the host.
+    /// Returns the bytes of sequences on the host.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.limit.held()
     }
 
-    /// Adds a sequence; false if known or beyond the logical size.
+    /// Adds a sequence; false if it exists or the logical size is exceeded.
     pub fn put(&mut self, sequence: u64, bytes: u64) -> bool {
         let taken = !self.held.contains_key(&sequence) && self.limit.take(bytes);
         if taken {
@@ -57,7 +57,7 @@ impl HostKv {
         taken
     }
 
-    /// As [`put`](Self::put), within the physical size: for a sequence that would lose its KV.
+    /// Like [`put`](Self::put), within the physical size: for a sequence that would lose its KV.
     pub fn rescue(&mut self, sequence: u64, bytes: u64) -> bool {
         let logical = self.logical();
         self.limit.set(self.physical);

@@ -2,9 +2,11 @@ use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// Predicts the final generated tokens of a sequence: a quantile of recently ended longer ones.
+/// Predicts the final number of generated tokens of a sequence: a quantile of the recently ended
+/// longer sequences.
 #[derive(Clone, Debug)]
 pub struct Lengths {
+    /// In order of their ends.
     recent: VecDeque<u64>,
     sorted: Vec<u64>,
     window: usize,
@@ -13,7 +15,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// Fails for an empty window or a `per_mille` above 1000.
+    /// See `vmmgraph_lengths_create`. Fails for an empty window or a `per_mille` above 1000.
     pub fn new(window: usize, per_mille: u64, first: u64) -> Result<Self> {
         let wrong = |what, value, expected| Err(Error::InvalidArgument { what, value, expected });
         if window == 0 {

@@ -1,5 +1,5 @@
-/// Limit of an amount, in any unit, perhaps below the amount in use: it stops grants at once, but
-/// takes nothing away.
+/// Limit of an amount, in any unit, which may fall below the amount in use: it stops grants at
+/// once, but takes nothing away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limit {
     most: u64,
@@ -13,25 +13,25 @@ impl Limit {
         Self { most, held: 0 }
     }
 
-    /// The limit.
+    /// Returns the limit.
     #[must_use]
     pub fn most(&self) -> u64 {
         self.most
     }
 
-    /// Amount in use.
+    /// Returns the amount in use.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
     }
 
-    /// Amount that can be granted.
+    /// Returns the amount that can be granted.
     #[must_use]
     pub fn room(&self) -> u64 {
         self.most.saturating_sub(self.held)
     }
 
-    /// Amount in use above the limit.
+    /// Returns the amount in use above the limit.
     #[must_use]
     pub fn beyond(&self) -> u64 {
         self.held.saturating_sub(self.most)

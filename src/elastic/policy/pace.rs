@@ -21,19 +21,19 @@ pub struct Decoding {
 }
 
 impl Prompt {
-    /// Remaining and initial time to wait without being late. `None`: late.
+    /// Remaining and initial time the prompt may wait and still be in time. `None`: late.
     fn slack(&self, now: u64) -> Option<(u64, u64)> {
         let last = self.due.by.checked_sub(self.due.takes)?;
         Some((last.checked_sub(now)?, last.saturating_sub(self.since)))
     }
 
-    /// Whether KV should move to the host instead of waiting: `vmmgraph_prompt_to_host`.
+    /// Whether the KV should move to the host instead of waiting: `vmmgraph_prompt_to_host`.
     #[must_use]
     pub fn to_host(&self, now: u64) -> bool {
         self.slack(now).is_none_or(|(left, all)| left <= all / 2)
     }
 
-    /// Whether the prompt must begin now: a tenth of its waiting time is left, or its patience
+    /// Whether the prompt must begin now: a tenth of its waiting time is left, or its patience has
     /// ended. A late prompt is not urgent.
     #[must_use]
     pub fn presses(&self, now: u64) -> bool {
@@ -48,7 +48,8 @@ impl Decoding {
     }
 }
 
-/// Whether these prompts' prefill should wait for another decode step: `vmmgraph_prefill_waits`.
+/// Whether a prefill of these prompts should wait for another decode step:
+/// `vmmgraph_prefill_waits`.
 #[must_use]
 pub fn prefill_waits(now: u64, takes: u64, prompts: &[Prompt], decoding: &[Decoding]) -> bool {
     if prompts.iter().any(|one| one.presses(now)) {
@@ -94,6 +95,7 @@ mod tests {
     }
 
     proptest! {
+        /// Compared with the definitions, in numbers too large to overflow.
         #[test]
         fn no_number_is_too_large(now: u64, since: u64, by: u64, takes: u64, patience: u64, each: u64, tokens: u64) {
             let one = prompt(since, by, takes, patience);

@@ -18,7 +18,7 @@ pub enum SloChange {
     Lowered(u64),
 }
 
-/// Controls a size by late tokens (eLLM's rule): `vmmgraph_slo_control_step`.
+/// Controls a size by late tokens, by eLLM's rule: `vmmgraph_slo_control_step`.
 #[derive(Clone, Debug)]
 pub struct SloControl {
     least: u64,
@@ -29,7 +29,7 @@ pub struct SloControl {
 
 impl SloControl {
     /// Keeps the size between `least` (not 0) and `most`, from `value`; [`Error::InvalidArgument`]
-    /// out of bounds.
+    /// if out of bounds.
     pub fn new(least: u64, value: u64, most: u64) -> Result<Self> {
         let wrong =
             |what, value: u64, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });
@@ -42,7 +42,7 @@ impl SloControl {
         Ok(Self { least, most, value, recent: VecDeque::with_capacity(WINDOW) })
     }
 
-    /// Current size.
+    /// Returns the current size.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.value

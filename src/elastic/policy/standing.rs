@@ -2,12 +2,12 @@ use std::collections::VecDeque;
 
 use crate::error::{Error, Result};
 
-/// Amount of step memory to keep mapped: the maximum of recent steps, and a small excess.
+/// Amount of step memory to keep mapped: the maximum use of the recent steps, and a small excess.
 #[derive(Clone, Debug)]
 pub struct Standing {
     residence: u64,
     gap: u64,
-    /// In falling order: an amount exceeded by a later step is dropped.
+    /// With falling amounts: an amount exceeded by a later step is dropped.
     used: VecDeque<(u64, u64)>,
 }
 
@@ -21,7 +21,7 @@ impl Standing {
         Ok(Self { residence, gap, used: VecDeque::new() })
     }
 
-    /// Records a step's use. Steps never decrease.
+    /// Records the use of step `step`, which never decreases.
     pub fn used(&mut self, step: u64, amount: u64) {
         while self.used.back().is_some_and(|(_, known)| *known <= amount) {
             self.used.pop_back();
@@ -29,7 +29,7 @@ impl Standing {
         self.used.push_back((step, amount));
     }
 
-    /// Amount to keep at a step.
+    /// Returns the amount to keep at a step.
     pub fn wanted(&mut self, step: u64) -> u64 {
         while self.used.front().is_some_and(|(at, _)| step.saturating_sub(*at) > self.residence) {
             self.used.pop_front();
@@ -37,7 +37,7 @@ impl Standing {
         self.used.front().map_or(0, |(_, amount)| *amount)
     }
 
-    /// Part of `held` to free at a step, if any.
+    /// Returns the part of `held` to free at a step, if any.
     pub fn too_much(&mut self, step: u64, held: u64) -> Option<u64> {
         let spare = held.saturating_sub(self.wanted(step));
         (spare > 0 && spare >= held.div_ceil(self.gap)).then_some(spare)

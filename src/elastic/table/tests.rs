@@ -17,7 +17,7 @@ fn commit(table: &mut Table, blocks: Range<u64>) {
     assert!(!table.finish(plan, &Committed::default(), Fence::default()));
 }
 
-/// Committed, committing and leaving pages.
+/// Pages that are committed, committing and leaving.
 fn tally(table: &Table) -> [u64; 3] {
     [table.committed, table.transit.committing(), table.transit.leaving()]
 }

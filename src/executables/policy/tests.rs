@@ -12,7 +12,7 @@ fn add(policy: &mut Policy, count: usize) -> Vec<GraphKey> {
     (0..count).map(|_| policy.add(SIZE, false)).collect()
 }
 
-/// Whether instantiation was necessary; `None` if refused.
+/// Returns whether instantiation was necessary; `None` if refused.
 fn acquire(policy: &mut Policy, graph: GraphKey, why: Why) -> Option<bool> {
     match policy.acquire(graph, why) {
         Step::Ready => Some(false),
@@ -179,8 +179,8 @@ fn a_removed_graph_leaves_nothing_behind() {
     assert_eq!((policy.totals(), policy.ledger.now), ((0, 0, 0), Size::default()));
 }
 
-/// A random walk over batch sizes with jumps; both neighbours are instantiated ahead, as by
-/// `GraphExecutor`.
+/// A random walk over batch sizes with occasional jumps; both neighbours are instantiated ahead, as
+/// by `GraphExecutor`.
 #[test]
 fn on_ordinary_traffic_instantiating_ahead_leaves_one_miss_in_twenty_steps() {
     for limit in [8, 16] {

@@ -57,7 +57,7 @@ impl Order {
     }
 }
 
-/// Events of three steps, counted without arithmetic.
+/// Events of three steps, from counters and no arithmetic.
 fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     let streamed: Vec<usize> = (0..resident.len()).filter(|unit| !resident[*unit]).collect();
     let mut list = Vec::new();
@@ -67,7 +67,7 @@ fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     for step in 0..3 {
         for (unit, resident) in resident.iter().enumerate() {
             if !resident {
-                // Without the first units, copied by the previous tail.
+                // The first units of a step were copied by the previous tail.
                 if ahead == 0 {
                     let (step, unit) = coming.next().unwrap();
                     list.push(Does::Copy { slot, unit, step });
@@ -90,7 +90,7 @@ fn by_hand(resident: &[bool], slots: usize, tail: usize) -> Vec<Does> {
     list
 }
 
-/// Dependencies needed in the second step, by a search of the list backwards.
+/// Dependencies needed in the second step, found by searching the list backwards.
 fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Node)> {
     let mut needed = BTreeSet::new();
     let start = list.iter().rposition(|does| matches!(does, Does::Use { step: 0, .. })).unwrap() + 1 + tail;
@@ -117,7 +117,7 @@ fn needed(list: &[Does], tail: usize, streamed: &[usize]) -> BTreeSet<(Node, Nod
             }
             Does::Copy { slot, unit, step } => {
                 let copy = Node::Copy { position: position(unit, step) };
-                // Not only the last reader.
+                // Every earlier reader of the slot, not only the last one.
                 for (before, does) in list.iter().enumerate().take(at).skip(start) {
                     if let Does::Use { unit: reader, .. } = *does
                         && streamed.contains(&reader)
@@ -148,7 +148,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
     let copies: Vec<Node> = schedule.copies(tail).map(|position| Node::Copy { position }).collect();
     let edges = schedule.edges(tail);
     let order = Order::of(&edges);
-    // Needed dependencies exist; readers of a unit use the slot of its copy.
+    // Needed dependencies exist, and readers of a unit use the slot filled by its copy.
     let needed = needed(&list, tail, &streamed);
     for (before, after) in &needed {
         assert!(order.is_before(*before, *after), "{before:?} -> {after:?} in {}", what());
@@ -158,14 +158,17 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
             assert_eq!(schedule.place_of(*unit), Some(*slot), "{}", what());
         }
     }
+    // No other dependency between copy and work exists.
     for edge in edges.iter().filter(|edge| matches!(edge.why, Why::Filled | Why::Read)) {
         assert!(needed.contains(&(edge.before, edge.after)), "{edge:?} in {}", what());
     }
+    // One chain, which begins and ends in the step.
     assert!(copies.windows(2).all(|pair| order.is_before(pair[0], pair[1])), "{}", what());
     assert!(copies.iter().all(|copy| order.is_before(Node::Begin, *copy)), "{}", what());
     assert!(copies.iter().all(|copy| order.is_before(*copy, Node::End)), "{}", what());
     assert_eq!(copies.len(), streamed.len(), "{}", what());
-    // After each of three launches the slots match the list; the units of the tail need no priming.
+    // Contents: after each of three launches the slots match the list, and the units of the tail
+    // need no priming.
     let wanted: Vec<u64> = (0..resident.len() as u64).map(|unit| 100 + unit).collect();
     let mut held = vec![None; schedule.places()];
     for (place, unit) in schedule.residents().iter().enumerate() {
@@ -181,7 +184,7 @@ fn check(resident: &[bool], slots: usize, tail: usize) {
             _ => {}
         }
     }
-    // Copies of the second step before its first use are no part of the first launch.
+    // Copies of the second step before its first use are not part of the first launch.
     for (slot, found) in written.iter().enumerate().take(tail) {
         assert_eq!(held[slot].map(|held| (held.unit, 1)), *found, "slot {slot} in {}", what());
     }
@@ -229,6 +232,7 @@ proptest! {
 
 #[test]
 fn every_edge_between_copies_and_work_is_missed() {
+    // No other path has the same effect.
     for (units, slots, tail) in [(4, 2, 0), (4, 2, 1), (9, 3, 3), (8, 1, 1), (12, 4, 2)] {
         let schedule = Schedule::new(&vec![false; units], slots, Remainder::Refuse).unwrap();
         let edges = schedule.edges(tail);
@@ -239,8 +243,8 @@ fn every_edge_between_copies_and_work_is_missed() {
             let mut fewer = edges.clone();
             fewer.remove(at);
             let missed = !Order::of(&fewer).is_before(edge.before, edge.after);
-            // With one slot, a reader is already between two copies, and work after a reader
-            // follows the fork.
+            // With one slot, a reader is already between two copies, and work after a reader is
+            // after the fork.
             let implied = slots == 1 && matches!(edge.why, Why::Chain);
             assert!(missed || implied, "{edge:?} of {units} over {slots} with {tail}");
         }
@@ -253,6 +257,7 @@ fn what_is_otherwise_than_asked_is_said() {
         |units: usize, slots| Schedule::new(&vec![false; units], slots, Remainder::KeepResident).unwrap();
     let exact = of(36, 3);
     assert_eq!((exact.slots(), exact.streamed().len(), exact.adjustments()), (3, 36, &[][..]));
+    // One unit stays resident.
     let prime = of(61, 4);
     assert_eq!(prime.adjustments(), [Adjustment::KeptResident { units: vec![30] }]);
     assert_eq!((prime.streamed().len(), prime.residents(), prime.places()), (60, &[30][..], 5));
@@ -280,6 +285,7 @@ fn a_changed_source_is_primed_and_nothing_else() {
     assert_eq!((schedule.streamed().len(), schedule.residents()), (8, &[2][..]));
     let mut wanted = vec![1; 9];
     let mut held = vec![None; schedule.places()];
+    // All contents are undefined.
     assert_eq!(schedule.primes(2, &held, &wanted), [0, 1, 2]);
     for unit in [0, 1, 2] {
         held[schedule.place_of(unit).unwrap()] = Some(Held { unit, stamp: 1 });
@@ -287,7 +293,7 @@ fn a_changed_source_is_primed_and_nothing_else() {
     schedule.advance(2, &mut held, &wanted);
     assert_eq!(schedule.primes(2, &held, &wanted), Vec::<usize>::new());
     assert_eq!(schedule.primes(0, &[], &wanted), [2]);
-    // Copied within the step. A unit of the tail and a resident unit need priming.
+    // Copied within the step; a unit of the tail and a resident unit do need priming.
     wanted[5] = 2;
     assert_eq!(schedule.primes(2, &held, &wanted), Vec::<usize>::new());
     (wanted[1], wanted[2]) = (2, 2);
