@@ -75,15 +75,17 @@ pub(super) struct Accounts {
     root: AccountId,
 }
 
-impl Accounts {
-    pub(super) fn new() -> Self {
+impl Default for Accounts {
+    fn default() -> Self {
         let mut entries = SlotMap::with_key();
         let (limits, label) = (Limits::default(), String::new());
         let root =
             entries.insert(Entry { label, parent: None, limits, used: 0, moving: 0, lent: 0, users: 1 });
         Self { entries, root }
     }
+}
 
+impl Accounts {
     pub(super) fn label(&self, id: AccountId) -> Option<&str> {
         self.entries.get(id).map(|entry| entry.label.as_str())
     }

@@ -119,9 +119,7 @@ impl Tallies {
 
 /// Visits of skipped audits, for debug builds.
 #[derive(Debug, Default)]
-pub(super) struct AuditSchedule {
-    unaudited_visits: u64,
-}
+pub(super) struct SkippedVisits(u64);
 
 /// Pages of one owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -203,12 +201,12 @@ impl PagePool {
 
 impl State {
     fn is_audit_due(&mut self) -> bool {
-        self.audits.unaudited_visits += 64;
+        self.skipped.0 += 64;
         let slots = self.pages.capacity() + self.ranges.capacity();
         let visits = slots as u64 + self.stats.mappings;
-        let is_due = self.audits.unaudited_visits >= visits;
+        let is_due = self.skipped.0 >= visits;
         if is_due {
-            self.audits.unaudited_visits = 0;
+            self.skipped.0 = 0;
         }
         is_due
     }
@@ -248,15 +246,12 @@ impl State {
     }
 
     fn audit_owners(&self) -> Result<()> {
-        let mut tallies: BTreeMap<Owner, Tally> = BTreeMap::new();
+        let mut tallies = Tallies::default();
         let mut accounts = BTreeMap::new();
         let mut free: BTreeMap<u64, BTreeSet<super::PageId>> = BTreeMap::new();
         for (id, page) in &self.pages {
-            let tally = tallies.entry(page.owner).or_default();
             let (pages, bytes, mappings) = page.weight();
-            tally.pages += pages as u64;
-            tally.bytes += bytes as u64;
-            tally.mappings += mappings as u64;
+            tallies.count(page.owner, pages, bytes, mappings);
             if let Some(account) = page.account {
                 *accounts.entry(account).or_insert(0) += bytes as u64;
             }
@@ -282,14 +277,13 @@ impl State {
                 return wrong(format!("{id:?} of {:?} is mapped nowhere", page.owner));
             }
         }
-        tallies.retain(|_, tally| *tally != Tally::default());
-        for (owner, found) in &tallies {
+        for (owner, found) in &tallies.0 {
             let counted = self.tallies.of(*owner);
             if counted != *found {
                 return wrong(format!("{counted:?} counted for {owner:?}, {found:?} held"));
             }
         }
-        if let Some(owner) = self.tallies.0.keys().find(|owner| !tallies.contains_key(owner)) {
+        if let Some(owner) = self.tallies.0.keys().find(|owner| !tallies.0.contains_key(owner)) {
             return wrong(format!("something is counted for {owner:?}, which has nothing"));
         }
         let listed = self.free.lists().map(|(bytes, ids)| (bytes, ids.iter().copied().collect()));

@@ -13,7 +13,7 @@ use super::events::Events;
 use super::free::{FreePages, RunningCalls};
 use super::lent::LentPages;
 use super::mappings::Range;
-use super::owner::{AuditSchedule, Owner, Tallies};
+use super::owner::{Owner, SkippedVisits, Tallies};
 use super::page::Page;
 use super::peer::PeerPages;
 use super::pending_unmaps::PendingUnmaps;
@@ -37,6 +37,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Tables of a pool, under one lock. The fields open to `pages` are objects with private fields,
 /// except `pages` and `ranges`, which record each mapping twice, and `stats`, which the audit and
 /// its tests read.
+#[derive(Default)]
 pub(super) struct State {
     pub(super) pages: SlotMap<PageId, Page>,
     pub(super) free: FreePages,
@@ -56,7 +57,7 @@ pub(super) struct State {
     pub(super) lent: LentPages,
     pub(super) running: RunningCalls,
     pub(super) stats: PoolStats,
-    pub(super) audits: AuditSchedule,
+    pub(super) skipped: SkippedVisits,
 }
 
 impl State {
@@ -248,26 +249,8 @@ impl PagePool {
     /// Creates an empty pool for the driver's device.
     #[must_use]
     pub fn new(driver: SharedDriver) -> Arc<Self> {
-        let state = State {
-            pages: SlotMap::default(),
-            free: FreePages::default(),
-            ranges: SlotMap::default(),
-            peers: Peers::NONE,
-            bases: BTreeMap::new(),
-            accounts: Accounts::new(),
-            tallies: Tallies::default(),
-            refused: Vec::new(),
-            refused_bytes: 0,
-            foreign: PeerPages::default(),
-            pending: PendingUnmaps::default(),
-            teardowns: RunningTeardowns::default(),
-            lent: LentPages::default(),
-            running: RunningCalls::default(),
-            stats: PoolStats::default(),
-            audits: AuditSchedule::default(),
-        };
         let events = Events::new(&driver);
-        let (state, reclaimers) = (Mutex::new(state), Reclaimers::default());
+        let (state, reclaimers) = (Mutex::default(), Reclaimers::default());
         let (lent, exported) = (AtomicU64::new(0), AtomicU64::new(0));
         let captures = Captures::default();
         Arc::new(Self { driver, events, state, lent, exported, captures, reclaimers })
