@@ -36,12 +36,11 @@ pub const VMMGRAPH_LOG_TRACE: i32 = 5;
 
 /// Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
 /// Called from any thread, also concurrently. Must not call VmmGraph functions (their events are
-/// not logged, and their failures replace the caller's in vmmgraph_last_error).
-///
-/// Lines of a C function arrive in order, on its thread, just before the function returns; lines of
-/// functions called by a launch function, just before the replay returns; lines from elsewhere (a
-/// thread of the library, Rust code), just before the next C function of any thread returns.
-/// Without a sink, lines go to stderr at once.
+/// not logged, and their failures replace the caller's in vmmgraph_last_error). Lines of a C
+/// function arrive in order, on its thread, just before the function returns; lines of functions
+/// called by a launch function, just before the replay returns; lines from elsewhere (a thread of
+/// the library, Rust code), just before the next C function of any thread returns. Without a sink,
+/// lines go to stderr at once.
 pub type vmmgraph_log_fn =
     Option<unsafe extern "C" fn(level: i32, text: *const c_char, length: usize, user: *mut c_void)>;
 

@@ -243,7 +243,6 @@ pub unsafe extern "C" fn vmmgraph_region_resume(
 /// Pauses all regions and arenas with one of the tags; without tags, all of the device. Waits for
 /// the fence (null: empty) and for the streams recorded for blocks, then releases pages by policy,
 /// and the device's free pages. The caller must not submit work with this memory meanwhile.
-///
 /// Continues after a failure: the call returns the status of the first, and `report` (may be null)
 /// is written anyway. Failed memory stays resident with its contents, and the next pause retries.
 /// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of the fence or of a block is under capture, and

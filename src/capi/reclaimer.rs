@@ -66,16 +66,14 @@ pub(super) unsafe fn asked(
 /// is called, with all the memory missing for the call, when the device or its budget is short,
 /// before a call fails. It is not called if the budget of an account below the device's is short:
 /// see vmmgraph_account_add_reclaimer. For one call it runs at most eight times while memory is
-/// released; for a resume, until the deadline.
-///
-/// Any thread short of memory calls the function, several at once, also during a capture: it must
-/// not synchronize with the device then. It may call every function of the library: shrink a cache,
-/// free blocks, destroy spaces and regions, pause other models, even one which another thread is
-/// resuming (still paused while short of memory). A shortage on the thread meanwhile calls no
-/// reclaimer. Memory of torch or cudaMalloc counts once returned to the driver.
-///
-/// Reclaimers run in order of `cost`, lowest first, until enough is released. Cost 0 is unused
-/// memory of regions and elastic memory; cost 1 is addresses kept for eager work.
+/// released; for a resume, until the deadline. Any thread short of memory calls the function,
+/// several at once, also during a capture: it must not synchronize with the device then. It may
+/// call every function of the library: shrink a cache, free blocks, destroy spaces and regions,
+/// pause other models, even one which another thread is resuming (still paused while short of
+/// memory). A shortage on the thread meanwhile calls no reclaimer. Memory of torch or cudaMalloc
+/// counts once returned to the driver. Reclaimers run in order of `cost`, lowest first, until
+/// enough is released. Cost 0 is unused memory of regions and elastic memory; cost 1 is addresses
+/// kept for eager work.
 ///
 /// # Safety
 /// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the

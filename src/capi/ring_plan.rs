@@ -130,11 +130,9 @@ pub(super) unsafe fn write_schedule(
 /// Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
 /// per second, the bottleneck, deviations from the demand, and the effect of more resident units.
 /// No arrangement of copies is faster; measure the real ring. Needs no device. Uses fewer slots if
-/// the budget requires.
-///
-/// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small
-/// for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an
-/// invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
+/// the budget requires. VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the
+/// budget is too small for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without
+/// units, for an invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
     demand: *const vmmgraph_ring_demand_t,

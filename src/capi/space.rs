@@ -183,9 +183,8 @@ pub unsafe extern "C" fn vmmgraph_space_label(
 }
 
 /// Destroys the space without blocking. The graph must be destroyed, or never launched again. Work
-/// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete.
-///
-/// The space is unmapped after the arena's replays so far: by a later destroy, vmmgraph_arena_trim,
+/// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete. The
+/// space is unmapped after the arena's replays so far: by a later destroy, vmmgraph_arena_trim,
 /// vmmgraph_device_trim, or an allocation short of memory. Pages under blocks still owned by torch
 /// tensors stay until the tensors are freed.
 #[unsafe(no_mangle)]
@@ -233,12 +232,11 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
 /// collective, read and written by other devices or processes. Peers learn its page from
 /// vmmgraph_space_export, or from a library which registers the buffers of a capture. The block
 /// lies on one page; a block longer than a large page is rounded up to whole large pages. Only
-/// peer-visible blocks of the same stream share these pages.
-///
-/// A seal which replaces pages under local live-out blocks replaces none of these. After the seal,
-/// the pages are neither lent nor given to eager work. Other graphs share them: peer access must
-/// end with the replay. Free the block before the seal: a live block is treated by the policy and
-/// counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
+/// peer-visible blocks of the same stream share these pages. A seal which replaces pages under
+/// local live-out blocks replaces none of these. After the seal, the pages are neither lent nor
+/// given to eager work. Other graphs share them: peer access must end with the replay. Free the
+/// block before the seal: a live block is treated by the policy and counted in the report.
+/// VMMGRAPH_ERROR_WRONG_STATE in a bump space.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
     space: vmmgraph_space_t,
@@ -333,7 +331,6 @@ pub extern "C" fn vmmgraph_space_mark(space: vmmgraph_space_t) -> vmmgraph_statu
 /// Calls `launch(user)`, which submits the space's graph to `stream`, ordered after every earlier
 /// replay of the arena: replays never overlap, on any streams and threads. On the stream of the
 /// last replay the call costs one driver query; on another stream, also an event wait.
-///
 /// VMMGRAPH_ERROR_WRONG_STATE unless the space is sealed, while the arena is paused, and while
 /// pages of the space are on lease (see vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING
 /// if `stream` is under capture; the capture continues. After a failure `launch` was not called.
