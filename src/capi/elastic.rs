@@ -274,10 +274,6 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
 
 /// Registers callbacks, as for RDMA: `after_map` for memory just mapped, before the commit returns,
 /// and `before_unmap` for unused memory about to be unmapped. Either may be null.
-///
-/// # Safety
-/// The callbacks may be called with `user` from any thread, until vmmgraph_elastic_observer_destroy
-/// and all calls in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
     buffer: vmmgraph_elastic_buffer_t,

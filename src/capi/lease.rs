@@ -141,19 +141,15 @@ impl BlockBorrower for Asked {
     }
 }
 
-/// Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole, uncommitted pages
-/// of equal size. The pages are also mapped in the buffer, with undefined contents, and stay mapped
-/// for the graphs. Until a recall, replays of graphs mapping a lent page are
+/// Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole pages, uncommitted
+/// so far, of the same page size. The pages are also mapped in the buffer, with undefined contents,
+/// and stay mapped for the graphs. Until a recall, replays of graphs mapping a lent page are
 /// VMMGRAPH_ERROR_WRONG_STATE (or recall: vmmgraph_arena_set_recall), and captures and eager work
 /// get no lent pages. Pages mapped by the fewest graphs go first; memory guaranteed to the arena's
 /// account or its parents is not lent. First call vmmgraph_lease_before on the stream of the first
 /// work. Waits for a replay in progress on another thread. Another thread may recall the pages
 /// before this call returns: update your bookkeeping before the call and check again afterwards. A
 /// failed call changes nothing.
-///
-/// # Safety
-/// `vacate` may be called with `user` from any recalling thread, until the lease is over and all
-/// recalls in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lend(
     arena: vmmgraph_arena_t,

@@ -153,9 +153,6 @@ fn to_stderr(text: &str) {
 
 /// Sets the log sink for lines up to level `max_level`. Null: no sink; lines go to stderr if
 /// VMMGRAPH_LOG is set. The previous sink is dropped after its last call ends.
-///
-/// # Safety
-/// `sink` and `drop` may be called with `user` from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_set_log_sink(
     sink: vmmgraph_log_fn,

@@ -85,10 +85,6 @@ impl PauseHooks for Hooks {
 /// Adds hooks for memory with the tag; empty: for all memory. `before_unmap` is called when no work
 /// uses the memory any more, `after_map` after it is mapped again, on other pages. Either may be
 /// null. For registrations of pages, by NCCL or for RDMA.
-///
-/// # Safety
-/// The functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy and
-/// all pauses and resumes then in progress have returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
     device: vmmgraph_device_t,
