@@ -17,6 +17,8 @@
  *   - Pointers are required unless described as "may be null". A required pointer which is null is
  *     VMMGRAPH_ERROR_NULL_ARGUMENT. An array of 0 items may be null. Any other pointer is valid
  *     during the call, for all its items or bytes.
+ *   - A null fence is empty. The outputs `report`, `released`, `saved`, `gone`, `lost`, `left`,
+ *     `emptied`, `timely`, `sent` and `filled` may be null.
  *   - Outputs are the last arguments. An output array receives at most `capacity` items, and
  *     `count` the total number.
  *   - String arguments are zero-terminated UTF-8, and are copied.
@@ -31,7 +33,8 @@
  *   - An allocation or a seal short of memory waits for pending releases, at most 2 seconds a wait,
  *     and calls reclaimers (vmmgraph_device_add_reclaimer) before it fails.
  *   - Callbacks must not throw. The library holds no lock during a callback, which may call any
- *     function.
+ *     function. Registered callbacks may be called with `user` from any thread, until their handle
+ *     is destroyed, the lease is over or the log sink is replaced, and calls in progress returned.
  *   - After VMMGRAPH_ERROR_INTERNAL, the arena of the call can only be destroyed.
  *
  * Structs
@@ -130,8 +133,8 @@
 // The limit of the host pool is reached, or the machine has no more host memory.
 #define VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY 204
 
-// A driver call failed: see vmmgraph_last_error for the driver's result, and
-// vmmgraph_last_error_message for the name of the call.
+// A driver call failed: vmmgraph_last_error has the driver's result, vmmgraph_last_error_message
+// the name of the call.
 #define VMMGRAPH_ERROR_DRIVER 300
 
 // The driver's library cannot be loaded, or VMMGRAPH_DRIVER_AUTO found no platform with a usable
@@ -155,7 +158,6 @@
 // Commit more blocks.
 #define VMMGRAPH_AHEAD_COMMIT 1
 
-// Release the memory of free blocks.
 #define VMMGRAPH_AHEAD_GIVE_BACK 2
 
 // The arena's policy; in arena options VMMGRAPH_RETAIN_OWN_PAGES.
@@ -167,31 +169,31 @@
 // Live-out blocks stay on shared pages: the next replay of another graph may overwrite them.
 #define VMMGRAPH_RETAIN_SHARED_PAGES 2
 
-// Pages of live-out blocks become private to the space, and no page is replaced;
-// VMMGRAPH_ERROR_WRONG_STATE if such a page is also mapped elsewhere. For pages registered
-// elsewhere, as by NCCL in captured collectives.
+// Pages of live-out blocks become private to the space, and none is replaced, as for pages
+// registered by NCCL in captured collectives; VMMGRAPH_ERROR_WRONG_STATE if such a page is also
+// mapped elsewhere.
 #define VMMGRAPH_RETAIN_IN_PLACE 3
 
-// As VMMGRAPH_RETAIN_OWN_PAGES, except for peer-visible (remote) blocks, which stay on shared
-// pages. For peers which learned the pages during the capture.
+// As VMMGRAPH_RETAIN_OWN_PAGES, but peer-visible (remote) blocks stay on shared pages, for peers
+// which learned the pages during the capture.
 #define VMMGRAPH_RETAIN_SHARED_REMOTE 4
 
-// Fills the shared pages of a space before each replay, which exposes graphs depending on leftover
+// Fills the shared pages of a space before each replay, to expose graphs depending on leftover
 // contents. Also VMMGRAPH_POISON=1 in the environment.
 #define VMMGRAPH_ARENA_POISON 1
 
-// Records the age and the allocating call stack of every block for vmmgraph_space_blocks_json.
-// Also VMMGRAPH_TRACE_BLOCKS=1 in the environment.
+// Records the age and call stack of every block for vmmgraph_space_blocks_json. Also
+// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 #define VMMGRAPH_ARENA_TRACE_BLOCKS 2
 
-// Refuses replays and eager scopes on any stream or thread other than the first one's
-// (VMMGRAPH_ERROR_WRONG_STATE), until vmmgraph_arena_lift_serial. For ranks which work together:
-// the waits between an arena's replays can deadlock ranks replaying in different orders.
+// Refuses replays and eager scopes on any stream or thread but the first
+// (VMMGRAPH_ERROR_WRONG_STATE), until vmmgraph_arena_lift_serial. For cooperating ranks: waits
+// between replays can deadlock ranks replaying in different orders.
 #define VMMGRAPH_ARENA_SERIAL 4
 
-// VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host), else the first of these
-// with a usable device, never the host. Failure is VMMGRAPH_ERROR_DRIVER_MISSING, with each
-// platform's reason in the message.
+// VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host), else the first of these but
+// host with a usable device. The message of VMMGRAPH_ERROR_DRIVER_MISSING has each platform's
+// reason.
 #define VMMGRAPH_DRIVER_AUTO 0
 
 // CUDA.
@@ -276,14 +278,13 @@
 // The graph of the nearest bucket is missing; a larger existing graph runs the step.
 #define VMMGRAPH_REASON_STAND_IN 11
 
-// Begins a capture ahead of traffic. The caller owns the slot until the capture is reported as
-// captured, failed or abandoned.
+// Begins a capture ahead of traffic. The caller owns the slot until it reports _CAPTURED, _FAILED
+// or _ABANDONED.
 #define VMMGRAPH_GRAPH_BEGIN 0
 
 #define VMMGRAPH_GRAPH_CAPTURED 1
 
-// The capture failed: its step runs eagerly, and the bucket has no graph until
-// VMMGRAPH_GRAPH_FORGIVEN.
+// The step runs eagerly, and the bucket has no graph until VMMGRAPH_GRAPH_FORGIVEN.
 #define VMMGRAPH_GRAPH_FAILED 2
 
 // The graph was destroyed and may be captured again.
@@ -292,15 +293,14 @@
 // Permits a new attempt for a failed bucket.
 #define VMMGRAPH_GRAPH_FORGIVEN 4
 
-// The capture was not attempted: the slot returns to its previous state, and the step is counted
-// when dispatched again.
+// The capture was not attempted: the slot returns to its previous state; the step is counted when
+// dispatched again.
 #define VMMGRAPH_GRAPH_ABANDONED 5
 
-// A step runs with this graph, or eagerly with slot UINT32_MAX, by the decision of another rank.
-// Counted in addition to the local decision.
+// Another rank decided that a step runs with this graph, or eagerly (slot UINT32_MAX). Counted in
+// addition to the local decision.
 #define VMMGRAPH_GRAPH_IMPOSED 6
 
-// The KV pages and the activation pages are granted.
 #define VMMGRAPH_GRANT_GRANTED 0
 
 // Nothing is granted. The step keeps its place in the queue; ask again after pages were given
@@ -454,10 +454,10 @@
 #define VMMGRAPH_POLICY_KEEP 4
 
 // Blocks are written once, before the first pause: the host keeps that backup, and later pauses
-// copy nothing. Report later writes by vmmgraph_region_mark_written.
+// copy nothing. Report other writes by vmmgraph_region_mark_written.
 #define VMMGRAPH_REGION_READ_ONLY 1
 
-// For debugging: a pause copies anyway and compares with the backup on the host.
+// For debugging: a pause copies anyway and compares with the backup.
 #define VMMGRAPH_REGION_VERIFY_CLEAN 2
 
 // Copies nothing ahead for the next step, whose sources will differ.
@@ -560,8 +560,8 @@ typedef struct vmmgraph_error_info_t {
 // Device: its driver and its page pool.
 typedef struct vmmgraph_device *vmmgraph_device_t;
 
-// Account: a budget in the device's account tree, for a tenant or a model. Memory is charged to
-// its account and all accounts above.
+// Account: a budget for a tenant or a model. Memory is charged to its account and all accounts
+// above.
 typedef struct vmmgraph_account *vmmgraph_account_t;
 
 typedef struct vmmgraph_account_options_t {
@@ -570,22 +570,21 @@ typedef struct vmmgraph_account_options_t {
   vmmgraph_account_t above;
   // Limit in bytes.
   uint64_t budget_bytes;
-  // Guaranteed bytes, charged to the accounts above whether used or not; needs an account with a
+  // Guaranteed bytes, charged to the accounts above even if unused; needs an account with a
   // limit above.
   uint64_t least_bytes;
 } vmmgraph_account_options_t;
 
 typedef struct vmmgraph_account_stats_t {
   size_t struct_size;
-  // Bytes of the account and of accounts below, each at least its guaranteed bytes, and memory
-  // being requested from the driver.
+  // Bytes of this account and accounts below, each at least its guarantee, and memory being
+  // requested from the driver.
   uint64_t charged_bytes;
   uint64_t budget_bytes;
   uint64_t least_bytes;
 } vmmgraph_account_stats_t;
 
-// Releases as much as possible of the `bytes` bytes missing, and returns the number of bytes
-// released.
+// Releases as many of the `bytes` bytes missing as possible, and returns the number released.
 typedef uint64_t (*vmmgraph_reclaim_fn)(uint64_t bytes, void *user);
 
 // Reclaimer: a function called when memory is short, until destroyed.
@@ -612,21 +611,20 @@ typedef struct vmmgraph_arena_options_t {
   // Addresses reserved at creation for the current space (vmmgraph_arena_allocate); 0: on
   // demand.
   uint64_t reserve_bytes;
-  // Approximate peak of live bytes of the largest graph, from which the large page is derived:
-  // the largest power of two up to 1/48, from a small page to 16 MiB; 32 MiB from 8 GiB on. 0:
-  // unknown; 16 MiB or a small page, whichever is larger.
+  // Approximate peak of live bytes of the largest graph. The large page is the largest power of
+  // two up to 1/48 of this, from a small page to 16 MiB; 32 MiB from 8 GiB on. 0: unknown; 16
+  // MiB or a small page, whichever is larger.
   uint64_t expected_bytes;
-  // Devices with read and write access to the arena's pages: sum of 1 << n for each device n, n
-  // < 64. Each makes every map slower. A device without peer access is
-  // VMMGRAPH_ERROR_INVALID_ARGUMENT.
+  // Devices with read and write access to the pages: sum of 1 << n for each device n < 64. Each
+  // makes every map slower. VMMGRAPH_ERROR_INVALID_ARGUMENT for a device without peer access.
   uint64_t peers;
   // For vmmgraph_device_pause and vmmgraph_device_resume. Null: only calls without tags include
   // the arena.
   const char *tag;
   // Guaranteed bytes (see vmmgraph_account_options_t), never lent.
   uint64_t least_bytes;
-  // As peers, but only for pages of peer-visible (remote) and private (exclusive) blocks, which
-  // is enough for collectives and slows no other map.
+  // As peers, only for pages of peer-visible (remote) and private (exclusive) blocks: enough for
+  // collectives, and slows no other map.
   uint64_t remote_peers;
   // Parent of the arena's account; null: the device's account.
   vmmgraph_account_t account;
@@ -641,22 +639,22 @@ typedef struct vmmgraph_arena_stats_t {
   // blocks.
   uint64_t physical_bytes;
   uint64_t shared_bytes;
-  // Bytes of the device's free pages, used by the next allocation or released by a trim.
+  // The device's free pages, used by the next allocation or released by a trim.
   uint64_t free_bytes;
-  // Bytes of pages private to single spaces.
+  // Pages private to single spaces.
   uint64_t retained_bytes;
   uint64_t reserved_bytes;
   // Bytes of mapped addresses.
   uint64_t mapped_bytes;
   uint64_t live_bytes;
-  // Largest demand of any one space: peak of live bytes, or bytes handed out in a current space.
+  // Largest demand of one space: peak of live bytes, or bytes handed out in a current space.
   uint64_t high_water_bytes;
-  // Offset of the next block in the current space (vmmgraph_arena_allocate).
+  // Offset of the next block in the current space.
   uint64_t current_offset_bytes;
   uint64_t blocks;
   uint64_t spaces;
   uint64_t shared_pages;
-  // Bytes of pages for persistent (kept) blocks.
+  // Pages of persistent (kept) blocks.
   uint64_t kept_bytes;
   // 1 after an internal error: the arena can only be destroyed.
   uint64_t closed;
@@ -665,9 +663,9 @@ typedef struct vmmgraph_arena_stats_t {
   uint64_t budget_bytes;
   uint64_t replays;
   uint64_t paused;
-  // Bytes of private (exclusive) blocks, which belong to no space.
+  // Private (exclusive) blocks, which belong to no space.
   uint64_t exclusive_bytes;
-  // Bytes of shared pages on lease (vmmgraph_arena_lend).
+  // Shared pages on lease (vmmgraph_arena_lend).
   uint64_t lent_bytes;
 } vmmgraph_arena_stats_t;
 
@@ -748,7 +746,6 @@ typedef int32_t (*vmmgraph_evictable_fn)(uint64_t block, void *user);
 // Page which becomes empty after freeing its used blocks.
 typedef struct vmmgraph_candidate_t {
   uint64_t page;
-  // Used blocks on the page.
   const uint64_t *blocks;
   size_t block_count;
 } vmmgraph_candidate_t;
@@ -761,24 +758,24 @@ typedef struct vmmgraph_ask_t {
   size_t page_count;
   // Bytes requested.
   uint64_t bytes;
-  // Empty bytes after all these pages are vacated.
+  // Empty bytes after these pages are vacated.
   uint64_t there;
   // Deadline, in the caller's units.
   uint64_t by;
 } vmmgraph_ask_t;
 
-// Vacates pages: frees as many of their blocks as possible by vmmgraph_block_pool_free, during the
-// call or soon after. `ask` is valid during the call.
+// Frees as many blocks of the pages as possible by vmmgraph_block_pool_free, during the call or
+// soon after. `ask` is valid during the call.
 typedef void (*vmmgraph_evict_fn)(const struct vmmgraph_ask_t *ask, void *user);
 
 typedef struct vmmgraph_block_pool_stats_t {
   size_t struct_size;
   // Backed or not.
   uint64_t blocks;
-  // Only blocks below this number are handed out.
+  // Only lower blocks are handed out.
   uint64_t limit_blocks;
   uint64_t in_use;
-  // Blocks available now: backed, unused, below the limit and not reserved.
+  // Backed, unused, below the limit and not reserved.
   uint64_t available;
   uint64_t reserved;
   // Bytes of backed pages without used blocks.
@@ -797,16 +794,14 @@ typedef struct vmmgraph_device_options_t {
   uint64_t host_granularity_bytes;
   // Host driver: bytes of the device; 0: this machine's memory.
   uint64_t host_memory_bytes;
-  // VMMGRAPH_SHARING_*. Opening fails if the device cannot, or is already open without it; a
-  // device without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment,
-  // _NONE also grants _FD where possible: NCCL then registers no captured buffers.
+  // VMMGRAPH_SHARING_*. Opening fails if the device cannot, or is open without it; a device
+  // without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment, _NONE
+  // also grants _FD where possible: NCCL then registers no captured buffers.
   int32_t sharing;
-  // 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, which makes
-  // every map slower). Opening fails if the device cannot, or is already open without RDMA.
+  // 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, slower maps).
+  // Opening fails if the device cannot, or is open without RDMA.
   int32_t rdma;
-  // Devices with read and write access to all pages: sum of 1 << n for each device n, n < 64.
-  // Applies at once to an open device. Each makes every map slower. A device without peer access
-  // is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+  // As peers of vmmgraph_arena_options_t, for all pages. Applies at once to an open device.
   uint64_t peers;
 } vmmgraph_device_options_t;
 
@@ -815,7 +810,7 @@ typedef struct vmmgraph_device_info_t {
   // One of VMMGRAPH_DRIVER_*.
   int32_t driver;
   int32_t device;
-  // Lengths and addresses of mappings are multiples of this number of bytes.
+  // Lengths and addresses of mappings are multiples of this number.
   uint64_t granularity_bytes;
   uint64_t total_bytes;
   char name[128];
@@ -823,19 +818,19 @@ typedef struct vmmgraph_device_info_t {
   int32_t sharing;
   // 1 if network cards may read and write the pages, else 0.
   int32_t rdma;
-  // Devices with read and write access to all pages: sum of 1 << n for each device n.
+  // Devices with access to all pages, as in the options.
   uint64_t peers;
 } vmmgraph_device_info_t;
 
 // Statistics of a device's page pool since the device was opened.
 typedef struct vmmgraph_device_stats_t {
   size_t struct_size;
-  // Bytes of pages held from the driver.
+  // Pages held from the driver.
   uint64_t physical_bytes;
   uint64_t peak_physical_bytes;
-  // Bytes of pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
+  // Pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
   uint64_t retained_bytes;
-  // Bytes of free pages, which are mapped nowhere.
+  // Free pages, which are mapped nowhere.
   uint64_t free_bytes;
   uint64_t budget_bytes;
   uint64_t pages;
@@ -855,7 +850,7 @@ typedef struct vmmgraph_device_stats_t {
   uint64_t pending;
   // Free pages reused without a driver call.
   uint64_t pages_reused;
-  // Bytes of pages pinned for other processes.
+  // Pages pinned for other processes.
   uint64_t exported_bytes;
 } vmmgraph_device_stats_t;
 
@@ -870,10 +865,10 @@ typedef struct vmmgraph_key_t {
 
 typedef struct vmmgraph_dispatcher_options_t {
   size_t struct_size;
-  // Buckets of full graphs, in any order.
+  // Full graphs, in any order.
   const struct vmmgraph_key_t *full;
   size_t full_count;
-  // Buckets of piecewise graphs, in any order.
+  // Piecewise graphs, in any order.
   const struct vmmgraph_key_t *piecewise;
   size_t piecewise_count;
   // Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
@@ -888,8 +883,8 @@ typedef struct vmmgraph_dispatcher_options_t {
   int32_t ahead_only;
   // Modes tried for each VMMGRAPH_PHASE.
   int32_t modes[3][2];
-  // Maximum weight of a replacement for a missing graph, as a multiple of its weight. 0: 2; 1:
-  // no heavier graph.
+  // Maximum weight of a stand-in for a missing graph, as a multiple of its weight. 0: 2; 1: no
+  // heavier graph.
   uint32_t stand_in;
   // Must be 0.
   uint32_t reserved;
@@ -940,13 +935,13 @@ typedef struct vmmgraph_elastic_options_t {
   uint64_t page_bytes;
   // Limit of physical bytes.
   uint64_t budget_bytes;
-  // Guaranteed bytes, reserved in the device's budget.
+  // Guarantee, reserved in the device's budget.
   uint64_t least_bytes;
   // Parent account on the same device; null: the device's.
   vmmgraph_account_t account;
 } vmmgraph_elastic_options_t;
 
-// Elastic buffer: reserves addresses for the maximum size and has pages only for committed parts.
+// Elastic buffer: addresses for the maximum size, pages only for committed parts.
 typedef struct vmmgraph_elastic_buffer *vmmgraph_elastic_buffer_t;
 
 // Result of a commit, without pages already committed.
@@ -1006,8 +1001,8 @@ typedef struct vmmgraph_shown_t {
   size_t range_count;
 } vmmgraph_shown_t;
 
-// Callback for elastic memory; `shown` is valid during the call. Calls which would wait for pages
-// moved by another thread are VMMGRAPH_ERROR_WRONG_STATE inside.
+// Callback for elastic memory; `shown` is valid during the call. Waiting for pages moved by
+// another thread is VMMGRAPH_ERROR_WRONG_STATE inside.
 typedef void (*vmmgraph_shown_fn)(const struct vmmgraph_shown_t *shown, void *user);
 
 // Callbacks for mapping and unmapping of elastic memory, active until destroyed.
@@ -1070,7 +1065,7 @@ typedef struct vmmgraph_host_stats_t {
   uint64_t limit_bytes;
 } vmmgraph_host_stats_t;
 
-// Contiguous host memory from which a ring copies its units.
+// Contiguous host memory, the source of a ring's units.
 typedef struct vmmgraph_host_buffer *vmmgraph_host_buffer_t;
 
 // Counter of host memory for the KV of waiting sequences, without memory.
@@ -1129,7 +1124,7 @@ typedef struct vmmgraph_input_plan_info_t {
   uint64_t arena_bytes;
   // Host staging memory for every bucket.
   uint64_t staging_bytes;
-  // Offset of the outputs in the arena, equal for all buckets.
+  // Equal for all buckets.
   uint64_t outputs_offset;
 } vmmgraph_input_plan_info_t;
 
@@ -1259,11 +1254,11 @@ typedef struct vmmgraph_vacate_t {
 // A recall in progress, valid during vmmgraph_vacate_fn.
 typedef struct vmmgraph_vacating *vmmgraph_vacating_t;
 
-// Borrower callback: stops using the requested memory. A cache's borrower reports the vacated
-// blocks by vmmgraph_vacating_add; a buffer's vacates the whole range. Report work in progress by
+// Borrower callback: stops using the requested memory. A cache's borrower reports vacated blocks
+// by vmmgraph_vacating_add; a buffer's vacates the whole range. Report work in progress by
 // vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall fails. `asked` and
-// `vacating` are valid during the call, which runs on the recalling thread. May commit other
-// memory, but must not wait for this lease.
+// `vacating` are valid during the call, on the recalling thread. May commit other memory, but must
+// not wait for this lease.
 typedef int32_t (*vmmgraph_vacate_fn)(const struct vmmgraph_vacate_t *asked,
                                       vmmgraph_vacating_t vacating,
                                       void *user);
@@ -1273,12 +1268,10 @@ typedef struct vmmgraph_lease *vmmgraph_lease_t;
 
 // Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
 // Called from any thread, also concurrently. Must not call VmmGraph functions (their events are
-// not logged, and their failures replace the caller's in vmmgraph_last_error).
-//
-// Lines of a C function arrive in order, on its thread, just before the function returns; lines of
-// functions called by a launch function, just before the replay returns; lines from elsewhere (a
-// thread of the library, Rust code), just before the next C function of any thread returns.
-// Without a sink, lines go to stderr at once.
+// not logged, and their failures replace the caller's in vmmgraph_last_error). Lines of a C
+// function arrive in order, on its thread, just before it returns; of functions called by a launch
+// function, just before the replay returns; of the library's threads and Rust code, just before
+// the next C function of any thread returns. Without a sink, lines go to stderr at once.
 typedef void (*vmmgraph_log_fn)(int32_t level, const char *text, size_t length, void *user);
 
 // Called once with `user` when the sink is no longer in use.
@@ -1336,7 +1329,7 @@ typedef struct vmmgraph_moved_t {
 // or resuming the same region inside is VMMGRAPH_ERROR_WRONG_STATE.
 typedef void (*vmmgraph_moved_fn)(const struct vmmgraph_moved_t *moved, void *user);
 
-// Hooks called before a pause unmaps memory and after a resume maps memory, until destroyed.
+// Hooks called around the unmapping of a pause and the mapping of a resume, until destroyed.
 typedef struct vmmgraph_pause_hooks *vmmgraph_pause_hooks_t;
 
 typedef struct vmmgraph_peer_page *vmmgraph_peer_page_t;
@@ -1371,8 +1364,8 @@ typedef struct vmmgraph_acl_graph_streams_t {
   uint32_t tensor_parallel;
   // 1 if HCCL_OP_EXPANSION_MODE is AIV.
   int32_t aiv;
-  // AIV: further concurrent streams (1 each for expert parallelism, an overlapped shared expert,
-  // data parallelism of a mixture-of-experts model).
+  // AIV: further concurrent streams: 1 each for expert parallelism, an overlapped shared expert,
+  // data parallelism of a mixture of experts.
   uint32_t extra;
   // AIV: 1 reserves the streams of one graph, as later versions do for dense models.
   int32_t reserve_one;
@@ -1385,7 +1378,7 @@ typedef struct vmmgraph_acl_graph_streams_t {
 // Limits and costs of graphs.
 typedef struct vmmgraph_plan_options_t {
   size_t struct_size;
-  // Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
+  // Cost of one unit along each axis. All 0: a token costs 1.
   uint16_t weights[4];
   // 0: no limit.
   uint32_t most_graphs;
@@ -1420,7 +1413,7 @@ typedef struct vmmgraph_planned_bucket_t {
   uint64_t saves;
 } vmmgraph_planned_bucket_t;
 
-// Waste of a set of buckets for given traffic. Numbers beyond 64 bits are UINT64_MAX, also below.
+// Waste of a set of buckets. Numbers beyond 64 bits are UINT64_MAX, also below.
 typedef struct vmmgraph_waste_t {
   size_t struct_size;
   // Weight of the padding in graphs.
@@ -1433,8 +1426,8 @@ typedef struct vmmgraph_waste_t {
 
 typedef struct vmmgraph_plan_result_t {
   size_t struct_size;
-  // Input: destination of the cost curve, or null. Entry k, from 0, is the cost of the best
-  // choice of at most k graphs, in the unit of padding.
+  // Input: destination of the cost curve, or null. Entry k is the cost of the best choice of at
+  // most k graphs, in the unit of padding.
   uint64_t *curve;
   // Input: numbers in `curve`.
   size_t curve_capacity;
@@ -1445,7 +1438,7 @@ typedef struct vmmgraph_plan_result_t {
   uint32_t most_graphs;
   // One of VMMGRAPH_LIMITED_BY_*.
   int32_t limited_by;
-  // Weight of the heaviest bucket which fits the pool; UINT64_MAX: no limit; 0: no bucket fits.
+  // Heaviest bucket which fits the pool; UINT64_MAX: no limit; 0: none fits.
   uint64_t heaviest;
   // For the planned traffic.
   struct vmmgraph_waste_t waste;
@@ -1469,9 +1462,9 @@ typedef struct vmmgraph_region_options_t {
 typedef struct vmmgraph_region_stats_t {
   size_t struct_size;
   uint64_t resident_bytes;
-  // Bytes of paused (non-resident) pages.
+  // Paused (non-resident) pages.
   uint64_t paused_bytes;
-  // Bytes of contents on the host.
+  // Contents on the host.
   uint64_t host_bytes;
   // Bytes of live blocks.
   uint64_t live_bytes;
@@ -1502,22 +1495,22 @@ typedef struct vmmgraph_ring_options_t {
   size_t struct_size;
   // Name for messages, zero-terminated; null: none.
   const char *name;
-  // Slots shared by the streamed units. 0: three, one being read, one being filled, one ready.
+  // Slots shared by the streamed units. 0: three (read, filled, ready).
   size_t slots;
   // Treatment of units in excess of a multiple of the slots, one of VMMGRAPH_REMAINDER_*.
   int32_t remainder;
   // Sum of VMMGRAPH_RING_* flags.
   int32_t flags;
   // Bytes of every page, a multiple of the device's granularity. 0: the longest unit, if this
-  // does not lengthen all places together, else about 1/8 of it, at most 16 MiB. Driver calls
-  // cost time per page; a place is a whole number of pages.
+  // does not lengthen all places together, else about 1/8 of it, at most 16 MiB. A place is a
+  // whole number of pages; driver calls cost time per page.
   uint64_t page_bytes;
   // Limit of physical bytes.
   uint64_t budget_bytes;
-  // Measured copy bandwidth from pinned host memory. If set, the text of
-  // vmmgraph_ring_ceiling_text (without the budget) is logged first. 0: unknown.
+  // Measured copy bandwidth from pinned host memory; 0: unknown. If set, the text of
+  // vmmgraph_ring_ceiling_text (without the budget) is logged first.
   double link_gib_per_second;
-  // Seconds per step with all units resident; used only with link_gib_per_second.
+  // Seconds per step with all units resident; needs link_gib_per_second.
   double compute_seconds;
   // Tokens per step over all sequences; 0: one.
   uint64_t tokens;
@@ -1526,7 +1519,7 @@ typedef struct vmmgraph_ring_options_t {
 } vmmgraph_ring_options_t;
 
 // Ring: units read in the same order in every step, only some of them on the device at a time. One
-// step at a time, as a slot has one user.
+// step at a time.
 typedef struct vmmgraph_ring *vmmgraph_ring_t;
 
 // Location of a unit's contents.
@@ -1548,7 +1541,7 @@ typedef struct vmmgraph_ring_schedule_t {
   // Slots plus resident units.
   uint64_t places;
   // Units to be streamed which are resident: a surplus over a multiple of the slots, or all if
-  // the slots hold all of them.
+  // the slots hold all.
   uint64_t kept_resident;
 } vmmgraph_ring_schedule_t;
 
@@ -1596,13 +1589,12 @@ typedef struct vmmgraph_ring_stats_t {
 
 typedef struct vmmgraph_ring_capture_options_t {
   size_t struct_size;
-  // Units of the next step copied at the end of this step, at most the number of slots. 0: one,
-  // or none with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more,
-  // the end of a step waits for their copies.
+  // Units of the next step copied at the end of this step, at most the slots. 0: one, or none
+  // with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more, the end of
+  // a step waits for their copies.
   size_t tail;
-  // Copy nodes per unit: the largest number of runs a source may later have, at most 4096. Each
-  // copying node costs the host a microsecond per launch. 0: the runs of the current sources, at
-  // least one.
+  // Copy nodes per unit: the most runs a source may later have, at most 4096. Each copying node
+  // costs the host a microsecond per launch. 0: the runs of the current sources, at least one.
   size_t most_runs;
 } vmmgraph_ring_capture_options_t;
 
@@ -1637,12 +1629,11 @@ typedef struct vmmgraph_ring_demand_t {
 typedef struct vmmgraph_seal_report_t {
   size_t struct_size;
   uint64_t peak_live_bytes;
-  // Small shared pages mapped in the space.
+  // Shared pages mapped in the space.
   uint64_t small_pages;
-  // Large shared pages mapped in the space.
   uint64_t large_pages;
   uint64_t maps;
-  // Bytes of pages which became private to the space.
+  // Pages which became private to the space.
   uint64_t retained_bytes;
   // Blocks live after the seal.
   uint64_t retained_blocks;
@@ -1652,20 +1643,20 @@ typedef struct vmmgraph_seal_report_t {
   uint64_t driver_ns;
   // Blocks allocated in total.
   uint64_t allocations;
-  // Hash of the capture's layout: page sizes, page numbers by address, place and bytes of every
-  // block in order, live-out blocks, policy. Equal requests give equal hashes in any process and
-  // after any earlier captures, so ranks can compare captures. Places of persistent (kept)
-  // blocks do not count. In a bump space, the arena's earlier bump pages count from the second
-  // address range on.
+  // Hash of page sizes, page numbers by address, place and bytes of every block in order,
+  // live-out blocks, policy. Equal requests give equal hashes in any process and after any
+  // earlier captures, so ranks can compare captures. Places of persistent (kept) blocks do not
+  // count. In a bump space, the arena's earlier bump pages count from the second address range
+  // on.
   uint64_t layout_hash;
   // Live peer-visible (remote) blocks. If 0, the seal replaced no page which such a block uses
-  // or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES, the pages under these blocks and their
-  // neighbours may be new: tell peers the pages after the seal.
+  // or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES, their pages and neighbours may be new:
+  // tell peers the pages after the seal.
   uint64_t remote_blocks;
   uint64_t remote_bytes;
-  // Estimated device memory of the executables of the capture's graphs while instantiated. Set
-  // for captures by VmmGraph for libtorch, or by torch 2.8 and later in a graph group with
-  // borrowing graphs; else 0.
+  // Estimated device memory of the executables of the capture's graphs. Set for captures by
+  // VmmGraph for libtorch, or by torch 2.8 and later in a graph group with borrowing graphs;
+  // else 0.
   uint64_t executable_bytes;
 } vmmgraph_seal_report_t;
 
@@ -1684,7 +1675,7 @@ typedef struct vmmgraph_space_stats_t {
   uint64_t reserved_bytes;
   // A page mapped n times counts n times.
   uint64_t mapped_bytes;
-  // Bytes of pages private to the space.
+  // Pages private to the space.
   uint64_t retained_bytes;
   uint64_t maps;
 } vmmgraph_space_stats_t;
@@ -1699,10 +1690,10 @@ typedef struct vmmgraph_space_stats_t {
 extern "C" {
 #endif // __cplusplus
 
-// Returns the ABI version of the loaded library, to be compared with VMMGRAPH_ABI_VERSION.
+// Returns the ABI version of the loaded library.
 VMMGRAPH_API uint32_t vmmgraph_abi_version(void);
 
-// Returns the version of the loaded library as "major.minor.patch".
+// Returns the library's version as "major.minor.patch".
 VMMGRAPH_API const char *vmmgraph_version(void);
 
 // Returns the name of a status, such as "out of memory".
@@ -1716,7 +1707,7 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_last_error(struct vmmgraph_error_info_t 
 VMMGRAPH_API vmmgraph_status_t vmmgraph_last_error_message(char *buffer, size_t capacity, size_t *needed);
 
 // Creates an account; messages name it by `label`, which need not be unique. `options` may be
-// null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed bytes.
+// null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guarantee.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_create(vmmgraph_device_t device,
                                           const char *label,
@@ -1726,8 +1717,8 @@ vmmgraph_status_t vmmgraph_account_create(vmmgraph_device_t device,
 // Destroys the handle. Objects below the account keep it, with its current limits.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_account_destroy(vmmgraph_account_t account);
 
-// Sets the limit and the guaranteed bytes. A guarantee beyond the room of the accounts above also
-// takes effect: other accounts are then refused memory.
+// Sets limit and guarantee. A guarantee beyond the room above also takes effect: other accounts
+// are then refused memory.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_set_limits(vmmgraph_account_t account,
                                               uint64_t budget_bytes,
@@ -1738,8 +1729,8 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_stats(vmmgraph_account_t account,
                                          struct vmmgraph_account_stats_t *stats);
 
-// Like vmmgraph_device_add_reclaimer, for memory charged to this account: called if the budget of
-// this account, of an account above or of the device is short.
+// As vmmgraph_device_add_reclaimer: called if the budget of this account, an account above or the
+// device is short.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_account_add_reclaimer(vmmgraph_account_t account,
                                                  vmmgraph_reclaim_fn reclaim,
@@ -1747,8 +1738,8 @@ vmmgraph_status_t vmmgraph_account_add_reclaimer(vmmgraph_account_t account,
                                                  void *user,
                                                  vmmgraph_reclaimer_t *reclaimer);
 
-// Creates a pre-commit policy: below `low` free blocks, commits up to `high`; blocks beyond `high`
-// are released after an excess of `residence` steps. Both marks rise by the recent demand for
+// Creates a pre-commit policy: below `low` free blocks, commits up to `high`; releases blocks
+// beyond `high` after an excess of `residence` steps. Both marks rise by the recent demand of
 // `lead` steps, the duration of a commit. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is above
 // `high`.
 VMMGRAPH_API
@@ -1762,8 +1753,8 @@ vmmgraph_status_t vmmgraph_pre_commit_create(uint64_t low,
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pre_commit_destroy(vmmgraph_pre_commit_t policy);
 
 // Returns the action (VMMGRAPH_AHEAD_*, and blocks) before step `step`, which never decreases:
-// `free` blocks are backed and unused, `coming` ones being committed, `granted` ones handed out
-// since the last call.
+// `free` blocks are backed and unused, `coming` being committed, `granted` handed out since the
+// last call.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
                                            uint64_t step,
@@ -1773,7 +1764,7 @@ vmmgraph_status_t vmmgraph_pre_commit_step(vmmgraph_pre_commit_t policy,
                                            int32_t *action,
                                            uint64_t *blocks);
 
-// Creates a residency policy: the largest use of the last `residence` steps stays mapped, and an
+// Creates a residency policy: keeps mapped the largest use of the last `residence` steps, and an
 // excess below 1/`gap` of the held amount. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of 0.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_standing_create(uint64_t residence,
@@ -1789,8 +1780,8 @@ vmmgraph_status_t vmmgraph_standing_used(vmmgraph_standing_t standing,
                                          uint64_t step,
                                          uint64_t amount);
 
-// Returns the amount to keep (`wanted`) and to release (`spare`) at a step which holds `held`.
-// Either pointer may be null.
+// Returns the amounts to keep (`wanted`) and release (`spare`) at a step which holds `held`.
+// Either may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_standing_at(vmmgraph_standing_t standing,
                                        uint64_t step,
@@ -1798,9 +1789,8 @@ vmmgraph_status_t vmmgraph_standing_at(vmmgraph_standing_t standing,
                                        uint64_t *wanted,
                                        uint64_t *spare);
 
-// Creates an arena on a device. `options` may be null. VMMGRAPH_ERROR_INVALID_SIZE if a page size
-// does not fit the device; VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the
-// guaranteed bytes.
+// Creates an arena. `options` may be null. VMMGRAPH_ERROR_INVALID_SIZE if a page size does not fit
+// the device; VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guarantee.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_create(vmmgraph_device_t device,
                                         const struct vmmgraph_arena_options_t *options,
@@ -1809,12 +1799,12 @@ vmmgraph_status_t vmmgraph_arena_create(vmmgraph_device_t device,
 // Destroys the arena. Its spaces stay until destroyed, and its pages until no space needs them.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_destroy(vmmgraph_arena_t arena);
 
-// Waits for the arena's replays and for pending unmaps, then releases all free pages of the
-// device. `released` (may be null) receives their bytes.
+// Waits for the arena's replays and pending unmaps, then releases all free pages of the device.
+// `released` receives their bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_trim(vmmgraph_arena_t arena, uint64_t *released);
 
-// Limits the physical memory of the arena: shared pages, pages of its spaces, and pages of
-// persistent (kept) and private (exclusive) blocks. Exact with any number of threads.
+// Limits the arena's physical memory: shared pages, and pages of spaces, kept and private
+// (exclusive) blocks. Exact with any number of threads.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_set_budget(vmmgraph_arena_t arena, uint64_t bytes);
 
 // Records an event after all replays so far: the stream of the last replay, and streams recorded
@@ -1826,15 +1816,15 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_stats(vmmgraph_arena_t arena,
                                        struct vmmgraph_arena_stats_t *stats);
 
-// Copies the statistics of the arena, its spaces, their blocks and the device's pages as JSON.
+// Copies the statistics of the arena, its spaces and blocks and the device's pages as JSON.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_stats_json(vmmgraph_arena_t arena,
                                             char *buffer,
                                             size_t capacity,
                                             size_t *needed);
 
-// Seals the current space, if any, and opens the next, for engines whose captures are strictly
-// serial. Blocks of earlier spaces stay valid until the arena is destroyed.
+// Seals the current space, if any, and opens the next, for engines with strictly serial captures.
+// Earlier blocks stay valid until the arena is destroyed.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_switch_to_new_virtual_space(vmmgraph_arena_t arena);
 
 // As vmmgraph_space_allocate, in the current space, opened if needed.
@@ -1848,47 +1838,40 @@ vmmgraph_status_t vmmgraph_arena_allocate(vmmgraph_arena_t arena,
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_deallocate(vmmgraph_arena_t arena, void *block);
 
 // Pauses an arena: releases its memory, except private (exclusive) blocks. Addresses stay
-// reserved, and graphs instantiated. Contents of live-out (retained) and persistent (kept) blocks
-// are copied to the host; contents of shared pages are lost, as between replays. Waits for the
-// fence (null: empty), the arena's replays, and the streams recorded for blocks. `report` may be
-// null.
-//
-// Until vmmgraph_arena_resume, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may
-// be freed, and spaces and the arena destroyed. Continues after a failure as
-// vmmgraph_device_pause.
-//
-// Refused, with state unchanged: VMMGRAPH_ERROR_WRONG_STATE while a space is open, inside a launch
-// of the arena, and while pages are on lease or pinned for other processes;
-// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream to wait for is under capture.
+// reserved, and graphs instantiated. Contents of live-out and persistent (kept) blocks are copied
+// to the host; contents of shared pages are lost, as between replays. Waits for the fence, the
+// arena's replays, and the streams recorded for blocks. Until vmmgraph_arena_resume, replays and
+// new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may be freed, and spaces and the arena
+// destroyed. Continues after a failure as vmmgraph_device_pause. Refused, with state unchanged:
+// VMMGRAPH_ERROR_WRONG_STATE while a space is open, inside a launch of the arena, and while pages
+// are on lease or pinned; VMMGRAPH_ERROR_STREAM_CAPTURING while a stream to wait for is under
+// capture.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_pause(vmmgraph_arena_t arena,
                                        const struct vmmgraph_fence_t *fence,
                                        struct vmmgraph_pause_report_t *report);
 
 // Resumes an arena at the same addresses, with its contents. Deadline and failures as for
-// vmmgraph_device_resume. `report` may be null.
+// vmmgraph_device_resume.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_resume(vmmgraph_arena_t arena,
                                         uint64_t deadline_micros,
                                         struct vmmgraph_resume_report_t *report);
 
-// Replaces sparsely used large pages of the arena by small ones, if at least 1/32 of the shared
-// pages is saved. For arenas without a chosen page size: call once after all captures. Addresses
-// stay, and graphs instantiated; contents of shared pages are lost. Waits as vmmgraph_arena_pause;
-// replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages become free
-// pages of the device (vmmgraph_arena_trim). `saved` (may be null) receives the bytes saved.
-//
-// The small pages are allocated before the large pages are free. After
-// VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET, some spaces use small pages, and the
-// call can be repeated. Refused, with state unchanged, while the arena is paused, and wherever
-// vmmgraph_arena_pause is refused.
+// Replaces sparsely used large pages by small ones, if at least 1/32 of the shared pages is saved.
+// For arenas without a chosen page size: call once after all captures. Addresses and graphs stay;
+// contents of shared pages are lost. Waits, and is refused, as vmmgraph_arena_pause, also while
+// paused; meanwhile replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE. The large pages become
+// free pages of the device (vmmgraph_arena_trim). `saved` receives the bytes saved. The small
+// pages are allocated before the large ones are free. After VMMGRAPH_ERROR_OUT_OF_MEMORY or
+// VMMGRAPH_ERROR_OVER_BUDGET, some spaces use small pages; the call can be repeated.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_shrink_to_fit(vmmgraph_arena_t arena,
                                                const struct vmmgraph_fence_t *fence,
                                                uint64_t *saved);
 
-// Creates a pool of unbacked blocks. `blocks_a_page` consecutive blocks share pages, and
-// `block_bytes` is the size of a block in all planes: see vmmgraph_kv_cache_stats.
+// Creates a pool of unbacked blocks. `blocks_a_page` consecutive blocks share pages; `block_bytes`
+// covers all planes: see vmmgraph_kv_cache_stats.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_create(uint64_t blocks,
                                              uint64_t blocks_a_page,
@@ -1898,15 +1881,14 @@ vmmgraph_status_t vmmgraph_block_pool_create(uint64_t blocks,
 // Destroys the pool.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_block_pool_destroy(vmmgraph_block_pool_t pool);
 
-// Marks the pages fully covered by blocks `first` to below `end` as backed.
+// Marks the pages fully covered by blocks `first` to `end` - 1 as backed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_back(vmmgraph_block_pool_t pool,
                                            uint64_t first,
                                            uint64_t end);
 
-// Marks the pages fully covered by blocks `first` to below `end` as not backed, except pages with
-// used blocks. Call before the memory is released. `lost` (may be null) receives the number of
-// reserved blocks lost.
+// Reverts vmmgraph_block_pool_back, except for pages with used blocks. Call before the memory is
+// released. `lost` receives the number of reserved blocks lost.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_unback(vmmgraph_block_pool_t pool,
                                              uint64_t first,
@@ -1921,8 +1903,7 @@ vmmgraph_status_t vmmgraph_block_pool_allocate(vmmgraph_block_pool_t pool,
                                                uint64_t *blocks,
                                                int32_t *there);
 
-// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 0 if too few are
-// available.
+// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved, or none (`there` is 0).
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_reserve(vmmgraph_block_pool_t pool,
                                               uint64_t count,
@@ -1938,7 +1919,7 @@ vmmgraph_status_t vmmgraph_block_pool_allocate_reserved(vmmgraph_block_pool_t po
                                                         uint64_t *blocks,
                                                         int32_t *there);
 
-// Frees blocks. `emptied` (may be null) receives the number of pages which became empty; see
+// Frees blocks. `emptied` receives the number of pages which became empty; see
 // vmmgraph_block_pool_surplus. VMMGRAPH_ERROR_INVALID_ARGUMENT, with nothing changed, if a block
 // is not in use or is listed twice.
 VMMGRAPH_API
@@ -1947,15 +1928,15 @@ vmmgraph_status_t vmmgraph_block_pool_free(vmmgraph_block_pool_t pool,
                                            size_t count,
                                            uint64_t *emptied);
 
-// Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` (may be null)
-// receives the number of reserved blocks lost.
+// Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` receives the
+// number of reserved blocks lost.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_set_limit(vmmgraph_block_pool_t pool,
                                                 uint64_t blocks,
                                                 uint64_t *lost);
 
-// Returns the used blocks from `first` to below `end` as ranges in order, such as the `busy`
-// ranges of vmmgraph_kv_cache_shrink_to.
+// Returns the used blocks from `first` to `end` - 1 as ranges in order, as for
+// vmmgraph_kv_cache_shrink_to.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_used(vmmgraph_block_pool_t pool,
                                            uint64_t first,
@@ -1975,7 +1956,7 @@ vmmgraph_status_t vmmgraph_block_pool_shortfall(vmmgraph_block_pool_t pool,
                                                 int32_t *there);
 
 // Returns backed pages without used blocks, as block ranges: pages beyond the limit, and the
-// highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
+// highest other pages, leaving `keep` and the reserved blocks free. For
 // vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_surplus(vmmgraph_block_pool_t pool,
@@ -1985,10 +1966,10 @@ vmmgraph_status_t vmmgraph_block_pool_surplus(vmmgraph_block_pool_t pool,
                                               size_t *range_count);
 
 // Asks the engine to vacate pages until `bytes` bytes are empty: pages on which `evictable`
-// accepts every used block (null: all pages), first pages beyond the limit, then pages with the
-// fewest used blocks. Calls `evict` once on this thread, unless no page is needed or available.
-// `empty_bytes` (may be null) receives the empty bytes afterwards. Other threads may use blocks
-// meanwhile: the engine checks which are still in use.
+// accepts every used block (null: all pages), first beyond the limit, then with the fewest used
+// blocks. Calls `evict` once on this thread, unless no page is needed or available. `empty_bytes`
+// (may be null) receives the empty bytes afterwards. Other threads may use blocks meanwhile: the
+// engine checks which are in use.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_ask(vmmgraph_block_pool_t pool,
                                           uint64_t bytes,
@@ -1998,8 +1979,8 @@ vmmgraph_status_t vmmgraph_block_pool_ask(vmmgraph_block_pool_t pool,
                                           void *user,
                                           uint64_t *empty_bytes);
 
-// As vmmgraph_block_pool_ask, for the pages of the blocks in `ranges`, as for the recall of a
-// lease; then see vmmgraph_block_pool_unused.
+// As vmmgraph_block_pool_ask, for the pages of the blocks in `ranges`, as for a recall; then see
+// vmmgraph_block_pool_unused.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_ask_of(vmmgraph_block_pool_t pool,
                                              const struct vmmgraph_block_range_t *ranges,
@@ -2009,8 +1990,8 @@ vmmgraph_status_t vmmgraph_block_pool_ask_of(vmmgraph_block_pool_t pool,
                                              vmmgraph_evict_fn evict,
                                              void *user);
 
-// Returns pages without used blocks, among the pages of the blocks in `among`, as block ranges:
-// memory which can be released.
+// Returns the releasable pages among those of the blocks in `among`: block ranges without used
+// blocks.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_unused(vmmgraph_block_pool_t pool,
                                              const struct vmmgraph_block_range_t *among,
@@ -2024,8 +2005,8 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_block_pool_stats(vmmgraph_block_pool_t pool,
                                             struct vmmgraph_block_pool_stats_t *stats);
 
-// Opens a device, or returns another handle to its page pool if already open. `options` may be
-// null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
+// Opens a device, or returns another handle to its page pool. `options` may be null.
+// VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *options,
                                        vmmgraph_device_t *device);
@@ -2033,32 +2014,30 @@ vmmgraph_status_t vmmgraph_device_open(const struct vmmgraph_device_options_t *o
 // Destroys the handle. The device closes once all its objects and handles are destroyed.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_close(vmmgraph_device_t device);
 
-// Writes the properties of the device.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_info(vmmgraph_device_t device,
                                        struct vmmgraph_device_info_t *info);
 
-// Limits the physical memory of the device's page pool.
+// Limits the physical memory of the page pool.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_budget(vmmgraph_device_t device, uint64_t bytes);
 
-// Writes the statistics of the device's page pool.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_stats(vmmgraph_device_t device,
                                         struct vmmgraph_device_stats_t *stats);
 
-// Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before any code
-// captures or destroys `stream`: other threads can then replay in these arenas meanwhile. All
-// arenas are tried; the first error is returned.
+// Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before code
+// captures or destroys `stream`, so that other threads can replay in these arenas. Tries all
+// arenas; returns the first error.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_mark(vmmgraph_device_t device, void *stream);
 
-// Announces a capture on this device without a space of the library, whose graph may read blocks
-// of sealed spaces: blocks freed from now on are not reused by earlier graphs, eager work or
-// leases while the graph writing them exists. With VmmGraph's block allocator in libtorch, torch's
-// captures call this function.
+// Announces a capture on this device without a space, whose graph may read blocks of sealed
+// spaces: blocks freed from now on are not reused by earlier graphs, eager work or leases while
+// the graph writing them exists. torch's captures with VmmGraph's block allocator call this
+// function.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_note_capture(vmmgraph_device_t device);
 
-// Waits for pending unmaps, releases the device's free pages, and retries releases which the
-// driver refused. `released` (may be null) receives the bytes.
+// Waits for pending unmaps, releases the device's free pages, and retries refused releases.
+// `released` receives the bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim(vmmgraph_device_t device, uint64_t *released);
 
 // Creates a dispatcher without graphs. Null options: no buckets.
@@ -2069,8 +2048,8 @@ vmmgraph_status_t vmmgraph_dispatcher_create(const struct vmmgraph_dispatcher_op
 // Destroys a dispatcher.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_dispatcher_destroy(vmmgraph_dispatcher_t dispatcher);
 
-// Decides one step and counts the decision; a capture is counted when reported. `capturable` is 0
-// if the step cannot run in a graph.
+// Decides one step and counts the decision; a capture counts when reported. `capturable` is 0 if
+// the step cannot run in a graph.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatch(vmmgraph_dispatcher_t dispatcher,
                                     const struct vmmgraph_key_t *step,
@@ -2078,23 +2057,22 @@ vmmgraph_status_t vmmgraph_dispatch(vmmgraph_dispatcher_t dispatcher,
                                     int32_t capturable,
                                     struct vmmgraph_decision_t *decision);
 
-// Writes the mode, slot and bucket of graph number `index`, largest first in each mode, for
-// captures ahead of traffic. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond the last.
+// Writes mode, slot and bucket of graph number `index`, largest first in each mode.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT beyond the last.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_slot(vmmgraph_dispatcher_t dispatcher,
                                            size_t index,
                                            struct vmmgraph_decision_t *decision);
 
-// Reports an event of a graph, one of VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's
-// state does not permit the event.
+// Reports an event of a graph, VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's state
+// does not permit the event.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_report(vmmgraph_dispatcher_t dispatcher,
                                              uint32_t slot,
                                              int32_t event);
 
-// Finds the graph to evict first: the least recently used, except `kept` (UINT32_MAX: no
-// exception). Writes UINT32_MAX if none exists. Report VMMGRAPH_GRAPH_EVICTED after the graph is
-// destroyed.
+// Finds the graph to evict first: the least recently used, except `kept`; UINT32_MAX: none. Report
+// VMMGRAPH_GRAPH_EVICTED after the graph is destroyed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_least_recently_used(vmmgraph_dispatcher_t dispatcher,
                                                           uint32_t kept,
@@ -2105,15 +2083,15 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_stats(vmmgraph_dispatcher_t dispatcher,
                                             struct vmmgraph_dispatcher_stats_t *stats);
 
-// Writes the number of steps run in mode `mode` for reason `reason`.
+// Writes the number of steps run in `mode` for `reason`.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_steps(vmmgraph_dispatcher_t dispatcher,
                                             int32_t mode,
                                             int32_t reason,
                                             uint64_t *steps);
 
-// Copies all counters in Prometheus text format, with `count` labels on every sample: `labels` has
-// `count` names, then `count` values.
+// Copies all counters in Prometheus text format. `labels` has `count` names, then `count` values,
+// added to every sample.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatcher,
                                                  const char *const *labels,
@@ -2122,9 +2100,8 @@ vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatche
                                                  size_t capacity,
                                                  size_t *needed);
 
-// Reserves `bytes` bytes of addresses, without memory. `options` may be null. Fails with
-// VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or VMMGRAPH_ERROR_OVER_BUDGET if
-// least_bytes do not fit.
+// Reserves `bytes` bytes of addresses, without memory. `options` may be null.
+// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_create(vmmgraph_device_t device,
                                                  uint64_t bytes,
@@ -2140,17 +2117,17 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_base(vmmgraph_elastic_buf
 
 // Commits `bytes` bytes at `offset`, rounded outward to pages: maps all missing pages, or none.
 // Uses free pages first; if memory is short, asks reclaimers. New pages have undefined contents.
-// Decommitted pages which are still mapped keep their contents: work on streams other than those
-// of their fence must first call vmmgraph_elastic_buffer_before. A failed call changes nothing.
-// `done` may be null.
+// Decommitted pages still mapped keep their contents: work on streams other than those of their
+// fence must first call vmmgraph_elastic_buffer_before. A failed call changes nothing. `done` may
+// be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_commit(vmmgraph_elastic_buffer_t buffer,
                                                  uint64_t offset,
                                                  uint64_t bytes,
                                                  struct vmmgraph_committed_t *done);
 
-// Like vmmgraph_elastic_buffer_commit, on a thread of the library and without asking reclaimers.
-// Returns at once; vmmgraph_pending_wait returns the result. `pending` may be null to ignore it.
+// As vmmgraph_elastic_buffer_commit, on a thread of the library and without reclaimers. Returns at
+// once; vmmgraph_pending_wait returns the result. `pending` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_commit_async(vmmgraph_elastic_buffer_t buffer,
                                                        uint64_t offset,
@@ -2158,8 +2135,8 @@ vmmgraph_status_t vmmgraph_elastic_buffer_commit_async(vmmgraph_elastic_buffer_t
                                                        vmmgraph_pending_t *pending);
 
 // Decommits `bytes` bytes at `offset`, rounded inward to pages: later work must not use the
-// memory. The pages are unmapped after `fence` (null: at once) and count toward the budget until
-// then. Never waits for the device. `gone` (may be null) receives the decommitted bytes.
+// memory. Unmaps the pages after `fence`; they count toward the budget until then. Never waits for
+// the device. `gone` receives the decommitted bytes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_decommit(vmmgraph_elastic_buffer_t buffer,
                                                    uint64_t offset,
@@ -2167,40 +2144,32 @@ vmmgraph_status_t vmmgraph_elastic_buffer_decommit(vmmgraph_elastic_buffer_t buf
                                                    const struct vmmgraph_fence_t *fence,
                                                    uint64_t *gone);
 
-// Unmaps decommitted pages whose fence is complete. Does not wait. `gone` (may be null) receives
-// the bytes.
+// Unmaps decommitted pages whose fence is complete, without waiting. `gone` receives the bytes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_settle(vmmgraph_elastic_buffer_t buffer,
                                                  uint64_t *gone);
 
 // Makes later work of `stream` wait for earlier users of pages decommitted and committed again
-// while still mapped. Does not block.
+// while mapped. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_before(vmmgraph_elastic_buffer_t buffer, void *stream);
 
-// Limits the physical bytes of the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_set_budget(vmmgraph_elastic_buffer_t buffer,
                                                      uint64_t bytes);
 
-// Writes the committed parts, in order, as ranges of whole pages.
+// Writes the committed parts in order.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_committed(vmmgraph_elastic_buffer_t buffer,
                                                     struct vmmgraph_range_t *ranges,
                                                     size_t capacity,
                                                     size_t *count);
 
-// Writes the statistics of the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_stats(vmmgraph_elastic_buffer_t buffer,
                                                 struct vmmgraph_elastic_stats_t *stats);
 
-// Registers callbacks, for registrations of pages such as RDMA's: `after_map` for memory just
-// mapped, before the commit returns, and `before_unmap` for unused memory about to be unmapped.
-// Either may be null.
-//
-// Arguments:
-// The callbacks may be called with `user` from any thread, until vmmgraph_elastic_observer_destroy
-// and all calls in progress have returned.
+// Registers callbacks, as for RDMA: `after_map` for memory just mapped, before the commit returns,
+// and `before_unmap` for unused memory about to be unmapped. Either may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_observe(vmmgraph_elastic_buffer_t buffer,
                                                   vmmgraph_shown_fn after_map,
@@ -2211,11 +2180,11 @@ vmmgraph_status_t vmmgraph_elastic_buffer_observe(vmmgraph_elastic_buffer_t buff
 // Removes the callbacks. Calls in progress still complete.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_observer_destroy(vmmgraph_elastic_observer_t observer);
 
-// Sets `over` to 1 if the commit is finished, else to 0.
+// Sets `over` to 1 if the commit is finished, else 0.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_done(vmmgraph_pending_t pending, int32_t *over);
 
-// Blocks until the commit is finished and returns its status. Waits for driver calls only. May be
-// called again. `done` may be null.
+// Blocks until the commit is finished, without waiting for the device, and returns its status. May
+// be called again. `done` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_pending_wait(vmmgraph_pending_t pending,
                                         struct vmmgraph_committed_t *done);
@@ -2223,16 +2192,14 @@ vmmgraph_status_t vmmgraph_pending_wait(vmmgraph_pending_t pending,
 // Destroys the handle; the commit continues.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pending_destroy(vmmgraph_pending_t pending);
 
-// Allocates a private (exclusive) block: one page of its own, until the block is freed or the
-// arena and all its spaces are destroyed. No graph shares the page, poison does not fill it, and
-// no seal, lending, eager work or pause moves or releases it. For memory written by peers without
-// waiting for this device, and for contents which last from replay to replay: workspaces, signal
-// pads, registered windows.
-//
-// Waits until the block is zero for every stream and peer. Allocate before a capture: platforms
-// which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING. `granularity`, a
-// power of two and a multiple of the device's, divides the address and the rounded length; 0: a
-// small page; else VMMGRAPH_ERROR_INVALID_SIZE. The block counts toward the arena's budget.
+// Allocates a private (exclusive) block on its own page, until the block is freed or the arena and
+// its spaces are destroyed. No graph shares the page, poison does not fill it, and no seal,
+// lending, eager work or pause moves or releases it. For memory written by peers without waiting
+// for this device, and for contents kept between replays: workspaces, signal pads, registered
+// windows. Waits until the block is zero for every stream and peer. Allocate before a capture:
+// platforms which forbid waits then return VMMGRAPH_ERROR_STREAM_CAPTURING. `granularity`, a power
+// of two and a multiple of the device's, divides the address and the rounded length; 0: a small
+// page; else VMMGRAPH_ERROR_INVALID_SIZE. The block counts toward the arena's budget.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_allocate_exclusive(vmmgraph_arena_t arena,
                                                     uint64_t bytes,
@@ -2241,12 +2208,11 @@ vmmgraph_status_t vmmgraph_arena_allocate_exclusive(vmmgraph_arena_t arena,
 
 // Frees a private (exclusive) block after the arena's replays so far. Other work on the block must
 // be complete. Peers must have closed its page, or the page stays pinned
-// (vmmgraph_device_page_exported). VMMGRAPH_ERROR_FOREIGN_POINTER unless `block` is a live private
-// block.
+// (vmmgraph_device_page_exported).
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_free_exclusive(vmmgraph_arena_t arena, void *block);
 
-// Returns the page under a private (exclusive) block or a part of it, as vmmgraph_space_export.
-// The page stays the same for the block's life.
+// As vmmgraph_space_export, for a private (exclusive) block or a part of it. The page is the same
+// for the block's life.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_export(vmmgraph_arena_t arena,
                                         void *base,
@@ -2268,10 +2234,9 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_destroy(vmmgraph_grants_t grants)
 // Sets the number of pages. Granted pages stay granted.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_set_pages(vmmgraph_grants_t grants, uint64_t pages);
 
-// Requests `kv` pages of KV memory, kept until the step's sequences end, and `activations` pages,
-// kept until the step ends. Both are granted or neither, so that steps cannot deadlock. `who` is
-// the caller's number of the step; a waiting step may change its request. `answer` receives one of
-// VMMGRAPH_GRANT_*.
+// Requests `kv` pages of KV memory until the step's sequences end, and `activations` pages until
+// the step ends: both or neither, so that steps cannot deadlock. `who` is the caller's number of
+// the step; a waiting step may change its request. `answer` receives VMMGRAPH_GRANT_*.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_grants_ask(vmmgraph_grants_t grants,
                                       uint64_t who,
@@ -2279,8 +2244,8 @@ vmmgraph_status_t vmmgraph_grants_ask(vmmgraph_grants_t grants,
                                       uint64_t activations,
                                       int32_t *answer);
 
-// Takes `kv` more KV pages for a running step, ahead of all waiting steps. `there` receives 1, or
-// 0 if fewer pages are free.
+// Takes `kv` more KV pages for a running step, ahead of waiting steps. `there` is 0 if fewer pages
+// are free.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_grants_extend(vmmgraph_grants_t grants, uint64_t kv, int32_t *there);
 
 // Removes step `who` from the queue.
@@ -2297,20 +2262,20 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_grants_stats(vmmgraph_grants_t grants,
                                         struct vmmgraph_grants_stats_t *stats);
 
-// Computes the peak number of blocks, of `block_tokens` tokens each, held together by `sequences`
-// which grow by one token per step until their end; may exceed the exact peak by one block per
-// sequence. Admit a sequence if the peak including it fits: running sequences are then never
-// preempted. VMMGRAPH_ERROR_INVALID_ARGUMENT if `block_tokens` is 0.
+// Computes the peak of blocks, of `block_tokens` tokens each, held by `sequences` which grow by
+// one token per step until their end; at most one block per sequence too high. If sequences are
+// admitted only while the peak fits, none is preempted. VMMGRAPH_ERROR_INVALID_ARGUMENT if
+// `block_tokens` is 0.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_admission_peak(uint64_t block_tokens,
                                           const struct vmmgraph_growing_t *sequences,
                                           size_t count,
                                           uint64_t *blocks);
 
-// Computes the deadline order: the serial service order from time `now` in which most requests of
-// `all` meet their deadline. `order` receives indices of `all`: requests out of patience, oldest
-// first; then requests on time, by deadline; then the rest, by patience. `timely` (may be null)
-// receives the number in the first two groups.
+// Computes the deadline order: the serial order from time `now` in which most requests meet their
+// deadline. `order` receives indices of `all`: requests out of patience, oldest first; then
+// requests on time, by deadline; then the rest, by patience. `timely` receives the number in the
+// first two groups.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_in_turn(uint64_t now,
                                    const struct vmmgraph_due_t *all,
@@ -2319,7 +2284,7 @@ vmmgraph_status_t vmmgraph_in_turn(uint64_t now,
                                    size_t *timely);
 
 // Creates a predictor of sequence lengths: the quantile at `per_mille` of 1000 of the last
-// `window` ended sequences. Predicts `first` more tokens if no remembered sequence was longer.
+// `window` ended sequences; `first` more tokens if none of these was longer.
 // VMMGRAPH_ERROR_INVALID_ARGUMENT if `window` is 0 or `per_mille` exceeds 1000.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_lengths_create(size_t window,
@@ -2333,27 +2298,24 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_lengths_destroy(vmmgraph_lengths_t lengt
 // Records the generated tokens of an ended sequence.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lengths_ended(vmmgraph_lengths_t lengths, uint64_t tokens);
 
-// Predicts the final number of tokens of a sequence with `generated` tokens so far.
+// Predicts the final tokens of a sequence with `generated` tokens so far.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_lengths_total(vmmgraph_lengths_t lengths,
                                          uint64_t generated,
                                          uint64_t *total);
 
-// Grows the device's host pool to at least `bytes`: mapped, faulted in and registered with the
-// device where the driver permits, so that a later pause need not do so.
-// VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes; VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the
-// pool's limit, or beyond the memory available to the machine or control group. A failed call
-// changes nothing.
+// Grows the device's host pool to at least `bytes`, mapped, faulted in and, where possible,
+// registered with the device, so that a later pause need not. VMMGRAPH_ERROR_INVALID_SIZE beyond
+// 2^46 bytes; VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the pool's limit or the memory of the
+// machine or control group. A failed call changes nothing.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device, uint64_t bytes);
 
-// Limits the bytes of the device's host pool. Memory already held stays.
+// Limits the host pool. Memory held stays.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_host_budget(vmmgraph_device_t device, uint64_t bytes);
 
-// Returns unused memory of the device's host pool to the operating system. `released` (may be
-// null) receives the bytes.
+// Returns unused memory of the host pool to the operating system. `released` receives the bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_trim_host(vmmgraph_device_t device, uint64_t *released);
 
-// Writes the statistics of the device's host pool.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_host_stats(vmmgraph_device_t device,
                                              struct vmmgraph_host_stats_t *stats);
@@ -2367,25 +2329,23 @@ vmmgraph_status_t vmmgraph_host_buffer_create(vmmgraph_device_t device,
                                               int32_t pinning,
                                               vmmgraph_host_buffer_t *buffer);
 
-// Destroys the handle. The memory stays while a ring uses it as a source, and returns to the host
-// pool after all copies. Does not block.
+// Destroys the handle. The memory returns to the host pool when no ring uses it and all copies are
+// complete. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_destroy(vmmgraph_host_buffer_t buffer);
 
-// Returns the address of the memory in this process, its bytes, and whether it is registered with
-// the device (1, else 0). Each pointer may be null. To write through the address: stop every ring
-// from copying, call vmmgraph_host_buffer_wait, write, then call vmmgraph_host_buffer_changed.
-// Valid while the handle exists or a ring uses the buffer as a source.
+// Returns the memory's address in this process, its bytes, and 1 if it is registered with the
+// device, else 0. Each pointer may be null. To write through the address: stop every ring from
+// copying, call vmmgraph_host_buffer_wait, write, then call vmmgraph_host_buffer_changed. Valid
+// while the handle exists or a ring uses the buffer.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_buffer_info(vmmgraph_host_buffer_t buffer,
                                             void **base,
                                             uint64_t *bytes,
                                             int32_t *registered);
 
-// Writes `bytes` bytes from `from` to the buffer at offset `at`. Blocks until all submitted copies
-// to and from the buffer, and all launches of captured steps reading it, are complete. The next
-// use of a ring slot copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end;
-// VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched. A failed
-// call writes nothing.
+// Writes `bytes` bytes from `from` to the buffer at offset `at`, after a wait as in
+// vmmgraph_host_buffer_wait. The next use of a ring slot copies again. VMMGRAPH_ERROR_INVALID_SIZE
+// beyond the end. A failed call writes nothing.
 //
 // Arguments:
 // `from` lies outside the buffer.
@@ -2396,12 +2356,11 @@ vmmgraph_status_t vmmgraph_host_buffer_write(vmmgraph_host_buffer_t buffer,
                                              size_t bytes);
 
 // Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`, after the work
-// submitted to `stream` so far and after all readers of the buffer. The copy overlaps later work.
-// Does not block. The next use of a ring slot copies again, after this copy. Before the device
-// memory is written again, call vmmgraph_host_buffer_before on the writing stream.
-// VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
-// VMMGRAPH_ERROR_STREAM_CAPTURING; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the
-// buffer is being launched.
+// submitted to `stream` so far and all readers of the buffer. Does not block; overlaps later work.
+// The next use of a ring slot copies again, after this copy. Before the device memory is written
+// again, call vmmgraph_host_buffer_before on the writing stream. VMMGRAPH_ERROR_INVALID_SIZE
+// beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED; VMMGRAPH_ERROR_STREAM_CAPTURING;
+// VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched.
 //
 // Arguments:
 // `from` is mapped until the copy is complete.
@@ -2412,9 +2371,8 @@ vmmgraph_status_t vmmgraph_host_buffer_store(vmmgraph_host_buffer_t buffer,
                                              uint64_t bytes,
                                              void *stream);
 
-// Makes later work of `stream` wait for all submitted vmmgraph_host_buffer_store copies, after
-// which their device memory may be written again. Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING
-// if the stream is being captured.
+// Makes later work of `stream` wait for all submitted vmmgraph_host_buffer_store copies. Does not
+// block. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is under capture.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_before(vmmgraph_host_buffer_t buffer, void *stream);
 
 // Reads `bytes` bytes from the buffer at offset `at`, after all submitted copies to the buffer.
@@ -2428,8 +2386,8 @@ vmmgraph_status_t vmmgraph_host_buffer_read(vmmgraph_host_buffer_t buffer,
                                             void *into,
                                             size_t bytes);
 
-// Reports a write through the address of vmmgraph_host_buffer_info: the next use of a ring slot
-// copies again.
+// Reports a write through vmmgraph_host_buffer_info's address: the next use of a ring slot copies
+// again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_changed(vmmgraph_host_buffer_t buffer);
 
 // Blocks until all submitted copies to and from the buffer, and all launches of captured steps
@@ -2437,19 +2395,19 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_changed(vmmgraph_host_buffer
 // VMMGRAPH_ERROR_STREAM_CAPTURING during a capture on platforms which forbid waits then.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_buffer_wait(vmmgraph_host_buffer_t buffer);
 
-// Creates a counter of `physical_bytes` of host memory, all usable at first. For engines which
-// prefill a prompt before the device has room for its KV.
+// Creates a counter of `physical_bytes` of host memory, all usable at first, for engines which
+// prefill before the device has room for the KV.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_create(uint64_t physical_bytes, vmmgraph_host_kv_t *host_kv);
 
 // Destroys the counter.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_destroy(vmmgraph_host_kv_t host_kv);
 
-// Sets the limit of vmmgraph_host_kv_put, at most the physical size. Bytes in use beyond stay
-// until taken.
+// Sets the limit of vmmgraph_host_kv_put, at most the physical size. Bytes in use stay until
+// taken.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_host_kv_set_logical(vmmgraph_host_kv_t host_kv, uint64_t bytes);
 
-// Reserves `bytes` for `sequence` within the logical size (`there` is 1), or nothing if they do
-// not fit or the sequence already has a reservation (`there` is 0).
+// Reserves `bytes` for `sequence` within the logical size (`there` is 1), or nothing (`there` is
+// 0) if they do not fit or the sequence has a reservation.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_put(vmmgraph_host_kv_t host_kv,
                                        uint64_t sequence,
@@ -2463,8 +2421,8 @@ vmmgraph_status_t vmmgraph_host_kv_rescue(vmmgraph_host_kv_t host_kv,
                                           uint64_t bytes,
                                           int32_t *there);
 
-// Ends the reservation of `sequence`. `bytes` (may be null) receives its bytes.
-// VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
+// Ends a reservation. `bytes` (may be null) receives its bytes. VMMGRAPH_ERROR_INVALID_ARGUMENT if
+// `sequence` has none.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_take(vmmgraph_host_kv_t host_kv,
                                         uint64_t sequence,
@@ -2475,7 +2433,7 @@ VMMGRAPH_API
 vmmgraph_status_t vmmgraph_host_kv_stats(vmmgraph_host_kv_t host_kv,
                                          struct vmmgraph_host_kv_stats_t *stats);
 
-// Creates a controller of a size in bytes between `least` and `most`, initially `value`, for
+// Creates a controller of a size in bytes from `least` to `most`, initially `value`, for
 // vmmgraph_host_kv_set_logical, by eLLM's rule. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least` is 0 or
 // `value` is out of bounds.
 VMMGRAPH_API
@@ -2487,10 +2445,10 @@ vmmgraph_status_t vmmgraph_slo_control_create(uint64_t least,
 // Destroys the controller.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_slo_control_destroy(vmmgraph_slo_control_t control);
 
-// Reports one iteration: whether a first token (`first_late`) or a later one (`other_late`) was
-// late. The size doubles if first tokens were late in three of the last five iterations, halves if
-// later tokens were, and stays if both were. Iterations before the last decision do not count.
-// `change` receives one of VMMGRAPH_SLO_*, `value` the new size; either may be null.
+// Reports whether a first token (`first_late`) or a later one (`other_late`) of an iteration was
+// late. The size doubles if first tokens were late in three of the last five iterations since the
+// last decision, halves if later tokens were, and stays if both were. `change` receives
+// VMMGRAPH_SLO_*, `value` the new size; either may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_slo_control_step(vmmgraph_slo_control_t control,
                                             int32_t first_late,
@@ -2498,8 +2456,8 @@ vmmgraph_status_t vmmgraph_slo_control_step(vmmgraph_slo_control_t control,
                                             int32_t *change,
                                             uint64_t *value);
 
-// Creates a layout of inputs and outputs for every bucket. Each starts at a multiple of
-// `alignment` bytes: a power of two from 256 to 2 MiB; 0: 512.
+// Creates a layout for every bucket. Inputs and outputs start at multiples of `alignment` bytes: a
+// power of two from 256 to 2 MiB; 0: 512.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_create(const struct vmmgraph_input_t *inputs,
                                              size_t input_count,
@@ -2511,13 +2469,12 @@ vmmgraph_status_t vmmgraph_input_plan_create(const struct vmmgraph_input_t *inpu
 // Destroys an input plan.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_input_plan_destroy(vmmgraph_input_plan_t plan);
 
-// Writes the memory requirements of the plan.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_info(vmmgraph_input_plan_t plan,
                                            struct vmmgraph_input_plan_info_t *info);
 
 // Writes the location of input or output number `input` in a bucket.
-// VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT if either is unknown.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_input_plan_view(vmmgraph_input_plan_t plan,
                                            const struct vmmgraph_key_t *bucket,
@@ -2525,10 +2482,9 @@ vmmgraph_status_t vmmgraph_input_plan_view(vmmgraph_input_plan_t plan,
                                            struct vmmgraph_input_view_t *view);
 
 // Writes the host inputs of a step into staging memory, padded to the bucket. One copy of `end`
-// bytes, from the start of staging memory to the start of the arena, transfers the step.
-//
-// List the inputs in the order of their declaration, each at most once. Staging memory of an
-// unlisted input is unchanged. A failed call writes nothing.
+// bytes from the start of staging memory to the start of the arena transfers the step. List inputs
+// in the order of declaration, each at most once. Memory of unlisted inputs is unchanged. A failed
+// call writes nothing.
 //
 // Arguments:
 // `staging` overlaps no data.
@@ -2541,8 +2497,8 @@ vmmgraph_status_t vmmgraph_input_plan_pack(vmmgraph_input_plan_t plan,
                                            size_t staging_bytes,
                                            uint64_t *end);
 
-// Copies the live blocks as a JSON array in address order: address, bytes, and number in the
-// space; with VMMGRAPH_ARENA_TRACE_BLOCKS also the age and the allocating call stack.
+// Copies the live blocks as a JSON array by address: address, bytes, number in the space; with
+// VMMGRAPH_ARENA_TRACE_BLOCKS also age and allocating call stack.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_blocks_json(vmmgraph_space_t space,
                                              char *buffer,
@@ -2571,37 +2527,34 @@ vmmgraph_status_t vmmgraph_kv_cache_create(vmmgraph_device_t device,
                                            vmmgraph_kv_cache_t *cache);
 
 // Destroys the cache, after asynchronous commits end. Before, release all blocks with a fence, or
-// complete all device work on the cache.
+// complete all work on the cache.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_destroy(vmmgraph_kv_cache_t cache);
 
-// Writes the location of plane number `plane`, which never changes. Blocks without memory must not
-// be accessed: the device faults.
+// Writes the location of plane number `plane`, which never changes. Device accesses to blocks
+// without memory fault.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_plane(vmmgraph_kv_cache_t cache,
                                           size_t plane,
                                           struct vmmgraph_kv_plane_t *place);
 
-// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Never shrinks.
-// Else as vmmgraph_kv_cache_commit.
+// As vmmgraph_kv_cache_commit, for all blocks below `blocks`. Never shrinks.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_grow_to(vmmgraph_kv_cache_t cache,
                                             uint64_t blocks,
                                             struct vmmgraph_committed_t *done);
 
-// Backs the blocks `first` to `end` - 1, in all planes or in none, and makes the numbers below
-// `end` usable. New memory has undefined contents. Released blocks which are still mapped keep
-// their contents: work on streams other than those of their fence must first call
-// vmmgraph_kv_cache_before. If memory is short, asks reclaimers. VMMGRAPH_ERROR_OVER_BUDGET also
-// beyond the limit. A failed call changes nothing. `done` may be null.
+// Backs the blocks `first` to `end` - 1, in all planes or none, and makes the numbers below `end`
+// usable. Memory and failures as for vmmgraph_elastic_buffer_commit; for released blocks still
+// mapped, call vmmgraph_kv_cache_before. VMMGRAPH_ERROR_OVER_BUDGET also beyond the limit. `done`
+// may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_commit(vmmgraph_kv_cache_t cache,
                                            uint64_t first,
                                            uint64_t end,
                                            struct vmmgraph_committed_t *done);
 
-// Like vmmgraph_kv_cache_commit, on a thread of the library and without asking reclaimers. Ordered
-// among other calls by its start on the thread; blocks removed by a shrink in the meantime stay
-// removed. vmmgraph_pending_wait returns the result; `pending` may be null to ignore it.
+// As vmmgraph_elastic_buffer_commit_async. Ordered among other calls by its start on the thread;
+// blocks removed by a shrink meanwhile stay removed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_commit_async(vmmgraph_kv_cache_t cache,
                                                  uint64_t first,
@@ -2609,9 +2562,8 @@ vmmgraph_status_t vmmgraph_kv_cache_commit_async(vmmgraph_kv_cache_t cache,
                                                  vmmgraph_pending_t *pending);
 
 // Lowers the number of usable blocks to `blocks`. Later blocks outside the `busy` ranges are
-// unmapped after `fence` (null: at once); busy blocks keep their memory until
-// vmmgraph_kv_cache_release. `left` (may be null) receives the number of busy blocks beyond
-// `blocks`. Never waits for the device.
+// unmapped after `fence`; busy blocks keep their memory until vmmgraph_kv_cache_release. `left`
+// receives the number of busy blocks beyond `blocks`. Never waits for the device.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_shrink_to(vmmgraph_kv_cache_t cache,
                                               uint64_t blocks,
@@ -2620,17 +2572,17 @@ vmmgraph_status_t vmmgraph_kv_cache_shrink_to(vmmgraph_kv_cache_t cache,
                                               const struct vmmgraph_fence_t *fence,
                                               uint64_t *left);
 
-// Releases the blocks `first` to `end` - 1: later work must not use them. Their pages are unmapped
-// after `fence` (null: at once) once no other backed block shares them. Does not wait: while
-// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored.
+// Releases the blocks `first` to `end` - 1: later work must not use them. Pages are unmapped after
+// `fence` once no other backed block shares them. Does not wait: a thread growing the cache unmaps
+// the pages. Blocks without memory are ignored.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_release(vmmgraph_kv_cache_t cache,
                                             uint64_t first,
                                             uint64_t end,
                                             const struct vmmgraph_fence_t *fence);
 
-// Sets the limit on blocks for all later commits, at most most_blocks. An older `revision` is
-// ignored. `change` (may be null) receives one of VMMGRAPH_LIMIT_*.
+// Sets the block limit for later commits, at most most_blocks. An older `revision` is ignored.
+// `change` (may be null) receives VMMGRAPH_LIMIT_*.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_set_limit(vmmgraph_kv_cache_t cache,
                                               uint64_t blocks,
@@ -2644,30 +2596,25 @@ vmmgraph_status_t vmmgraph_kv_cache_backed(vmmgraph_kv_cache_t cache,
                                            size_t capacity,
                                            size_t *count);
 
-// Writes the blocks with memory beyond the usable blocks, to be released.
+// Writes the blocks with memory beyond the usable ones.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_beyond(vmmgraph_kv_cache_t cache,
                                            struct vmmgraph_block_range_t *ranges,
                                            size_t capacity,
                                            size_t *count);
 
-// Unmaps released memory whose fence is complete. Does not wait. `gone` (may be null) receives the
-// bytes.
+// As vmmgraph_elastic_buffer_settle.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_settle(vmmgraph_kv_cache_t cache, uint64_t *gone);
 
-// Makes later work of `stream` wait for earlier users of blocks released and backed again while
-// still mapped. Does not block.
+// As vmmgraph_elastic_buffer_before, for blocks released and backed again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_before(vmmgraph_kv_cache_t cache, void *stream);
 
-// Limits the physical bytes of the cache.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_set_budget(vmmgraph_kv_cache_t cache, uint64_t bytes);
 
-// Writes the statistics of the cache.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_stats(vmmgraph_kv_cache_t cache,
                                           struct vmmgraph_kv_stats_t *stats);
 
-// Writes the statistics of the cache's memory.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_kv_cache_memory(vmmgraph_kv_cache_t cache,
                                            struct vmmgraph_elastic_stats_t *stats);
@@ -2681,19 +2628,14 @@ vmmgraph_status_t vmmgraph_kv_cache_observe(vmmgraph_kv_cache_t cache,
                                             vmmgraph_elastic_observer_t *observer);
 
 // Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole pages, uncommitted
-// so far. The pages are also mapped in the buffer, with undefined contents, and stay mapped for
-// the graphs. Until a recall, replays of graphs mapping a lent page are VMMGRAPH_ERROR_WRONG_STATE
-// (or recall: vmmgraph_arena_set_recall), and captures and eager work do not get lent pages. Pages
-// mapped by the fewest graphs are lent first, but no memory guaranteed to the arena's account or
-// its parents. The page sizes of arena and buffer must be equal.
-//
-// First call vmmgraph_lease_before on the stream of the first work. Waits for a replay in progress
-// on another thread. Another thread may recall the pages before this call returns: update your own
-// bookkeeping before the call and check again afterwards. A failed call changes nothing.
-//
-// Arguments:
-// `vacate` may be called with `user` from any recalling thread, until the lease is over and all
-// recalls in progress have returned.
+// so far, of the same page size. The pages are also mapped in the buffer, with undefined contents,
+// and stay mapped for the graphs. Until a recall, replays of graphs mapping a lent page are
+// VMMGRAPH_ERROR_WRONG_STATE (or recall: vmmgraph_arena_set_recall), and captures and eager work
+// get no lent pages. Pages mapped by the fewest graphs go first; memory guaranteed to the arena's
+// account or its parents is not lent. First call vmmgraph_lease_before on the stream of the first
+// work. Waits for a replay in progress on another thread. Another thread may recall the pages
+// before this call returns: update your bookkeeping before the call and check again afterwards. A
+// failed call changes nothing.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lend(vmmgraph_arena_t arena,
                                       vmmgraph_elastic_buffer_t buffer,
@@ -2703,9 +2645,9 @@ vmmgraph_status_t vmmgraph_arena_lend(vmmgraph_arena_t arena,
                                       void *user,
                                       vmmgraph_lease_t *lease);
 
-// Like vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
-// Backs the blocks in all planes, or changes nothing. Lends a page only where one is missing.
-// VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
+// As vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
+// Backs them in all planes, and lends a page only where one is missing. VMMGRAPH_ERROR_OVER_BUDGET
+// beyond the cache's limit.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lend_blocks(vmmgraph_arena_t arena,
                                              vmmgraph_kv_cache_t cache,
@@ -2715,19 +2657,19 @@ vmmgraph_status_t vmmgraph_arena_lend_blocks(vmmgraph_arena_t arena,
                                              void *user,
                                              vmmgraph_lease_t *lease);
 
-// Sets the behaviour of replays, eager work and captures which need lent pages: recall and wait up
-// to `micros` microseconds; 0, the default: fail. In either case no work runs on lent pages.
+// Sets how replays, eager work and captures treat lent pages they need: recall and wait up to
+// `micros` microseconds; 0, the default: fail. No work runs on lent pages.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_set_recall(vmmgraph_arena_t arena, uint64_t micros);
 
-// Recalls all leases which block a replay of `space`, or all of the arena if `space` is null,
-// within `micros` microseconds in total. Tries all; returns the status of the first failure.
+// Recalls all leases which block a replay of `space`, or all of the arena if null, within `micros`
+// microseconds in total. Tries all; returns the first failure.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_recall(vmmgraph_arena_t arena,
                                         vmmgraph_space_t space,
                                         uint64_t micros);
 
-// Writes the bytes the arena can lend to a borrower without a common account, and the bytes on
-// lease. Either pointer may be null.
+// Writes the bytes lendable to a borrower without a common account, and the bytes on lease. Either
+// may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_lendable(vmmgraph_arena_t arena,
                                           uint64_t *lendable,
@@ -2740,22 +2682,21 @@ vmmgraph_status_t vmmgraph_space_leases(vmmgraph_space_t space,
                                         size_t capacity,
                                         size_t *count);
 
-// Writes a lease's number and its bytes still on lease; 0: the lease is over. Either pointer may
-// be null.
+// Writes a lease's number and its bytes still on lease; 0: the lease is over. Either may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_lease_bytes(vmmgraph_lease_t lease,
                                        uint64_t *number,
                                        uint64_t *bytes);
 
-// Makes later work of `stream`, the borrower's first on the pages, wait for the graphs which used
-// them before. Does not block.
+// Makes later work of `stream`, the borrower's first on the pages, wait for earlier graphs on
+// them. Does not block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lease_before(vmmgraph_lease_t lease, void *stream);
 
 // Recalls `bytes` bytes of the lease, or all if 0: asks the borrower, waits for its fence, and
-// unmaps the pages from the borrower's memory. No effect on a finished lease. One thread recalls
-// at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or if its
-// fence is not complete within `micros` microseconds. After such a timeout the pages no longer
-// belong to the borrower and return at a later poll; until then, commits in their place are
+// unmaps the pages from its memory. No effect on a finished lease. One thread recalls at a time.
+// VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or its fence is not
+// complete within `micros` microseconds. After such a timeout the pages no longer belong to the
+// borrower and return at a later poll; until then, commits in their place are
 // VMMGRAPH_ERROR_WRONG_STATE.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_lease_recall(vmmgraph_lease_t lease, uint64_t bytes, uint64_t micros);
 
@@ -2768,17 +2709,14 @@ vmmgraph_status_t vmmgraph_vacating_add(vmmgraph_vacating_t vacating,
                                         uint64_t first,
                                         uint64_t end);
 
-// Adds a fence of the vacated memory, which the device may use until then; null: no use. Several
-// fences add up. Valid only inside vmmgraph_vacate_fn.
+// Adds a fence until which the device may use the vacated memory. Several fences add up. Valid
+// only inside vmmgraph_vacate_fn.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_vacating_behind(vmmgraph_vacating_t vacating,
                                            const struct vmmgraph_fence_t *fence);
 
 // Sets the log sink for lines up to level `max_level`. Null: no sink; lines go to stderr if
 // VMMGRAPH_LOG is set. The previous sink is dropped after its last call ends.
-//
-// Arguments:
-// `sink` and `drop` may be called with `user` from any thread.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
                                         void *user,
@@ -2786,9 +2724,8 @@ vmmgraph_status_t vmmgraph_set_log_sink(vmmgraph_log_fn sink,
                                         int32_t max_level);
 
 // Copies the page map as JSON: pages mapped by each space, bytes covered by blocks at its peak,
-// bytes freed by destroying it, and other users of device memory. The keys ("format": 1) are
-// documented in docs/map.md. `options` may be null. Stops no work: the arena may change between
-// two calls.
+// bytes freed by destroying it, other users of device memory. docs/map.md documents the keys
+// ("format": 1). `options` may be null. Stops no work: the arena may change between two calls.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_arena_map_json(vmmgraph_arena_t arena,
                                           const struct vmmgraph_map_options_t *options,
@@ -2796,28 +2733,28 @@ vmmgraph_status_t vmmgraph_arena_map_json(vmmgraph_arena_t arena,
                                           size_t capacity,
                                           size_t *needed);
 
-// Enables or disables event tracing: spaces opened from now on record every allocation and free of
-// a block, for the map's view of one capture. Also VMMGRAPH_TRACE_EVENTS=1 in the environment.
-// Costs host memory for each block.
+// Enables or disables event tracing: later spaces record every allocation and free, for the map's
+// view of one capture. Also VMMGRAPH_TRACE_EVENTS=1 in the environment. Costs host memory for each
+// block.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_trace_events(vmmgraph_arena_t arena, int32_t on);
 
 // Renders a map, the JSON text of vmmgraph_arena_map_json, as one self-contained web page. Needs
-// no device. VMMGRAPH_ERROR_INVALID_ARGUMENT if the text is no map, or a map of another format.
+// no device. VMMGRAPH_ERROR_INVALID_ARGUMENT for any other text or format.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_map_html(const char *map,
                                     char *buffer,
                                     size_t capacity,
                                     size_t *needed);
 
-// As vmmgraph_map_html, as a text table for logs: three lines of summary, and the 40 largest graph
-// shapes.
+// As vmmgraph_map_html, as a text table for logs: a summary of three lines, and the 40 largest
+// graph shapes.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_map_report(const char *map,
                                       char *buffer,
                                       size_t capacity,
                                       size_t *needed);
 
-// As vmmgraph_map_html, as a timeline of the captures in the trace event format, for Perfetto.
+// As vmmgraph_map_html, as a timeline in the trace event format, for Perfetto.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_map_perfetto(const char *map,
                                         char *buffer,
@@ -2825,17 +2762,16 @@ vmmgraph_status_t vmmgraph_map_perfetto(const char *map,
                                         size_t *needed);
 
 // Writes the number of replays launched in an arena, eager scopes included; equal on ranks with
-// equal replays. Inside a launch: the number of the current replay.
+// equal replays. Inside a launch: the current replay's number.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_replay_seq(vmmgraph_arena_t arena, uint64_t *replays);
 
 // Unbinds an arena with VMMGRAPH_ARENA_SERIAL from its stream and thread; the next replay binds it
-// again. Waits for a replay or eager scope in progress on another thread.
-// VMMGRAPH_ERROR_WRONG_STATE inside a replay of this thread. Later replays still wait for earlier
-// ones.
+// again, and still waits for earlier ones. Waits for a replay or eager scope in progress on
+// another thread. VMMGRAPH_ERROR_WRONG_STATE inside a replay of this thread.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_lift_serial(vmmgraph_arena_t arena);
 
-// Sets `to_host` to 1 if a prompt's KV memory should go to the host: once half of the time which
-// the prompt can wait without being late has passed, else to 0. A prompt sent at once has an early
+// Sets `to_host` to 1 if a prompt's KV memory should go to the host, else 0: once half of the time
+// which the prompt can wait without being late has passed. A prompt sent at once has an early
 // first token and late later tokens.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_prompt_to_host(uint64_t now,
@@ -2843,9 +2779,9 @@ vmmgraph_status_t vmmgraph_prompt_to_host(uint64_t now,
                                           int32_t *to_host);
 
 // Sets `waits` to 1 if a prefill of these prompts, of duration `takes`, should wait for another
-// decode step: if it makes more than 3 in 10 sequences late and no prompt is urgent. A prompt is
-// urgent from its `patience` time on, or with at most a tenth of its waiting time left; a late
-// prompt only from its `patience` time on.
+// decode step: it makes more than 3 in 10 sequences late and no prompt is urgent. A prompt is
+// urgent from its `patience` time on; if not yet late, also with at most a tenth of its waiting
+// time left.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_prefill_waits(uint64_t now,
                                          uint64_t takes,
@@ -2868,13 +2804,12 @@ vmmgraph_status_t vmmgraph_region_resume(vmmgraph_region_t region,
                                          struct vmmgraph_resume_report_t *report);
 
 // Pauses all regions and arenas with one of the tags; without tags, all of the device. Waits for
-// the fence (null: empty) and for the streams recorded for blocks, then releases pages by policy,
-// and the device's free pages. The caller must not submit work with this memory meanwhile.
-//
-// Continues after a failure: the call returns the status of the first, and `report` (may be null)
-// is written anyway. Failed memory stays resident with its contents, and the next pause retries.
-// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of the fence or of a block is under capture, and
-// VMMGRAPH_ERROR_WRONG_STATE while an arena has an open space: the call then pauses nothing more.
+// the fence and the streams recorded for blocks, then releases pages by policy, and the device's
+// free pages. The caller must not submit work with this memory meanwhile. Continues after a
+// failure: the call returns the status of the first, and writes `report` anyway. Failed memory
+// stays resident with its contents, and the next pause retries. VMMGRAPH_ERROR_STREAM_CAPTURING
+// while a stream of the fence or of a block is under capture, and VMMGRAPH_ERROR_WRONG_STATE while
+// an arena has an open space: the call then pauses nothing more.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
                                         const char *const *tags,
@@ -2883,9 +2818,9 @@ vmmgraph_status_t vmmgraph_device_pause(vmmgraph_device_t device,
                                         struct vmmgraph_pause_report_t *report);
 
 // Resumes all regions and arenas with one of the tags, all or none; without tags, all of the
-// device. Returns after the contents are restored. Without enough memory, retries until the
-// deadline, in microseconds from now; 0: as often as an allocation. After a failure everything is
-// paused as before, and the call can be repeated. `report` may be null.
+// device. Returns after the contents are restored. If memory is short, retries until the deadline,
+// in microseconds from now; 0: as often as an allocation. After a failure everything is paused as
+// before, and the call can be repeated.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
                                          const char *const *tags,
@@ -2895,8 +2830,8 @@ vmmgraph_status_t vmmgraph_device_resume(vmmgraph_device_t device,
 
 // As vmmgraph_device_resume, but returns once everything is mapped; contents are then restored in
 // the order of the tags. `ready` (may be null) receives a handle per tag, destroyed by the caller.
-// A stream which needs a region's contents waits by vmmgraph_ready_before or
-// vmmgraph_region_before. Copies from unregistered host memory complete before the call returns.
+// Streams wait for contents by vmmgraph_ready_before or vmmgraph_region_before. Copies from
+// unregistered host memory complete before the call returns.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
                                                const char *const *tags,
@@ -2906,12 +2841,8 @@ vmmgraph_status_t vmmgraph_device_resume_async(vmmgraph_device_t device,
                                                struct vmmgraph_resume_report_t *report);
 
 // Adds hooks for memory with the tag; empty: for all memory. `before_unmap` is called when no work
-// uses the memory any more, `after_map` after the memory is mapped again, on other pages. Either
-// may be null. For registrations of pages, by NCCL or for RDMA.
-//
-// Arguments:
-// The functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy and
-// all pauses and resumes then in progress have returned.
+// uses the memory any more, `after_map` after it is mapped again, on other pages. Either may be
+// null. For registrations of pages, by NCCL or for RDMA.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
                                                   const char *tag,
@@ -2924,9 +2855,9 @@ vmmgraph_status_t vmmgraph_device_add_pause_hooks(vmmgraph_device_t device,
 VMMGRAPH_API vmmgraph_status_t vmmgraph_pause_hooks_destroy(vmmgraph_pause_hooks_t hooks);
 
 // Imports a page exported by another process. `bytes` is page_bytes in the owner's
-// vmmgraph_page_extent_t. The memory lives as long as the import or a mapping of the page,
-// whatever the owner does. The caller keeps `fd`, not needed after the call.
-// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD.
+// vmmgraph_page_extent_t. The memory lives as long as the import or a mapping, whatever the owner
+// does. The caller keeps `fd`, not needed after the call. VMMGRAPH_ERROR_WRONG_STATE unless the
+// device was opened with VMMGRAPH_SHARING_FD.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_import(vmmgraph_device_t device,
                                          int fd,
@@ -2944,9 +2875,9 @@ vmmgraph_status_t vmmgraph_device_import_fabric(vmmgraph_device_t device,
 // Closes an imported page. Mapped memory stays mapped.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_page_close(vmmgraph_peer_page_t page);
 
-// Maps the parts of another process's range contiguously in this process; `address` receives the
-// first address. VMMGRAPH_ERROR_INVALID_ARGUMENT unless every part but the first begins at the
-// start of its page, and every part but the last ends at its page's end.
+// Maps the parts of another process's range contiguously; `address` receives the first address.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT unless the parts after the first begin at the start of their
+// page, and those before the last end at its end.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_peer_map_create(vmmgraph_device_t device,
                                            const struct vmmgraph_peer_extent_t *extents,
@@ -2964,8 +2895,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_peer_map_destroy(vmmgraph_peer_map_t map
 
 // Sends at most 253 file descriptors, and at least one byte, as one message over a connected unix
 // socket (SCM_RIGHTS). No process needs access to another process, which containers forbid. The
-// caller keeps its descriptors, sent with the first byte. `sent` (may be null) receives the number
-// of bytes sent.
+// caller keeps its descriptors, sent with the first byte. `sent` receives the number of bytes
+// sent.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_send_descriptors(int socket,
                                             const int *fds,
@@ -2976,7 +2907,7 @@ vmmgraph_status_t vmmgraph_send_descriptors(int socket,
 
 // Receives one message of vmmgraph_send_descriptors: at most `length` bytes, and `capacity`
 // descriptors, owned by the caller. Further descriptors are closed. `received` is 0 if the other
-// side has closed the socket.
+// side closed the socket.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_receive_descriptors(int socket,
                                                void *bytes,
@@ -2995,17 +2926,16 @@ vmmgraph_status_t vmmgraph_sizes(int32_t list,
                                  size_t *count);
 
 // Writes the maximum number of ACL graphs in the streams of an Ascend device, by the formula of
-// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits. `streams` may be null: no layers, no
-// groups.
+// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits. Null `streams`: no layers, no groups.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_acl_graph_limit(const struct vmmgraph_acl_graph_streams_t *streams,
                                            uint32_t *graphs);
 
 // Chooses the buckets with the least padding for the given steps (`steps[i]` of `shapes[i]`),
-// within the limits; optimal along one axis, and a good approximation along several. Writes the
+// within the limits: optimal along one axis, a good approximation along several. Writes the
 // buckets with their savings, ascending, never more than shapes. `result` may be null.
-// VMMGRAPH_ERROR_INVALID_ARGUMENT for too large a plan: shapes times graphs of one variant beyond
-// 2^24; shapes of one variant beyond 2^14 if several axes differ; too many variants times graphs.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT if too large: shapes times graphs of one variant beyond 2^24;
+// shapes of one variant beyond 2^14 if several axes differ; too many variants times graphs.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_plan(const struct vmmgraph_key_t *shapes,
                                 const uint64_t *steps,
@@ -3015,8 +2945,8 @@ vmmgraph_status_t vmmgraph_plan(const struct vmmgraph_key_t *shapes,
                                 size_t capacity,
                                 struct vmmgraph_plan_result_t *result);
 
-// Computes the waste of a set of buckets for given traffic, to compare an engine's list with a
-// plan. `weights` has one weight per axis. Null or all 0: a token costs 1, other axes nothing.
+// Computes the waste of buckets for given traffic, to compare an engine's list with a plan.
+// `weights` has one weight per axis. Null or all 0: a token costs 1, other axes nothing.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          size_t bucket_count,
@@ -3026,11 +2956,11 @@ vmmgraph_status_t vmmgraph_plan_evaluate(const struct vmmgraph_key_t *buckets,
                                          size_t shape_count,
                                          struct vmmgraph_waste_t *waste);
 
-// Sets `done` to 1 if the contents are restored, else to 0. Does not block.
+// Sets `done` to 1 if the contents are restored, else 0.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_done(vmmgraph_ready_t ready, int32_t *done);
 
-// Makes later work of `stream` wait until the contents are restored. Does not block.
-// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
+// Makes later work of `stream` wait for the contents. Does not block.
+// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is under capture.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_before(vmmgraph_ready_t ready, void *stream);
 
 // Blocks until the contents are restored.
@@ -3039,24 +2969,17 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_wait(vmmgraph_ready_t ready);
 // Destroys the handle. The restore continues.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ready_destroy(vmmgraph_ready_t ready);
 
-// Adds a reclaimer, for an engine with a cache, prompt prefixes or idle models to drop. `reclaim`
-// is called, with all the memory missing for the call, when the device or its budget is short,
-// before a call fails. It is not called if the budget of an account below the device's is short:
-// see vmmgraph_account_add_reclaimer. For one call it runs at most eight times while memory is
-// released; for a resume, until the deadline.
-//
-// Any thread short of memory calls the function, several at once, also during a capture: it must
-// not synchronize with the device then. It may call every function of the library: shrink a cache,
-// free blocks, destroy spaces and regions, pause other models, even one which another thread is
-// resuming (still paused while short of memory). A shortage on the thread meanwhile calls no
-// reclaimer. Memory of torch or cudaMalloc counts once returned to the driver.
-//
-// Reclaimers run in order of `cost`, lowest first, until enough is released. Cost 0 is unused
-// memory of regions and elastic memory; cost 1 is addresses kept for eager work.
-//
-// Arguments:
-// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the
-// calls then in progress have returned.
+// Adds a reclaimer, for an engine with a cache, prompt prefixes or idle models to drop. Before a
+// call fails, `reclaim` is called with all the memory missing if the device or its budget is
+// short; for the budget of an account below, see vmmgraph_account_add_reclaimer. For one call it
+// runs at most eight times while memory is released; for a resume, until the deadline. Any thread
+// short of memory calls the function, several at once, also during a capture: it must not
+// synchronize with the device then. It may shrink a cache, free blocks, destroy spaces and
+// regions, and pause other models, even one which another thread is resuming (still paused while
+// short of memory). A shortage on the thread meanwhile calls no reclaimer. Memory of torch or
+// cudaMalloc counts once returned to the driver. Reclaimers run by `cost`, lowest first, until
+// enough is released. Cost 0 is unused memory of regions and elastic memory; cost 1 is addresses
+// kept for eager work.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_add_reclaimer(vmmgraph_device_t device,
                                                 vmmgraph_reclaim_fn reclaim,
@@ -3064,25 +2987,23 @@ vmmgraph_status_t vmmgraph_device_add_reclaimer(vmmgraph_device_t device,
                                                 void *user,
                                                 vmmgraph_reclaimer_t *reclaimer);
 
-// Destroys the reclaimer. Calls in progress may still call the function.
+// Destroys the reclaimer.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_reclaimer_destroy(vmmgraph_reclaimer_t reclaimer);
 
-// Creates a region on a device. Several regions may have the same `tag`. `options` may be null.
+// Creates a region. Several regions may have the same `tag`. `options` may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_create(vmmgraph_device_t device,
                                          const char *tag,
                                          const struct vmmgraph_region_options_t *options,
                                          vmmgraph_region_t *region);
 
-// Destroys the region and all its blocks, paused or not, after the work on the streams recorded
-// for them.
+// Destroys the region and all its blocks, paused or not, after the work on their recorded streams.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_destroy(vmmgraph_region_t region);
 
 // Allocates a block of at least `bytes` bytes for work on `stream`, which must exist until the
-// block is freed, at an address fixed for the block's life. VMMGRAPH_ERROR_WRONG_STATE while the
-// region is paused. The block may reuse bytes which vmmgraph_device_resume_async is still
-// restoring: later work of `stream` then waits for the copy, or the call waits if `stream` is
-// under capture.
+// block is freed; the address never changes. VMMGRAPH_ERROR_WRONG_STATE while the region is
+// paused. If vmmgraph_device_resume_async is still restoring bytes of the block, later work of
+// `stream` waits for the copy, or the call waits if `stream` is under capture.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_allocate(vmmgraph_region_t region,
                                            uint64_t bytes,
@@ -3090,8 +3011,8 @@ vmmgraph_status_t vmmgraph_region_allocate(vmmgraph_region_t region,
                                            void *stream,
                                            void **block);
 
-// Frees a block, also while the region is paused. Its bytes are reused after the work on its
-// recorded streams.
+// Frees a block, also in a paused region. Its bytes are reused after the work on its recorded
+// streams.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_free(vmmgraph_region_t region, void *block);
 
 // Records use of a block on a stream, which must exist until the block is freed: a free and a
@@ -3102,13 +3023,13 @@ vmmgraph_status_t vmmgraph_region_record_stream(vmmgraph_region_t region,
                                                 void *stream);
 
 // Reports a write to a block since its backup; null: to all blocks. The next pause of a
-// VMMGRAPH_REGION_READ_ONLY region copies the block again. VMMGRAPH_ERROR_WRONG_STATE unless the
-// region is resident.
+// VMMGRAPH_REGION_READ_ONLY region copies them again. VMMGRAPH_ERROR_WRONG_STATE unless the region
+// is resident.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_mark_written(vmmgraph_region_t region, void *block);
 
-// Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`, without
-// resuming. VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has all these
-// bytes; VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
+// Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`.
+// VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has these bytes;
+// VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_get_backup(vmmgraph_region_t region,
                                              void *block,
@@ -3117,15 +3038,13 @@ vmmgraph_status_t vmmgraph_region_get_backup(vmmgraph_region_t region,
                                              size_t bytes);
 
 // Makes later work of `stream` wait for contents which vmmgraph_device_resume_async is still
-// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: other
-// memory must not be used.
+// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: its memory
+// must not be used.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_before(vmmgraph_region_t region, void *stream);
 
-// Limits the region's physical memory.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_region_set_budget(vmmgraph_region_t region, uint64_t bytes);
 
-// Writes the region's statistics. Also frees pages without blocks, once the work before their
-// release is complete.
+// Writes the statistics, after freeing pages without blocks whose work is complete.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_region_stats(vmmgraph_region_t region,
                                         struct vmmgraph_region_stats_t *stats);
@@ -3141,15 +3060,15 @@ vmmgraph_status_t vmmgraph_ring_create(vmmgraph_device_t device,
                                        const struct vmmgraph_ring_options_t *options,
                                        vmmgraph_ring_t *ring);
 
-// Destroys the ring, in use or not. Does not wait: addresses and pages are freed after all copies
-// and readers, for a unit still acquired after all work submitted to its stream so far.
+// Destroys the ring, in use or not, without waiting: addresses and pages are freed after all
+// copies and readers, for a unit still acquired after all work submitted to its stream so far.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_destroy(vmmgraph_ring_t ring);
 
 // Writes the first address of unit number `unit`, which never changes. The contents are valid only
 // between acquire and release of the unit.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_address(vmmgraph_ring_t ring, size_t unit, void **address);
 
-// Writes the places of the units, and the summary to `result`. Either pointer may be null.
+// Writes the places of the units, and the summary to `result`. Either may be null.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_places(vmmgraph_ring_t ring,
                                        struct vmmgraph_ring_place_t *places,
@@ -3157,10 +3076,10 @@ vmmgraph_status_t vmmgraph_ring_places(vmmgraph_ring_t ring,
                                        struct vmmgraph_ring_schedule_t *result);
 
 // Sets the source of a unit from its next acquire on; without runs, the unit has the slot's
-// current contents. Runs adjacent in both host buffer and unit become one copy. The ring keeps the
-// buffers alive. Current readers are unaffected; a copy of the old source completes first. Does
-// not block. VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its
-// source, overlapping runs, or a source on another device; the old source then stays.
+// current contents. Runs adjacent in buffer and unit become one copy. The ring keeps the buffers
+// alive. Current readers are unaffected; a copy of the old source completes first. Does not block.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or its source, overlapping
+// runs, or a source on another device; the old source then stays.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_set_source(vmmgraph_ring_t ring,
                                            size_t unit,
@@ -3171,47 +3090,45 @@ vmmgraph_status_t vmmgraph_ring_set_source(vmmgraph_ring_t ring,
 // vmmgraph_ring_release. Does not block if the source is registered. Copies the following units
 // ahead into free slots: any order of acquires is correct, the order of use is fast. Work may only
 // read the unit; writes are lost. The stream must exist until the release.
-// VMMGRAPH_ERROR_WRONG_STATE if the unit has no source or is acquired, or if another unit of its
-// slot is acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
+// VMMGRAPH_ERROR_WRONG_STATE if the unit has no source, or if this or another unit of its slot is
+// acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
 // vmmgraph_ring_capture_begin. After a failure the unit is not acquired.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_acquire(vmmgraph_ring_t ring, size_t unit, void *stream);
 
-// Ends the use of a unit: work submitted to `stream` so far is its last reader, and the slot is
-// refilled afterwards. On a stream other than the acquiring one, order the stream after all
-// readers first. Does not block. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
-// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside vmmgraph_ring_capture_begin.
-// After a failure the unit is still acquired.
+// Ends the use of a unit: work submitted to `stream` so far is its last reader; then the slot is
+// refilled. On a stream other than the acquiring one, order the stream after all readers first.
+// Does not block. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
+// VMMGRAPH_ERROR_STREAM_CAPTURING as for vmmgraph_ring_acquire. After a failure the unit is still
+// acquired.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_release(vmmgraph_ring_t ring, size_t unit, void *stream);
 
 // Copies resident units and the first streamed units into empty or stale places, except those
 // being read. Call before the first step, after an abort, or after a change of sources. `filled`
-// (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a unit without
-// source; earlier units are then already filled.
+// receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a unit without source;
+// earlier units are then already filled.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_prime(vmmgraph_ring_t ring, uint64_t *filled);
 
 // Aborts a step: releases every acquired unit after all work submitted to its stream so far, and
-// marks all places as empty. Sources stay. Never fails; for a stream under capture, the work is
-// tracked once the capture ends.
+// marks all places as empty. Sources stay. Never fails; a stream under capture is tracked once the
+// capture ends.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_abort(vmmgraph_ring_t ring);
 
-// Writes the statistics of the ring.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_stats(vmmgraph_ring_t ring, struct vmmgraph_ring_stats_t *stats);
 
 // Begins the capture of one step on `stream`, which must be under capture. Until
-// vmmgraph_ring_capture_end, vmmgraph_ring_acquire and vmmgraph_ring_release with a capturing
-// stream belong to the step, and no bytes move. Acquire every streamed unit once, in the order of
-// use, and release in the same order. One capture per ring at a time; eager work may continue
-// beside it. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or the
-// stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on a
-// platform without graph support.
+// vmmgraph_ring_capture_end, acquires and releases with a capturing stream belong to the step, and
+// no bytes move. Acquire every streamed unit once, in the order of use, and release in the same
+// order. One capture per ring at a time; eager work may continue. `options` may be null.
+// VMMGRAPH_ERROR_WRONG_STATE if a capture is active or the stream is not under capture.
+// VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on a platform without graph support.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_capture_begin(vmmgraph_ring_t ring,
                                               void *stream,
                                               const struct vmmgraph_ring_capture_options_t *options);
 
 // Ends the capture of a step, before the stream's own capture ends. VMMGRAPH_ERROR_WRONG_STATE if
-// no capture is active, if a call of the capture failed, or if a unit was not acquired or
-// released. A failure abandons the capture.
+// no capture is active, a call of the capture failed, or a unit was not acquired or released. A
+// failure abandons the capture.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_capture_end(vmmgraph_ring_t ring,
                                             void *stream,
@@ -3226,8 +3143,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_destroy(vmmgraph_ring_graph_t
 // Writes the number of copy nodes in the graph, including nodes without a copy.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_copies(vmmgraph_ring_graph_t graph, uint64_t *copies);
 
-// Forgets the last launched executable, because of its destruction or an update by other means:
-// the next vmmgraph_ring_graph_enter sets all copy nodes again.
+// Forgets the last launched executable, destroyed or updated by other means: the next
+// vmmgraph_ring_graph_enter sets all copy nodes again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_ring_graph_forget_executable(vmmgraph_ring_graph_t graph);
 
 // Prepares a launch; call before each. Loads the units the graph expects, updates the executable
@@ -3249,8 +3166,8 @@ vmmgraph_status_t vmmgraph_ring_graph_enter(vmmgraph_ring_graph_t graph,
                                             void *executable,
                                             void *stream);
 
-// Ends a launch begun by vmmgraph_ring_graph_enter. `launched` is 1 if the graph was launched on
-// `stream`; 0 if not, or if unknown. VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_ring_graph_enter.
+// Ends a launch. `launched` is 1 if the graph was launched on `stream`; 0 if not, or if unknown.
+// VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_ring_graph_enter.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_graph_leave(vmmgraph_ring_graph_t graph,
                                             void *stream,
@@ -3258,21 +3175,19 @@ vmmgraph_status_t vmmgraph_ring_graph_leave(vmmgraph_ring_graph_t graph,
 
 // Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
 // per second, the bottleneck, deviations from the demand, and the effect of more resident units.
-// No arrangement of copies is faster; measure the real ring. Needs no device. Uses fewer slots if
-// the budget requires.
-//
-// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small
-// for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an
-// invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
+// Measure the real ring. Needs no device. Uses fewer slots if the budget requires.
+// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, or if the budget is too small for
+// one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an invalid
+// bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_ring_ceiling_text(const struct vmmgraph_ring_demand_t *demand,
                                              char *buffer,
                                              size_t capacity,
                                              size_t *needed);
 
-// Returns the pages under a range of the space's addresses, such as a block, in order. Makes no
-// driver call and pins nothing. A seal may replace pages under live-out (retained) blocks: call
-// again afterwards. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
+// Returns the pages under a range of the space's addresses, in order. Makes no driver call and
+// pins nothing. A seal may replace pages under live-out (retained) blocks: call again afterwards.
+// VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_export(vmmgraph_space_t space,
                                         void *base,
@@ -3282,8 +3197,8 @@ vmmgraph_status_t vmmgraph_space_export(vmmgraph_space_t space,
                                         size_t *count);
 
 // Exports a page of an arena to other processes as a file descriptor, which the caller sends and
-// closes. Export each page once, however many graphs map it. Adds a pin (see
-// vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
+// closes. Export each page once, however many graphs map it. Adds a pin
+// (vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
 // VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD, and while the
 // arena is paused.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_export_page(vmmgraph_device_t device, uint64_t page, int *fd);
@@ -3298,7 +3213,7 @@ vmmgraph_status_t vmmgraph_device_export_fabric(vmmgraph_device_t device,
 
 // Adds `delta` pins to a page, or removes pins if negative. Remove the pins of
 // vmmgraph_device_export_page after the importing processes have closed the page or ended. Pins
-// may be added without an export by this library. Closing the device removes all pins.
+// may be added without an export. Closing the device removes all pins.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_device_page_exported(vmmgraph_device_t device,
                                                 uint64_t page,
@@ -3318,8 +3233,8 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_space_open_bump(vmmgraph_arena_t arena, 
 // the page map. Empty: none. VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_set_label(vmmgraph_space_t space, const char *label);
 
-// Sets the source location of a capture ("model.cpp:120") for the page map. Empty: none.
-// VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
+// As vmmgraph_space_set_label, the source location of a capture ("model.cpp:120") for the page
+// map.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_set_site(vmmgraph_space_t space, const char *site);
 
 // Copies the label of a space; empty if none is set.
@@ -3330,11 +3245,10 @@ vmmgraph_status_t vmmgraph_space_label(vmmgraph_space_t space,
                                        size_t *needed);
 
 // Destroys the space without blocking. The graph must be destroyed, or never launched again. Work
-// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete.
-//
-// The space is unmapped after the arena's replays so far: by a later destroy, vmmgraph_arena_trim,
-// vmmgraph_device_trim, or an allocation short of memory. Pages under blocks still owned by torch
-// tensors stay until the tensors are freed.
+// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete. The
+// space is unmapped after the arena's replays so far: by a later destroy or trim, or an allocation
+// short of memory. Pages under blocks still owned by torch tensors stay until the tensors are
+// freed.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_destroy(vmmgraph_space_t space);
 
 // Allocates a block of at least `bytes` bytes for work on `stream`, aligned to 512 bytes, with
@@ -3346,9 +3260,9 @@ vmmgraph_status_t vmmgraph_space_allocate(vmmgraph_space_t space,
                                           void *stream,
                                           void **block);
 
-// As vmmgraph_space_allocate, for a persistent (kept) block, which the caller keeps after the
-// capture: an output or a workspace. Such blocks are packed on common pages, so a few KiB do not
-// cost a page. No other block gets their bytes before the block is freed and its space destroyed.
+// As vmmgraph_space_allocate, for a persistent (kept) block, used after the capture: an output or
+// a workspace. Such blocks share pages, so a few KiB do not cost a page. No other block gets their
+// bytes before the block is freed and its space destroyed.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_allocate_kept(vmmgraph_space_t space,
                                                uint64_t bytes,
@@ -3358,13 +3272,12 @@ vmmgraph_status_t vmmgraph_space_allocate_kept(vmmgraph_space_t space,
 // As vmmgraph_space_allocate, for a peer-visible (remote) block: a buffer of a captured
 // collective, read and written by other devices or processes. Peers learn its page from
 // vmmgraph_space_export, or from a library which registers the buffers of a capture. The block
-// lies on one page; a block longer than a large page is rounded up to whole large pages. Only
-// peer-visible blocks of the same stream share these pages.
-//
-// A seal which replaces pages under local live-out blocks replaces none of these. After the seal,
-// the pages are neither lent nor given to eager work. Other graphs share them: peer access must
-// end with the replay. Free the block before the seal: a live block is treated by the policy and
-// counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
+// lies on one page; a longer block is rounded up to whole large pages. Only peer-visible blocks of
+// the same stream share these pages. A seal which replaces pages under local live-out blocks
+// replaces none of these. After the seal, the pages are neither lent nor given to eager work.
+// Other graphs share them: peer access must end with the replay. Free the block before the seal: a
+// live block is treated by the policy and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a
+// bump space.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_allocate_remote(vmmgraph_space_t space,
                                                  uint64_t bytes,
@@ -3384,10 +3297,9 @@ vmmgraph_status_t vmmgraph_space_record_stream(vmmgraph_space_t space,
                                                void *block,
                                                void *stream);
 
-// Ends the capture. `retain`, one of VMMGRAPH_RETAIN_*, decides about blocks still live; a bump
-// space accepts only VMMGRAPH_RETAIN_DEFAULT and VMMGRAPH_RETAIN_SHARED_PAGES. `report` may be
-// null. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes would be replaced. After a
-// failure the space is still open, and the call can be repeated.
+// Ends the capture. `retain`, VMMGRAPH_RETAIN_*, decides about live blocks; a bump space accepts
+// only _DEFAULT and _SHARED_PAGES. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes
+// would be replaced. After a failure the space is still open, and the call can be repeated.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_seal(vmmgraph_space_t space,
                                       int32_t retain,
@@ -3404,12 +3316,11 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_space_wait(vmmgraph_space_t space);
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_mark(vmmgraph_space_t space);
 
 // Calls `launch(user)`, which submits the space's graph to `stream`, ordered after every earlier
-// replay of the arena: replays never overlap, on any streams and threads. On the stream of the
-// last replay the call costs one driver query; on another stream, also an event wait.
-//
-// VMMGRAPH_ERROR_WRONG_STATE unless the space is sealed, while the arena is paused, and while
-// pages of the space are on lease (see vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING
-// if `stream` is under capture; the capture continues. After a failure `launch` was not called.
+// replay of the arena, on any stream and thread. On the stream of the last replay the call costs
+// one driver query; on another, also an event wait. VMMGRAPH_ERROR_WRONG_STATE unless the space is
+// sealed, while the arena is paused, and while pages of the space are on lease (see
+// vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING if `stream` is under capture; the
+// capture continues. After a failure `launch` was not called.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
                                         void *stream,
@@ -3417,13 +3328,12 @@ vmmgraph_status_t vmmgraph_space_replay(vmmgraph_space_t space,
                                         void *user);
 
 // Begins a replay without a callback, for callers with a lock of their own, such as language
-// runtimes: work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
-// every earlier replay of the arena. Other replays of the arena wait until then, so always leave,
-// except after a failure. Errors as vmmgraph_space_replay.
+// runtimes: work which this thread submits to `stream` until vmmgraph_space_leave is ordered as in
+// vmmgraph_space_replay. Other replays of the arena wait until then, so always leave, except after
+// a failure. Errors as vmmgraph_space_replay.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_enter(vmmgraph_space_t space, void *stream);
 
-// Ends the replay begun by vmmgraph_space_enter on this thread. VMMGRAPH_ERROR_WRONG_STATE if no
-// replay was begun.
+// Ends this thread's replay. VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_space_enter.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_space_leave(vmmgraph_space_t space);
 
 // Copies the addresses of live blocks in address order; after the seal, of live-out blocks not yet

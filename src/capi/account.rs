@@ -15,8 +15,8 @@ pub struct vmmgraph_account {
     _private: (),
 }
 
-/// Account: a budget in the device's account tree, for a tenant or a model. Memory is charged to
-/// its account and all accounts above.
+/// Account: a budget for a tenant or a model. Memory is charged to its account and all accounts
+/// above.
 pub type vmmgraph_account_t = *mut vmmgraph_account;
 
 #[repr(C)]
@@ -27,7 +27,7 @@ pub struct vmmgraph_account_options_t {
     pub above: vmmgraph_account_t,
     /// Limit in bytes.
     pub budget_bytes: u64,
-    /// Guaranteed bytes, charged to the accounts above whether used or not; needs an account with a
+    /// Guaranteed bytes, charged to the accounts above even if unused; needs an account with a
     /// limit above.
     pub least_bytes: u64,
 }
@@ -36,8 +36,8 @@ pub struct vmmgraph_account_options_t {
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_account_stats_t {
     pub struct_size: usize,
-    /// Bytes of the account and of accounts below, each at least its guaranteed bytes, and memory
-    /// being requested from the driver.
+    /// Bytes of this account and accounts below, each at least its guarantee, and memory being
+    /// requested from the driver.
     pub charged_bytes: u64,
     pub budget_bytes: u64,
     pub least_bytes: u64,
@@ -59,7 +59,7 @@ pub(super) fn with_account<R>(
 }
 
 /// Creates an account; messages name it by `label`, which need not be unique. `options` may be
-/// null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guaranteed bytes.
+/// null. VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guarantee.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_create(
     device: vmmgraph_device_t,
@@ -89,8 +89,8 @@ pub extern "C" fn vmmgraph_account_destroy(account: vmmgraph_account_t) -> vmmgr
     guard(|| remove::<Budget, _>(account).map(drop))
 }
 
-/// Sets the limit and the guaranteed bytes. A guarantee beyond the room of the accounts above also
-/// takes effect: other accounts are then refused memory.
+/// Sets limit and guarantee. A guarantee beyond the room above also takes effect: other accounts
+/// are then refused memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_account_set_limits(
     account: vmmgraph_account_t,
@@ -125,8 +125,8 @@ pub unsafe extern "C" fn vmmgraph_account_stats(
     })
 }
 
-/// Like vmmgraph_device_add_reclaimer, for memory charged to this account: called if the budget of
-/// this account, of an account above or of the device is short.
+/// As vmmgraph_device_add_reclaimer: called if the budget of this account, an account above or the
+/// device is short.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_account_add_reclaimer(
     account: vmmgraph_account_t,

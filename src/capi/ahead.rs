@@ -15,7 +15,6 @@ pub type vmmgraph_pre_commit_t = *mut vmmgraph_pre_commit;
 pub const VMMGRAPH_AHEAD_NOTHING: i32 = 0;
 /// Commit more blocks.
 pub const VMMGRAPH_AHEAD_COMMIT: i32 = 1;
-/// Release the memory of free blocks.
 pub const VMMGRAPH_AHEAD_GIVE_BACK: i32 = 2;
 
 pub struct vmmgraph_standing {
@@ -25,8 +24,8 @@ pub struct vmmgraph_standing {
 /// Residency policy: how much of the memory used by steps stays mapped between steps.
 pub type vmmgraph_standing_t = *mut vmmgraph_standing;
 
-/// Creates a pre-commit policy: below `low` free blocks, commits up to `high`; blocks beyond `high`
-/// are released after an excess of `residence` steps. Both marks rise by the recent demand for
+/// Creates a pre-commit policy: below `low` free blocks, commits up to `high`; releases blocks
+/// beyond `high` after an excess of `residence` steps. Both marks rise by the recent demand of
 /// `lead` steps, the duration of a commit. VMMGRAPH_ERROR_INVALID_ARGUMENT if `low` is above
 /// `high`.
 #[unsafe(no_mangle)]
@@ -48,8 +47,8 @@ pub extern "C" fn vmmgraph_pre_commit_destroy(policy: vmmgraph_pre_commit_t) -> 
 }
 
 /// Returns the action (VMMGRAPH_AHEAD_*, and blocks) before step `step`, which never decreases:
-/// `free` blocks are backed and unused, `coming` ones being committed, `granted` ones handed out
-/// since the last call.
+/// `free` blocks are backed and unused, `coming` being committed, `granted` handed out since the
+/// last call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pre_commit_step(
     policy: vmmgraph_pre_commit_t,
@@ -73,7 +72,7 @@ pub unsafe extern "C" fn vmmgraph_pre_commit_step(
     })
 }
 
-/// Creates a residency policy: the largest use of the last `residence` steps stays mapped, and an
+/// Creates a residency policy: keeps mapped the largest use of the last `residence` steps, and an
 /// excess below 1/`gap` of the held amount. VMMGRAPH_ERROR_INVALID_ARGUMENT for a gap of 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_standing_create(
@@ -101,8 +100,8 @@ pub extern "C" fn vmmgraph_standing_used(
     guard(|| with(standing, |standing: &mut Standing| standing.used(step, amount)))
 }
 
-/// Returns the amount to keep (`wanted`) and to release (`spare`) at a step which holds `held`.
-/// Either pointer may be null.
+/// Returns the amounts to keep (`wanted`) and release (`spare`) at a step which holds `held`.
+/// Either may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_standing_at(
     standing: vmmgraph_standing_t,

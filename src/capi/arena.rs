@@ -24,23 +24,23 @@ pub const VMMGRAPH_RETAIN_DEFAULT: i32 = 0;
 pub const VMMGRAPH_RETAIN_OWN_PAGES: i32 = 1;
 /// Live-out blocks stay on shared pages: the next replay of another graph may overwrite them.
 pub const VMMGRAPH_RETAIN_SHARED_PAGES: i32 = 2;
-/// Pages of live-out blocks become private to the space, and no page is replaced;
-/// VMMGRAPH_ERROR_WRONG_STATE if such a page is also mapped elsewhere. For pages registered
-/// elsewhere, as by NCCL in captured collectives.
+/// Pages of live-out blocks become private to the space, and none is replaced, as for pages
+/// registered by NCCL in captured collectives; VMMGRAPH_ERROR_WRONG_STATE if such a page is also
+/// mapped elsewhere.
 pub const VMMGRAPH_RETAIN_IN_PLACE: i32 = 3;
-/// As VMMGRAPH_RETAIN_OWN_PAGES, except for peer-visible (remote) blocks, which stay on shared
-/// pages. For peers which learned the pages during the capture.
+/// As VMMGRAPH_RETAIN_OWN_PAGES, but peer-visible (remote) blocks stay on shared pages, for peers
+/// which learned the pages during the capture.
 pub const VMMGRAPH_RETAIN_SHARED_REMOTE: i32 = 4;
 
-/// Fills the shared pages of a space before each replay, which exposes graphs depending on leftover
+/// Fills the shared pages of a space before each replay, to expose graphs depending on leftover
 /// contents. Also VMMGRAPH_POISON=1 in the environment.
 pub const VMMGRAPH_ARENA_POISON: i32 = 1;
-/// Records the age and the allocating call stack of every block for vmmgraph_space_blocks_json.
-/// Also VMMGRAPH_TRACE_BLOCKS=1 in the environment.
+/// Records the age and call stack of every block for vmmgraph_space_blocks_json. Also
+/// VMMGRAPH_TRACE_BLOCKS=1 in the environment.
 pub const VMMGRAPH_ARENA_TRACE_BLOCKS: i32 = 2;
-/// Refuses replays and eager scopes on any stream or thread other than the first one's
-/// (VMMGRAPH_ERROR_WRONG_STATE), until vmmgraph_arena_lift_serial. For ranks which work together:
-/// the waits between an arena's replays can deadlock ranks replaying in different orders.
+/// Refuses replays and eager scopes on any stream or thread but the first
+/// (VMMGRAPH_ERROR_WRONG_STATE), until vmmgraph_arena_lift_serial. For cooperating ranks: waits
+/// between replays can deadlock ranks replaying in different orders.
 pub const VMMGRAPH_ARENA_SERIAL: i32 = 4;
 
 #[repr(C)]
@@ -60,21 +60,20 @@ pub struct vmmgraph_arena_options_t {
     /// Addresses reserved at creation for the current space (vmmgraph_arena_allocate); 0: on
     /// demand.
     pub reserve_bytes: u64,
-    /// Approximate peak of live bytes of the largest graph, from which the large page is derived:
-    /// the largest power of two up to 1/48, from a small page to 16 MiB; 32 MiB from 8 GiB on. 0:
-    /// unknown; 16 MiB or a small page, whichever is larger.
+    /// Approximate peak of live bytes of the largest graph. The large page is the largest power of
+    /// two up to 1/48 of this, from a small page to 16 MiB; 32 MiB from 8 GiB on. 0: unknown; 16
+    /// MiB or a small page, whichever is larger.
     pub expected_bytes: u64,
-    /// Devices with read and write access to the arena's pages: sum of 1 << n for each device n, n
-    /// < 64. Each makes every map slower. A device without peer access is
-    /// VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    /// Devices with read and write access to the pages: sum of 1 << n for each device n < 64. Each
+    /// makes every map slower. VMMGRAPH_ERROR_INVALID_ARGUMENT for a device without peer access.
     pub peers: u64,
     /// For vmmgraph_device_pause and vmmgraph_device_resume. Null: only calls without tags include
     /// the arena.
     pub tag: *const c_char,
     /// Guaranteed bytes (see vmmgraph_account_options_t), never lent.
     pub least_bytes: u64,
-    /// As peers, but only for pages of peer-visible (remote) and private (exclusive) blocks, which
-    /// is enough for collectives and slows no other map.
+    /// As peers, only for pages of peer-visible (remote) and private (exclusive) blocks: enough for
+    /// collectives, and slows no other map.
     pub remote_peers: u64,
     /// Parent of the arena's account; null: the device's account.
     pub account: vmmgraph_account_t,
@@ -88,22 +87,22 @@ pub struct vmmgraph_arena_stats_t {
     /// blocks.
     pub physical_bytes: u64,
     pub shared_bytes: u64,
-    /// Bytes of the device's free pages, used by the next allocation or released by a trim.
+    /// The device's free pages, used by the next allocation or released by a trim.
     pub free_bytes: u64,
-    /// Bytes of pages private to single spaces.
+    /// Pages private to single spaces.
     pub retained_bytes: u64,
     pub reserved_bytes: u64,
     /// Bytes of mapped addresses.
     pub mapped_bytes: u64,
     pub live_bytes: u64,
-    /// Largest demand of any one space: peak of live bytes, or bytes handed out in a current space.
+    /// Largest demand of one space: peak of live bytes, or bytes handed out in a current space.
     pub high_water_bytes: u64,
-    /// Offset of the next block in the current space (vmmgraph_arena_allocate).
+    /// Offset of the next block in the current space.
     pub current_offset_bytes: u64,
     pub blocks: u64,
     pub spaces: u64,
     pub shared_pages: u64,
-    /// Bytes of pages for persistent (kept) blocks.
+    /// Pages of persistent (kept) blocks.
     pub kept_bytes: u64,
     /// 1 after an internal error: the arena can only be destroyed.
     pub closed: u64,
@@ -112,9 +111,9 @@ pub struct vmmgraph_arena_stats_t {
     pub budget_bytes: u64,
     pub replays: u64,
     pub paused: u64,
-    /// Bytes of private (exclusive) blocks, which belong to no space.
+    /// Private (exclusive) blocks, which belong to no space.
     pub exclusive_bytes: u64,
-    /// Bytes of shared pages on lease (vmmgraph_arena_lend).
+    /// Shared pages on lease (vmmgraph_arena_lend).
     pub lent_bytes: u64,
 }
 
@@ -175,9 +174,8 @@ pub(super) fn with(
     })
 }
 
-/// Creates an arena on a device. `options` may be null. VMMGRAPH_ERROR_INVALID_SIZE if a page size
-/// does not fit the device; VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the
-/// guaranteed bytes.
+/// Creates an arena. `options` may be null. VMMGRAPH_ERROR_INVALID_SIZE if a page size does not fit
+/// the device; VMMGRAPH_ERROR_OVER_BUDGET if the accounts above have no room for the guarantee.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_create(
     device: vmmgraph_device_t,
@@ -221,8 +219,8 @@ pub extern "C" fn vmmgraph_arena_destroy(arena: vmmgraph_arena_t) -> vmmgraph_st
     guard(|| remove::<SharedVmmAllocator, _>(arena).map(drop))
 }
 
-/// Waits for the arena's replays and for pending unmaps, then releases all free pages of the
-/// device. `released` (may be null) receives their bytes.
+/// Waits for the arena's replays and pending unmaps, then releases all free pages of the device.
+/// `released` receives their bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_trim(
     arena: vmmgraph_arena_t,
@@ -238,8 +236,8 @@ pub unsafe extern "C" fn vmmgraph_arena_trim(
     })
 }
 
-/// Limits the physical memory of the arena: shared pages, pages of its spaces, and pages of
-/// persistent (kept) and private (exclusive) blocks. Exact with any number of threads.
+/// Limits the arena's physical memory: shared pages, and pages of spaces, kept and private
+/// (exclusive) blocks. Exact with any number of threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_set_budget(arena: vmmgraph_arena_t, bytes: u64) -> vmmgraph_status_t {
     with(arena, |arena| {
@@ -292,7 +290,7 @@ pub unsafe extern "C" fn vmmgraph_arena_stats(
     })
 }
 
-/// Copies the statistics of the arena, its spaces, their blocks and the device's pages as JSON.
+/// Copies the statistics of the arena, its spaces and blocks and the device's pages as JSON.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_stats_json(
     arena: vmmgraph_arena_t,
@@ -307,8 +305,8 @@ pub unsafe extern "C" fn vmmgraph_arena_stats_json(
     })
 }
 
-/// Seals the current space, if any, and opens the next, for engines whose captures are strictly
-/// serial. Blocks of earlier spaces stay valid until the arena is destroyed.
+/// Seals the current space, if any, and opens the next, for engines with strictly serial captures.
+/// Earlier blocks stay valid until the arena is destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_switch_to_new_virtual_space(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     with(arena, |arena| Ok(arena.switch_to_new_virtual_space()?))

@@ -5,18 +5,14 @@ use super::pause::{
 use super::status::vmmgraph_status_t;
 
 /// Pauses an arena: releases its memory, except private (exclusive) blocks. Addresses stay
-/// reserved, and graphs instantiated. Contents of live-out (retained) and persistent (kept) blocks
-/// are copied to the host; contents of shared pages are lost, as between replays. Waits for the
-/// fence (null: empty), the arena's replays, and the streams recorded for blocks. `report` may be
-/// null.
-///
-/// Until vmmgraph_arena_resume, replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may
-/// be freed, and spaces and the arena destroyed. Continues after a failure as
-/// vmmgraph_device_pause.
-///
-/// Refused, with state unchanged: VMMGRAPH_ERROR_WRONG_STATE while a space is open, inside a launch
-/// of the arena, and while pages are on lease or pinned for other processes;
-/// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream to wait for is under capture.
+/// reserved, and graphs instantiated. Contents of live-out and persistent (kept) blocks are copied
+/// to the host; contents of shared pages are lost, as between replays. Waits for the fence, the
+/// arena's replays, and the streams recorded for blocks. Until vmmgraph_arena_resume, replays and
+/// new spaces are VMMGRAPH_ERROR_WRONG_STATE; blocks may be freed, and spaces and the arena
+/// destroyed. Continues after a failure as vmmgraph_device_pause. Refused, with state unchanged:
+/// VMMGRAPH_ERROR_WRONG_STATE while a space is open, inside a launch of the arena, and while pages
+/// are on lease or pinned; VMMGRAPH_ERROR_STREAM_CAPTURING while a stream to wait for is under
+/// capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_pause(
     arena: vmmgraph_arena_t,
@@ -28,7 +24,7 @@ pub unsafe extern "C" fn vmmgraph_arena_pause(
 }
 
 /// Resumes an arena at the same addresses, with its contents. Deadline and failures as for
-/// vmmgraph_device_resume. `report` may be null.
+/// vmmgraph_device_resume.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_resume(
     arena: vmmgraph_arena_t,
@@ -39,16 +35,13 @@ pub unsafe extern "C" fn vmmgraph_arena_resume(
     with(arena, |arena| unsafe { resume_with(deadline_micros, report, |deadline| arena.resume(deadline)) })
 }
 
-/// Replaces sparsely used large pages of the arena by small ones, if at least 1/32 of the shared
-/// pages is saved. For arenas without a chosen page size: call once after all captures. Addresses
-/// stay, and graphs instantiated; contents of shared pages are lost. Waits as vmmgraph_arena_pause;
-/// replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE meanwhile. The large pages become free
-/// pages of the device (vmmgraph_arena_trim). `saved` (may be null) receives the bytes saved.
-///
-/// The small pages are allocated before the large pages are free. After
-/// VMMGRAPH_ERROR_OUT_OF_MEMORY or VMMGRAPH_ERROR_OVER_BUDGET, some spaces use small pages, and the
-/// call can be repeated. Refused, with state unchanged, while the arena is paused, and wherever
-/// vmmgraph_arena_pause is refused.
+/// Replaces sparsely used large pages by small ones, if at least 1/32 of the shared pages is saved.
+/// For arenas without a chosen page size: call once after all captures. Addresses and graphs stay;
+/// contents of shared pages are lost. Waits, and is refused, as vmmgraph_arena_pause, also while
+/// paused; meanwhile replays and new spaces are VMMGRAPH_ERROR_WRONG_STATE. The large pages become
+/// free pages of the device (vmmgraph_arena_trim). `saved` receives the bytes saved. The small
+/// pages are allocated before the large ones are free. After VMMGRAPH_ERROR_OUT_OF_MEMORY or
+/// VMMGRAPH_ERROR_OVER_BUDGET, some spaces use small pages; the call can be repeated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_shrink_to_fit(
     arena: vmmgraph_arena_t,

@@ -22,10 +22,10 @@ pub struct vmmgraph_block_pool_stats_t {
     pub struct_size: usize,
     /// Backed or not.
     pub blocks: u64,
-    /// Only blocks below this number are handed out.
+    /// Only lower blocks are handed out.
     pub limit_blocks: u64,
     pub in_use: u64,
-    /// Blocks available now: backed, unused, below the limit and not reserved.
+    /// Backed, unused, below the limit and not reserved.
     pub available: u64,
     pub reserved: u64,
     /// Bytes of backed pages without used blocks.
@@ -37,7 +37,6 @@ pub struct vmmgraph_block_pool_stats_t {
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_candidate_t {
     pub page: u64,
-    /// Used blocks on the page.
     pub blocks: *const u64,
     pub block_count: usize,
 }
@@ -52,7 +51,7 @@ pub struct vmmgraph_ask_t {
     pub page_count: usize,
     /// Bytes requested.
     pub bytes: u64,
-    /// Empty bytes after all these pages are vacated.
+    /// Empty bytes after these pages are vacated.
     pub there: u64,
     /// Deadline, in the caller's units.
     pub by: u64,
@@ -61,16 +60,16 @@ pub struct vmmgraph_ask_t {
 /// Returns not 0 if the engine can evict a used block.
 pub type vmmgraph_evictable_fn = Option<unsafe extern "C" fn(block: u64, user: *mut c_void) -> i32>;
 
-/// Vacates pages: frees as many of their blocks as possible by vmmgraph_block_pool_free, during the
-/// call or soon after. `ask` is valid during the call.
+/// Frees as many blocks of the pages as possible by vmmgraph_block_pool_free, during the call or
+/// soon after. `ask` is valid during the call.
 pub type vmmgraph_evict_fn = Option<unsafe extern "C" fn(ask: *const vmmgraph_ask_t, user: *mut c_void)>;
 
 fn with<R>(pool: vmmgraph_block_pool_t, act: impl FnOnce(&mut BlockPool) -> R) -> Result<R, Failure> {
     locked::with(pool, act)
 }
 
-/// Creates a pool of unbacked blocks. `blocks_a_page` consecutive blocks share pages, and
-/// `block_bytes` is the size of a block in all planes: see vmmgraph_kv_cache_stats.
+/// Creates a pool of unbacked blocks. `blocks_a_page` consecutive blocks share pages; `block_bytes`
+/// covers all planes: see vmmgraph_kv_cache_stats.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_create(
     blocks: u64,
@@ -88,7 +87,7 @@ pub extern "C" fn vmmgraph_block_pool_destroy(pool: vmmgraph_block_pool_t) -> vm
     locked::destroy::<BlockPool, _>(pool)
 }
 
-/// Marks the pages fully covered by blocks `first` to below `end` as backed.
+/// Marks the pages fully covered by blocks `first` to `end` - 1 as backed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_block_pool_back(
     pool: vmmgraph_block_pool_t,
@@ -98,9 +97,8 @@ pub extern "C" fn vmmgraph_block_pool_back(
     guard(|| with(pool, |pool| pool.back(&(first..end))))
 }
 
-/// Marks the pages fully covered by blocks `first` to below `end` as not backed, except pages with
-/// used blocks. Call before the memory is released. `lost` (may be null) receives the number of
-/// reserved blocks lost.
+/// Reverts vmmgraph_block_pool_back, except for pages with used blocks. Call before the memory is
+/// released. `lost` receives the number of reserved blocks lost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_unback(
     pool: vmmgraph_block_pool_t,
@@ -146,8 +144,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate(
     guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate(count))) })
 }
 
-/// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved. `there` is 0 if too few are
-/// available.
+/// Reserves `count` blocks for vmmgraph_block_pool_allocate_reserved, or none (`there` is 0).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_reserve(
     pool: vmmgraph_block_pool_t,
@@ -183,7 +180,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_allocate_reserved(
     guard(|| unsafe { hand_out(count, blocks, there, || with(pool, |pool| pool.allocate_reserved(count))) })
 }
 
-/// Frees blocks. `emptied` (may be null) receives the number of pages which became empty; see
+/// Frees blocks. `emptied` receives the number of pages which became empty; see
 /// vmmgraph_block_pool_surplus. VMMGRAPH_ERROR_INVALID_ARGUMENT, with nothing changed, if a block
 /// is not in use or is listed twice.
 #[unsafe(no_mangle)]
@@ -202,8 +199,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_free(
     })
 }
 
-/// Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` (may be null)
-/// receives the number of reserved blocks lost.
+/// Hands out only blocks below `blocks` from now on. Used blocks stay used. `lost` receives the
+/// number of reserved blocks lost.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
     pool: vmmgraph_block_pool_t,
@@ -217,8 +214,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_set_limit(
     })
 }
 
-/// Returns the used blocks from `first` to below `end` as ranges in order, such as the `busy`
-/// ranges of vmmgraph_kv_cache_shrink_to.
+/// Returns the used blocks from `first` to `end` - 1 as ranges in order, as for
+/// vmmgraph_kv_cache_shrink_to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_used(
     pool: vmmgraph_block_pool_t,
@@ -258,7 +255,7 @@ pub unsafe extern "C" fn vmmgraph_block_pool_shortfall(
 }
 
 /// Returns backed pages without used blocks, as block ranges: pages beyond the limit, and the
-/// highest other pages, as long as `keep` blocks and the reserved blocks stay free. For
+/// highest other pages, leaving `keep` and the reserved blocks free. For
 /// vmmgraph_block_pool_unback, then vmmgraph_kv_cache_release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_surplus(
@@ -276,10 +273,10 @@ pub unsafe extern "C" fn vmmgraph_block_pool_surplus(
 }
 
 /// Asks the engine to vacate pages until `bytes` bytes are empty: pages on which `evictable`
-/// accepts every used block (null: all pages), first pages beyond the limit, then pages with the
-/// fewest used blocks. Calls `evict` once on this thread, unless no page is needed or available.
-/// `empty_bytes` (may be null) receives the empty bytes afterwards. Other threads may use blocks
-/// meanwhile: the engine checks which are still in use.
+/// accepts every used block (null: all pages), first beyond the limit, then with the fewest used
+/// blocks. Calls `evict` once on this thread, unless no page is needed or available. `empty_bytes`
+/// (may be null) receives the empty bytes afterwards. Other threads may use blocks meanwhile: the
+/// engine checks which are in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     pool: vmmgraph_block_pool_t,
@@ -297,8 +294,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask(
     })
 }
 
-/// As vmmgraph_block_pool_ask, for the pages of the blocks in `ranges`, as for the recall of a
-/// lease; then see vmmgraph_block_pool_unused.
+/// As vmmgraph_block_pool_ask, for the pages of the blocks in `ranges`, as for a recall; then see
+/// vmmgraph_block_pool_unused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
     pool: vmmgraph_block_pool_t,
@@ -317,8 +314,8 @@ pub unsafe extern "C" fn vmmgraph_block_pool_ask_of(
     })
 }
 
-/// Returns pages without used blocks, among the pages of the blocks in `among`, as block ranges:
-/// memory which can be released.
+/// Returns the releasable pages among those of the blocks in `among`: block ranges without used
+/// blocks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_block_pool_unused(
     pool: vmmgraph_block_pool_t,

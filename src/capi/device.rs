@@ -19,9 +19,9 @@ pub struct vmmgraph_device {
 /// Device: its driver and its page pool.
 pub type vmmgraph_device_t = *mut vmmgraph_device;
 
-/// VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host), else the first of these
-/// with a usable device, never the host. Failure is VMMGRAPH_ERROR_DRIVER_MISSING, with each
-/// platform's reason in the message.
+/// VMMGRAPH_DRIVER in the environment (cuda, hip, ascend, mlu or host), else the first of these but
+/// host with a usable device. The message of VMMGRAPH_ERROR_DRIVER_MISSING has each platform's
+/// reason.
 pub const VMMGRAPH_DRIVER_AUTO: i32 = 0;
 /// CUDA.
 pub const VMMGRAPH_DRIVER_CUDA: i32 = 1;
@@ -57,16 +57,14 @@ pub struct vmmgraph_device_options_t {
     pub host_granularity_bytes: u64,
     /// Host driver: bytes of the device; 0: this machine's memory.
     pub host_memory_bytes: u64,
-    /// VMMGRAPH_SHARING_*. Opening fails if the device cannot, or is already open without it; a
-    /// device without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment,
-    /// _NONE also grants _FD where possible: NCCL then registers no captured buffers.
+    /// VMMGRAPH_SHARING_*. Opening fails if the device cannot, or is open without it; a device
+    /// without fabric grants _FD for _FABRIC. With NCCL_GRAPH_REGISTER=0 in the environment, _NONE
+    /// also grants _FD where possible: NCCL then registers no captured buffers.
     pub sharing: i32,
-    /// 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, which makes
-    /// every map slower). Opening fails if the device cannot, or is already open without RDMA.
+    /// 1: network cards may read and write the pages (gpuDirectRDMACapable of CUDA, slower maps).
+    /// Opening fails if the device cannot, or is open without RDMA.
     pub rdma: i32,
-    /// Devices with read and write access to all pages: sum of 1 << n for each device n, n < 64.
-    /// Applies at once to an open device. Each makes every map slower. A device without peer access
-    /// is VMMGRAPH_ERROR_INVALID_ARGUMENT.
+    /// As peers of vmmgraph_arena_options_t, for all pages. Applies at once to an open device.
     pub peers: u64,
 }
 
@@ -77,7 +75,7 @@ pub struct vmmgraph_device_info_t {
     /// One of VMMGRAPH_DRIVER_*.
     pub driver: i32,
     pub device: i32,
-    /// Lengths and addresses of mappings are multiples of this number of bytes.
+    /// Lengths and addresses of mappings are multiples of this number.
     pub granularity_bytes: u64,
     pub total_bytes: u64,
     pub name: [c_char; 128],
@@ -85,7 +83,7 @@ pub struct vmmgraph_device_info_t {
     pub sharing: i32,
     /// 1 if network cards may read and write the pages, else 0.
     pub rdma: i32,
-    /// Devices with read and write access to all pages: sum of 1 << n for each device n.
+    /// Devices with access to all pages, as in the options.
     pub peers: u64,
 }
 
@@ -94,12 +92,12 @@ pub struct vmmgraph_device_info_t {
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_device_stats_t {
     pub struct_size: usize,
-    /// Bytes of pages held from the driver.
+    /// Pages held from the driver.
     pub physical_bytes: u64,
     pub peak_physical_bytes: u64,
-    /// Bytes of pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
+    /// Pages of single spaces, and of persistent (kept) and private (exclusive) blocks.
     pub retained_bytes: u64,
-    /// Bytes of free pages, which are mapped nowhere.
+    /// Free pages, which are mapped nowhere.
     pub free_bytes: u64,
     pub budget_bytes: u64,
     pub pages: u64,
@@ -119,7 +117,7 @@ pub struct vmmgraph_device_stats_t {
     pub pending: u64,
     /// Free pages reused without a driver call.
     pub pages_reused: u64,
-    /// Bytes of pages pinned for other processes.
+    /// Pages pinned for other processes.
     pub exported_bytes: u64,
 }
 
@@ -143,8 +141,8 @@ fn number_of_handles(handles: Handles) -> i32 {
     }
 }
 
-/// Opens a device, or returns another handle to its page pool if already open. `options` may be
-/// null. VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
+/// Opens a device, or returns another handle to its page pool. `options` may be null.
+/// VMMGRAPH_ERROR_DEVICE_IN_USE if the device is open with other settings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_open(
     options: *const vmmgraph_device_options_t,
@@ -199,7 +197,6 @@ pub extern "C" fn vmmgraph_device_close(device: vmmgraph_device_t) -> vmmgraph_s
     guard(|| remove::<Device, _>(device).map(drop))
 }
 
-/// Writes the properties of the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_info(
     device: vmmgraph_device_t,
@@ -228,7 +225,7 @@ pub unsafe extern "C" fn vmmgraph_device_info(
     })
 }
 
-/// Limits the physical memory of the device's page pool.
+/// Limits the physical memory of the page pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -237,7 +234,6 @@ pub extern "C" fn vmmgraph_device_set_budget(device: vmmgraph_device_t, bytes: u
     })
 }
 
-/// Writes the statistics of the device's page pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_stats(
     device: vmmgraph_device_t,
@@ -271,9 +267,9 @@ pub unsafe extern "C" fn vmmgraph_device_stats(
     })
 }
 
-/// Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before any code
-/// captures or destroys `stream`: other threads can then replay in these arenas meanwhile. All
-/// arenas are tried; the first error is returned.
+/// Marks every arena with its last replay on `stream`, as vmmgraph_space_mark. Call before code
+/// captures or destroys `stream`, so that other threads can replay in these arenas. Tries all
+/// arenas; returns the first error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_mark(
     device: vmmgraph_device_t,
@@ -282,10 +278,10 @@ pub unsafe extern "C" fn vmmgraph_device_mark(
     guard(|| Ok(get::<Device, _>(device)?.mark(stream_of(stream))?))
 }
 
-/// Announces a capture on this device without a space of the library, whose graph may read blocks
-/// of sealed spaces: blocks freed from now on are not reused by earlier graphs, eager work or
-/// leases while the graph writing them exists. With VmmGraph's block allocator in libtorch, torch's
-/// captures call this function.
+/// Announces a capture on this device without a space, whose graph may read blocks of sealed
+/// spaces: blocks freed from now on are not reused by earlier graphs, eager work or leases while
+/// the graph writing them exists. torch's captures with VmmGraph's block allocator call this
+/// function.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmmgraph_status_t {
     guard(|| {
@@ -294,8 +290,8 @@ pub extern "C" fn vmmgraph_device_note_capture(device: vmmgraph_device_t) -> vmm
     })
 }
 
-/// Waits for pending unmaps, releases the device's free pages, and retries releases which the
-/// driver refused. `released` (may be null) receives the bytes.
+/// Waits for pending unmaps, releases the device's free pages, and retries refused releases.
+/// `released` receives the bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_trim(
     device: vmmgraph_device_t,

@@ -60,32 +60,31 @@ pub const VMMGRAPH_REASON_CAPTURE_FAILED: i32 = 10;
 /// The graph of the nearest bucket is missing; a larger existing graph runs the step.
 pub const VMMGRAPH_REASON_STAND_IN: i32 = 11;
 
-/// Begins a capture ahead of traffic. The caller owns the slot until the capture is reported as
-/// captured, failed or abandoned.
+/// Begins a capture ahead of traffic. The caller owns the slot until it reports _CAPTURED, _FAILED
+/// or _ABANDONED.
 pub const VMMGRAPH_GRAPH_BEGIN: i32 = 0;
 pub const VMMGRAPH_GRAPH_CAPTURED: i32 = 1;
-/// The capture failed: its step runs eagerly, and the bucket has no graph until
-/// VMMGRAPH_GRAPH_FORGIVEN.
+/// The step runs eagerly, and the bucket has no graph until VMMGRAPH_GRAPH_FORGIVEN.
 pub const VMMGRAPH_GRAPH_FAILED: i32 = 2;
 /// The graph was destroyed and may be captured again.
 pub const VMMGRAPH_GRAPH_EVICTED: i32 = 3;
 /// Permits a new attempt for a failed bucket.
 pub const VMMGRAPH_GRAPH_FORGIVEN: i32 = 4;
-/// The capture was not attempted: the slot returns to its previous state, and the step is counted
-/// when dispatched again.
+/// The capture was not attempted: the slot returns to its previous state; the step is counted when
+/// dispatched again.
 pub const VMMGRAPH_GRAPH_ABANDONED: i32 = 5;
-/// A step runs with this graph, or eagerly with slot UINT32_MAX, by the decision of another rank.
-/// Counted in addition to the local decision.
+/// Another rank decided that a step runs with this graph, or eagerly (slot UINT32_MAX). Counted in
+/// addition to the local decision.
 pub const VMMGRAPH_GRAPH_IMPOSED: i32 = 6;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_dispatcher_options_t {
     pub struct_size: usize,
-    /// Buckets of full graphs, in any order.
+    /// Full graphs, in any order.
     pub full: *const vmmgraph_key_t,
     pub full_count: usize,
-    /// Buckets of piecewise graphs, in any order.
+    /// Piecewise graphs, in any order.
     pub piecewise: *const vmmgraph_key_t,
     pub piecewise_count: usize,
     /// Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
@@ -100,8 +99,8 @@ pub struct vmmgraph_dispatcher_options_t {
     pub ahead_only: i32,
     /// Modes tried for each VMMGRAPH_PHASE.
     pub modes: [[i32; 2]; 3],
-    /// Maximum weight of a replacement for a missing graph, as a multiple of its weight. 0: 2; 1:
-    /// no heavier graph.
+    /// Maximum weight of a stand-in for a missing graph, as a multiple of its weight. 0: 2; 1: no
+    /// heavier graph.
     pub stand_in: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -219,8 +218,8 @@ fn write(decision: &Decision, to: &OutStruct<vmmgraph_decision_t>) {
     to.write(vmmgraph_decision_t { struct_size, mode, reason, capture, slot, bucket, reserved: 0 });
 }
 
-/// Decides one step and counts the decision; a capture is counted when reported. `capturable` is 0
-/// if the step cannot run in a graph.
+/// Decides one step and counts the decision; a capture counts when reported. `capturable` is 0 if
+/// the step cannot run in a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatch(
     dispatcher: vmmgraph_dispatcher_t,
@@ -240,8 +239,8 @@ pub unsafe extern "C" fn vmmgraph_dispatch(
     })
 }
 
-/// Writes the mode, slot and bucket of graph number `index`, largest first in each mode, for
-/// captures ahead of traffic. VMMGRAPH_ERROR_INVALID_ARGUMENT beyond the last.
+/// Writes mode, slot and bucket of graph number `index`, largest first in each mode.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT beyond the last.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
     dispatcher: vmmgraph_dispatcher_t,
@@ -263,8 +262,8 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_slot(
     })
 }
 
-/// Reports an event of a graph, one of VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's
-/// state does not permit the event.
+/// Reports an event of a graph, VMMGRAPH_GRAPH_*. VMMGRAPH_ERROR_WRONG_STATE if the slot's state
+/// does not permit the event.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_dispatcher_report(
     dispatcher: vmmgraph_dispatcher_t,
@@ -286,9 +285,8 @@ pub extern "C" fn vmmgraph_dispatcher_report(
     })
 }
 
-/// Finds the graph to evict first: the least recently used, except `kept` (UINT32_MAX: no
-/// exception). Writes UINT32_MAX if none exists. Report VMMGRAPH_GRAPH_EVICTED after the graph is
-/// destroyed.
+/// Finds the graph to evict first: the least recently used, except `kept`; UINT32_MAX: none. Report
+/// VMMGRAPH_GRAPH_EVICTED after the graph is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_least_recently_used(
     dispatcher: vmmgraph_dispatcher_t,
@@ -330,7 +328,7 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_stats(
     })
 }
 
-/// Writes the number of steps run in mode `mode` for reason `reason`.
+/// Writes the number of steps run in `mode` for `reason`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_steps(
     dispatcher: vmmgraph_dispatcher_t,
@@ -348,8 +346,8 @@ pub unsafe extern "C" fn vmmgraph_dispatcher_steps(
     })
 }
 
-/// Copies all counters in Prometheus text format, with `count` labels on every sample: `labels` has
-/// `count` names, then `count` values.
+/// Copies all counters in Prometheus text format. `labels` has `count` names, then `count` values,
+/// added to every sample.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_dispatcher_prometheus(
     dispatcher: vmmgraph_dispatcher_t,

@@ -21,7 +21,7 @@ pub struct vmmgraph_elastic_buffer {
     _private: (),
 }
 
-/// Elastic buffer: reserves addresses for the maximum size and has pages only for committed parts.
+/// Elastic buffer: addresses for the maximum size, pages only for committed parts.
 pub type vmmgraph_elastic_buffer_t = *mut vmmgraph_elastic_buffer;
 
 pub struct vmmgraph_pending {
@@ -49,7 +49,7 @@ pub struct vmmgraph_elastic_options_t {
     pub page_bytes: u64,
     /// Limit of physical bytes.
     pub budget_bytes: u64,
-    /// Guaranteed bytes, reserved in the device's budget.
+    /// Guarantee, reserved in the device's budget.
     pub least_bytes: u64,
     /// Parent account on the same device; null: the device's.
     pub account: vmmgraph_account_t,
@@ -109,13 +109,12 @@ pub struct vmmgraph_shown_t {
     pub range_count: usize,
 }
 
-/// Callback for elastic memory; `shown` is valid during the call. Calls which would wait for pages
-/// moved by another thread are VMMGRAPH_ERROR_WRONG_STATE inside.
+/// Callback for elastic memory; `shown` is valid during the call. Waiting for pages moved by
+/// another thread is VMMGRAPH_ERROR_WRONG_STATE inside.
 pub type vmmgraph_shown_fn = Option<unsafe extern "C" fn(shown: *const vmmgraph_shown_t, user: *mut c_void)>;
 
-/// Reserves `bytes` bytes of addresses, without memory. `options` may be null. Fails with
-/// VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or VMMGRAPH_ERROR_OVER_BUDGET if
-/// least_bytes do not fit.
+/// Reserves `bytes` bytes of addresses, without memory. `options` may be null.
+/// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_create(
     device: vmmgraph_device_t,
@@ -157,9 +156,9 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_base(
 
 /// Commits `bytes` bytes at `offset`, rounded outward to pages: maps all missing pages, or none.
 /// Uses free pages first; if memory is short, asks reclaimers. New pages have undefined contents.
-/// Decommitted pages which are still mapped keep their contents: work on streams other than those
-/// of their fence must first call vmmgraph_elastic_buffer_before. A failed call changes nothing.
-/// `done` may be null.
+/// Decommitted pages still mapped keep their contents: work on streams other than those of their
+/// fence must first call vmmgraph_elastic_buffer_before. A failed call changes nothing. `done` may
+/// be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
     buffer: vmmgraph_elastic_buffer_t,
@@ -174,8 +173,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit(
     })
 }
 
-/// Like vmmgraph_elastic_buffer_commit, on a thread of the library and without asking reclaimers.
-/// Returns at once; vmmgraph_pending_wait returns the result. `pending` may be null to ignore it.
+/// As vmmgraph_elastic_buffer_commit, on a thread of the library and without reclaimers. Returns at
+/// once; vmmgraph_pending_wait returns the result. `pending` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit_async(
     buffer: vmmgraph_elastic_buffer_t,
@@ -192,8 +191,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_commit_async(
 }
 
 /// Decommits `bytes` bytes at `offset`, rounded inward to pages: later work must not use the
-/// memory. The pages are unmapped after `fence` (null: at once) and count toward the budget until
-/// then. Never waits for the device. `gone` (may be null) receives the decommitted bytes.
+/// memory. Unmaps the pages after `fence`; they count toward the budget until then. Never waits for
+/// the device. `gone` receives the decommitted bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
     buffer: vmmgraph_elastic_buffer_t,
@@ -212,8 +211,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
     })
 }
 
-/// Unmaps decommitted pages whose fence is complete. Does not wait. `gone` (may be null) receives
-/// the bytes.
+/// Unmaps decommitted pages whose fence is complete, without waiting. `gone` receives the bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_settle(
     buffer: vmmgraph_elastic_buffer_t,
@@ -224,7 +222,7 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_settle(
 }
 
 /// Makes later work of `stream` wait for earlier users of pages decommitted and committed again
-/// while still mapped. Does not block.
+/// while mapped. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_buffer_before(
     buffer: vmmgraph_elastic_buffer_t,
@@ -233,7 +231,6 @@ pub extern "C" fn vmmgraph_elastic_buffer_before(
     guard(|| Ok(get::<ElasticBuffer, _>(buffer)?.before(stream_of(stream))?))
 }
 
-/// Limits the physical bytes of the buffer.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     buffer: vmmgraph_elastic_buffer_t,
@@ -242,7 +239,7 @@ pub extern "C" fn vmmgraph_elastic_buffer_set_budget(
     guard(|| set_budget(get::<ElasticBuffer, _>(buffer)?.account(), bytes))
 }
 
-/// Writes the committed parts, in order, as ranges of whole pages.
+/// Writes the committed parts in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_committed(
     buffer: vmmgraph_elastic_buffer_t,
@@ -263,7 +260,6 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_committed(
     })
 }
 
-/// Writes the statistics of the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
     buffer: vmmgraph_elastic_buffer_t,
@@ -276,13 +272,8 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_stats(
     })
 }
 
-/// Registers callbacks, for registrations of pages such as RDMA's: `after_map` for memory just
-/// mapped, before the commit returns, and `before_unmap` for unused memory about to be unmapped.
-/// Either may be null.
-///
-/// # Safety
-/// The callbacks may be called with `user` from any thread, until vmmgraph_elastic_observer_destroy
-/// and all calls in progress have returned.
+/// Registers callbacks, as for RDMA: `after_map` for memory just mapped, before the commit returns,
+/// and `before_unmap` for unused memory about to be unmapped. Either may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_observe(
     buffer: vmmgraph_elastic_buffer_t,
@@ -306,7 +297,7 @@ pub extern "C" fn vmmgraph_elastic_observer_destroy(
     guard(|| remove::<Observer, _>(observer).map(drop))
 }
 
-/// Sets `over` to 1 if the commit is finished, else to 0.
+/// Sets `over` to 1 if the commit is finished, else 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pending_done(
     pending: vmmgraph_pending_t,
@@ -320,8 +311,8 @@ pub unsafe extern "C" fn vmmgraph_pending_done(
     })
 }
 
-/// Blocks until the commit is finished and returns its status. Waits for driver calls only. May be
-/// called again. `done` may be null.
+/// Blocks until the commit is finished, without waiting for the device, and returns its status. May
+/// be called again. `done` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_pending_wait(
     pending: vmmgraph_pending_t,

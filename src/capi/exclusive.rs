@@ -6,16 +6,14 @@ use super::share::{copy_extents, vmmgraph_page_extent_t};
 use super::status::vmmgraph_status_t;
 use crate::Address;
 
-/// Allocates a private (exclusive) block: one page of its own, until the block is freed or the
-/// arena and all its spaces are destroyed. No graph shares the page, poison does not fill it, and
-/// no seal, lending, eager work or pause moves or releases it. For memory written by peers without
-/// waiting for this device, and for contents which last from replay to replay: workspaces, signal
-/// pads, registered windows.
-///
-/// Waits until the block is zero for every stream and peer. Allocate before a capture: platforms
-/// which forbid waits during a capture return VMMGRAPH_ERROR_STREAM_CAPTURING. `granularity`, a
-/// power of two and a multiple of the device's, divides the address and the rounded length; 0: a
-/// small page; else VMMGRAPH_ERROR_INVALID_SIZE. The block counts toward the arena's budget.
+/// Allocates a private (exclusive) block on its own page, until the block is freed or the arena and
+/// its spaces are destroyed. No graph shares the page, poison does not fill it, and no seal,
+/// lending, eager work or pause moves or releases it. For memory written by peers without waiting
+/// for this device, and for contents kept between replays: workspaces, signal pads, registered
+/// windows. Waits until the block is zero for every stream and peer. Allocate before a capture:
+/// platforms which forbid waits then return VMMGRAPH_ERROR_STREAM_CAPTURING. `granularity`, a power
+/// of two and a multiple of the device's, divides the address and the rounded length; 0: a small
+/// page; else VMMGRAPH_ERROR_INVALID_SIZE. The block counts toward the arena's budget.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_allocate_exclusive(
     arena: vmmgraph_arena_t,
@@ -33,8 +31,7 @@ pub unsafe extern "C" fn vmmgraph_arena_allocate_exclusive(
 
 /// Frees a private (exclusive) block after the arena's replays so far. Other work on the block must
 /// be complete. Peers must have closed its page, or the page stays pinned
-/// (vmmgraph_device_page_exported). VMMGRAPH_ERROR_FOREIGN_POINTER unless `block` is a live private
-/// block.
+/// (vmmgraph_device_page_exported).
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_free_exclusive(
     arena: vmmgraph_arena_t,
@@ -43,8 +40,8 @@ pub extern "C" fn vmmgraph_arena_free_exclusive(
     with(arena, |arena| Ok(arena.free_exclusive(Address(block as u64))?))
 }
 
-/// Returns the page under a private (exclusive) block or a part of it, as vmmgraph_space_export.
-/// The page stays the same for the block's life.
+/// As vmmgraph_space_export, for a private (exclusive) block or a part of it. The page is the same
+/// for the block's life.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_export(
     arena: vmmgraph_arena_t,

@@ -11,7 +11,6 @@ pub struct vmmgraph_grants {
 /// Page budget shared by the KV memory and the activations of all running steps.
 pub type vmmgraph_grants_t = *mut vmmgraph_grants;
 
-/// The KV pages and the activation pages are granted.
 pub const VMMGRAPH_GRANT_GRANTED: i32 = 0;
 /// Nothing is granted. The step keeps its place in the queue; ask again after pages were given
 /// back.
@@ -83,10 +82,9 @@ pub extern "C" fn vmmgraph_grants_set_pages(grants: vmmgraph_grants_t, pages: u6
     guard(|| with(grants, |grants: &mut Grants| grants.set_pages(pages)))
 }
 
-/// Requests `kv` pages of KV memory, kept until the step's sequences end, and `activations` pages,
-/// kept until the step ends. Both are granted or neither, so that steps cannot deadlock. `who` is
-/// the caller's number of the step; a waiting step may change its request. `answer` receives one of
-/// VMMGRAPH_GRANT_*.
+/// Requests `kv` pages of KV memory until the step's sequences end, and `activations` pages until
+/// the step ends: both or neither, so that steps cannot deadlock. `who` is the caller's number of
+/// the step; a waiting step may change its request. `answer` receives VMMGRAPH_GRANT_*.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_grants_ask(
     grants: vmmgraph_grants_t,
@@ -107,8 +105,8 @@ pub unsafe extern "C" fn vmmgraph_grants_ask(
     })
 }
 
-/// Takes `kv` more KV pages for a running step, ahead of all waiting steps. `there` receives 1, or
-/// 0 if fewer pages are free.
+/// Takes `kv` more KV pages for a running step, ahead of waiting steps. `there` is 0 if fewer pages
+/// are free.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_grants_extend(
     grants: vmmgraph_grants_t,
@@ -161,10 +159,10 @@ pub unsafe extern "C" fn vmmgraph_grants_stats(
     })
 }
 
-/// Computes the peak number of blocks, of `block_tokens` tokens each, held together by `sequences`
-/// which grow by one token per step until their end; may exceed the exact peak by one block per
-/// sequence. Admit a sequence if the peak including it fits: running sequences are then never
-/// preempted. VMMGRAPH_ERROR_INVALID_ARGUMENT if `block_tokens` is 0.
+/// Computes the peak of blocks, of `block_tokens` tokens each, held by `sequences` which grow by
+/// one token per step until their end; at most one block per sequence too high. If sequences are
+/// admitted only while the peak fits, none is preempted. VMMGRAPH_ERROR_INVALID_ARGUMENT if
+/// `block_tokens` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_admission_peak(
     block_tokens: u64,
@@ -182,10 +180,10 @@ pub unsafe extern "C" fn vmmgraph_admission_peak(
     })
 }
 
-/// Computes the deadline order: the serial service order from time `now` in which most requests of
-/// `all` meet their deadline. `order` receives indices of `all`: requests out of patience, oldest
-/// first; then requests on time, by deadline; then the rest, by patience. `timely` (may be null)
-/// receives the number in the first two groups.
+/// Computes the deadline order: the serial order from time `now` in which most requests meet their
+/// deadline. `order` receives indices of `all`: requests out of patience, oldest first; then
+/// requests on time, by deadline; then the rest, by patience. `timely` receives the number in the
+/// first two groups.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_in_turn(
     now: u64,
@@ -211,7 +209,7 @@ pub unsafe extern "C" fn vmmgraph_in_turn(
 }
 
 /// Creates a predictor of sequence lengths: the quantile at `per_mille` of 1000 of the last
-/// `window` ended sequences. Predicts `first` more tokens if no remembered sequence was longer.
+/// `window` ended sequences; `first` more tokens if none of these was longer.
 /// VMMGRAPH_ERROR_INVALID_ARGUMENT if `window` is 0 or `per_mille` exceeds 1000.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_lengths_create(
@@ -236,7 +234,7 @@ pub extern "C" fn vmmgraph_lengths_ended(lengths: vmmgraph_lengths_t, tokens: u6
     guard(|| with(lengths, |lengths: &mut Lengths| lengths.ended(tokens)))
 }
 
-/// Predicts the final number of tokens of a sequence with `generated` tokens so far.
+/// Predicts the final tokens of a sequence with `generated` tokens so far.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_lengths_total(
     lengths: vmmgraph_lengths_t,

@@ -20,17 +20,16 @@ pub struct vmmgraph_host_stats_t {
     pub limit_bytes: u64,
 }
 
-/// Grows the device's host pool to at least `bytes`: mapped, faulted in and registered with the
-/// device where the driver permits, so that a later pause need not do so.
-/// VMMGRAPH_ERROR_INVALID_SIZE beyond 2^46 bytes; VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the
-/// pool's limit, or beyond the memory available to the machine or control group. A failed call
-/// changes nothing.
+/// Grows the device's host pool to at least `bytes`, mapped, faulted in and, where possible,
+/// registered with the device, so that a later pause need not. VMMGRAPH_ERROR_INVALID_SIZE beyond
+/// 2^46 bytes; VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY beyond the pool's limit or the memory of the
+/// machine or control group. A failed call changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_prepare_backup(device: vmmgraph_device_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| Ok(get::<Device, _>(device)?.host_pool().prepare(bytes)?))
 }
 
-/// Limits the bytes of the device's host pool. Memory already held stays.
+/// Limits the host pool. Memory held stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_host_budget(
     device: vmmgraph_device_t,
@@ -42,8 +41,7 @@ pub extern "C" fn vmmgraph_device_set_host_budget(
     })
 }
 
-/// Returns unused memory of the device's host pool to the operating system. `released` (may be
-/// null) receives the bytes.
+/// Returns unused memory of the host pool to the operating system. `released` receives the bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_trim_host(
     device: vmmgraph_device_t,
@@ -59,7 +57,6 @@ pub unsafe extern "C" fn vmmgraph_device_trim_host(
     })
 }
 
-/// Writes the statistics of the device's host pool.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_host_stats(
     device: vmmgraph_device_t,

@@ -12,7 +12,7 @@ pub struct vmmgraph_host_buffer {
     _private: (),
 }
 
-/// Contiguous host memory from which a ring copies its units.
+/// Contiguous host memory, the source of a ring's units.
 pub type vmmgraph_host_buffer_t = *mut vmmgraph_host_buffer;
 
 /// Memory must be registered with the device (pinned), else VMMGRAPH_ERROR_HOST_NOT_REGISTERED.
@@ -41,17 +41,17 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_create(
     })
 }
 
-/// Destroys the handle. The memory stays while a ring uses it as a source, and returns to the host
-/// pool after all copies. Does not block.
+/// Destroys the handle. The memory returns to the host pool when no ring uses it and all copies are
+/// complete. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_destroy(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| remove::<HostBuffer, _>(buffer).map(drop))
 }
 
-/// Returns the address of the memory in this process, its bytes, and whether it is registered with
-/// the device (1, else 0). Each pointer may be null. To write through the address: stop every ring
-/// from copying, call vmmgraph_host_buffer_wait, write, then call vmmgraph_host_buffer_changed.
-/// Valid while the handle exists or a ring uses the buffer as a source.
+/// Returns the memory's address in this process, its bytes, and 1 if it is registered with the
+/// device, else 0. Each pointer may be null. To write through the address: stop every ring from
+/// copying, call vmmgraph_host_buffer_wait, write, then call vmmgraph_host_buffer_changed. Valid
+/// while the handle exists or a ring uses the buffer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_buffer_info(
     buffer: vmmgraph_host_buffer_t,
@@ -74,11 +74,9 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_info(
     })
 }
 
-/// Writes `bytes` bytes from `from` to the buffer at offset `at`. Blocks until all submitted copies
-/// to and from the buffer, and all launches of captured steps reading it, are complete. The next
-/// use of a ring slot copies again. VMMGRAPH_ERROR_INVALID_SIZE beyond the end;
-/// VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched. A failed
-/// call writes nothing.
+/// Writes `bytes` bytes from `from` to the buffer at offset `at`, after a wait as in
+/// vmmgraph_host_buffer_wait. The next use of a ring slot copies again. VMMGRAPH_ERROR_INVALID_SIZE
+/// beyond the end. A failed call writes nothing.
 ///
 /// # Safety
 /// `from` lies outside the buffer.
@@ -98,12 +96,11 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_write(
 }
 
 /// Copies `bytes` bytes of device memory at `from` to the buffer at offset `at`, after the work
-/// submitted to `stream` so far and after all readers of the buffer. The copy overlaps later work.
-/// Does not block. The next use of a ring slot copies again, after this copy. Before the device
-/// memory is written again, call vmmgraph_host_buffer_before on the writing stream.
-/// VMMGRAPH_ERROR_INVALID_SIZE beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED;
-/// VMMGRAPH_ERROR_STREAM_CAPTURING; VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the
-/// buffer is being launched.
+/// submitted to `stream` so far and all readers of the buffer. Does not block; overlaps later work.
+/// The next use of a ring slot copies again, after this copy. Before the device memory is written
+/// again, call vmmgraph_host_buffer_before on the writing stream. VMMGRAPH_ERROR_INVALID_SIZE
+/// beyond the end; VMMGRAPH_ERROR_HOST_NOT_REGISTERED; VMMGRAPH_ERROR_STREAM_CAPTURING;
+/// VMMGRAPH_ERROR_WRONG_STATE while a captured step reading the buffer is being launched.
 ///
 /// # Safety
 /// `from` is mapped until the copy is complete.
@@ -126,9 +123,8 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_store(
     })
 }
 
-/// Makes later work of `stream` wait for all submitted vmmgraph_host_buffer_store copies, after
-/// which their device memory may be written again. Does not block. VMMGRAPH_ERROR_STREAM_CAPTURING
-/// if the stream is being captured.
+/// Makes later work of `stream` wait for all submitted vmmgraph_host_buffer_store copies. Does not
+/// block. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is under capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_before(
     buffer: vmmgraph_host_buffer_t,
@@ -157,8 +153,8 @@ pub unsafe extern "C" fn vmmgraph_host_buffer_read(
     })
 }
 
-/// Reports a write through the address of vmmgraph_host_buffer_info: the next use of a ring slot
-/// copies again.
+/// Reports a write through vmmgraph_host_buffer_info's address: the next use of a ring slot copies
+/// again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_buffer_changed(buffer: vmmgraph_host_buffer_t) -> vmmgraph_status_t {
     guard(|| {

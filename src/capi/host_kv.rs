@@ -38,8 +38,8 @@ pub const VMMGRAPH_SLO_RAISED: i32 = 1;
 /// The size was lowered, at most halved: later tokens were late.
 pub const VMMGRAPH_SLO_LOWERED: i32 = 2;
 
-/// Creates a counter of `physical_bytes` of host memory, all usable at first. For engines which
-/// prefill a prompt before the device has room for its KV.
+/// Creates a counter of `physical_bytes` of host memory, all usable at first, for engines which
+/// prefill before the device has room for the KV.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_create(
     physical_bytes: u64,
@@ -55,15 +55,15 @@ pub extern "C" fn vmmgraph_host_kv_destroy(host_kv: vmmgraph_host_kv_t) -> vmmgr
     destroy::<HostKv, _>(host_kv)
 }
 
-/// Sets the limit of vmmgraph_host_kv_put, at most the physical size. Bytes in use beyond stay
-/// until taken.
+/// Sets the limit of vmmgraph_host_kv_put, at most the physical size. Bytes in use stay until
+/// taken.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_host_kv_set_logical(host_kv: vmmgraph_host_kv_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| with(host_kv, |host_kv: &mut HostKv| host_kv.set_logical(bytes)))
 }
 
-/// Reserves `bytes` for `sequence` within the logical size (`there` is 1), or nothing if they do
-/// not fit or the sequence already has a reservation (`there` is 0).
+/// Reserves `bytes` for `sequence` within the logical size (`there` is 1), or nothing (`there` is
+/// 0) if they do not fit or the sequence has a reservation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_put(
     host_kv: vmmgraph_host_kv_t,
@@ -98,8 +98,8 @@ unsafe fn put(
     Ok(())
 }
 
-/// Ends the reservation of `sequence`. `bytes` (may be null) receives its bytes.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT if the sequence has none.
+/// Ends a reservation. `bytes` (may be null) receives its bytes. VMMGRAPH_ERROR_INVALID_ARGUMENT if
+/// `sequence` has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_host_kv_take(
     host_kv: vmmgraph_host_kv_t,
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn vmmgraph_host_kv_stats(
     })
 }
 
-/// Creates a controller of a size in bytes between `least` and `most`, initially `value`, for
+/// Creates a controller of a size in bytes from `least` to `most`, initially `value`, for
 /// vmmgraph_host_kv_set_logical, by eLLM's rule. VMMGRAPH_ERROR_INVALID_ARGUMENT if `least` is 0 or
 /// `value` is out of bounds.
 #[unsafe(no_mangle)]
@@ -154,10 +154,10 @@ pub extern "C" fn vmmgraph_slo_control_destroy(control: vmmgraph_slo_control_t) 
     destroy::<SloControl, _>(control)
 }
 
-/// Reports one iteration: whether a first token (`first_late`) or a later one (`other_late`) was
-/// late. The size doubles if first tokens were late in three of the last five iterations, halves if
-/// later tokens were, and stays if both were. Iterations before the last decision do not count.
-/// `change` receives one of VMMGRAPH_SLO_*, `value` the new size; either may be null.
+/// Reports whether a first token (`first_late`) or a later one (`other_late`) of an iteration was
+/// late. The size doubles if first tokens were late in three of the last five iterations since the
+/// last decision, halves if later tokens were, and stays if both were. `change` receives
+/// VMMGRAPH_SLO_*, `value` the new size; either may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_slo_control_step(
     control: vmmgraph_slo_control_t,

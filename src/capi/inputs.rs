@@ -95,7 +95,7 @@ pub struct vmmgraph_input_plan_info_t {
     pub arena_bytes: u64,
     /// Host staging memory for every bucket.
     pub staging_bytes: u64,
-    /// Offset of the outputs in the arena, equal for all buckets.
+    /// Equal for all buckets.
     pub outputs_offset: u64,
 }
 
@@ -178,8 +178,8 @@ unsafe fn input_of(given: &vmmgraph_input_t) -> Result<Input, Failure> {
     })
 }
 
-/// Creates a layout of inputs and outputs for every bucket. Each starts at a multiple of
-/// `alignment` bytes: a power of two from 256 to 2 MiB; 0: 512.
+/// Creates a layout for every bucket. Inputs and outputs start at multiples of `alignment` bytes: a
+/// power of two from 256 to 2 MiB; 0: 512.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_create(
     inputs: *const vmmgraph_input_t,
@@ -213,7 +213,6 @@ pub extern "C" fn vmmgraph_input_plan_destroy(plan: vmmgraph_input_plan_t) -> vm
     guard(|| remove::<PlannedInputs, _>(plan).map(drop))
 }
 
-/// Writes the memory requirements of the plan.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_info(
     plan: vmmgraph_input_plan_t,
@@ -234,7 +233,7 @@ pub unsafe extern "C" fn vmmgraph_input_plan_info(
 }
 
 /// Writes the location of input or output number `input` in a bucket.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT for an unknown bucket or index.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT if either is unknown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_input_plan_view(
     plan: vmmgraph_input_plan_t,
@@ -276,10 +275,9 @@ unsafe fn step_input_of(given: &vmmgraph_step_input_t) -> Result<StepInput<'_>, 
 }
 
 /// Writes the host inputs of a step into staging memory, padded to the bucket. One copy of `end`
-/// bytes, from the start of staging memory to the start of the arena, transfers the step.
-///
-/// List the inputs in the order of their declaration, each at most once. Staging memory of an
-/// unlisted input is unchanged. A failed call writes nothing.
+/// bytes from the start of staging memory to the start of the arena transfers the step. List inputs
+/// in the order of declaration, each at most once. Memory of unlisted inputs is unchanged. A failed
+/// call writes nothing.
 ///
 /// # Safety
 /// `staging` overlaps no data.

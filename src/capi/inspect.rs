@@ -9,8 +9,8 @@ use super::text::copy_text;
 use crate::Address;
 use crate::stats::to_json;
 
-/// Copies the live blocks as a JSON array in address order: address, bytes, and number in the
-/// space; with VMMGRAPH_ARENA_TRACE_BLOCKS also the age and the allocating call stack.
+/// Copies the live blocks as a JSON array by address: address, bytes, number in the space; with
+/// VMMGRAPH_ARENA_TRACE_BLOCKS also age and allocating call stack.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_blocks_json(
     space: vmmgraph_space_t,

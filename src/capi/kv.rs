@@ -150,14 +150,14 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_create(
 }
 
 /// Destroys the cache, after asynchronous commits end. Before, release all blocks with a fence, or
-/// complete all device work on the cache.
+/// complete all work on the cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_destroy(cache: vmmgraph_kv_cache_t) -> vmmgraph_status_t {
     guard(|| remove::<KvCache, _>(cache).map(drop))
 }
 
-/// Writes the location of plane number `plane`, which never changes. Blocks without memory must not
-/// be accessed: the device faults.
+/// Writes the location of plane number `plane`, which never changes. Device accesses to blocks
+/// without memory fault.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
     cache: vmmgraph_kv_cache_t,
@@ -179,8 +179,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_plane(
     })
 }
 
-/// Backs all blocks below `blocks`, in all planes or in none, and makes them usable. Never shrinks.
-/// Else as vmmgraph_kv_cache_commit.
+/// As vmmgraph_kv_cache_commit, for all blocks below `blocks`. Never shrinks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_grow_to(
     cache: vmmgraph_kv_cache_t,
@@ -191,11 +190,10 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_grow_to(
     unsafe { vmmgraph_kv_cache_commit(cache, 0, blocks, done) }
 }
 
-/// Backs the blocks `first` to `end` - 1, in all planes or in none, and makes the numbers below
-/// `end` usable. New memory has undefined contents. Released blocks which are still mapped keep
-/// their contents: work on streams other than those of their fence must first call
-/// vmmgraph_kv_cache_before. If memory is short, asks reclaimers. VMMGRAPH_ERROR_OVER_BUDGET also
-/// beyond the limit. A failed call changes nothing. `done` may be null.
+/// Backs the blocks `first` to `end` - 1, in all planes or none, and makes the numbers below `end`
+/// usable. Memory and failures as for vmmgraph_elastic_buffer_commit; for released blocks still
+/// mapped, call vmmgraph_kv_cache_before. VMMGRAPH_ERROR_OVER_BUDGET also beyond the limit. `done`
+/// may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
     cache: vmmgraph_kv_cache_t,
@@ -210,9 +208,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit(
     })
 }
 
-/// Like vmmgraph_kv_cache_commit, on a thread of the library and without asking reclaimers. Ordered
-/// among other calls by its start on the thread; blocks removed by a shrink in the meantime stay
-/// removed. vmmgraph_pending_wait returns the result; `pending` may be null to ignore it.
+/// As vmmgraph_elastic_buffer_commit_async. Ordered among other calls by its start on the thread;
+/// blocks removed by a shrink meanwhile stay removed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_commit_async(
     cache: vmmgraph_kv_cache_t,
@@ -229,9 +226,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_commit_async(
 }
 
 /// Lowers the number of usable blocks to `blocks`. Later blocks outside the `busy` ranges are
-/// unmapped after `fence` (null: at once); busy blocks keep their memory until
-/// vmmgraph_kv_cache_release. `left` (may be null) receives the number of busy blocks beyond
-/// `blocks`. Never waits for the device.
+/// unmapped after `fence`; busy blocks keep their memory until vmmgraph_kv_cache_release. `left`
+/// receives the number of busy blocks beyond `blocks`. Never waits for the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
     cache: vmmgraph_kv_cache_t,
@@ -253,9 +249,9 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_shrink_to(
     })
 }
 
-/// Releases the blocks `first` to `end` - 1: later work must not use them. Their pages are unmapped
-/// after `fence` (null: at once) once no other backed block shares them. Does not wait: while
-/// another thread grows the cache, its call unmaps the pages. Blocks without memory are ignored.
+/// Releases the blocks `first` to `end` - 1: later work must not use them. Pages are unmapped after
+/// `fence` once no other backed block shares them. Does not wait: a thread growing the cache unmaps
+/// the pages. Blocks without memory are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_release(
     cache: vmmgraph_kv_cache_t,
@@ -271,8 +267,8 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_release(
     })
 }
 
-/// Sets the limit on blocks for all later commits, at most most_blocks. An older `revision` is
-/// ignored. `change` (may be null) receives one of VMMGRAPH_LIMIT_*.
+/// Sets the block limit for later commits, at most most_blocks. An older `revision` is ignored.
+/// `change` (may be null) receives VMMGRAPH_LIMIT_*.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_set_limit(
     cache: vmmgraph_kv_cache_t,
@@ -302,7 +298,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_backed(
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.backed(), ranges, capacity, count) })
 }
 
-/// Writes the blocks with memory beyond the usable blocks, to be released.
+/// Writes the blocks with memory beyond the usable ones.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     cache: vmmgraph_kv_cache_t,
@@ -314,8 +310,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.beyond(), ranges, capacity, count) })
 }
 
-/// Unmaps released memory whose fence is complete. Does not wait. `gone` (may be null) receives the
-/// bytes.
+/// As vmmgraph_elastic_buffer_settle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_settle(
     cache: vmmgraph_kv_cache_t,
@@ -325,8 +320,7 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_settle(
     guard(|| unsafe { write_number(gone, get::<KvCache, _>(cache)?.settle()) })
 }
 
-/// Makes later work of `stream` wait for earlier users of blocks released and backed again while
-/// still mapped. Does not block.
+/// As vmmgraph_elastic_buffer_before, for blocks released and backed again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_before(
     cache: vmmgraph_kv_cache_t,
@@ -335,13 +329,11 @@ pub extern "C" fn vmmgraph_kv_cache_before(
     guard(|| Ok(get::<KvCache, _>(cache)?.before(stream_of(stream))?))
 }
 
-/// Limits the physical bytes of the cache.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_kv_cache_set_budget(cache: vmmgraph_kv_cache_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| set_budget(get::<KvCache, _>(cache)?.account(), bytes))
 }
 
-/// Writes the statistics of the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
     cache: vmmgraph_kv_cache_t,
@@ -369,7 +361,6 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_stats(
     })
 }
 
-/// Writes the statistics of the cache's memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_kv_cache_memory(
     cache: vmmgraph_kv_cache_t,

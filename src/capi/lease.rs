@@ -54,11 +54,11 @@ pub struct vmmgraph_vacate_t {
     pub micros: u64,
 }
 
-/// Borrower callback: stops using the requested memory. A cache's borrower reports the vacated
-/// blocks by vmmgraph_vacating_add; a buffer's vacates the whole range. Report work in progress by
+/// Borrower callback: stops using the requested memory. A cache's borrower reports vacated blocks
+/// by vmmgraph_vacating_add; a buffer's vacates the whole range. Report work in progress by
 /// vmmgraph_vacating_behind. Returns 0; any other value refuses, and the recall fails. `asked` and
-/// `vacating` are valid during the call, which runs on the recalling thread. May commit other
-/// memory, but must not wait for this lease.
+/// `vacating` are valid during the call, on the recalling thread. May commit other memory, but must
+/// not wait for this lease.
 pub type vmmgraph_vacate_fn = Option<
     unsafe extern "C" fn(
         asked: *const vmmgraph_vacate_t,
@@ -142,19 +142,14 @@ impl BlockBorrower for Asked {
 }
 
 /// Lends large pages of an arena to `bytes` bytes of a buffer at `offset`: whole pages, uncommitted
-/// so far. The pages are also mapped in the buffer, with undefined contents, and stay mapped for
-/// the graphs. Until a recall, replays of graphs mapping a lent page are VMMGRAPH_ERROR_WRONG_STATE
-/// (or recall: vmmgraph_arena_set_recall), and captures and eager work do not get lent pages. Pages
-/// mapped by the fewest graphs are lent first, but no memory guaranteed to the arena's account or
-/// its parents. The page sizes of arena and buffer must be equal.
-///
-/// First call vmmgraph_lease_before on the stream of the first work. Waits for a replay in progress
-/// on another thread. Another thread may recall the pages before this call returns: update your own
-/// bookkeeping before the call and check again afterwards. A failed call changes nothing.
-///
-/// # Safety
-/// `vacate` may be called with `user` from any recalling thread, until the lease is over and all
-/// recalls in progress have returned.
+/// so far, of the same page size. The pages are also mapped in the buffer, with undefined contents,
+/// and stay mapped for the graphs. Until a recall, replays of graphs mapping a lent page are
+/// VMMGRAPH_ERROR_WRONG_STATE (or recall: vmmgraph_arena_set_recall), and captures and eager work
+/// get no lent pages. Pages mapped by the fewest graphs go first; memory guaranteed to the arena's
+/// account or its parents is not lent. First call vmmgraph_lease_before on the stream of the first
+/// work. Waits for a replay in progress on another thread. Another thread may recall the pages
+/// before this call returns: update your bookkeeping before the call and check again afterwards. A
+/// failed call changes nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lend(
     arena: vmmgraph_arena_t,
@@ -175,9 +170,9 @@ pub unsafe extern "C" fn vmmgraph_arena_lend(
     })
 }
 
-/// Like vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
-/// Backs the blocks in all planes, or changes nothing. Lends a page only where one is missing.
-/// VMMGRAPH_ERROR_OVER_BUDGET beyond the cache's limit.
+/// As vmmgraph_arena_lend, for the blocks `first` to `end` - 1 of a KV cache, all without memory.
+/// Backs them in all planes, and lends a page only where one is missing. VMMGRAPH_ERROR_OVER_BUDGET
+/// beyond the cache's limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lend_blocks(
     arena: vmmgraph_arena_t,
@@ -198,8 +193,8 @@ pub unsafe extern "C" fn vmmgraph_arena_lend_blocks(
     })
 }
 
-/// Sets the behaviour of replays, eager work and captures which need lent pages: recall and wait up
-/// to `micros` microseconds; 0, the default: fail. In either case no work runs on lent pages.
+/// Sets how replays, eager work and captures treat lent pages they need: recall and wait up to
+/// `micros` microseconds; 0, the default: fail. No work runs on lent pages.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_set_recall(arena: vmmgraph_arena_t, micros: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -209,8 +204,8 @@ pub extern "C" fn vmmgraph_arena_set_recall(arena: vmmgraph_arena_t, micros: u64
     })
 }
 
-/// Recalls all leases which block a replay of `space`, or all of the arena if `space` is null,
-/// within `micros` microseconds in total. Tries all; returns the status of the first failure.
+/// Recalls all leases which block a replay of `space`, or all of the arena if null, within `micros`
+/// microseconds in total. Tries all; returns the first failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_recall(
     arena: vmmgraph_arena_t,
@@ -227,8 +222,8 @@ pub extern "C" fn vmmgraph_arena_recall(
     })
 }
 
-/// Writes the bytes the arena can lend to a borrower without a common account, and the bytes on
-/// lease. Either pointer may be null.
+/// Writes the bytes lendable to a borrower without a common account, and the bytes on lease. Either
+/// may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_lendable(
     arena: vmmgraph_arena_t,
@@ -256,8 +251,7 @@ pub unsafe extern "C" fn vmmgraph_space_leases(
     guard(|| unsafe { copy_counted(&get::<Space, _>(space)?.leases(), leases, capacity, count) })
 }
 
-/// Writes a lease's number and its bytes still on lease; 0: the lease is over. Either pointer may
-/// be null.
+/// Writes a lease's number and its bytes still on lease; 0: the lease is over. Either may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_lease_bytes(
     lease: vmmgraph_lease_t,
@@ -273,18 +267,18 @@ pub unsafe extern "C" fn vmmgraph_lease_bytes(
     })
 }
 
-/// Makes later work of `stream`, the borrower's first on the pages, wait for the graphs which used
-/// them before. Does not block.
+/// Makes later work of `stream`, the borrower's first on the pages, wait for earlier graphs on
+/// them. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_before(lease: vmmgraph_lease_t, stream: *mut c_void) -> vmmgraph_status_t {
     guard(|| Ok(get::<Lease, _>(lease)?.before(stream_of(stream))?))
 }
 
 /// Recalls `bytes` bytes of the lease, or all if 0: asks the borrower, waits for its fence, and
-/// unmaps the pages from the borrower's memory. No effect on a finished lease. One thread recalls
-/// at a time. VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or if its
-/// fence is not complete within `micros` microseconds. After such a timeout the pages no longer
-/// belong to the borrower and return at a later poll; until then, commits in their place are
+/// unmaps the pages from its memory. No effect on a finished lease. One thread recalls at a time.
+/// VMMGRAPH_ERROR_WRONG_STATE if the borrower refuses or vacates too little, or its fence is not
+/// complete within `micros` microseconds. After such a timeout the pages no longer belong to the
+/// borrower and return at a later poll; until then, commits in their place are
 /// VMMGRAPH_ERROR_WRONG_STATE.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_lease_recall(
@@ -327,8 +321,8 @@ pub extern "C" fn vmmgraph_vacating_add(
     })
 }
 
-/// Adds a fence of the vacated memory, which the device may use until then; null: no use. Several
-/// fences add up. Valid only inside vmmgraph_vacate_fn.
+/// Adds a fence until which the device may use the vacated memory. Several fences add up. Valid
+/// only inside vmmgraph_vacate_fn.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_vacating_behind(
     vacating: vmmgraph_vacating_t,

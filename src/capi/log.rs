@@ -1,6 +1,6 @@
-//! Delivery of log events to a C function. Events occur under the library's locks, so a line waits
-//! until the outermost C function of its thread ends. A line from outside any C function waits for
-//! the end of the next C function of any thread.
+//! Delivery of log events to a C function. Events occur under locks, so a line waits until the
+//! outermost C function of its thread ends; from outside any C function, until the next one of any
+//! thread ends.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
@@ -36,12 +36,10 @@ pub const VMMGRAPH_LOG_TRACE: i32 = 5;
 
 /// Log sink: receives one line, `length` bytes of UTF-8 without terminator, valid during the call.
 /// Called from any thread, also concurrently. Must not call VmmGraph functions (their events are
-/// not logged, and their failures replace the caller's in vmmgraph_last_error).
-///
-/// Lines of a C function arrive in order, on its thread, just before the function returns; lines of
-/// functions called by a launch function, just before the replay returns; lines from elsewhere (a
-/// thread of the library, Rust code), just before the next C function of any thread returns.
-/// Without a sink, lines go to stderr at once.
+/// not logged, and their failures replace the caller's in vmmgraph_last_error). Lines of a C
+/// function arrive in order, on its thread, just before it returns; of functions called by a launch
+/// function, just before the replay returns; of the library's threads and Rust code, just before
+/// the next C function of any thread returns. Without a sink, lines go to stderr at once.
 pub type vmmgraph_log_fn =
     Option<unsafe extern "C" fn(level: i32, text: *const c_char, length: usize, user: *mut c_void)>;
 
@@ -155,9 +153,6 @@ fn to_stderr(text: &str) {
 
 /// Sets the log sink for lines up to level `max_level`. Null: no sink; lines go to stderr if
 /// VMMGRAPH_LOG is set. The previous sink is dropped after its last call ends.
-///
-/// # Safety
-/// `sink` and `drop` may be called with `user` from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_set_log_sink(
     sink: vmmgraph_log_fn,

@@ -19,9 +19,8 @@ pub struct vmmgraph_map_options_t {
 }
 
 /// Copies the page map as JSON: pages mapped by each space, bytes covered by blocks at its peak,
-/// bytes freed by destroying it, and other users of device memory. The keys ("format": 1) are
-/// documented in docs/map.md. `options` may be null. Stops no work: the arena may change between
-/// two calls.
+/// bytes freed by destroying it, other users of device memory. docs/map.md documents the keys
+/// ("format": 1). `options` may be null. Stops no work: the arena may change between two calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_arena_map_json(
     arena: vmmgraph_arena_t,
@@ -47,9 +46,9 @@ pub unsafe extern "C" fn vmmgraph_arena_map_json(
     })
 }
 
-/// Enables or disables event tracing: spaces opened from now on record every allocation and free of
-/// a block, for the map's view of one capture. Also VMMGRAPH_TRACE_EVENTS=1 in the environment.
-/// Costs host memory for each block.
+/// Enables or disables event tracing: later spaces record every allocation and free, for the map's
+/// view of one capture. Also VMMGRAPH_TRACE_EVENTS=1 in the environment. Costs host memory for each
+/// block.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_trace_events(arena: vmmgraph_arena_t, on: i32) -> vmmgraph_status_t {
     with(arena, |arena| {
@@ -73,7 +72,7 @@ unsafe fn rendered(
 }
 
 /// Renders a map, the JSON text of vmmgraph_arena_map_json, as one self-contained web page. Needs
-/// no device. VMMGRAPH_ERROR_INVALID_ARGUMENT if the text is no map, or a map of another format.
+/// no device. VMMGRAPH_ERROR_INVALID_ARGUMENT for any other text or format.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_map_html(
     map: *const c_char,
@@ -85,8 +84,8 @@ pub unsafe extern "C" fn vmmgraph_map_html(
     guard(|| unsafe { rendered(map, buffer, capacity, needed, ArenaMap::to_html) })
 }
 
-/// As vmmgraph_map_html, as a text table for logs: three lines of summary, and the 40 largest graph
-/// shapes.
+/// As vmmgraph_map_html, as a text table for logs: a summary of three lines, and the 40 largest
+/// graph shapes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_map_report(
     map: *const c_char,
@@ -98,7 +97,7 @@ pub unsafe extern "C" fn vmmgraph_map_report(
     guard(|| unsafe { rendered(map, buffer, capacity, needed, ArenaMap::report) })
 }
 
-/// As vmmgraph_map_html, as a timeline of the captures in the trace event format, for Perfetto.
+/// As vmmgraph_map_html, as a timeline in the trace event format, for Perfetto.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_map_perfetto(
     map: *const c_char,

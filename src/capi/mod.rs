@@ -101,13 +101,13 @@ pub use region::policy_of;
 /// Version of the C ABI. Calls, structs and numbers of equal versions are compatible.
 pub const VMMGRAPH_ABI_VERSION: u32 = 1;
 
-/// Returns the ABI version of the loaded library, to be compared with VMMGRAPH_ABI_VERSION.
+/// Returns the ABI version of the loaded library.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_abi_version() -> u32 {
     VMMGRAPH_ABI_VERSION
 }
 
-/// Returns the version of the loaded library as "major.minor.patch".
+/// Returns the library's version as "major.minor.patch".
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

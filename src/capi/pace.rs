@@ -34,8 +34,8 @@ impl vmmgraph_prompt_t {
     }
 }
 
-/// Sets `to_host` to 1 if a prompt's KV memory should go to the host: once half of the time which
-/// the prompt can wait without being late has passed, else to 0. A prompt sent at once has an early
+/// Sets `to_host` to 1 if a prompt's KV memory should go to the host, else 0: once half of the time
+/// which the prompt can wait without being late has passed. A prompt sent at once has an early
 /// first token and late later tokens.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_prompt_to_host(
@@ -52,9 +52,9 @@ pub unsafe extern "C" fn vmmgraph_prompt_to_host(
 }
 
 /// Sets `waits` to 1 if a prefill of these prompts, of duration `takes`, should wait for another
-/// decode step: if it makes more than 3 in 10 sequences late and no prompt is urgent. A prompt is
-/// urgent from its `patience` time on, or with at most a tenth of its waiting time left; a late
-/// prompt only from its `patience` time on.
+/// decode step: it makes more than 3 in 10 sequences late and no prompt is urgent. A prompt is
+/// urgent from its `patience` time on; if not yet late, also with at most a tenth of its waiting
+/// time left.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_prefill_waits(
     now: u64,

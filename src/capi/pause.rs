@@ -241,13 +241,12 @@ pub unsafe extern "C" fn vmmgraph_region_resume(
 }
 
 /// Pauses all regions and arenas with one of the tags; without tags, all of the device. Waits for
-/// the fence (null: empty) and for the streams recorded for blocks, then releases pages by policy,
-/// and the device's free pages. The caller must not submit work with this memory meanwhile.
-///
-/// Continues after a failure: the call returns the status of the first, and `report` (may be null)
-/// is written anyway. Failed memory stays resident with its contents, and the next pause retries.
-/// VMMGRAPH_ERROR_STREAM_CAPTURING while a stream of the fence or of a block is under capture, and
-/// VMMGRAPH_ERROR_WRONG_STATE while an arena has an open space: the call then pauses nothing more.
+/// the fence and the streams recorded for blocks, then releases pages by policy, and the device's
+/// free pages. The caller must not submit work with this memory meanwhile. Continues after a
+/// failure: the call returns the status of the first, and writes `report` anyway. Failed memory
+/// stays resident with its contents, and the next pause retries. VMMGRAPH_ERROR_STREAM_CAPTURING
+/// while a stream of the fence or of a block is under capture, and VMMGRAPH_ERROR_WRONG_STATE while
+/// an arena has an open space: the call then pauses nothing more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_pause(
     device: vmmgraph_device_t,
@@ -265,9 +264,9 @@ pub unsafe extern "C" fn vmmgraph_device_pause(
 }
 
 /// Resumes all regions and arenas with one of the tags, all or none; without tags, all of the
-/// device. Returns after the contents are restored. Without enough memory, retries until the
-/// deadline, in microseconds from now; 0: as often as an allocation. After a failure everything is
-/// paused as before, and the call can be repeated. `report` may be null.
+/// device. Returns after the contents are restored. If memory is short, retries until the deadline,
+/// in microseconds from now; 0: as often as an allocation. After a failure everything is paused as
+/// before, and the call can be repeated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_resume(
     device: vmmgraph_device_t,
@@ -286,8 +285,8 @@ pub unsafe extern "C" fn vmmgraph_device_resume(
 
 /// As vmmgraph_device_resume, but returns once everything is mapped; contents are then restored in
 /// the order of the tags. `ready` (may be null) receives a handle per tag, destroyed by the caller.
-/// A stream which needs a region's contents waits by vmmgraph_ready_before or
-/// vmmgraph_region_before. Copies from unregistered host memory complete before the call returns.
+/// Streams wait for contents by vmmgraph_ready_before or vmmgraph_region_before. Copies from
+/// unregistered host memory complete before the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_resume_async(
     device: vmmgraph_device_t,

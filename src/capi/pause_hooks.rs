@@ -13,7 +13,7 @@ pub struct vmmgraph_pause_hooks {
     _private: (),
 }
 
-/// Hooks called before a pause unmaps memory and after a resume maps memory, until destroyed.
+/// Hooks called around the unmapping of a pause and the mapping of a resume, until destroyed.
 pub type vmmgraph_pause_hooks_t = *mut vmmgraph_pause_hooks;
 
 /// Range of device addresses.
@@ -83,12 +83,8 @@ impl PauseHooks for Hooks {
 }
 
 /// Adds hooks for memory with the tag; empty: for all memory. `before_unmap` is called when no work
-/// uses the memory any more, `after_map` after the memory is mapped again, on other pages. Either
-/// may be null. For registrations of pages, by NCCL or for RDMA.
-///
-/// # Safety
-/// The functions may be called with `user` from any thread until vmmgraph_pause_hooks_destroy and
-/// all pauses and resumes then in progress have returned.
+/// uses the memory any more, `after_map` after it is mapped again, on other pages. Either may be
+/// null. For registrations of pages, by NCCL or for RDMA.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_pause_hooks(
     device: vmmgraph_device_t,

@@ -53,9 +53,9 @@ unsafe fn descriptor<'a>(what: &'static str, fd: c_int) -> Result<BorrowedFd<'a>
 }
 
 /// Imports a page exported by another process. `bytes` is page_bytes in the owner's
-/// vmmgraph_page_extent_t. The memory lives as long as the import or a mapping of the page,
-/// whatever the owner does. The caller keeps `fd`, not needed after the call.
-/// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD.
+/// vmmgraph_page_extent_t. The memory lives as long as the import or a mapping, whatever the owner
+/// does. The caller keeps `fd`, not needed after the call. VMMGRAPH_ERROR_WRONG_STATE unless the
+/// device was opened with VMMGRAPH_SHARING_FD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_import(
     device: vmmgraph_device_t,
@@ -97,9 +97,9 @@ pub extern "C" fn vmmgraph_peer_page_close(page: vmmgraph_peer_page_t) -> vmmgra
     guard(|| remove::<PeerPage, _>(page).map(drop))
 }
 
-/// Maps the parts of another process's range contiguously in this process; `address` receives the
-/// first address. VMMGRAPH_ERROR_INVALID_ARGUMENT unless every part but the first begins at the
-/// start of its page, and every part but the last ends at its page's end.
+/// Maps the parts of another process's range contiguously; `address` receives the first address.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT unless the parts after the first begin at the start of their
+/// page, and those before the last end at its end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_peer_map_create(
     device: vmmgraph_device_t,
@@ -148,8 +148,8 @@ pub extern "C" fn vmmgraph_peer_map_destroy(map: vmmgraph_peer_map_t) -> vmmgrap
 
 /// Sends at most 253 file descriptors, and at least one byte, as one message over a connected unix
 /// socket (SCM_RIGHTS). No process needs access to another process, which containers forbid. The
-/// caller keeps its descriptors, sent with the first byte. `sent` (may be null) receives the number
-/// of bytes sent.
+/// caller keeps its descriptors, sent with the first byte. `sent` receives the number of bytes
+/// sent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_send_descriptors(
     socket: c_int,
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn vmmgraph_send_descriptors(
 
 /// Receives one message of vmmgraph_send_descriptors: at most `length` bytes, and `capacity`
 /// descriptors, owned by the caller. Further descriptors are closed. `received` is 0 if the other
-/// side has closed the socket.
+/// side closed the socket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_receive_descriptors(
     socket: c_int,

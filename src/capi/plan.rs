@@ -51,8 +51,8 @@ pub struct vmmgraph_acl_graph_streams_t {
     pub tensor_parallel: u32,
     /// 1 if HCCL_OP_EXPANSION_MODE is AIV.
     pub aiv: i32,
-    /// AIV: further concurrent streams (1 each for expert parallelism, an overlapped shared expert,
-    /// data parallelism of a mixture-of-experts model).
+    /// AIV: further concurrent streams: 1 each for expert parallelism, an overlapped shared expert,
+    /// data parallelism of a mixture of experts.
     pub extra: u32,
     /// AIV: 1 reserves the streams of one graph, as later versions do for dense models.
     pub reserve_one: i32,
@@ -67,7 +67,7 @@ pub struct vmmgraph_acl_graph_streams_t {
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_plan_options_t {
     pub struct_size: usize,
-    /// Cost of one unit along each axis. All 0: a token costs 1, other axes nothing.
+    /// Cost of one unit along each axis. All 0: a token costs 1.
     pub weights: [u16; 4],
     /// 0: no limit.
     pub most_graphs: u32,
@@ -89,7 +89,7 @@ pub struct vmmgraph_plan_options_t {
     pub streams: *const vmmgraph_acl_graph_streams_t,
 }
 
-/// Waste of a set of buckets for given traffic. Numbers beyond 64 bits are UINT64_MAX, also below.
+/// Waste of a set of buckets. Numbers beyond 64 bits are UINT64_MAX, also below.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_waste_t {
@@ -134,8 +134,8 @@ pub const VMMGRAPH_LIMITED_BY_GRAPH_BYTES: i32 = 3;
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_plan_result_t {
     pub struct_size: usize,
-    /// Input: destination of the cost curve, or null. Entry k, from 0, is the cost of the best
-    /// choice of at most k graphs, in the unit of padding.
+    /// Input: destination of the cost curve, or null. Entry k is the cost of the best choice of at
+    /// most k graphs, in the unit of padding.
     pub curve: *mut u64,
     /// Input: numbers in `curve`.
     pub curve_capacity: usize,
@@ -146,7 +146,7 @@ pub struct vmmgraph_plan_result_t {
     pub most_graphs: u32,
     /// One of VMMGRAPH_LIMITED_BY_*.
     pub limited_by: i32,
-    /// Weight of the heaviest bucket which fits the pool; UINT64_MAX: no limit; 0: no bucket fits.
+    /// Heaviest bucket which fits the pool; UINT64_MAX: no limit; 0: none fits.
     pub heaviest: u64,
     /// For the planned traffic.
     pub waste: vmmgraph_waste_t,
@@ -198,8 +198,7 @@ pub unsafe extern "C" fn vmmgraph_sizes(
 const MOST_TOKENS: u32 = 1 << 20;
 
 /// Writes the maximum number of ACL graphs in the streams of an Ascend device, by the formula of
-/// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits. `streams` may be null: no layers, no
-/// groups.
+/// vLLM-Ascend's `update_aclgraph_sizes`; 0 if none fits. Null `streams`: no layers, no groups.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_acl_graph_limit(
     streams: *const vmmgraph_acl_graph_streams_t,
@@ -246,10 +245,10 @@ unsafe fn traffic_of(
 }
 
 /// Chooses the buckets with the least padding for the given steps (`steps[i]` of `shapes[i]`),
-/// within the limits; optimal along one axis, and a good approximation along several. Writes the
+/// within the limits: optimal along one axis, a good approximation along several. Writes the
 /// buckets with their savings, ascending, never more than shapes. `result` may be null.
-/// VMMGRAPH_ERROR_INVALID_ARGUMENT for too large a plan: shapes times graphs of one variant beyond
-/// 2^24; shapes of one variant beyond 2^14 if several axes differ; too many variants times graphs.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT if too large: shapes times graphs of one variant beyond 2^24;
+/// shapes of one variant beyond 2^14 if several axes differ; too many variants times graphs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_plan(
     shapes: *const vmmgraph_key_t,
@@ -311,8 +310,8 @@ pub unsafe extern "C" fn vmmgraph_plan(
     })
 }
 
-/// Computes the waste of a set of buckets for given traffic, to compare an engine's list with a
-/// plan. `weights` has one weight per axis. Null or all 0: a token costs 1, other axes nothing.
+/// Computes the waste of buckets for given traffic, to compare an engine's list with a plan.
+/// `weights` has one weight per axis. Null or all 0: a token costs 1, other axes nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_plan_evaluate(
     buckets: *const vmmgraph_key_t,

@@ -40,7 +40,7 @@ fn with<T>(
     Ok(act(&mut ready)?)
 }
 
-/// Sets `done` to 1 if the contents are restored, else to 0. Does not block.
+/// Sets `done` to 1 if the contents are restored, else 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ready_done(ready: vmmgraph_ready_t, done: *mut i32) -> vmmgraph_status_t {
     guard(|| {
@@ -51,8 +51,8 @@ pub unsafe extern "C" fn vmmgraph_ready_done(ready: vmmgraph_ready_t, done: *mut
     })
 }
 
-/// Makes later work of `stream` wait until the contents are restored. Does not block.
-/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is being captured.
+/// Makes later work of `stream` wait for the contents. Does not block.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is under capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ready_before(
     ready: vmmgraph_ready_t,

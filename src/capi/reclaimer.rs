@@ -15,8 +15,7 @@ pub struct vmmgraph_reclaimer {
 /// Reclaimer: a function called when memory is short, until destroyed.
 pub type vmmgraph_reclaimer_t = *mut vmmgraph_reclaimer;
 
-/// Releases as much as possible of the `bytes` bytes missing, and returns the number of bytes
-/// released.
+/// Releases as many of the `bytes` bytes missing as possible, and returns the number released.
 pub type vmmgraph_reclaim_fn = Option<unsafe extern "C" fn(bytes: u64, user: *mut c_void) -> u64>;
 
 pub(super) struct Asked {
@@ -62,24 +61,17 @@ pub(super) unsafe fn asked(
     Ok(())
 }
 
-/// Adds a reclaimer, for an engine with a cache, prompt prefixes or idle models to drop. `reclaim`
-/// is called, with all the memory missing for the call, when the device or its budget is short,
-/// before a call fails. It is not called if the budget of an account below the device's is short:
-/// see vmmgraph_account_add_reclaimer. For one call it runs at most eight times while memory is
-/// released; for a resume, until the deadline.
-///
-/// Any thread short of memory calls the function, several at once, also during a capture: it must
-/// not synchronize with the device then. It may call every function of the library: shrink a cache,
-/// free blocks, destroy spaces and regions, pause other models, even one which another thread is
-/// resuming (still paused while short of memory). A shortage on the thread meanwhile calls no
-/// reclaimer. Memory of torch or cudaMalloc counts once returned to the driver.
-///
-/// Reclaimers run in order of `cost`, lowest first, until enough is released. Cost 0 is unused
-/// memory of regions and elastic memory; cost 1 is addresses kept for eager work.
-///
-/// # Safety
-/// The function may be called with `user` from any thread until vmmgraph_reclaimer_destroy and the
-/// calls then in progress have returned.
+/// Adds a reclaimer, for an engine with a cache, prompt prefixes or idle models to drop. Before a
+/// call fails, `reclaim` is called with all the memory missing if the device or its budget is
+/// short; for the budget of an account below, see vmmgraph_account_add_reclaimer. For one call it
+/// runs at most eight times while memory is released; for a resume, until the deadline. Any thread
+/// short of memory calls the function, several at once, also during a capture: it must not
+/// synchronize with the device then. It may shrink a cache, free blocks, destroy spaces and
+/// regions, and pause other models, even one which another thread is resuming (still paused while
+/// short of memory). A shortage on the thread meanwhile calls no reclaimer. Memory of torch or
+/// cudaMalloc counts once returned to the driver. Reclaimers run by `cost`, lowest first, until
+/// enough is released. Cost 0 is unused memory of regions and elastic memory; cost 1 is addresses
+/// kept for eager work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
     device: vmmgraph_device_t,
@@ -95,7 +87,7 @@ pub unsafe extern "C" fn vmmgraph_device_add_reclaimer(
     })
 }
 
-/// Destroys the reclaimer. Calls in progress may still call the function.
+/// Destroys the reclaimer.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_reclaimer_destroy(reclaimer: vmmgraph_reclaimer_t) -> vmmgraph_status_t {
     guard(|| remove::<Asked, _>(reclaimer).map(drop))

@@ -31,9 +31,9 @@ pub const VMMGRAPH_POLICY_BACKUP: i32 = 3;
 pub const VMMGRAPH_POLICY_KEEP: i32 = 4;
 
 /// Blocks are written once, before the first pause: the host keeps that backup, and later pauses
-/// copy nothing. Report later writes by vmmgraph_region_mark_written.
+/// copy nothing. Report other writes by vmmgraph_region_mark_written.
 pub const VMMGRAPH_REGION_READ_ONLY: i32 = 1;
-/// For debugging: a pause copies anyway and compares with the backup on the host.
+/// For debugging: a pause copies anyway and compares with the backup.
 pub const VMMGRAPH_REGION_VERIFY_CLEAN: i32 = 2;
 
 #[repr(C)]
@@ -58,9 +58,9 @@ pub struct vmmgraph_region_options_t {
 pub struct vmmgraph_region_stats_t {
     pub struct_size: usize,
     pub resident_bytes: u64,
-    /// Bytes of paused (non-resident) pages.
+    /// Paused (non-resident) pages.
     pub paused_bytes: u64,
-    /// Bytes of contents on the host.
+    /// Contents on the host.
     pub host_bytes: u64,
     /// Bytes of live blocks.
     pub live_bytes: u64,
@@ -89,7 +89,7 @@ pub fn policy_of(number: i32) -> crate::error::Result<Option<Policy>> {
     })
 }
 
-/// Creates a region on a device. Several regions may have the same `tag`. `options` may be null.
+/// Creates a region. Several regions may have the same `tag`. `options` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_create(
     device: vmmgraph_device_t,
@@ -122,18 +122,16 @@ pub unsafe extern "C" fn vmmgraph_region_create(
     })
 }
 
-/// Destroys the region and all its blocks, paused or not, after the work on the streams recorded
-/// for them.
+/// Destroys the region and all its blocks, paused or not, after the work on their recorded streams.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_destroy(region: vmmgraph_region_t) -> vmmgraph_status_t {
     guard(|| remove::<Region, _>(region).map(drop))
 }
 
 /// Allocates a block of at least `bytes` bytes for work on `stream`, which must exist until the
-/// block is freed, at an address fixed for the block's life. VMMGRAPH_ERROR_WRONG_STATE while the
-/// region is paused. The block may reuse bytes which vmmgraph_device_resume_async is still
-/// restoring: later work of `stream` then waits for the copy, or the call waits if `stream` is
-/// under capture.
+/// block is freed; the address never changes. VMMGRAPH_ERROR_WRONG_STATE while the region is
+/// paused. If vmmgraph_device_resume_async is still restoring bytes of the block, later work of
+/// `stream` waits for the copy, or the call waits if `stream` is under capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_allocate(
     region: vmmgraph_region_t,
@@ -155,8 +153,8 @@ pub unsafe extern "C" fn vmmgraph_region_allocate(
     })
 }
 
-/// Frees a block, also while the region is paused. Its bytes are reused after the work on its
-/// recorded streams.
+/// Frees a block, also in a paused region. Its bytes are reused after the work on its recorded
+/// streams.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_free(region: vmmgraph_region_t, block: *mut c_void) -> vmmgraph_status_t {
     guard(|| Ok(get::<Region, _>(region)?.free(Address(block as u64))?))
@@ -174,8 +172,8 @@ pub extern "C" fn vmmgraph_region_record_stream(
 }
 
 /// Reports a write to a block since its backup; null: to all blocks. The next pause of a
-/// VMMGRAPH_REGION_READ_ONLY region copies the block again. VMMGRAPH_ERROR_WRONG_STATE unless the
-/// region is resident.
+/// VMMGRAPH_REGION_READ_ONLY region copies them again. VMMGRAPH_ERROR_WRONG_STATE unless the region
+/// is resident.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_mark_written(
     region: vmmgraph_region_t,
@@ -187,9 +185,9 @@ pub extern "C" fn vmmgraph_region_mark_written(
     })
 }
 
-/// Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`, without
-/// resuming. VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has all these
-/// bytes; VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
+/// Copies `bytes` bytes of a paused block's backup, from offset `skip`, to `into`.
+/// VMMGRAPH_ERROR_WRONG_STATE unless the region is paused and the host has these bytes;
+/// VMMGRAPH_ERROR_INVALID_SIZE beyond the block's end.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_get_backup(
     region: vmmgraph_region_t,
@@ -207,8 +205,8 @@ pub unsafe extern "C" fn vmmgraph_region_get_backup(
 }
 
 /// Makes later work of `stream` wait for contents which vmmgraph_device_resume_async is still
-/// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: other
-/// memory must not be used.
+/// restoring. Does not block. VMMGRAPH_ERROR_WRONG_STATE unless the region is resident: its memory
+/// must not be used.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_before(
     region: vmmgraph_region_t,
@@ -217,7 +215,6 @@ pub extern "C" fn vmmgraph_region_before(
     guard(|| Ok(get::<Region, _>(region)?.before(stream_of(stream))?))
 }
 
-/// Limits the region's physical memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u64) -> vmmgraph_status_t {
     guard(|| {
@@ -226,8 +223,7 @@ pub extern "C" fn vmmgraph_region_set_budget(region: vmmgraph_region_t, bytes: u
     })
 }
 
-/// Writes the region's statistics. Also frees pages without blocks, once the work before their
-/// release is complete.
+/// Writes the statistics, after freeing pages without blocks whose work is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_region_stats(
     region: vmmgraph_region_t,

@@ -24,7 +24,7 @@ pub struct vmmgraph_ring {
 }
 
 /// Ring: units read in the same order in every step, only some of them on the device at a time. One
-/// step at a time, as a slot has one user.
+/// step at a time.
 pub type vmmgraph_ring_t = *mut vmmgraph_ring;
 
 /// Copies nothing ahead for the next step, whose sources will differ.
@@ -36,22 +36,22 @@ pub struct vmmgraph_ring_options_t {
     pub struct_size: usize,
     /// Name for messages, zero-terminated; null: none.
     pub name: *const c_char,
-    /// Slots shared by the streamed units. 0: three, one being read, one being filled, one ready.
+    /// Slots shared by the streamed units. 0: three (read, filled, ready).
     pub slots: usize,
     /// Treatment of units in excess of a multiple of the slots, one of VMMGRAPH_REMAINDER_*.
     pub remainder: i32,
     /// Sum of VMMGRAPH_RING_* flags.
     pub flags: i32,
     /// Bytes of every page, a multiple of the device's granularity. 0: the longest unit, if this
-    /// does not lengthen all places together, else about 1/8 of it, at most 16 MiB. Driver calls
-    /// cost time per page; a place is a whole number of pages.
+    /// does not lengthen all places together, else about 1/8 of it, at most 16 MiB. A place is a
+    /// whole number of pages; driver calls cost time per page.
     pub page_bytes: u64,
     /// Limit of physical bytes.
     pub budget_bytes: u64,
-    /// Measured copy bandwidth from pinned host memory. If set, the text of
-    /// vmmgraph_ring_ceiling_text (without the budget) is logged first. 0: unknown.
+    /// Measured copy bandwidth from pinned host memory; 0: unknown. If set, the text of
+    /// vmmgraph_ring_ceiling_text (without the budget) is logged first.
     pub link_gib_per_second: f64,
-    /// Seconds per step with all units resident; used only with link_gib_per_second.
+    /// Seconds per step with all units resident; needs link_gib_per_second.
     pub compute_seconds: f64,
     /// Tokens per step over all sequences; 0: one.
     pub tokens: u64,
@@ -155,8 +155,8 @@ pub unsafe extern "C" fn vmmgraph_ring_create(
     })
 }
 
-/// Destroys the ring, in use or not. Does not wait: addresses and pages are freed after all copies
-/// and readers, for a unit still acquired after all work submitted to its stream so far.
+/// Destroys the ring, in use or not, without waiting: addresses and pages are freed after all
+/// copies and readers, for a unit still acquired after all work submitted to its stream so far.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_destroy(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| remove::<Ring, _>(ring).map(drop))
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn vmmgraph_ring_address(
     })
 }
 
-/// Writes the places of the units, and the summary to `result`. Either pointer may be null.
+/// Writes the places of the units, and the summary to `result`. Either may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_places(
     ring: vmmgraph_ring_t,
@@ -194,10 +194,10 @@ pub unsafe extern "C" fn vmmgraph_ring_places(
 }
 
 /// Sets the source of a unit from its next acquire on; without runs, the unit has the slot's
-/// current contents. Runs adjacent in both host buffer and unit become one copy. The ring keeps the
-/// buffers alive. Current readers are unaffected; a copy of the old source completes first. Does
-/// not block. VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or of its
-/// source, overlapping runs, or a source on another device; the old source then stays.
+/// current contents. Runs adjacent in buffer and unit become one copy. The ring keeps the buffers
+/// alive. Current readers are unaffected; a copy of the old source completes first. Does not block.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT for a run beyond the end of the unit or its source, overlapping
+/// runs, or a source on another device; the old source then stays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_set_source(
     ring: vmmgraph_ring_t,
@@ -222,8 +222,8 @@ pub unsafe extern "C" fn vmmgraph_ring_set_source(
 /// vmmgraph_ring_release. Does not block if the source is registered. Copies the following units
 /// ahead into free slots: any order of acquires is correct, the order of use is fast. Work may only
 /// read the unit; writes are lost. The stream must exist until the release.
-/// VMMGRAPH_ERROR_WRONG_STATE if the unit has no source or is acquired, or if another unit of its
-/// slot is acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
+/// VMMGRAPH_ERROR_WRONG_STATE if the unit has no source, or if this or another unit of its slot is
+/// acquired. VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside
 /// vmmgraph_ring_capture_begin. After a failure the unit is not acquired.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_acquire(
@@ -234,11 +234,11 @@ pub extern "C" fn vmmgraph_ring_acquire(
     guard(|| Ok(get::<Ring, _>(ring)?.acquire(unit, stream_of(stream))?))
 }
 
-/// Ends the use of a unit: work submitted to `stream` so far is its last reader, and the slot is
-/// refilled afterwards. On a stream other than the acquiring one, order the stream after all
-/// readers first. Does not block. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
-/// VMMGRAPH_ERROR_STREAM_CAPTURING if the stream is captured outside vmmgraph_ring_capture_begin.
-/// After a failure the unit is still acquired.
+/// Ends the use of a unit: work submitted to `stream` so far is its last reader; then the slot is
+/// refilled. On a stream other than the acquiring one, order the stream after all readers first.
+/// Does not block. VMMGRAPH_ERROR_WRONG_STATE if the unit is not acquired.
+/// VMMGRAPH_ERROR_STREAM_CAPTURING as for vmmgraph_ring_acquire. After a failure the unit is still
+/// acquired.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_release(
     ring: vmmgraph_ring_t,
@@ -250,8 +250,8 @@ pub extern "C" fn vmmgraph_ring_release(
 
 /// Copies resident units and the first streamed units into empty or stale places, except those
 /// being read. Call before the first step, after an abort, or after a change of sources. `filled`
-/// (may be null) receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a unit without
-/// source; earlier units are then already filled.
+/// receives the number of copied units. VMMGRAPH_ERROR_WRONG_STATE for a unit without source;
+/// earlier units are then already filled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_prime(ring: vmmgraph_ring_t, filled: *mut u64) -> vmmgraph_status_t {
     // SAFETY: contract.
@@ -259,8 +259,8 @@ pub unsafe extern "C" fn vmmgraph_ring_prime(ring: vmmgraph_ring_t, filled: *mut
 }
 
 /// Aborts a step: releases every acquired unit after all work submitted to its stream so far, and
-/// marks all places as empty. Sources stay. Never fails; for a stream under capture, the work is
-/// tracked once the capture ends.
+/// marks all places as empty. Sources stay. Never fails; a stream under capture is tracked once the
+/// capture ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_abort(ring: vmmgraph_ring_t) -> vmmgraph_status_t {
     guard(|| {
@@ -269,7 +269,6 @@ pub extern "C" fn vmmgraph_ring_abort(ring: vmmgraph_ring_t) -> vmmgraph_status_
     })
 }
 
-/// Writes the statistics of the ring.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_stats(
     ring: vmmgraph_ring_t,

@@ -23,23 +23,21 @@ pub type vmmgraph_ring_graph_t = *mut vmmgraph_ring_graph;
 #[derive(Clone, Copy, Debug)]
 pub struct vmmgraph_ring_capture_options_t {
     pub struct_size: usize,
-    /// Units of the next step copied at the end of this step, at most the number of slots. 0: one,
-    /// or none with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more,
-    /// the end of a step waits for their copies.
+    /// Units of the next step copied at the end of this step, at most the slots. 0: one, or none
+    /// with VMMGRAPH_RING_WITHIN_STEP. One keeps the link busy between steps; with more, the end of
+    /// a step waits for their copies.
     pub tail: usize,
-    /// Copy nodes per unit: the largest number of runs a source may later have, at most 4096. Each
-    /// copying node costs the host a microsecond per launch. 0: the runs of the current sources, at
-    /// least one.
+    /// Copy nodes per unit: the most runs a source may later have, at most 4096. Each copying node
+    /// costs the host a microsecond per launch. 0: the runs of the current sources, at least one.
     pub most_runs: usize,
 }
 
 /// Begins the capture of one step on `stream`, which must be under capture. Until
-/// vmmgraph_ring_capture_end, vmmgraph_ring_acquire and vmmgraph_ring_release with a capturing
-/// stream belong to the step, and no bytes move. Acquire every streamed unit once, in the order of
-/// use, and release in the same order. One capture per ring at a time; eager work may continue
-/// beside it. `options` may be null. VMMGRAPH_ERROR_WRONG_STATE if a capture is active or the
-/// stream is not under capture. VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on a
-/// platform without graph support.
+/// vmmgraph_ring_capture_end, acquires and releases with a capturing stream belong to the step, and
+/// no bytes move. Acquire every streamed unit once, in the order of use, and release in the same
+/// order. One capture per ring at a time; eager work may continue. `options` may be null.
+/// VMMGRAPH_ERROR_WRONG_STATE if a capture is active or the stream is not under capture.
+/// VMMGRAPH_ERROR_INVALID_ARGUMENT for more than 4096 runs, or on a platform without graph support.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
     ring: vmmgraph_ring_t,
@@ -58,8 +56,8 @@ pub unsafe extern "C" fn vmmgraph_ring_capture_begin(
 }
 
 /// Ends the capture of a step, before the stream's own capture ends. VMMGRAPH_ERROR_WRONG_STATE if
-/// no capture is active, if a call of the capture failed, or if a unit was not acquired or
-/// released. A failure abandons the capture.
+/// no capture is active, a call of the capture failed, or a unit was not acquired or released. A
+/// failure abandons the capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_capture_end(
     ring: vmmgraph_ring_t,
@@ -100,8 +98,8 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_copies(
     guard(|| unsafe { write_number(copies, get::<RingGraph, _>(graph)?.copies() as u64) })
 }
 
-/// Forgets the last launched executable, because of its destruction or an update by other means:
-/// the next vmmgraph_ring_graph_enter sets all copy nodes again.
+/// Forgets the last launched executable, destroyed or updated by other means: the next
+/// vmmgraph_ring_graph_enter sets all copy nodes again.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_graph_forget_executable(graph: vmmgraph_ring_graph_t) -> vmmgraph_status_t {
     guard(|| {
@@ -140,8 +138,8 @@ pub unsafe extern "C" fn vmmgraph_ring_graph_enter(
     })
 }
 
-/// Ends a launch begun by vmmgraph_ring_graph_enter. `launched` is 1 if the graph was launched on
-/// `stream`; 0 if not, or if unknown. VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_ring_graph_enter.
+/// Ends a launch. `launched` is 1 if the graph was launched on `stream`; 0 if not, or if unknown.
+/// VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_ring_graph_enter.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_ring_graph_leave(
     graph: vmmgraph_ring_graph_t,

@@ -45,7 +45,7 @@ pub struct vmmgraph_ring_schedule_t {
     /// Slots plus resident units.
     pub places: u64,
     /// Units to be streamed which are resident: a surplus over a multiple of the slots, or all if
-    /// the slots hold all of them.
+    /// the slots hold all.
     pub kept_resident: u64,
 }
 
@@ -129,12 +129,10 @@ pub(super) unsafe fn write_schedule(
 
 /// Describes an upper bound of a ring's performance, one item per line: bytes over the link, tokens
 /// per second, the bottleneck, deviations from the demand, and the effect of more resident units.
-/// No arrangement of copies is faster; measure the real ring. Needs no device. Uses fewer slots if
-/// the budget requires.
-///
-/// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, and if the budget is too small
-/// for one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an
-/// invalid bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
+/// Measure the real ring. Needs no device. Uses fewer slots if the budget requires.
+/// VMMGRAPH_ERROR_INVALID_SIZE for a unit of 0 or too many bytes, or if the budget is too small for
+/// one slot and the resident units. VMMGRAPH_ERROR_INVALID_ARGUMENT without units, for an invalid
+/// bandwidth or time, or for a surplus with VMMGRAPH_REMAINDER_REFUSE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_ring_ceiling_text(
     demand: *const vmmgraph_ring_demand_t,

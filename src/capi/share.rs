@@ -25,9 +25,9 @@ pub struct vmmgraph_page_extent_t {
     pub page_bytes: u64,
 }
 
-/// Returns the pages under a range of the space's addresses, such as a block, in order. Makes no
-/// driver call and pins nothing. A seal may replace pages under live-out (retained) blocks: call
-/// again afterwards. VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
+/// Returns the pages under a range of the space's addresses, in order. Makes no driver call and
+/// pins nothing. A seal may replace pages under live-out (retained) blocks: call again afterwards.
+/// VMMGRAPH_ERROR_WRONG_STATE while the arena is paused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_export(
     space: vmmgraph_space_t,
@@ -63,8 +63,8 @@ pub(super) unsafe fn copy_extents(
 }
 
 /// Exports a page of an arena to other processes as a file descriptor, which the caller sends and
-/// closes. Export each page once, however many graphs map it. Adds a pin (see
-/// vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
+/// closes. Export each page once, however many graphs map it. Adds a pin
+/// (vmmgraph_device_page_exported): a pinned page is not released, lent, paused or replaced.
 /// VMMGRAPH_ERROR_WRONG_STATE unless the device was opened with VMMGRAPH_SHARING_FD, and while the
 /// arena is paused.
 #[unsafe(no_mangle)]
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn vmmgraph_device_export_fabric(
 
 /// Adds `delta` pins to a page, or removes pins if negative. Remove the pins of
 /// vmmgraph_device_export_page after the importing processes have closed the page or ended. Pins
-/// may be added without an export by this library. Closing the device removes all pins.
+/// may be added without an export. Closing the device removes all pins.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_page_exported(
     device: vmmgraph_device_t,

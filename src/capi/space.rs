@@ -35,12 +35,11 @@ pub type vmmgraph_launch_fn = Option<unsafe extern "C" fn(user: *mut c_void)>;
 pub struct vmmgraph_seal_report_t {
     pub struct_size: usize,
     pub peak_live_bytes: u64,
-    /// Small shared pages mapped in the space.
+    /// Shared pages mapped in the space.
     pub small_pages: u64,
-    /// Large shared pages mapped in the space.
     pub large_pages: u64,
     pub maps: u64,
-    /// Bytes of pages which became private to the space.
+    /// Pages which became private to the space.
     pub retained_bytes: u64,
     /// Blocks live after the seal.
     pub retained_blocks: u64,
@@ -50,20 +49,20 @@ pub struct vmmgraph_seal_report_t {
     pub driver_ns: u64,
     /// Blocks allocated in total.
     pub allocations: u64,
-    /// Hash of the capture's layout: page sizes, page numbers by address, place and bytes of every
-    /// block in order, live-out blocks, policy. Equal requests give equal hashes in any process and
-    /// after any earlier captures, so ranks can compare captures. Places of persistent (kept)
-    /// blocks do not count. In a bump space, the arena's earlier bump pages count from the second
-    /// address range on.
+    /// Hash of page sizes, page numbers by address, place and bytes of every block in order,
+    /// live-out blocks, policy. Equal requests give equal hashes in any process and after any
+    /// earlier captures, so ranks can compare captures. Places of persistent (kept) blocks do not
+    /// count. In a bump space, the arena's earlier bump pages count from the second address range
+    /// on.
     pub layout_hash: u64,
     /// Live peer-visible (remote) blocks. If 0, the seal replaced no page which such a block uses
-    /// or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES, the pages under these blocks and their
-    /// neighbours may be new: tell peers the pages after the seal.
+    /// or used. Otherwise, with VMMGRAPH_RETAIN_OWN_PAGES, their pages and neighbours may be new:
+    /// tell peers the pages after the seal.
     pub remote_blocks: u64,
     pub remote_bytes: u64,
-    /// Estimated device memory of the executables of the capture's graphs while instantiated. Set
-    /// for captures by VmmGraph for libtorch, or by torch 2.8 and later in a graph group with
-    /// borrowing graphs; else 0.
+    /// Estimated device memory of the executables of the capture's graphs. Set for captures by
+    /// VmmGraph for libtorch, or by torch 2.8 and later in a graph group with borrowing graphs;
+    /// else 0.
     pub executable_bytes: u64,
 }
 
@@ -84,7 +83,7 @@ pub struct vmmgraph_space_stats_t {
     pub reserved_bytes: u64,
     /// A page mapped n times counts n times.
     pub mapped_bytes: u64,
-    /// Bytes of pages private to the space.
+    /// Pages private to the space.
     pub retained_bytes: u64,
     pub maps: u64,
 }
@@ -153,8 +152,8 @@ pub unsafe extern "C" fn vmmgraph_space_set_label(
     })
 }
 
-/// Sets the source location of a capture ("model.cpp:120") for the page map. Empty: none.
-/// VMMGRAPH_ERROR_INVALID_SIZE beyond 1024 bytes.
+/// As vmmgraph_space_set_label, the source location of a capture ("model.cpp:120") for the page
+/// map.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_set_site(
     space: vmmgraph_space_t,
@@ -183,11 +182,10 @@ pub unsafe extern "C" fn vmmgraph_space_label(
 }
 
 /// Destroys the space without blocking. The graph must be destroyed, or never launched again. Work
-/// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete.
-///
-/// The space is unmapped after the arena's replays so far: by a later destroy, vmmgraph_arena_trim,
-/// vmmgraph_device_trim, or an allocation short of memory. Pages under blocks still owned by torch
-/// tensors stay until the tensors are freed.
+/// launched other than through vmmgraph_space_replay or vmmgraph_space_enter must be complete. The
+/// space is unmapped after the arena's replays so far: by a later destroy or trim, or an allocation
+/// short of memory. Pages under blocks still owned by torch tensors stay until the tensors are
+/// freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_destroy(space: vmmgraph_space_t) -> vmmgraph_status_t {
     guard(|| remove::<Space, _>(space).map(drop))
@@ -211,9 +209,9 @@ pub unsafe extern "C" fn vmmgraph_space_allocate(
     })
 }
 
-/// As vmmgraph_space_allocate, for a persistent (kept) block, which the caller keeps after the
-/// capture: an output or a workspace. Such blocks are packed on common pages, so a few KiB do not
-/// cost a page. No other block gets their bytes before the block is freed and its space destroyed.
+/// As vmmgraph_space_allocate, for a persistent (kept) block, used after the capture: an output or
+/// a workspace. Such blocks share pages, so a few KiB do not cost a page. No other block gets their
+/// bytes before the block is freed and its space destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
     space: vmmgraph_space_t,
@@ -232,13 +230,12 @@ pub unsafe extern "C" fn vmmgraph_space_allocate_kept(
 /// As vmmgraph_space_allocate, for a peer-visible (remote) block: a buffer of a captured
 /// collective, read and written by other devices or processes. Peers learn its page from
 /// vmmgraph_space_export, or from a library which registers the buffers of a capture. The block
-/// lies on one page; a block longer than a large page is rounded up to whole large pages. Only
-/// peer-visible blocks of the same stream share these pages.
-///
-/// A seal which replaces pages under local live-out blocks replaces none of these. After the seal,
-/// the pages are neither lent nor given to eager work. Other graphs share them: peer access must
-/// end with the replay. Free the block before the seal: a live block is treated by the policy and
-/// counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a bump space.
+/// lies on one page; a longer block is rounded up to whole large pages. Only peer-visible blocks of
+/// the same stream share these pages. A seal which replaces pages under local live-out blocks
+/// replaces none of these. After the seal, the pages are neither lent nor given to eager work.
+/// Other graphs share them: peer access must end with the replay. Free the block before the seal: a
+/// live block is treated by the policy and counted in the report. VMMGRAPH_ERROR_WRONG_STATE in a
+/// bump space.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_allocate_remote(
     space: vmmgraph_space_t,
@@ -274,10 +271,9 @@ pub unsafe extern "C" fn vmmgraph_space_record_stream(
     with(space, |space| Ok(space.record_stream(Address(block as u64), stream_of(stream))?))
 }
 
-/// Ends the capture. `retain`, one of VMMGRAPH_RETAIN_*, decides about blocks still live; a bump
-/// space accepts only VMMGRAPH_RETAIN_DEFAULT and VMMGRAPH_RETAIN_SHARED_PAGES. `report` may be
-/// null. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes would be replaced. After a
-/// failure the space is still open, and the call can be repeated.
+/// Ends the capture. `retain`, VMMGRAPH_RETAIN_*, decides about live blocks; a bump space accepts
+/// only _DEFAULT and _SHARED_PAGES. VMMGRAPH_ERROR_WRONG_STATE if a page pinned for other processes
+/// would be replaced. After a failure the space is still open, and the call can be repeated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_seal(
     space: vmmgraph_space_t,
@@ -331,12 +327,11 @@ pub extern "C" fn vmmgraph_space_mark(space: vmmgraph_space_t) -> vmmgraph_statu
 }
 
 /// Calls `launch(user)`, which submits the space's graph to `stream`, ordered after every earlier
-/// replay of the arena: replays never overlap, on any streams and threads. On the stream of the
-/// last replay the call costs one driver query; on another stream, also an event wait.
-///
-/// VMMGRAPH_ERROR_WRONG_STATE unless the space is sealed, while the arena is paused, and while
-/// pages of the space are on lease (see vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING
-/// if `stream` is under capture; the capture continues. After a failure `launch` was not called.
+/// replay of the arena, on any stream and thread. On the stream of the last replay the call costs
+/// one driver query; on another, also an event wait. VMMGRAPH_ERROR_WRONG_STATE unless the space is
+/// sealed, while the arena is paused, and while pages of the space are on lease (see
+/// vmmgraph_arena_set_recall). VMMGRAPH_ERROR_STREAM_CAPTURING if `stream` is under capture; the
+/// capture continues. After a failure `launch` was not called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_space_replay(
     space: vmmgraph_space_t,
@@ -352,16 +347,15 @@ pub unsafe extern "C" fn vmmgraph_space_replay(
 }
 
 /// Begins a replay without a callback, for callers with a lock of their own, such as language
-/// runtimes: work which this thread submits to `stream` until vmmgraph_space_leave is ordered after
-/// every earlier replay of the arena. Other replays of the arena wait until then, so always leave,
-/// except after a failure. Errors as vmmgraph_space_replay.
+/// runtimes: work which this thread submits to `stream` until vmmgraph_space_leave is ordered as in
+/// vmmgraph_space_replay. Other replays of the arena wait until then, so always leave, except after
+/// a failure. Errors as vmmgraph_space_replay.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_enter(space: vmmgraph_space_t, stream: *mut c_void) -> vmmgraph_status_t {
     with(space, |space| Ok(space.enter(stream_of(stream))?))
 }
 
-/// Ends the replay begun by vmmgraph_space_enter on this thread. VMMGRAPH_ERROR_WRONG_STATE if no
-/// replay was begun.
+/// Ends this thread's replay. VMMGRAPH_ERROR_WRONG_STATE without vmmgraph_space_enter.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_space_leave(space: vmmgraph_space_t) -> vmmgraph_status_t {
     with(space, |space| Ok(space.leave()?))

@@ -47,8 +47,8 @@ pub const VMMGRAPH_ERROR_OUT_OF_ADDRESSES: i32 = 202;
 pub const VMMGRAPH_ERROR_OUT_OF_DESCRIPTORS: i32 = 203;
 /// The limit of the host pool is reached, or the machine has no more host memory.
 pub const VMMGRAPH_ERROR_OUT_OF_HOST_MEMORY: i32 = 204;
-/// A driver call failed: see vmmgraph_last_error for the driver's result, and
-/// vmmgraph_last_error_message for the name of the call.
+/// A driver call failed: vmmgraph_last_error has the driver's result, vmmgraph_last_error_message
+/// the name of the call.
 pub const VMMGRAPH_ERROR_DRIVER: i32 = 300;
 /// The driver's library cannot be loaded, or VMMGRAPH_DRIVER_AUTO found no platform with a usable
 /// device.
