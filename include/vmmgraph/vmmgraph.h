@@ -2100,8 +2100,9 @@ vmmgraph_status_t vmmgraph_dispatcher_prometheus(vmmgraph_dispatcher_t dispatche
                                                  size_t capacity,
                                                  size_t *needed);
 
-// Reserves `bytes` bytes of addresses, without memory. `options` may be null.
-// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
+// Reserves `bytes` bytes of addresses, without memory. `options` may be null. Fails with
+// VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or VMMGRAPH_ERROR_OVER_BUDGET if
+// least_bytes do not fit.
 VMMGRAPH_API
 vmmgraph_status_t vmmgraph_elastic_buffer_create(vmmgraph_device_t device,
                                                  uint64_t bytes,
@@ -2310,7 +2311,7 @@ vmmgraph_status_t vmmgraph_lengths_total(vmmgraph_lengths_t lengths,
 // machine or control group. A failed call changes nothing.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_prepare_backup(vmmgraph_device_t device, uint64_t bytes);
 
-// Limits the host pool. Memory held stays.
+// Limits the bytes of the device's host pool. Memory already held stays.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_device_set_host_budget(vmmgraph_device_t device, uint64_t bytes);
 
 // Returns unused memory of the host pool to the operating system. `released` receives the bytes.

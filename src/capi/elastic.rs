@@ -113,8 +113,9 @@ pub struct vmmgraph_shown_t {
 /// another thread is VMMGRAPH_ERROR_WRONG_STATE inside.
 pub type vmmgraph_shown_fn = Option<unsafe extern "C" fn(shown: *const vmmgraph_shown_t, user: *mut c_void)>;
 
-/// Reserves `bytes` bytes of addresses, without memory. `options` may be null.
-/// VMMGRAPH_ERROR_OVER_BUDGET if least_bytes do not fit.
+/// Reserves `bytes` bytes of addresses, without memory. `options` may be null. Fails with
+/// VMMGRAPH_ERROR_INVALID_SIZE, VMMGRAPH_ERROR_OUT_OF_ADDRESSES, or VMMGRAPH_ERROR_OVER_BUDGET if
+/// least_bytes do not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmmgraph_elastic_buffer_create(
     device: vmmgraph_device_t,

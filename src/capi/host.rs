@@ -29,7 +29,7 @@ pub extern "C" fn vmmgraph_device_prepare_backup(device: vmmgraph_device_t, byte
     guard(|| Ok(get::<Device, _>(device)?.host_pool().prepare(bytes)?))
 }
 
-/// Limits the host pool. Memory held stays.
+/// Limits the bytes of the device's host pool. Memory already held stays.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_device_set_host_budget(
     device: vmmgraph_device_t,
