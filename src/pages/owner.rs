@@ -194,7 +194,7 @@ impl PagePool {
             && self.lock().is_audit_due()
             && let Err(error) = self.audit()
         {
-            tracing::error!(%error, "the page pool's books do not balance");
+            tracing::error!(%error, "the page pool's tables do not agree");
         }
     }
 }

@@ -331,7 +331,7 @@ impl Replacement<'_> {
         }
         if self.policy == RetainPolicy::InPlace {
             return Err(Error::wrong_state(
-                "cannot seal in place: another space shows a page under a retained block; seal with another policy, or keep the block",
+                "cannot seal in place: another space maps a page under a retained block; seal with another policy, or keep the block",
             ));
         }
         let instead =

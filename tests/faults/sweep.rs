@@ -263,7 +263,7 @@ impl Run<'_> {
         }
         let (stats, held) = (self.device.stats(), self.injector.held());
         let books = [stats.pages, stats.reservations, stats.mappings];
-        assert_eq!(books, held[..3], "{what}: the books do not balance");
+        assert_eq!(books, held[..3], "{what}: the tables do not agree");
         assert_eq!(self.device.pool().audit_idle(), Ok(()), "{what}");
         if let Some(arena) = self.arena.upgrade() {
             assert_eq!(arena.audit(), Ok(()), "{what}");
