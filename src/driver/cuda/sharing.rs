@@ -30,7 +30,7 @@ pub(super) struct PageKind {
 }
 
 impl PageKind {
-    /// Fails without a requested attribute.
+    /// Fails if the device lacks a requested attribute.
     pub(super) fn for_device(api: &Api, device: sys::CUdevice, options: DeviceOptions) -> Result<Self> {
         let has = |attribute| {
             let mut value = 0;

@@ -3,7 +3,7 @@
 //!
 //! * Calls act on the thread's current device: every call sets ours and restores the previous one.
 //! * VMM and event calls work during captures in mode RELAXED. Synchronous copies and device-wide
-//!   waits break **every** capture of the process: copies use an own stream, and no call waits for
+//!   waits break **every** capture of the process: copies use a separate stream. No call waits for
 //!   a device.
 //! * Each mapping needs its own `hipMemSetAccess` and `hipMemUnmap` (see `access`).
 //! * `hipMemUnmap` waits for the device or for its null stream.

@@ -169,7 +169,7 @@ impl HostDriver {
 }
 
 impl HostDriver {
-    /// Fails for a copy partly inside a registration, and without a stream.
+    /// Fails if a copy is only partly inside a registration, or if its stream does not exist.
     fn crosses_no_registration(
         &self,
         call: &'static str,
