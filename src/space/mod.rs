@@ -96,8 +96,8 @@ pub use poison::{Difference, POISON};
 pub use preserve::PreservedBlocks;
 pub use seal::{RetainPolicy, SealReport};
 
-/// State of an arena, also used by its spaces, leases and eager scopes. Most fields are objects with
-/// private fields and locks of their own, so they are open to the crate.
+/// State of an arena, also used by its spaces, leases and eager scopes. Most fields are objects
+/// with private fields and locks of their own, so they are open to the crate.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) shared: SharedSet,
