@@ -53,7 +53,7 @@ def test_a_recorded_run_has_its_record(run: _engines.Run) -> None:
         ("vllm", "0.24.0", True),
         ("vllm", "0.24.1", True),
         ("vllm", "0.240.0", False),
-        ("vllm", "0.33.0", False),
+        ("vllm", "0.34.0", False),
         ("sglang", "0.5.23", False),
         ("transformers", "5.1.0", True),
         ("transformers", "4.57.0", False),

@@ -43,7 +43,7 @@ from .._histogram import Shape
 from ._common import captures_ended, choice, is_set, log
 from .capture_queue import STAND_IN, Budget, Queue
 from .kv_plan import MIB
-from .vllm_kv import known_release, kv_of
+from .vllm_kv import RELEASES, known_release, kv_of
 
 #: Milliseconds of captures a step, on average.
 MILLISECONDS = 5
@@ -58,7 +58,7 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
 
 
 def supported() -> bool:
-    return known_release("capture behind the traffic")
+    return known_release("capture behind the traffic", RELEASES)
 
 
 def declined(runner: Any) -> str:

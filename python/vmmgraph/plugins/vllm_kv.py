@@ -40,7 +40,7 @@ from . import kv_guard, kv_plan
 from ._common import log
 from .kv_plan import MIB
 
-#: vLLM releases with the names of 0.24. `release` also knows 0.33.
+#: vLLM releases with the names of 0.24.
 RELEASES = ("0.24.",)
 
 
@@ -53,17 +53,17 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
     when_imported("vllm.v1.worker.gpu.attn_utils", patch_second_allocation)
 
 
-def known_release(action: str = "size the KV cache behind the captures") -> bool:
-    """Returns whether the vLLM release is supported; logs a warning with the action if not."""
+def known_release(action: str, releases: tuple[str, ...]) -> bool:
+    """Returns whether the vLLM release is one of these; logs a warning with the action if not."""
     from vllm.version import __version__
 
-    if str(__version__).startswith(RELEASES):
+    if str(__version__).startswith(releases):
         return True
     log.warning(
         "vmmgraph: cannot %s: vLLM %s is not one of %s; vLLM does so by itself",
         action,
         __version__,
-        ", ".join(f"{release}x" for release in RELEASES),
+        ", ".join(f"{release}x" for release in releases),
     )
     return False
 
@@ -75,9 +75,10 @@ def release() -> Any:
 
     from . import vllm_kv_024, vllm_kv_033
 
-    if str(__version__).startswith(vllm_kv_033.RELEASES):
+    known = known_release("size the KV cache behind the captures", RELEASES + vllm_kv_033.RELEASES)
+    if known and str(__version__).startswith(vllm_kv_033.RELEASES):
         return vllm_kv_033
-    return vllm_kv_024 if known_release() else None
+    return vllm_kv_024 if known else None
 
 
 def declined(config: Any, names: Any) -> str:

@@ -1,4 +1,4 @@
-"""KV cache of vLLM 0.33 (`vllm_kv`): names, and layers as views of one buffer. Never run on a GPU.
+"""KV cache of vLLM 0.33 (`vllm_kv`): names, and layers as views of one buffer.
 
 vLLM 0.33 allocates one buffer, and each layer is a view with strides. Block ``b`` of layer ``l``
 begins at ``offset + l * layer_stride + b * block_stride`` (``KVCacheTensor``). Each run of all

@@ -34,6 +34,7 @@ def train(engine: Any, report: Any) -> None:
     saver = kit.drop_in().torch_memory_saver
     model = kit.Decoder()
     cache, inputs = model.cache(), model.inputs()
+    saver.pause()
     for number in range(STEPS):
         get(engine)
         saver.resume()
