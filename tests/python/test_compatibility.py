@@ -65,7 +65,7 @@ def test_a_release_without_a_run_is_named(engine: str, version: str, known: bool
     assert known or f"{_engines.NAMES[engine]} {version} was never run" in sentence
 
 
-@pytest.mark.parametrize(("version", "lines"), [("0.24.0", 0), ("0.33.0", 1), (None, 0)])
+@pytest.mark.parametrize(("version", "lines"), [("0.24.0", 0), ("0.34.0", 1), (None, 0)])
 def test_a_plugin_warns_in_one_line(
     version: str | None, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +77,7 @@ def test_a_plugin_warns_in_one_line(
         assert _common.enable_for("vLLM") is None
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == lines
-    assert all("vLLM 0.33.0 was never run" in line and _engines.REMEDY in line and "\n" not in line for line in warnings)
+    assert all("vLLM 0.34.0 was never run" in line and _engines.REMEDY in line and "\n" not in line for line in warnings)
 
 
 def test_a_plugin_names_each_variable_without_effect_on_its_route(

@@ -55,7 +55,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("torch", "error", "without CUDA", {"torch": {"version": "2.11.0", "cuda": None}}),
         ("library", "warning", "no library for torch 2.15", {"torch": HEALTHY["torch"] | {"route": "no library for torch 2.15"}}),
         ("library", "error", "is refused: wrong", {"torch": HEALTHY["torch"] | {"refused": "wrong ABI"}}),
-        ("vllm", "warning", "0.33.0 was never run", {"engines": {"vllm": "0.33.0"}}),
+        ("vllm", "warning", "0.34.0 was never run", {"engines": {"vllm": "0.34.0"}}),
         ("vllm plugin", "error", "has no vmmgraph", {"plugins": {"vllm": False, "sglang": False}}),
         ("vllm plugin", "error", "VLLM_PLUGINS", {"environment": {"VMMGRAPH": "1", "VLLM_PLUGINS": "other"}}),
         ("vllm plugin", "warning", "off", {"environment": {}}),
