@@ -757,7 +757,10 @@ def a_checkpoint_is_small_while_asleep(saver):
         return
     cache_bytes = 16 * GIB
     child = subprocess.Popen(
-        [sys.executable, "-c", SLEEPER, str(HERE.parent), str(cache_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SLEEPER, str(HERE.parent), str(cache_bytes)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
     def call(name):
