@@ -69,7 +69,7 @@ def sleep_graphs(level: int) -> None:
         _executables.evict()
         door.evicted = True
     gc.collect()
-    free_workspaces()
+    _free_workspaces()
     torch.cuda.empty_cache()
     for device in {arena._device for arena in arenas}:
         device.trim()
@@ -111,7 +111,7 @@ def _check_possible() -> None:
         raise _c.Error("cannot sleep: a stream is under capture; call sleep after the capture", _c.WRONG_STATE)
 
 
-def free_workspaces() -> None:
+def _free_workspaces() -> None:
     """Clears torch's table of cuBLAS workspaces, unless a graph in torch's memory may contain an
     address of these. Graphs of arenas own their workspaces from torch 2.8 on."""
     import torch

@@ -70,11 +70,9 @@ def enable_for(engine: str) -> Any:
 
 def captures_ended(serving: bool = False) -> None:
     """Fits each arena's pages to its graphs, returns idle pages to the driver and logs the memory
-    of the graphs. Also frees the cuBLAS workspace of the engine's capture stream, 32 MiB on an
-    H200: only warm-ups used it.
+    of the graphs.
 
-    ``serving``: pages and workspaces stay, since results of the last replay may still be read and
-    the next warm-up needs a workspace.
+    ``serving``: pages keep their sizes, since results of the last replay may still be read.
     """
     from .. import _c, _door
 
@@ -99,19 +97,6 @@ def captures_ended(serving: bool = False) -> None:
                 alone / MIB,
                 arena.executables().get("bytes", 0) / MIB,
             )
-    if not serving:
-        _free_capture_workspaces()
-
-
-def _free_capture_workspaces() -> None:
-    import torch
-
-    from .. import _sleep
-
-    _sleep.free_workspaces()
-    # Makes the workspace of the current stream again: engines measure free memory next.
-    torch.cuda.current_blas_handle()
-    torch.cuda.empty_cache()
 
 
 def after_captures(kind: type | None, name: str) -> None:
