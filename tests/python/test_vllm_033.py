@@ -20,7 +20,7 @@ import test_vllm_kv
 from test_vllm_kv import BLOCK, GIB, LAYERS, HostDevice, Tensor, configuration, module_of, needs_driver, torch_over
 from vmmgraph import _c, _door, _ledger
 from vmmgraph._elastic import ElasticBuffer
-from vmmgraph.plugins import _common, kv_plan, vllm, vllm_behind, vllm_kv, vllm_kv_033
+from vmmgraph.plugins import _common, kv_plan, vllm, vllm_kv, vllm_kv_033
 from vmmgraph.plugins.kv_plan import MIB
 
 #: The fixture of `test_vllm_kv`.
@@ -332,13 +332,6 @@ def test_a_release_is_found_by_its_version(monkeypatch: pytest.MonkeyPatch, capl
         monkeypatch.setitem(sys.modules, "vllm.version", module_of("vllm.version", __version__=version))
         assert vllm_kv.release() is None
         assert f"vLLM {version} is not one of" in caplog.text
-
-
-def test_features_made_for_the_names_of_024_refuse_033(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", module_of("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.version", module_of("vllm.version", __version__="0.33.0"))
-    assert not vllm_behind.supported()
-    assert len(caplog.records) == 1 and "vLLM 0.33.0 is not one of 0.24.x" in caplog.text
 
 
 # Planes.

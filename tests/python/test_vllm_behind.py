@@ -1,4 +1,6 @@
-"""Captures behind the traffic of a vLLM 0.24 stand-in: order, budget, larger graphs, failures."""
+"""Captures behind the traffic of stand-ins of vLLM 0.24 and 0.33: order, budget, larger graphs,
+failures.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ class BatchExecutionDescriptor:
     num_tokens: int
     num_reqs: int | None
     uniform_token_count: int | None = None
+    max_query_len: int | None = None
     num_active_loras: int = 0
+    num_ubatches: int = 1
 
 
 def compatible(one: Any, num_reqs: int, num_tokens: int, uniform_token_count: int | None, _: int) -> bool:
@@ -140,6 +144,7 @@ class Device:
         #: Raised by a capture of this many tokens.
         self.fails: dict[int, Exception] = {}
         self.modes: list[str] = []
+        self.in_graph = False
 
     def take(self) -> list[Any]:
         log, self.log = self.log, []
@@ -192,12 +197,15 @@ class Runner:
 
     def forward(self, mode: Mode, tokens: int, entry: Any, captures: bool) -> None:
         """Runs or captures; a step sees the block tables of its requests."""
-        stream = self.at.current
+        stream, cuda = self.at.current, sys.modules["torch"].cuda
         if captures:
             assert Start.capturing, "captures are off"
             if mode is Mode.PIECEWISE:
                 next(one for one in self.wrappers if one.runtime_mode is mode).concrete_cudagraph_entries[entry] = "a piece"
-            with sys.modules["torch"].cuda.graph(None):
+            if self.start.breakable and mode is Mode.PIECEWISE:
+                for _ in ("a segment", "a segment"):
+                    cuda.CUDAGraph().capture_begin(pool="pool")
+            with contextlib.nullcontext() if self.at.in_graph or self.start.breakable else cuda.graph(cuda.CUDAGraph(), "pool"):
                 if tokens in self.at.fails:
                     raise self.at.fails[tokens]
         self.at.log.append((stream, "captures" if captures else "runs", mode.name, tokens, self.table.rows))
@@ -281,17 +289,46 @@ class Manager:
     pool = "pool"
 
     def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+        self.runner, self.start = runner, runner.start
+        self.device = "cuda:0"
         self.graphs: dict[Any, Any] = {}
         self._graphs_captured = False
         piecewise = [BatchExecutionDescriptor(Mode.PIECEWISE, size, None) for size in reversed(PIECEWISE)]
         full = [BatchExecutionDescriptor(Mode.FULL, size, size, 1) for size in reversed(FULL)]
         self._capture_descs = {Mode.FULL: full, Mode.PIECEWISE: piecewise}
 
-    def capture(self, factory: Any, progress: str = "") -> dict[Any, Any]:
-        raise AssertionError("vLLM captures before it serves")
+    def capture(self, factory: Any, progress: str = "Capturing CUDA graphs") -> dict[Any, Any]:
+        """As vLLM: a warm-up run of each shape, then its capture."""
+        utils, cuda = sys.modules["vllm.v1.worker.gpu.cudagraph_utils"], sys.modules["torch"].cuda
+        assert sum(map(len, self._capture_descs.values())) == 1, "vLLM captures before it serves"
+        with utils.graph_capture(device=self.device):
+            for mode, shapes in self._capture_descs.items():
+                for one in utils.tqdm(shapes, desc=progress):
+                    forward = self.forward_of(factory(one, warmup=True))
+                    forward(Mode.NONE)
+                    if mode is Mode.FULL or self.start.breakable:
+                        forward = self.forward_of(factory(one, warmup=False))
+                    if mode is Mode.PIECEWISE:
+                        forward(mode)
+                        continue
+                    assert one not in self.graphs
+                    graph = cuda.CUDAGraph()
+                    with cuda.graph(graph, self.pool):
+                        forward(Mode.NONE)
+                    self.graphs[one] = graph
+        self._graphs_captured = True
+        return {}
 
-    def dispatch(self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int) -> Any:
+    def forward_of(self, made: Any) -> Any:
+        if self.start.release == "0.33.0":
+            return made
+        forward, _attention_state = made
+        return forward
+
+    def dispatch(
+        self, num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int, **of_033: int | None
+    ) -> Any:
+        assert self.start.release == "0.33.0" or not of_033
         size = next((size for size in SIZES if size >= num_tokens), None)
         for mode in (Mode.FULL, Mode.PIECEWISE):
             for one in self._capture_descs[mode]:
@@ -309,11 +346,17 @@ class ModelManager(Manager):
         def factory(one: Any, warmup: bool) -> Any:
             def forward(mode: Mode) -> None:
                 captures = mode is Mode.PIECEWISE or not warmup
+                assert mode is not Mode.PIECEWISE or warmup is not self.start.breakable
                 runner.forward(one.cg_mode if captures else mode, one.num_tokens, BatchDescriptor(one.num_tokens), captures)
 
-            return forward, None
+            return forward if self.start.release == "0.33.0" else (forward, "attention state")
 
         return super().capture(factory)
+
+
+class ModelState:
+    def capture_inner_cudagraphs(self) -> None:
+        pass
 
 
 class SecondRunner(Runner):
@@ -321,8 +364,13 @@ class SecondRunner(Runner):
         super().__init__(start)
         self.cudagraph_manager = ModelManager(self)
         self.block_tables = SimpleNamespace(input_block_tables=[self.table])
+        self.model_state = ModelState()
 
-    def capture_model(self) -> int:
+    def capture_model(self, **of_033: bool) -> int:
+        assert self.start.release == "0.33.0" or not of_033
+        if of_033.get("profile_only"):
+            self.at.log.append("throwaway captures")
+            return 5
         self.cudagraph_manager.capture(self)
         return 7
 
@@ -331,7 +379,8 @@ class SecondRunner(Runner):
             self.table.rows = "of requests"
         tokens = output.total_num_scheduled_tokens
         reqs = tokens if output.uniform else 1
-        one = self.cudagraph_manager.dispatch(reqs, tokens, 1 if output.uniform else None, num_active_loras=0)
+        more = {"max_query_len": tokens // reqs} if self.start.release == "0.33.0" else {}
+        one = self.cudagraph_manager.dispatch(reqs, tokens, 1 if output.uniform else None, num_active_loras=0, **more)
         assert one.num_reqs in (None, reqs) or one.cg_mode is Mode.FULL
         self.forward(one.cg_mode, one.num_tokens, one, False)
         return one.cg_mode.name, one.num_tokens
@@ -342,8 +391,9 @@ class Start:
 
     capturing = False
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, second: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, second: bool, release: str = "0.24.0", breakable: bool = False) -> None:
         self.monkeypatch, self.second = monkeypatch, second
+        self.release, self.breakable = release, breakable
         self.device = device = Device()
         self.event: Any = object()
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
@@ -359,6 +409,15 @@ class Start:
             lora_config=None,
             kv_transfer_config=None,
         )
+        if release == "0.33.0":
+            vars(self.config.parallel_config).update(
+                enable_eplb=False, prefill_context_parallel_size=1, decode_context_parallel_size=1
+            )
+            self.config.model_config.is_mm_prefix_lm = False
+            self.config.attention_config = SimpleNamespace(hisparse_config=None)
+            self.config.aux_output_config = SimpleNamespace(enabled=False)
+            self.config.observability_config = SimpleNamespace(jit_monitor_mode="warn")
+        self.envs = SimpleNamespace(VLLM_ENABLE_STARTUP_PLAN=False, VLLM_GPU_SYNC_CHECK=None)
         Start.capturing = False
         Wrapper._all_instances = []
         kind = type("GPUModelRunner", (SecondRunner if second else FirstRunner,), {})
@@ -390,14 +449,26 @@ class Start:
             finally:
                 device.current = before
 
+        class CUDAGraph:
+            def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+                assert pool == "pool"
+                device.modes.append(capture_error_mode)
+
         @contextlib.contextmanager
-        def graph(*_: Any, capture_error_mode: str = "global") -> Iterator[None]:
+        def graph(graph: CUDAGraph, pool: str, capture_error_mode: str = "global") -> Iterator[None]:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             gc.collect()
-            device.modes.append(capture_error_mode)
+            graph.capture_begin(pool, capture_error_mode=capture_error_mode)
             assert not gc.isenabled(), "a collection would free tensors inside a capture"
-            yield
+            device.in_graph = True
+            try:
+                yield
+            finally:
+                device.in_graph = False
+
+        def unused(*_: Any, **__: Any) -> Any:
+            raise AssertionError("a unit has no stream and no progress bar of its own")
 
         def wait(*_: Any) -> None:
             device.log.append("the host waits for the device")
@@ -410,7 +481,7 @@ class Start:
             synchronize=wait,
             empty_cache=wait,
             graph=graph,
-            CUDAGraph=object,
+            CUDAGraph=CUDAGraph,
         )
         torch.accelerator = SimpleNamespace(synchronize=wait, empty_cache=wait)
         torch._C = SimpleNamespace(_host_emptyCache=wait)
@@ -423,21 +494,16 @@ class Start:
         def enable(enabled: bool) -> None:
             Start.capturing = enabled
 
-        offloader = SimpleNamespace(sync_prev_onload=lambda: None, join_after_forward=lambda: None)
         for module in (
             torch,
-            module_of("vllm"),
-            module_of("vllm.version", __version__="0.24.0"),
+            module_of("vllm", envs=self.envs),
+            module_of("vllm.version", __version__=self.release),
             module_of("vllm.config", CUDAGraphMode=Mode),
             module_of("vllm.forward_context", BatchDescriptor=BatchDescriptor),
             module_of("vllm.compilation"),
             module_of("vllm.compilation.monitor", set_cudagraph_capturing_enabled=enable),
-            module_of("vllm.compilation.counter", compilation_counter=SimpleNamespace(num_cudagraph_captured=0)),
             module_of("vllm.compilation.cuda_graph", CUDAGraphWrapper=Wrapper),
-            module_of("vllm.compilation.breakable_cudagraph", is_breakable_cudagraph_enabled=lambda: False),
-            module_of("vllm.model_executor"),
-            module_of("vllm.model_executor.offloader"),
-            module_of("vllm.model_executor.offloader.base", get_offloader=lambda: offloader),
+            module_of("vllm.compilation.breakable_cudagraph", is_breakable_cudagraph_enabled=lambda: self.breakable),
             module_of("vllm.distributed"),
             module_of(
                 "vllm.distributed.parallel_state",
@@ -449,7 +515,9 @@ class Start:
             module_of("vllm.v1.worker"),
             module_of("vllm.v1.worker.workspace", lock_workspace=lambda: device.log.append("the workspace is locked")),
             module_of("vllm.v1.worker.gpu"),
-            module_of("vllm.v1.worker.gpu.cudagraph_utils", CudaGraphManager=Manager, _is_compatible=compatible),
+            module_of("vllm.v1.worker.gpu.cudagraph_utils", CudaGraphManager=Manager, graph_capture=unused, tqdm=unused),
+            module_of("vllm.v1.worker.gpu.model_states"),
+            module_of("vllm.v1.worker.gpu.model_states.interface", ModelState=ModelState),
         ):
             self.monkeypatch.setitem(sys.modules, module.__name__, module)
         utils = sys.modules["vllm.v1.worker.gpu.cudagraph_utils"]
@@ -480,12 +548,25 @@ def module_of(name: str, **values: Any) -> types.ModuleType:
     return module
 
 
-@pytest.fixture(params=[False, True], ids=["first runner", "second runner"])
+KINDS = {
+    "first runner": (False, "0.24.0", False),
+    "second runner": (True, "0.24.0", False),
+    "first runner of 0.33": (False, "0.33.0", False),
+    "second runner of 0.33": (True, "0.33.0", False),
+    "breakable graphs of 0.33": (True, "0.33.0", True),
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
+    return started(monkeypatch, *request.param)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, second: bool, release: str, breakable: bool = False) -> Start:
     monkeypatch.setattr(_door, "arenas", list)
     for name in ("VMMGRAPH_CAPTURE_HISTOGRAM", "VMMGRAPH_CAPTURE_MS", "VMMGRAPH_CAPTURE_STAND_IN"):
         monkeypatch.delenv(name, raising=False)
-    return Start(monkeypatch, request.param)
+    return Start(monkeypatch, second, release, breakable)
 
 
 def captured(log: list[Any]) -> list[tuple[str, int]]:
@@ -638,6 +719,10 @@ def test_idle_time_is_for_all_shapes_and_says_when_it_is_done(
     engine._process_input_queue()
     assert start.device.take() == [], "requests come first"
     engine.input_queue.get()
+    engine._idle_state_callbacks.append("a pause")
+    engine._process_input_queue()
+    assert start.device.take() == [], "a pause comes first"
+    engine._idle_state_callbacks.clear()
     engine._process_input_queue()
     made = captured(start.device.take())
     assert made[0] == ("FULL", 4) and len(made) == len(FULL) + len(PIECEWISE)
@@ -655,6 +740,7 @@ def engine_over(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self) -> None:
             self.input_queue: queue.Queue[str] = queue.Queue()
             self.model_executor = self
+            self._idle_state_callbacks: list[str] = []
 
         @property
         def is_sleeping(self) -> bool:
@@ -702,7 +788,7 @@ def test_the_histogram_of_the_first_start_orders_the_second(
     start.steps(1, 1, 8)
     vllm_behind.save(str(path), start.behind.queue)
     assert [one["extents"][0] for one in json.loads(path.read_text())["shapes"]] == [8, 1]
-    again = Start(monkeypatch, start.second)
+    again = Start(monkeypatch, start.second, start.release, start.breakable)
     again.begin()
     again.behind.budget.each = 1000
     again.steps(4)
@@ -710,7 +796,7 @@ def test_the_histogram_of_the_first_start_orders_the_second(
     again.steps(4)
     assert captured(again.device.take())[:2] == [("FULL", 1), ("FULL", 8)]
     path.write_text("{}")
-    third = Start(monkeypatch, start.second)
+    third = Start(monkeypatch, start.second, start.release, start.breakable)
     third.begin()
     assert sum(third.behind.queue.steps.values()) == 0
 
@@ -753,6 +839,47 @@ def test_a_kv_cache_sized_before_the_captures_leaves_room_for_them(start: Start,
 )
 def test_configurations_with_more_state_are_left_to_vllm(start: Start, owner: str, name: str, value: Any) -> None:
     setattr(getattr(start.config, owner) if owner else start.config, name, value)
+    with pytest.raises(AssertionError, match="vLLM captures before it serves"):
+        start.begin()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        ("envs", "VLLM_ENABLE_STARTUP_PLAN", True),
+        ("envs", "VLLM_GPU_SYNC_CHECK", "warn"),
+        ("observability_config", "jit_monitor_mode", "error"),
+        ("parallel_config", "enable_eplb", True),
+        ("parallel_config", "prefill_context_parallel_size", 2),
+        ("parallel_config", "decode_context_parallel_size", 2),
+        ("attention_config", "hisparse_config", object()),
+        ("aux_output_config", "enabled", True),
+        ("model_config", "is_mm_prefix_lm", True),
+        ("", "model_state", type("State", (ModelState,), {"capture_inner_cudagraphs": len})()),
+    ],
+)
+def test_options_of_033_that_a_dummy_run_would_disturb_are_left_to_vllm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: str, name: str, value: Any
+) -> None:
+    caplog.set_level("INFO", "vmmgraph")
+    start = started(monkeypatch, True, "0.33.0")
+    assert vllm_behind.declined(start.runner) == ""
+    config = start.envs if owner == "envs" else getattr(start.config, owner) if owner else start.runner
+    setattr(config, name, value)
+    with pytest.raises(AssertionError, match="vLLM captures before it serves"):
+        start.begin()
+    assert caplog.text.count("vLLM captures before it serves, since") == 1
+
+
+def test_throwaway_captures_for_an_estimate_stay_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = started(monkeypatch, True, "0.33.0")
+    assert start.runner.capture_model(profile_only=True) == 5
+    assert start.device.take() == ["throwaway captures"] and vllm_behind.behind_of(start.runner) is None
+    assert captured(start.begin()) == [] and len(start.behind.queue.missing()) == len(FULL) + len(PIECEWISE)
+
+
+def test_breakable_graphs_of_024_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = started(monkeypatch, True, "0.24.0", breakable=True)
     with pytest.raises(AssertionError, match="vLLM captures before it serves"):
         start.begin()
 

@@ -1,5 +1,5 @@
-"""vLLM 0.24 serves at once and captures between steps (``VMMGRAPH_CAPTURE=behind``), for both model
-runners.
+"""vLLM serves at once and captures between steps (``VMMGRAPH_CAPTURE=behind``), for both model
+runners of vLLM 0.24 and 0.33.
 
 `capture_model` runs a few shapes eagerly, for kernels compiled at their first run, and for buffers
 with the size of their first use (`first_runs`). Graphs are then captured in units of work: a
@@ -40,6 +40,7 @@ from unittest.mock import patch
 from .. import _door, _histogram
 from .._files import Unfit
 from .._histogram import Shape
+from . import vllm_behind_033, vllm_kv_033
 from ._common import captures_ended, choice, is_set, log
 from .capture_queue import STAND_IN, Budget, Queue
 from .kv_plan import MIB
@@ -58,7 +59,7 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
 
 
 def supported() -> bool:
-    return known_release("capture behind the traffic", RELEASES)
+    return known_release("capture behind the traffic", RELEASES + vllm_kv_033.RELEASES)
 
 
 def declined(runner: Any) -> str:
@@ -85,6 +86,10 @@ def declined(runner: Any) -> str:
         specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})
         if any("Mamba" in type(spec).__name__ for spec in specs.values()):
             return "a dummy run would write recurrent states of requests"
+    from vllm.version import __version__
+
+    if str(__version__).startswith(vllm_kv_033.RELEASES):
+        return vllm_behind_033.declined(runner)
     from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
 
     return "breakable graphs are on" if is_breakable_cudagraph_enabled() else ""
@@ -211,8 +216,12 @@ class Second:
     warm_ups = 1
 
     def __init__(self, runner: Any) -> None:
-        self.runner = runner
+        from vllm.v1.worker.gpu import cudagraph_utils
+
+        self.runner, self.utils = runner, cudagraph_utils
         self.manager = runner.cudagraph_manager
+        #: Captures the manager's shapes. `take` replaces vLLM's attribute.
+        self.capture_shapes = cudagraph_utils.CudaGraphManager.capture
         self.original = self.manager.dispatch
         self.factory: Any = None
 
@@ -221,7 +230,6 @@ class Second:
 
     def take(self, capture: Callable[[Any], int], begin: Callable[[], None]) -> int:
         """Calls `begin` in place of vLLM's captures. Returns the graphs' bytes."""
-        from vllm.v1.worker.gpu import cudagraph_utils
 
         def taken(manager: Any, factory: Any, *_: Any, **__: Any) -> dict[Any, Any]:
             # Prepares a shape's inputs, and returns its forward function.
@@ -230,7 +238,7 @@ class Second:
             begin()
             return {}
 
-        with patch.object(cudagraph_utils.CudaGraphManager, "capture", taken):
+        with patch.object(self.utils.CudaGraphManager, "capture", taken):
             return capture(self.runner)
 
     def shapes(self) -> list[tuple[Any, Shape]]:
@@ -245,21 +253,19 @@ class Second:
 
     def dispatch(self, queue: Queue, count: Callable[[], bool], stand_in: bool) -> Any:
         from vllm.config import CUDAGraphMode
-        from vllm.v1.worker.gpu.cudagraph_utils import _is_compatible
 
         ascending = sorted(queue.shapes, key=lambda one: (one.num_tokens, -one.cg_mode.value))  # type: ignore[attr-defined]
 
-        def dispatch(
-            num_reqs: int, num_tokens: int, uniform_token_count: int | None, num_active_loras: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            own = self.original(num_reqs, num_tokens, uniform_token_count, num_active_loras, *args, **kwargs)
+        def dispatch(num_reqs: int, num_tokens: int, uniform_token_count: int | None, *args: Any, **kwargs: Any) -> Any:
+            own = self.original(num_reqs, num_tokens, uniform_token_count, *args, **kwargs)
             if own.cg_mode == CUDAGraphMode.NONE:
                 return own
 
             def larger() -> Iterator[Any]:
                 for one in ascending if stand_in else ():
                     near = own.num_tokens <= one.num_tokens <= STAND_IN * own.num_tokens
-                    if near and _is_compatible(one, num_reqs, num_tokens, uniform_token_count, own.num_active_loras):
+                    holds = one.num_reqs is None or one.num_reqs >= num_reqs
+                    if near and holds and one.uniform_token_count in (None, uniform_token_count):
                         yield one
 
             chosen = queue.choose(own, count(), larger)
@@ -281,29 +287,30 @@ class Second:
         from vllm.config import CUDAGraphMode
 
         self.zero_tables()
-        forward, _ = self.factory(one, warmup=True)
-        forward(CUDAGraphMode.NONE)
+        forward_of(self.factory(one, warmup=True))(CUDAGraphMode.NONE)
 
     def capture(self, one: Any) -> None:
-        """As `CudaGraphManager.capture`, without the warm-up run."""
-        import torch
-        from vllm.compilation.counter import compilation_counter
+        """Runs `CudaGraphManager.capture` for one shape, without its warm-up run."""
         from vllm.config import CUDAGraphMode
-        from vllm.model_executor.offloader.base import get_offloader
+
+        def factory(one: Any, warmup: bool) -> Any:
+            made = self.factory(one, warmup=warmup)
+            if not warmup:
+                return made
+
+            def captures(mode: Any) -> None:
+                if mode != CUDAGraphMode.NONE:
+                    forward_of(made)(mode)
+
+            return (captures, *made[1:]) if isinstance(made, tuple) else captures
 
         self.zero_tables()
-        if one.cg_mode == CUDAGraphMode.PIECEWISE:
-            forward, _ = self.factory(one, warmup=True)
-            forward(CUDAGraphMode.PIECEWISE)
-            return
-        forward, _ = self.factory(one, warmup=False)
-        graph = torch.cuda.CUDAGraph()
-        get_offloader().sync_prev_onload()
-        with torch.cuda.graph(graph, self.manager.pool):
-            forward(CUDAGraphMode.NONE)
-            get_offloader().join_after_forward()
-        self.manager.graphs[one] = graph
-        compilation_counter.num_cudagraph_captured += 1
+        with (
+            patch.object(self.manager, "_capture_descs", {one.cg_mode: [one]}),
+            patch.object(self.utils, "graph_capture", lambda device: contextlib.nullcontext()),
+            patch.object(self.utils, "tqdm", lambda shapes, desc: shapes),
+        ):
+            self.capture_shapes(self.manager, factory)
 
     def zero_tables(self) -> None:
         """A dummy run sees the null block only. The next step gathers the block tables again."""
@@ -478,6 +485,11 @@ class Behind:
             current.synchronize()
 
 
+def forward_of(made: Any) -> Any:
+    """Returns the forward function of a shape. vLLM 0.24 makes a tuple with the attention state."""
+    return made[0] if isinstance(made, tuple) else made
+
+
 def largest(shapes: dict[Any, Shape]) -> dict[str, Any]:
     """Returns the largest shape of each mode. ``shapes`` has the larger shapes of a mode first."""
     found: dict[str, Any] = {}
@@ -515,9 +527,14 @@ def without_waits(torch: Any) -> Iterator[None]:
 
     A step may still run, and other threads may wait for its events.
     """
+    original = torch.cuda.CUDAGraph.capture_begin
 
     def nothing(*_: Any, **__: Any) -> None:
         pass
+
+    # vLLM begins each segment of a breakable graph without `torch.cuda.graph`.
+    def begin(graph: Any, *pool: Any, **kwargs: Any) -> None:
+        original(graph, *pool[:1], **{**kwargs, "capture_error_mode": "thread_local"})
 
     with contextlib.ExitStack() as stack:
         for owner, name in (
@@ -530,9 +547,7 @@ def without_waits(torch: Any) -> Iterator[None]:
         ):
             if hasattr(owner, name):
                 stack.enter_context(patch.object(owner, name, nothing))
-        stack.enter_context(
-            patch.object(torch.cuda, "graph", functools.partial(torch.cuda.graph, capture_error_mode="thread_local"))
-        )
+        stack.enter_context(patch.object(torch.cuda.CUDAGraph, "capture_begin", begin))
         yield
 
 
@@ -571,7 +586,10 @@ def patch_runner(module: ModuleType, adapter: type) -> None:
     capture, execute = runner.capture_model, runner.execute_model
 
     @functools.wraps(capture)
-    def captured(self: Any) -> int:
+    def captured(self: Any, **kwargs: Any) -> int:
+        # vLLM 0.33 estimates the memory of its graphs by throwaway captures.
+        if kwargs.get("profile_only"):
+            return int(capture(self, **kwargs))
         why = ""
         if behind_of(self) is None:
             why = "graphs are off" if not self.vllm_config.compilation_config.cudagraph_mode else declined(self)
@@ -583,7 +601,7 @@ def patch_runner(module: ModuleType, adapter: type) -> None:
                 taken: int = one.take(capture, self._vmmgraph_behind.begin)
                 return taken
             log.info("vmmgraph: vLLM captures before it serves, since %s", why)
-        return int(capture(self))
+        return int(capture(self, **kwargs))
 
     @functools.wraps(execute)
     def executed(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -644,6 +662,8 @@ def patch_engine(module: ModuleType) -> None:
             and not self.has_work()
             and self.is_running()
             and self.input_queue.empty()
+            # A pause waits for the idle engine.
+            and not self._idle_state_callbacks
             and not self.model_executor.is_sleeping
         ):
             self._vmmgraph_captured = not any(self.model_executor.collective_rpc("vmmgraph_capture_unit"))
