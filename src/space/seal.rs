@@ -147,7 +147,7 @@ impl Core {
     }
 
     fn seal(&self, policy: RetainPolicy) -> Result<SealReport> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
         let remote = state.live_remote();
