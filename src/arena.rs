@@ -185,9 +185,9 @@ impl SharedVmmAllocator {
         self.common.order.mark()?;
         let pool = self.common.pool();
         pool.reap();
-        self.common.heap.settle(pool);
-        self.common.shared.settle_returning();
-        self.common.registry.spaces().iter().for_each(|space| space.core().settle_readers());
+        self.common.heap.reap(pool);
+        self.common.shared.reap_returning();
+        self.common.registry.spaces().iter().for_each(|space| space.core().poll_freed());
         Ok(())
     }
 
@@ -200,7 +200,7 @@ impl SharedVmmAllocator {
             eager.release();
         }
         self.common.order.fence().block(pool.events(), Duration::MAX)?;
-        self.common.heap.settle(pool);
+        self.common.heap.reap(pool);
         self.common.restore_replaced();
         self.common.spare_ranges.clear(pool);
         let released = pool.trim();

@@ -35,10 +35,10 @@ impl Core {
     }
 
     /// Polls the fences of freed blocks, which records deferred events.
-    pub(crate) fn settle_readers(&self) {
+    pub(crate) fn poll_freed(&self) {
         let state = &mut *self.state.lock();
         state.users.poll_freed(self.common.pool().events());
-        state.kept.settle(self.common.pool());
+        state.kept.poll_freed(self.common.pool());
     }
 
     /// Fence after users of live blocks, and of blocks freed since the seal.

@@ -97,8 +97,8 @@ impl Pausable for Common {
     }
 
     fn hold(&self) -> Option<Hold<'_>> {
-        self.shared.settle_returning();
-        self.heap.settle(self.pool());
+        self.shared.reap_returning();
+        self.heap.reap(self.pool());
         self.spare_ranges.clear(self.pool());
         Some(self.pool().hold(self.number()))
     }
@@ -138,7 +138,7 @@ impl Pausable for Common {
 
     fn poll_pending(&self) {
         self.restore_replaced();
-        self.shared.settle_returning();
+        self.shared.reap_returning();
     }
 
     fn give_up(&self, _limit: Duration) -> u64 {

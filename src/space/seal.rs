@@ -118,7 +118,7 @@ impl Space {
         let report = self.core.with_memory_retry(|| self.core.seal(policy));
         // Events of blocks freed in other spaces can be recorded now.
         self.core.common.restore_replaced();
-        self.core.common.shared.settle_returning();
+        self.core.common.shared.reap_returning();
         self.core.common.pool().check();
         if let Ok(report) = &report {
             tracing::debug!(

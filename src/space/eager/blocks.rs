@@ -35,7 +35,7 @@ impl EagerSpace {
         let place = match state.current.layout.place(bytes, Lane::local(ANY)) {
             Some(place) => place,
             None => {
-                self.settle(state, None);
+                self.reap(state, None);
                 self.put_back(state);
                 match state.current.layout.place(bytes, Lane::local(ANY)) {
                     Some(place) => place,
@@ -206,7 +206,7 @@ impl EagerSpace {
 
     /// Takes back freed blocks no longer in use. With `before`, this stream waits for the blocks'
     /// own streams instead.
-    pub(super) fn settle(&self, state: &mut State, before: Option<Stream>) {
+    pub(super) fn reap(&self, state: &mut State, before: Option<Stream>) {
         let events = self.common.pool().events();
         let State { waiting, current, .. } = state;
         let mut poll = Poll::new(events);
