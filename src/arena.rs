@@ -3,8 +3,7 @@
 //! all other locks; that of `eager` is held only to find or create the eager space.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::device::Device;
@@ -13,11 +12,8 @@ use crate::lending::Leases;
 use crate::map::{self, ArenaMap};
 use crate::order::ReplayOrder;
 use crate::pages::{Account, Fence, Limits, Owner, SetPeers, SharedSet, next_number};
-use crate::pause::{self, PauseReport, PauseState, ResumeReport};
-use crate::space::{
-    Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Exclusives, Heap, LifetimeProfile, LiveCounts,
-    PendingRestores, Recall, Recalls, Space, SpareRanges, Totals, disjoint,
-};
+use crate::pause::{self, PauseReport, ResumeReport};
+use crate::space::{Common, EagerBlocks, EagerScope, EagerSpace, EagerStats, Recall, Space, disjoint};
 use crate::stats::{ArenaStats, Snapshot};
 use crate::sync::Mutex;
 use crate::units::{Peers, Stream};
@@ -84,30 +80,13 @@ impl SharedVmmAllocator {
         let account = device.account(&format!("arena {id}"), above, limits)?;
         let events = device.pool().events();
         let order = if options.serial { ReplayOrder::serial(events) } else { ReplayOrder::new(events) };
-        let common = Common {
-            shared: SharedSet::new(device.pool(), id, account, geometry, peers),
-            order,
-            heap: Heap::default(),
-            exclusives: Exclusives::default(),
-            pause_state: PauseState::new("the arena"),
-            recalls: Recalls::default(),
-            tag: options.tag.clone(),
-            retain: options.retain,
-            poison: options.poison || asked_for("VMMGRAPH_POISON"),
-            trace_blocks: options.trace_blocks || asked_for("VMMGRAPH_TRACE_BLOCKS"),
-            trace_events: AtomicBool::new(asked_for("VMMGRAPH_TRACE_EVENTS")),
-            closed: AtomicBool::new(false),
-            totals: Totals::default(),
-            live_counts: LiveCounts::default(),
-            spaces: Mutex::default(),
-            retired: Mutex::default(),
-            pending_restores: PendingRestores::default(),
-            spare_ranges: SpareRanges::default(),
-            own_captures: AtomicU64::new(0),
-            lifetime_profile: LifetimeProfile::default(),
-            eager: Mutex::default(),
-            device: Arc::clone(device),
-        };
+        let shared = SharedSet::new(device.pool(), id, account, geometry, peers);
+        let mut common = Common::new(device, shared, order);
+        common.tag.clone_from(&options.tag);
+        common.retain = options.retain;
+        common.poison = options.poison || asked_for("VMMGRAPH_POISON");
+        common.trace_blocks = options.trace_blocks || asked_for("VMMGRAPH_TRACE_BLOCKS");
+        common.trace_events(asked_for("VMMGRAPH_TRACE_EVENTS"));
         let common = Arc::new(common);
         let weak = Arc::downgrade(&common);
         device.pausables().add(weak);
@@ -161,7 +140,7 @@ impl SharedVmmAllocator {
     /// [`Error::WrongState`] inside a launch or scope of this arena, or while paused; otherwise as
     /// [`Space::replay`].
     pub fn eager_scope(&self, stream: Stream) -> Result<EagerScope> {
-        self.usable()?;
+        self.common.require_usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         space.begin(stream, None)
     }
@@ -171,7 +150,7 @@ impl SharedVmmAllocator {
     /// without; otherwise enough leases are refused ([`Error::Lent`]) or
     /// [recalled](Self::set_recall).
     pub fn eager_scope_of(&self, stream: Stream, bytes: u64) -> Result<EagerScope> {
-        self.usable()?;
+        self.common.require_usable()?;
         let space = Arc::clone(self.eager.0.lock().get_or_insert_with(|| EagerSpace::new(&self.common)));
         space.begin(stream, Some(bytes))
     }
@@ -191,7 +170,7 @@ impl SharedVmmAllocator {
     }
 
     fn prepare(&self) -> Result<()> {
-        self.usable()?;
+        self.common.require_usable()?;
         // Reaped pages serve this capture.
         self.common.pool().reap();
         match self.common.order.mark() {
@@ -206,9 +185,9 @@ impl SharedVmmAllocator {
         self.common.order.mark()?;
         let pool = self.common.pool();
         pool.reap();
-        self.common.heap.settle(pool);
-        self.common.shared.settle_returning();
-        self.living().iter().for_each(|space| space.core().settle_readers());
+        self.common.heap.reap(pool);
+        self.common.shared.reap_returning();
+        self.common.registry.spaces().iter().for_each(|space| space.core().poll_freed());
         Ok(())
     }
 
@@ -221,7 +200,7 @@ impl SharedVmmAllocator {
             eager.release();
         }
         self.common.order.fence().block(pool.events(), Duration::MAX)?;
-        self.common.heap.settle(pool);
+        self.common.heap.reap(pool);
         self.common.restore_replaced();
         self.common.spare_ranges.clear(pool);
         let released = pool.trim();
@@ -232,7 +211,7 @@ impl SharedVmmAllocator {
     /// Replaces little-used large pages by small pages, and returns the saved bytes:
     /// `vmmgraph_arena_shrink_to_fit`.
     pub fn shrink_to_fit(&self, fence: Fence) -> Result<u64> {
-        self.usable()?;
+        self.common.require_usable()?;
         self.common.shrink_to_fit(fence)
     }
 
@@ -242,13 +221,13 @@ impl SharedVmmAllocator {
     /// # Errors
     /// Also [`Error::NotOffered`] if the platform cannot replace memory under a graph.
     pub fn pause(&self, fence: Fence) -> Result<PauseReport> {
-        self.usable()?;
+        self.common.require_usable()?;
         pause::pause(&*self.common, fence)
     }
 
     /// Restores the memory at the same addresses with its contents: `vmmgraph_arena_resume`.
     pub fn resume(&self, deadline: Duration) -> Result<ResumeReport> {
-        self.usable()?;
+        self.common.require_usable()?;
         pause::resume(self.device().pausables(), &[&*self.common], deadline, true)
     }
 
@@ -261,26 +240,14 @@ impl SharedVmmAllocator {
 
     /// Closes the arena after a caught bug: only destruction is left.
     pub fn close(&self) {
-        self.common.closed.store(true, Ordering::Relaxed);
-    }
-
-    fn usable(&self) -> Result<()> {
-        if self.common.closed.load(Ordering::Relaxed) {
-            Err(Error::Closed { what: "the arena" })
-        } else {
-            Ok(())
-        }
-    }
-
-    fn living(&self) -> Vec<Arc<Space>> {
-        self.common.spaces.lock().values().filter_map(Weak::upgrade).collect()
+        self.common.close();
     }
 
     /// Returns a snapshot of the arena, its spaces and the device.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let info = self.device().driver().info();
-        let mut spaces: Vec<_> = self.living().iter().map(|space| space.stats()).collect();
+        let mut spaces: Vec<_> = self.common.registry.spaces().iter().map(|space| space.stats()).collect();
         spaces.sort_unstable_by_key(|space| space.id);
         Snapshot {
             driver: info.platform,
@@ -302,7 +269,7 @@ impl SharedVmmAllocator {
     /// Turns event tracing on or off: `vmmgraph_arena_trace_events`. Persistent blocks are not
     /// recorded.
     pub fn trace_events(&self, on: bool) {
-        self.common.trace_events.store(on, Ordering::Relaxed);
+        self.common.trace_events(on);
     }
 
     /// Checks that all live blocks of the arena are disjoint ([`Space::audit`]), and audits the
@@ -311,7 +278,7 @@ impl SharedVmmAllocator {
     /// # Errors
     /// [`Error::Internal`] names the first violation.
     pub fn audit(&self) -> Result<()> {
-        let spaces = self.living();
+        let spaces = self.common.registry.spaces();
         spaces.iter().try_for_each(|space| space.audit())?;
         let mut kept: Vec<_> = spaces.iter().flat_map(|space| space.core().kept()).collect();
         kept.extend(self.common.exclusives.all().iter().map(|(at, bytes)| (at.0, at.0 + bytes)));
@@ -343,11 +310,11 @@ impl SharedVmmAllocator {
             lent_bytes: self.lent_bytes(),
             account,
             reserved_bytes: self.reserved_size(),
-            mapped_bytes: common.totals.mapped.load(Ordering::Relaxed),
+            mapped_bytes: common.totals.mapped(),
             live_bytes,
             blocks,
             high_water_bytes: self.high_water_mark(),
-            spaces: common.spaces.lock().len() as u64,
+            spaces: common.registry.count() as u64,
             replays: common.order.replays(),
             paused: common.pause_state.phase() == pause::Phase::Paused,
         }

@@ -17,7 +17,7 @@ impl SharedVmmAllocator {
         range: Range<u64>,
         borrower: &Arc<dyn Borrower>,
     ) -> Result<Lease> {
-        self.usable()?;
+        self.common.require_usable()?;
         let to = To::Buffer(Arc::clone(buffer), Arc::clone(borrower));
         self.leases.lend(&self.common, to, range)
     }
@@ -29,7 +29,7 @@ impl SharedVmmAllocator {
         blocks: Range<u64>,
         borrower: &Arc<dyn BlockBorrower>,
     ) -> Result<Lease> {
-        self.usable()?;
+        self.common.require_usable()?;
         let to = To::Cache(Arc::clone(cache), Arc::clone(borrower));
         self.leases.lend(&self.common, to, blocks)
     }

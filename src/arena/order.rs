@@ -10,7 +10,7 @@ impl SharedVmmAllocator {
 
     /// Unbinds a [serial](super::Options::serial) arena: `vmmgraph_arena_lift_serial`.
     pub fn lift_serial(&self) -> Result<()> {
-        self.usable()?;
+        self.common.require_usable()?;
         self.common.order.lift_serial()
     }
 }

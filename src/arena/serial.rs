@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::SharedVmmAllocator;
 use crate::error::{Error, Result};
@@ -81,7 +80,7 @@ impl SharedVmmAllocator {
     /// peak of live bytes.
     #[must_use]
     pub fn high_water_mark(&self) -> u64 {
-        self.common.totals.high_water.load(Ordering::Relaxed)
+        self.common.totals.high_water()
     }
 
     /// Returns the offset of the next block in the current space.
@@ -99,12 +98,12 @@ impl SharedVmmAllocator {
     /// Returns the bytes of addresses reserved by all spaces.
     #[must_use]
     pub fn reserved_size(&self) -> u64 {
-        self.common.totals.reserved.load(Ordering::Relaxed)
+        self.common.totals.reserved()
     }
 
     /// False after a caught bug closed the arena.
     #[must_use]
     pub fn is_initialized(&self) -> bool {
-        self.usable().is_ok()
+        self.common.require_usable().is_ok()
     }
 }

@@ -2,7 +2,7 @@
 //! If anything changed in between, the read is repeated a few times.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use super::{ArenaMap, MAP_FORMAT, MapBlock, MapHolder, MapPage, MapSpace, MapTile, PageClass};
 use crate::pages::{Class, Other, Owner, PageId, PageName, RangeId, SurveyedPage};
@@ -57,10 +57,9 @@ pub(crate) fn take(common: &Common, floor_bytes: u64) -> ArenaMap {
 
 /// Pictures in the order of opening, including retired spaces with live blocks.
 fn pictures(common: &Common) -> Vec<Picture> {
-    let living: Vec<_> = common.spaces.lock().values().filter_map(Weak::upgrade).collect();
+    let living = common.registry.spaces();
     let mut cores: Vec<Arc<Core>> = living.iter().map(|space| Arc::clone(space.core())).collect();
-    let retired: Vec<_> = common.retired.lock().values().filter_map(Weak::upgrade).collect();
-    cores.extend(retired);
+    cores.extend(common.registry.retired());
     let mut pictures: Vec<Picture> = cores.iter().map(|core| core.picture()).collect();
     pictures.sort_unstable_by_key(|picture| picture.id);
     // A graph may have been destroyed between the two lists.

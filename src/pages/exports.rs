@@ -116,7 +116,7 @@ impl PagePool {
         if page.exported == 0 {
             let bytes = page.bytes;
             self.count_exports(state, -1, bytes);
-            state.settle(id);
+            state.free_if_unused(id);
         }
         Ok(())
     }
@@ -183,7 +183,7 @@ impl PagePool {
             if let Some(page) = state.pages.get_mut(id) {
                 page.exported = 0;
             }
-            state.settle(id);
+            state.free_if_unused(id);
         }
         state.stats.exported_bytes = 0;
         self.exported.store(0, Ordering::SeqCst);

@@ -50,7 +50,7 @@ impl HostPool {
             for again in [true, false] {
                 {
                     let mut state = self.state.lock();
-                    state.settle(&self.events);
+                    state.reap(&self.events);
                     if let Some(piece) = state.take_whole(bytes, |chunk| chunk.registered()) {
                         return Ok(piece);
                     }

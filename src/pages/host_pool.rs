@@ -109,7 +109,7 @@ impl HostPool {
         checked_bytes("host memory", bytes)?;
         let held = {
             let mut state = self.state.lock();
-            state.settle(&self.events);
+            state.reap(&self.events);
             state.held
         };
         self.register_again();
@@ -123,7 +123,7 @@ impl HostPool {
     pub fn trim(&self) -> Result<u64> {
         let mut unused = {
             let mut state = self.state.lock();
-            state.settle(&self.events);
+            state.reap(&self.events);
             state.take_unused(|_| true)
         };
         let (mut given, mut result) = (0, Ok(()));
@@ -203,7 +203,7 @@ impl HostPool {
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         let free = {
             let mut state = self.state.lock();
-            state.settle(&self.events);
+            state.reap(&self.events);
             state.free.bytes()
         };
         self.grow(bytes.saturating_sub(free))
@@ -213,7 +213,7 @@ impl HostPool {
         for _ in 0..TRIES {
             {
                 let mut state = self.state.lock();
-                state.settle(&self.events);
+                state.reap(&self.events);
                 if let Some(pieces) = state.take(bytes) {
                     return Ok(pieces);
                 }
@@ -371,7 +371,7 @@ impl State {
         self.free.add(piece.at as u64, (piece.bytes as u64).next_multiple_of(PIECE));
     }
 
-    pub(super) fn settle(&mut self, events: &Arc<Events>) {
+    pub(super) fn reap(&mut self, events: &Arc<Events>) {
         let (mut done, mut poll) = (Vec::new(), Poll::new(events));
         self.waiting.retain_mut(|(fence, pieces)| {
             let over = fence.done_at(&mut poll).unwrap_or(false);

@@ -164,7 +164,7 @@ impl PagePool {
                     let counted = !page.unmapped.remove(&(range, at));
                     let owner = page.owner;
                     state.count_mapping(owner, -i64::from(counted), lent);
-                    state.settle(id);
+                    state.free_if_unused(id);
                 }
             }
         }

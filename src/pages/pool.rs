@@ -211,7 +211,7 @@ impl State {
     }
 
     /// Frees an unused page under a new key, so stale keys find nothing.
-    pub(super) fn settle(&mut self, id: PageId) {
+    pub(super) fn free_if_unused(&mut self, id: PageId) {
         let Some(page) = self.pages.get(id) else { return };
         if page.pins > 0 || !page.mappings.is_empty() || matches!(page.owner, Owner::Free | Owner::Leaving) {
             return;
@@ -366,7 +366,7 @@ impl PagePool {
         let mut state = self.lock();
         if let Some(page) = state.pages.get_mut(id) {
             page.pins -= 1;
-            state.settle(id);
+            state.free_if_unused(id);
         }
     }
 
@@ -381,7 +381,7 @@ impl PagePool {
             if unused {
                 state.leave(id)
             } else {
-                state.settle(id);
+                state.free_if_unused(id);
                 None
             }
         };

@@ -316,7 +316,7 @@ impl SharedSet {
         shown: &HashSet<PageId>,
         space: u64,
     ) -> Result<PageId> {
-        self.settle(numbers);
+        self.reap(numbers);
         // Eager work must not get a page reserved for older graphs.
         let space = if numbers.eager > 0 { 0 } else { space };
         let Numbers { spare, passed, .. } = numbers;
@@ -337,7 +337,7 @@ impl SharedSet {
     pub fn give(&self, page: PageId, from: Owner, fence: Fence, since: u64) {
         let mut numbers = self.numbers.lock();
         numbers.returning.push((fence, page, from, since));
-        self.settle(&mut numbers);
+        self.reap(&mut numbers);
     }
 
     /// Whether the space may map the shared page.
@@ -357,7 +357,7 @@ impl SharedSet {
         until: u64,
     ) -> Vec<PageId> {
         let numbers = &mut *self.numbers.lock();
-        self.settle(numbers);
+        self.reap(numbers);
         let Numbers { passed, pinned, .. } = numbers;
         let unseen =
             |page: PageId| !pinned.contains(&page) && self.pool.is_unseen(page, (self.owner(), bytes), space);
@@ -375,13 +375,13 @@ impl SharedSet {
     }
 
     /// Makes returned pages with finished fences spare.
-    pub fn settle_returning(&self) {
-        self.settle(&mut self.numbers.lock());
+    pub fn reap_returning(&self) {
+        self.reap(&mut self.numbers.lock());
     }
 
     /// Removes an earlier number of such a page: otherwise a space could find one page under two
     /// numbers.
-    fn settle(&self, numbers: &mut Numbers) {
+    fn reap(&self, numbers: &mut Numbers) {
         let Numbers { pages, spare, returning, passed, .. } = numbers;
         let mut poll = Poll::new(self.pool.events());
         returning.retain_mut(|(fence, page, from, space)| {

@@ -265,7 +265,7 @@ impl Twin {
         self.pages.iter().flat_map(of).collect()
     }
 
-    fn settle(&mut self) {
+    fn free_unused(&mut self) {
         self.pages.iter_mut().for_each(|page| page.pins = 0);
         let idle = self.pages.extract_if(.., |page| page.at.is_empty());
         let sizes: Vec<u64> = idle.map(|page| page.bytes).collect();
@@ -275,7 +275,7 @@ impl Twin {
     fn close(&mut self, range: RangeId) {
         self.ranges.retain(|known| *known != range);
         self.pages.iter_mut().for_each(|page| page.at.retain(|(at, _)| *at != range));
-        self.settle();
+        self.free_unused();
     }
 
     fn agrees(&self, pool: &PagePool, accounts: &[Account]) {
@@ -507,7 +507,7 @@ impl World {
             driver.fail_in(0);
             let (_, reserved) = transaction.commit();
             ranges.extend(reserved);
-            twin.settle();
+            twin.free_unused();
             return true;
         }
         let again = input.below(12) == 0;

@@ -241,7 +241,7 @@ impl BlockTable {
 
     /// Reclaims freed blocks whose streams are done, and releases pages without blocks. No-op while
     /// pages move.
-    pub(super) fn settle(&mut self, state: &PauseState, pool: &PagePool, host: &HostPool) {
+    pub(super) fn reap(&mut self, state: &PauseState, pool: &PagePool, host: &HostPool) {
         if matches!(state.phase(), Phase::Pausing | Phase::Resuming) {
             return;
         }

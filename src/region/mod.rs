@@ -132,7 +132,7 @@ impl Region {
         let pool = self.device.pool();
         let user = pool.events().keep(stream);
         let mut table = self.table.lock();
-        self.settle(&mut table);
+        self.reap(&mut table);
         self.pause_state.require(Phase::Resident)?;
         let placed = match table.place(bytes, policy, user) {
             None => {
@@ -211,12 +211,12 @@ impl Region {
             self.written(&pages);
         }
         table.free(address, self.pause_state.contents(), self.device.pool().events())?;
-        self.settle(&mut table);
+        self.reap(&mut table);
         Ok(())
     }
 
-    fn settle(&self, table: &mut BlockTable) {
-        table.settle(&self.pause_state, self.device.pool(), self.device.host_pool());
+    fn reap(&self, table: &mut BlockTable) {
+        table.reap(&self.pause_state, self.device.pool(), self.device.host_pool());
     }
 
     fn written(&self, pages: &[u64]) {
@@ -308,7 +308,7 @@ impl Region {
     #[must_use]
     pub fn stats(&self) -> RegionStats {
         let mut table = self.table.lock();
-        self.settle(&mut table);
+        self.reap(&mut table);
         let (live_bytes, free_bytes) = table.usage();
         let (resident_bytes, paused_bytes) = table.resident();
         let (pages, blocks) = table.counts();

@@ -23,7 +23,7 @@ impl Pausable for Region {
     }
 
     fn pages_stay(&self) {
-        self.settle(&mut self.table.lock());
+        self.reap(&mut self.table.lock());
     }
 
     fn add_users(&self, fence: &mut Fence) {

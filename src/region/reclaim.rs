@@ -20,7 +20,7 @@ impl Region {
         self.outwait(limit);
         let mut table = self.table.lock();
         let (before, _) = table.resident();
-        self.settle(&mut table);
+        self.reap(&mut table);
         before - table.resident().0
     }
 }

@@ -110,16 +110,13 @@ pub(crate) fn disjoint(kept: &[(u64, u64)]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
 
-    use super::super::{Common, Exclusives, Heap, LiveCounts, PendingRestores, RetainPolicy, Totals};
+    use super::super::Common;
     use super::*;
     use crate::device::Device;
     use crate::driver::{HostDriver, HostOptions};
     use crate::order::ReplayOrder;
     use crate::pages::{Limits, SetPeers, SharedSet, Transaction};
-    use crate::pause::PauseState;
-    use crate::sync::Mutex;
     use crate::units::{Geometry, Stream};
 
     const KIB: u64 = 1 << 10;
@@ -129,30 +126,8 @@ mod tests {
         let device = Device::with_driver(Arc::new(HostDriver::new(0, host).unwrap()));
         let account = device.account("test", None, Limits::default()).unwrap();
         let geometry = Geometry::new(4096, 16 * KIB, 4096).unwrap();
-        Arc::new(Common {
-            shared: SharedSet::new(device.pool(), 1, account, geometry, SetPeers::default()),
-            order: ReplayOrder::new(device.pool().events()),
-            heap: Heap::default(),
-            exclusives: Exclusives::default(),
-            pause_state: PauseState::new("the arena"),
-            tag: String::new(),
-            retain: RetainPolicy::Retain,
-            poison: false,
-            trace_blocks: false,
-            trace_events: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-            totals: Totals::default(),
-            live_counts: LiveCounts::default(),
-            spaces: Mutex::default(),
-            retired: Mutex::default(),
-            pending_restores: PendingRestores::default(),
-            spare_ranges: crate::space::SpareRanges::default(),
-            own_captures: std::sync::atomic::AtomicU64::new(0),
-            lifetime_profile: crate::space::LifetimeProfile::default(),
-            eager: Mutex::default(),
-            recalls: Default::default(),
-            device,
-        })
+        let shared = SharedSet::new(device.pool(), 1, account, geometry, SetPeers::default());
+        Arc::new(Common::new(&device, shared, ReplayOrder::new(device.pool().events())))
     }
 
     /// Maps the page at `from` also at `at`, in the space's only range.

@@ -161,7 +161,7 @@ impl State {
         let live = Live { place, bytes: bytes.get(), serial: bump.usage.add(bytes) };
         bump.blocks.insert((range, offset), (live, true));
         bump.end = end;
-        common.totals.rose_to(end);
+        common.totals.raise_high_water(end);
         Ok(place)
     }
 

@@ -81,7 +81,7 @@ impl Core {
     }
 
     pub(crate) fn close_arena(&self) {
-        self.common.closed.store(true, Ordering::Relaxed);
+        self.common.close();
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -98,7 +98,7 @@ impl Core {
 
     pub(crate) fn allocate(&self, size: u64, stream: Stream, kind: Kind) -> Result<Address> {
         let mut bytes = BlockBytes::round_up(size)?;
-        self.common.usable()?;
+        self.common.require_usable()?;
         let large = self.common.shared.geometry().large();
         if kind == Kind::Remote && bytes.get() > large {
             // Exports work by whole page.
@@ -212,7 +212,7 @@ impl Core {
 
     fn placed(&self, state: &mut State, place: Place, bytes: BlockBytes, lane: Lane) -> Address {
         if let Some(layout) = state.placement.layout() {
-            self.common.totals.rose_to(layout.usage().peak_bytes);
+            self.common.totals.raise_high_water(layout.usage().peak_bytes);
         }
         if lane.remote {
             state.layout_hash.remote();
@@ -242,7 +242,7 @@ impl Core {
     /// Frees a block. After the seal, its memory is reused after `readers` and all recorded
     /// streams.
     pub(crate) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let state = &mut *self.state.lock();
         if state.postponed.is_some() {
             return state.postpone(self.common.pool().events(), address, readers);
@@ -302,7 +302,7 @@ impl Core {
     /// Frees a parked block before the seal. The caller has verified that later work on the block's
     /// stream waits for every use.
     pub(crate) fn free_parked(&self, address: Address) -> Result<()> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let state = &mut *self.state.lock();
         if state.stage.phase() != Phase::Open || state.postponed.is_some() {
             return Ok(());
@@ -319,7 +319,7 @@ impl Core {
     /// Records a use of a block. Before the seal, returns the allocation stream if the free will
     /// park the block.
     pub(crate) fn record_stream(&self, address: Address, stream: Stream) -> Result<Option<Stream>> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let state = &mut *self.state.lock();
         match state.range_of(address) {
             Some(place) => {
@@ -406,14 +406,13 @@ impl State {
     pub(super) fn adopt(&mut self, common: &Common, calls: Calls, reserved: Vec<Reservation>) {
         self.work.add(&calls);
         self.note_mapped(common, calls.unmapped_bytes, calls.mapped_bytes);
-        let bytes = reserved.iter().map(Reservation::bytes).sum();
-        common.totals.reserved.fetch_add(bytes, Ordering::Relaxed);
+        common.totals.note_reserved(0, reserved.iter().map(Reservation::bytes).sum());
         self.ranges.extend(reserved);
     }
 
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.work.note_mapped(before, after);
-        common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        common.totals.note_mapped(before, after);
     }
 
     pub(super) fn usage(&self) -> Usage {

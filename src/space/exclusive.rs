@@ -76,7 +76,7 @@ impl Common {
     /// See
     /// [`SharedVmmAllocator::allocate_exclusive`](crate::SharedVmmAllocator::allocate_exclusive).
     pub(crate) fn allocate_exclusive(&self, bytes: u64, granularity: u64) -> Result<Address> {
-        self.usable()?;
+        self.require_usable()?;
         let (whole, each) = self.whole(bytes, granularity)?;
         let _go_on = self.pool().begin_waits()?;
         let (range, offset) = self.with_memory_retry(|| self.map_exclusive(whole, each))?;
@@ -117,7 +117,7 @@ impl Common {
     }
 
     pub(crate) fn free_exclusive(&self, address: Address) -> Result<()> {
-        self.usable()?;
+        self.require_usable()?;
         let block = self.exclusives.0.lock().remove(&address);
         let block = block.ok_or(Error::ForeignPointer { address })?;
         self.pool().unmap_after(self.order.fence(), block.range.leave());
@@ -125,7 +125,7 @@ impl Common {
     }
 
     pub(crate) fn export_exclusive(&self, base: Address, bytes: u64) -> Result<Vec<Extent>> {
-        self.usable()?;
+        self.require_usable()?;
         if bytes == 0 {
             let expected = "at least one";
             return Err(Error::InvalidArgument { what: "bytes of a range", value: 0, expected });

@@ -14,7 +14,7 @@ impl Space {
 impl Core {
     fn export(&self, base: Address, bytes: u64) -> Result<Vec<Extent>> {
         let common = &self.common;
-        common.usable()?;
+        common.require_usable()?;
         common.require_resident()?;
         if bytes == 0 {
             let expected = "at least one";
@@ -54,12 +54,12 @@ impl Common {
     /// [`Error::InvalidArgument`] for a page of an eager block; [`Error::WrongState`] during eager
     /// work, which may take the page, and unless the arena is resident.
     pub(super) fn pin_for_peers(&self, page: PageId) -> Result<()> {
-        self.usable()?;
+        self.require_usable()?;
         if self.pool().owner(page) == Some(self.exclusive_owner()) {
             return Ok(());
         }
         self.require_resident()?;
-        let eager = self.eager.lock().upgrade();
+        let eager = self.registry.try_eager();
         if eager.is_some_and(|eager| self.pool().owner(page) == Some(eager.own())) {
             let expected = "that of a page of a graph, as an export names it";
             let value = page.number().into();

@@ -32,7 +32,7 @@ struct Inner {
 impl Heap {
     pub(crate) fn allocate(&self, shared: &SharedSet, bytes: u64) -> Result<Address> {
         let mut inner = self.0.lock();
-        inner.settle(shared.pool());
+        inner.reap(shared.pool());
         if let Some(at) = inner.free.take(bytes) {
             return Ok(Address(at));
         }
@@ -47,12 +47,12 @@ impl Heap {
         }
         let mut inner = self.0.lock();
         inner.waiting.push((fence.clone(), blocks));
-        inner.settle(pool);
+        inner.reap(pool);
     }
 
     pub(super) fn end(&self, pool: &PagePool) {
         let mut inner = self.0.lock();
-        inner.settle(pool);
+        inner.reap(pool);
         let (mut fence, mut pending) = (Fence::default(), PendingUnmap::default());
         inner.waiting.drain(..).for_each(|(waiting, _)| fence.join(waiting));
         inner.ranges.drain(..).for_each(|range| pending.join(range.leave()));
@@ -66,8 +66,8 @@ impl Heap {
     }
 
     /// Reuses blocks with finished fences, and frees pages without blocks.
-    pub(crate) fn settle(&self, pool: &PagePool) {
-        self.0.lock().settle(pool);
+    pub(crate) fn reap(&self, pool: &PagePool) {
+        self.0.lock().reap(pool);
     }
 }
 
@@ -104,7 +104,7 @@ impl Inner {
         Ok(start)
     }
 
-    fn settle(&mut self, pool: &PagePool) {
+    fn reap(&mut self, pool: &PagePool) {
         let (mut done, mut poll) = (Vec::new(), Poll::new(pool.events()));
         self.waiting.retain_mut(|(fence, blocks)| {
             let over = fence.done_at(&mut poll).unwrap_or(false);
@@ -197,7 +197,7 @@ impl KeptBlocks {
     }
 
     /// Polls fences, which records deferred events.
-    pub(super) fn settle(&mut self, pool: &PagePool) {
+    pub(super) fn poll_freed(&mut self, pool: &PagePool) {
         let mut poll = Poll::new(pool.events());
         for fence in self.blocks.values_mut().filter_map(|kept| kept.freed.as_mut()) {
             let _ = fence.done_at(&mut poll);

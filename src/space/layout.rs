@@ -181,11 +181,11 @@ impl Layout {
     pub(crate) fn place(&mut self, bytes: BlockBytes, lane: Lane) -> Option<Place> {
         if self.packed(bytes) {
             let slot = self.slabs.allocate(granules(bytes), lane, self.usage.allocations + 1)?;
-            return Some(self.settle_in_slab(slot, bytes));
+            return Some(self.place_in_slab(slot, bytes));
         }
         if bytes.get() >= self.geometry.large() {
             let extent = self.find(bytes.get(), lane)?;
-            return Some(self.settle(extent, bytes));
+            return Some(self.place_in_extent(extent, bytes));
         }
         let length = bytes.get();
         let mut within = self.pages.room(length, lane, false);
@@ -194,12 +194,12 @@ impl Layout {
             && !lane.remote
             && let Some(extent) = self.find(length, lane)
         {
-            return Some(self.settle(extent, bytes));
+            return Some(self.place_in_extent(extent, bytes));
         }
         within = within.or_else(|| self.pages.room(length, lane, true));
         within = within.or_else(|| self.pages.idle_page(length, lane, false).map(|page| (page, 0)));
         let (page, start) = within?;
-        Some(self.settle_within(page, start, bytes))
+        Some(self.place_on_page(page, start, bytes))
     }
 
     /// Returns the freed bytes; 0 if a block used by a second stream is parked instead.
@@ -277,7 +277,7 @@ impl Layout {
         serial
     }
 
-    fn settle_in_slab(&mut self, slot: Slot, bytes: BlockBytes) -> Place {
+    fn place_in_slab(&mut self, slot: Slot, bytes: BlockBytes) -> Place {
         let page_slot = self.slab_slots[slot.slab];
         self.count(bytes);
         Place {

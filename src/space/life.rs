@@ -18,15 +18,15 @@
 //!   persistent blocks reserved, because the graph writes there.
 //! * Every known use of the space's memory is in a fence of the space, the persistent heap or the
 //!   pool.
-//! * A space leaves the tables of [`Common`] only after its fences are stored in the heap or pool,
-//!   so a pause waits for all users.
+//! * A space leaves the [`Registry`](super::registry::Registry) only after its fences are stored in
+//!   the heap or pool, so a pause waits for all users.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::Place;
 use super::{Common, Core, Phase, Space, State, spaces_from_now_on};
-use crate::pages::{Fence, PendingUnmap, Reservation};
+use crate::pages::{Fence, PendingUnmap};
 use crate::units::Address;
 
 impl Core {
@@ -35,10 +35,10 @@ impl Core {
     }
 
     /// Polls the fences of freed blocks, which records deferred events.
-    pub(crate) fn settle_readers(&self) {
+    pub(crate) fn poll_freed(&self) {
         let state = &mut *self.state.lock();
         state.users.poll_freed(self.common.pool().events());
-        state.kept.settle(self.common.pool());
+        state.kept.poll_freed(self.common.pool());
     }
 
     /// Fence after users of live blocks, and of blocks freed since the seal.
@@ -100,12 +100,7 @@ impl Core {
         self.common.shared.gone(self.own());
         state.replaced.clear();
         if self.recycles.load(Ordering::Relaxed) && state.usage().blocks == 0 {
-            let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
-            self.common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
-            let mapped = state.work.mapped_bytes();
-            let pending = Self::leave_ranges(&self.common, state, &fence, true);
-            state.note_mapped(&self.common, mapped, 0);
-            self.common.pool().unmap_after(fence.clone(), pending);
+            Self::leave_ranges(&self.common, state, &fence, true);
         }
         let mut pending = PendingUnmap::default();
         let mut unmapped = 0;
@@ -138,9 +133,9 @@ impl Drop for Space {
     fn drop(&mut self) {
         if Arc::strong_count(&self.core) > 1 {
             let common = &self.core.common;
-            common.retired.lock().insert(self.core.id, Arc::downgrade(&self.core));
+            common.registry.add_retired(&self.core);
             self.core.retire();
-            common.spaces.lock().remove(&self.core.id);
+            common.registry.remove(self.core.id);
         }
     }
 }
@@ -156,16 +151,11 @@ impl Core {
         if state.ranges.is_empty() && state.kept.usage().allocations == 0 {
             return;
         }
-        let reserved: u64 = state.ranges.iter().map(Reservation::bytes).sum();
-        common.totals.reserved.fetch_sub(reserved, Ordering::Relaxed);
-        common.totals.mapped.fetch_sub(state.work.mapped_bytes(), Ordering::Relaxed);
-
         let users = std::mem::take(&mut state.users).fence(common.pool().events());
         let mut fence = behind_replays(common, state.stage.phase(), users);
         let whole = matches!(state.stage.phase(), Phase::Open | Phase::Sealed) && state.usage().blocks == 0;
         let keep = whole && self.recycles.load(Ordering::Relaxed);
-        let pending = Self::leave_ranges(common, state, &fence, keep);
-        common.pool().unmap_after(fence.clone(), pending);
+        Self::leave_ranges(common, state, &fence, keep);
         let kept = state.kept.take(true, &mut fence);
         common.heap.free_all(common.pool(), kept, &fence);
         common.shared.gone(own);
@@ -179,9 +169,9 @@ impl Drop for Core {
     fn drop(&mut self) {
         self.leave();
         // Removed last, so a concurrent pause finds the fences here or in the heap and pool.
-        self.common.spaces.lock().remove(&self.id);
+        self.common.registry.remove(self.id);
         if !matches!(self.state.get_mut().stage.phase(), Phase::Open | Phase::Sealed) {
-            self.common.retired.lock().remove(&self.id);
+            self.common.registry.remove_retired(self.id);
         }
     }
 }

@@ -11,24 +11,22 @@
 //! lock under that of the pause state; no code takes the two in reverse.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::order::ReplayOrder;
-use crate::pages::{PagePool, Reservation, SharedSet};
-use crate::pause::PauseState;
+use crate::error::Result;
+use crate::pages::Reservation;
 use crate::sync::Mutex;
-use crate::units::{Address, ByNumber, Stream};
+use crate::units::{Address, Stream};
 
 mod audit;
 mod bits;
 mod block;
 mod bump;
+mod common;
 mod core;
 mod eager;
 mod events;
@@ -52,6 +50,7 @@ mod preserve;
 mod recall;
 mod recency;
 mod refresh;
+mod registry;
 mod replaced;
 mod seal;
 mod sealed;
@@ -61,33 +60,28 @@ mod slabs;
 mod spare_ranges;
 mod stage;
 mod stitch;
+mod totals;
 mod users;
 mod work;
 
 pub(crate) use audit::disjoint;
 use bump::Bump;
+pub(crate) use common::Common;
 use core::State;
 pub(crate) use core::{Core, Kind};
 pub(crate) use eager::EagerSpace;
 use events::Events;
-pub(crate) use exclusive::Exclusives;
-pub(crate) use kept::Heap;
 use kept::KeptBlocks;
 use layout_hash::LayoutHash;
-pub(crate) use lifetime_profile::LifetimeProfile;
-pub(crate) use live_count::LiveCounts;
 use observed::Observed;
 pub(crate) use picture::{Picture, Spot};
 use placement::Placement;
-pub(crate) use recall::{Recall, Recalls};
-pub(crate) use replaced::PendingRestores;
+pub(crate) use recall::Recall;
 use replaced::Replaced;
 pub use stage::Phase;
 use stage::Stage;
 use users::Users;
 use work::Work;
-
-pub(crate) use spare_ranges::SpareRanges;
 
 pub use block::Block;
 pub use eager::{EagerBlocks, EagerEnd, EagerScope, EagerStats};
@@ -95,84 +89,6 @@ pub use events::TracedBlock;
 pub use poison::{Difference, POISON};
 pub use preserve::PreservedBlocks;
 pub use seal::{RetainPolicy, SealReport};
-
-/// State of an arena, also used by its spaces, leases and eager scopes. Most fields are objects
-/// with private fields and locks of their own, so they are open to the crate.
-#[derive(Debug)]
-pub(crate) struct Common {
-    pub(crate) shared: SharedSet,
-    pub(crate) order: ReplayOrder,
-    pub(crate) heap: Heap,
-    pub(crate) exclusives: Exclusives,
-    pub(crate) pause_state: PauseState,
-    pub(crate) recalls: Recalls,
-    /// Selects the arena for pause and resume; empty: only calls without tags.
-    pub(crate) tag: String,
-    pub(crate) retain: RetainPolicy,
-    pub(crate) poison: bool,
-    /// Records time and call stack of allocations.
-    pub(crate) trace_blocks: bool,
-    /// Whether new spaces record allocations and frees.
-    pub(crate) trace_events: AtomicBool,
-    /// Set after an internal error: only destruction is left.
-    pub(crate) closed: AtomicBool,
-    pub(crate) totals: Totals,
-    pub(crate) live_counts: LiveCounts,
-    pub(crate) spaces: Mutex<ByNumber<Weak<Space>>>,
-    pub(crate) retired: Mutex<ByNumber<Weak<Core>>>,
-    pub(crate) pending_restores: PendingRestores,
-    pub(crate) spare_ranges: SpareRanges,
-    pub(crate) own_captures: AtomicU64,
-    pub(crate) lifetime_profile: LifetimeProfile,
-    pub(crate) eager: Mutex<Weak<EagerSpace>>,
-    /// Last, so the device closes after everything above.
-    pub(crate) device: Arc<Device>,
-}
-
-impl Common {
-    pub(crate) fn pool(&self) -> &Arc<PagePool> {
-        self.device.pool()
-    }
-
-    pub(crate) fn require_resident(&self) -> Result<()> {
-        self.pause_state.require(crate::pause::Phase::Resident)
-    }
-
-    fn usable(&self) -> Result<()> {
-        if self.closed.load(Ordering::Relaxed) { Err(Error::Closed { what: "the arena" }) } else { Ok(()) }
-    }
-}
-
-impl Drop for Common {
-    fn drop(&mut self) {
-        self.pause_state.forget_if(self.device.host_pool(), |_| true);
-        self.spare_ranges.clear(self.pool());
-        self.heap.end(self.pool());
-        self.exclusives.end(self.pool(), self.order.fence());
-        self.pool().reap();
-        self.pool().release_free(u64::MAX);
-        self.pool().check();
-    }
-}
-
-/// Running totals, so reading costs the same for any number of spaces.
-#[derive(Debug, Default)]
-pub(crate) struct Totals {
-    pub(crate) reserved: AtomicU64,
-    pub(crate) mapped: AtomicU64,
-    /// Peak bytes of any one space.
-    pub(crate) high_water: AtomicU64,
-    /// Mappings replaced because their page left the shared set.
-    pub(crate) refreshed: AtomicU64,
-}
-
-impl Totals {
-    fn rose_to(&self, bytes: u64) {
-        if self.high_water.load(Ordering::Relaxed) < bytes {
-            self.high_water.fetch_max(bytes, Ordering::Relaxed);
-        }
-    }
-}
 
 static NEXT_SPACE: AtomicU64 = AtomicU64::new(1);
 
@@ -242,10 +158,7 @@ impl Space {
         common.restore_replaced();
         let opened = common.pause_state.open()?;
         // A bump space's capture begins with its first block.
-        let capture = matches!(placement, Placement::Stitched(_)).then(|| {
-            common.own_captures.fetch_add(1, Ordering::SeqCst);
-            common.pool().capture()
-        });
+        let capture = matches!(placement, Placement::Stitched(_)).then(|| common.begin_capture());
         let id = next_space();
         let seen = AtomicU64::new(common.shared.version());
         let state = State {
@@ -262,7 +175,7 @@ impl Space {
             postponed: None,
             work: Work::default(),
             layout_hash: LayoutHash::new(common.shared.geometry()),
-            observed: Observed::new(common.trace_events.load(Ordering::Relaxed), common.trace_blocks),
+            observed: Observed::new(common.traces_events(), common.trace_blocks),
         };
         let core = Core {
             id,
@@ -274,7 +187,7 @@ impl Space {
             seen,
         };
         let space = Arc::new(Self { core: Arc::new(core) });
-        common.spaces.lock().insert(id, Arc::downgrade(&space));
+        common.registry.add(&space);
         Ok(space)
     }
 
@@ -345,7 +258,7 @@ impl Space {
     /// replay or mark in this arena, or a replay in an arena which waits for this one.
     ///
     /// # Errors
-    /// [`Error::Lent`] if leased pages are mapped and the arena does not
+    /// [`Error::Lent`](crate::Error::Lent) if leased pages are mapped and the arena does not
     /// [wait](crate::SharedVmmAllocator::set_recall) for a recall. Out of memory or budget, and
     /// driver errors, if pages had to be replaced. After an error, `launch` was not called.
     pub fn replay<T>(&self, stream: Stream, launch: impl FnOnce() -> T) -> Result<T> {

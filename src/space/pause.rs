@@ -6,14 +6,12 @@
 //! [`RetainPolicy::Share`](super::RetainPolicy) are lost. Private (exclusive) blocks stay resident,
 //! because peers may know their pages.
 
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::{Common, Core, EagerSpace};
+use super::Common;
 use crate::error::{Error, Result};
 use crate::pages::{ArenaPage, Fence, Hold, Owner, PageId};
 use crate::pause::{MovedPage, PageKey, Pausable, Pausables, PausePage, PauseState, Phase};
-use crate::sync::yield_now;
 use crate::units::{Address, Stream};
 
 impl Common {
@@ -24,30 +22,6 @@ impl Common {
     pub(super) fn forget_copies(&self) {
         let gone = |key| matches!(key, PageKey::Page(page) if self.pool().owner(page).is_none());
         self.pause_state.forget_if(self.device.host_pool(), gone);
-    }
-
-    /// All cores, with and without graph. Waits for cores being dropped on other threads.
-    pub(super) fn cores(&self) -> Vec<Arc<Core>> {
-        loop {
-            let spaces: Vec<_> = self.spaces.lock().values().map(Weak::upgrade).collect();
-            let retired: Vec<_> = self.retired.lock().values().map(Weak::upgrade).collect();
-            let spaces = spaces.iter().map(|space| space.as_ref().map(|space| Arc::clone(space.core())));
-            if let Some(all) = spaces.chain(retired).collect() {
-                return all;
-            }
-            yield_now();
-        }
-    }
-
-    fn eager_space(&self) -> Option<Arc<EagerSpace>> {
-        loop {
-            let known = self.eager.lock().clone();
-            let there = known.upgrade();
-            if there.is_some() || known.ptr_eq(&Weak::new()) {
-                return there;
-            }
-            yield_now();
-        }
     }
 }
 
@@ -69,7 +43,7 @@ impl Pausable for Common {
     }
 
     fn usable(&self) -> bool {
-        Self::usable(self).is_ok()
+        self.require_usable().is_ok()
     }
 
     fn between(&self, begin: &mut dyn FnMut()) -> Result<()> {
@@ -109,8 +83,8 @@ impl Pausable for Common {
     /// Includes freed blocks and dropped spaces.
     fn add_users(&self, fence: &mut Fence) {
         fence.join(self.order.fence());
-        self.cores().iter().for_each(|core| fence.join(core.users()));
-        if let Some(eager) = self.eager_space() {
+        self.registry.cores().iter().for_each(|core| fence.join(core.users()));
+        if let Some(eager) = self.registry.eager() {
             fence.join(eager.users());
         }
         // Last: objects dropped meanwhile left their fences here.
@@ -123,8 +97,8 @@ impl Pausable for Common {
     }
 
     fn hold(&self) -> Option<Hold<'_>> {
-        self.shared.settle_returning();
-        self.heap.settle(self.pool());
+        self.shared.reap_returning();
+        self.heap.reap(self.pool());
         self.spare_ranges.clear(self.pool());
         Some(self.pool().hold(self.number()))
     }
@@ -164,7 +138,7 @@ impl Pausable for Common {
 
     fn poll_pending(&self) {
         self.restore_replaced();
-        self.shared.settle_returning();
+        self.shared.reap_returning();
     }
 
     fn give_up(&self, _limit: Duration) -> u64 {

@@ -39,7 +39,7 @@ impl Space {
         mut launch: impl FnMut(),
     ) -> Result<Option<Difference>> {
         let common = &self.core().common;
-        common.usable()?;
+        common.require_usable()?;
         self.core().require_sealed()?;
         let pool = common.pool();
         let mut seen: Vec<Vec<u8>> = Vec::new();

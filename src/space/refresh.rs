@@ -18,7 +18,7 @@ pub(super) type Stale = (usize, u64, u64, PageId);
 
 impl Core {
     pub(super) fn enter(&self, stream: Stream) -> Result<Entered<'_>> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         self.require_sealed()?;
         self.begin(stream).or_else(|error| self.enter_again(stream, error))
     }
@@ -118,7 +118,7 @@ impl Core {
         state.holes.clear();
         let (calls, reserved) = transaction.commit();
         state.adopt(&self.common, calls, reserved);
-        self.common.totals.refreshed.fetch_add(calls.maps, Ordering::Relaxed);
+        self.common.totals.add_refreshed(calls.maps);
         Ok(())
     }
 

@@ -11,7 +11,6 @@
 //! [`Replaced`] is under the space's lock; [`PendingRestores`] has a lock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -349,7 +348,7 @@ impl State {
 impl Common {
     fn captures(&self) -> Captures {
         // Read first: a capture which begins in between counts as foreign.
-        let ours = self.own_captures.load(Ordering::SeqCst);
+        let ours = self.own_captures();
         Captures { ours, all: self.pool().captures() }
     }
 
@@ -359,7 +358,7 @@ impl Common {
             return;
         }
         for id in self.pending_restores.take() {
-            let space = self.spaces.lock().get(&id).and_then(Weak::upgrade);
+            let space = self.registry.space(id);
             if let Some(space) = space {
                 space.core.restore_replaced(&mut space.core.state.lock());
             }

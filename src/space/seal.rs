@@ -118,7 +118,7 @@ impl Space {
         let report = self.core.with_memory_retry(|| self.core.seal(policy));
         // Events of blocks freed in other spaces can be recorded now.
         self.core.common.restore_replaced();
-        self.core.common.shared.settle_returning();
+        self.core.common.shared.reap_returning();
         self.core.common.pool().check();
         if let Ok(report) = &report {
             tracing::debug!(
@@ -147,7 +147,7 @@ impl Core {
     }
 
     fn seal(&self, policy: RetainPolicy) -> Result<SealReport> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let mut state = self.state.lock();
         state.require(Phase::Open)?;
         let remote = state.live_remote();

@@ -41,7 +41,7 @@ impl Common {
             return Err(Error::wrong_state("cannot shrink the arena: it is paused; resume it first"));
         };
         let before = self.pool().held(self.shared.owner()).0;
-        let cores = self.cores();
+        let cores = self.registry.cores();
         let pages = self.worth_replacing(&cores, before);
         if !pages.is_empty() {
             cores.iter().try_for_each(|core| core.shrink(&pages))?;

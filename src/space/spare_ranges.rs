@@ -107,16 +107,13 @@ impl Common {
 }
 
 impl Core {
-    /// Stores suitable ranges of a space without live blocks as spares, and returns the rest for
-    /// unmapping.
-    pub(super) fn leave_ranges(
-        common: &Common,
-        state: &mut State,
-        fence: &Fence,
-        keep: bool,
-    ) -> PendingUnmap {
+    /// Frees the ranges of a space after `fence`. With `keep`, stores suitable ranges of a space
+    /// without live blocks as spares.
+    pub(super) fn leave_ranges(common: &Common, state: &mut State, fence: &Fence, keep: bool) {
         let pool = common.pool();
         let keep = keep && state.holes.is_empty() && common.require_resident().is_ok();
+        common.totals.note_reserved(state.ranges.iter().map(Reservation::bytes).sum(), 0);
+        state.note_mapped(common, state.work.mapped_bytes(), 0);
         let mut pending = PendingUnmap::default();
         for range in state.ranges.drain(..) {
             let mapped = range.mapped();
@@ -130,6 +127,6 @@ impl Core {
                 pending.join(range.leave());
             }
         }
-        pending
+        pool.unmap_after(fence.clone(), pending);
     }
 }

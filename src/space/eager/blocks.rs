@@ -35,7 +35,7 @@ impl EagerSpace {
         let place = match state.current.layout.place(bytes, Lane::local(ANY)) {
             Some(place) => place,
             None => {
-                self.settle(state, None);
+                self.reap(state, None);
                 self.put_back(state);
                 match state.current.layout.place(bytes, Lane::local(ANY)) {
                     Some(place) => place,
@@ -45,7 +45,7 @@ impl EagerSpace {
         };
         let usage = state.current.layout.usage();
         state.counts.peak_live_bytes = state.counts.peak_live_bytes.max(usage.bytes);
-        self.common.totals.rose_to(usage.bytes);
+        self.common.totals.raise_high_water(usage.bytes);
         Ok(state.current.address(place))
     }
 
@@ -108,8 +108,7 @@ impl EagerSpace {
             return Err(error);
         }
         let (calls, reserved) = transaction.commit();
-        let bytes: u64 = reserved.iter().map(Reservation::bytes).sum();
-        self.common.totals.reserved.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        self.common.totals.note_reserved(0, reserved.iter().map(Reservation::bytes).sum());
         made.ranges.extend(reserved);
         fresh.into_iter().for_each(|(class, slot)| made.slots.of_mut(class).push(slot));
         made.note_mapped(&self.common, 0, calls.mapped_bytes);
@@ -118,7 +117,7 @@ impl EagerSpace {
     }
 
     pub(super) fn free(&self, address: Address, readers: &[Stream]) -> Result<()> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let state = &mut *self.state.lock();
         let now = state.scope.as_ref().map(|(stream, _)| *stream);
         let events = self.common.pool().events();
@@ -185,7 +184,7 @@ impl EagerSpace {
     }
 
     pub(super) fn record_stream(&self, address: Address, stream: Stream) -> Result<()> {
-        self.common.usable()?;
+        self.common.require_usable()?;
         let stream = self.common.pool().events().keep(stream);
         let state = &mut *self.state.lock();
         if !state.kept.contains_key(&address) {
@@ -207,7 +206,7 @@ impl EagerSpace {
 
     /// Takes back freed blocks no longer in use. With `before`, this stream waits for the blocks'
     /// own streams instead.
-    pub(super) fn settle(&self, state: &mut State, before: Option<Stream>) {
+    pub(super) fn reap(&self, state: &mut State, before: Option<Stream>) {
         let events = self.common.pool().events();
         let State { waiting, current, .. } = state;
         let mut poll = Poll::new(events);

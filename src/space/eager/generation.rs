@@ -1,7 +1,6 @@
 //! One generation of eager addresses, with the pages mapped there.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 
 use super::slots::Slots;
 use super::{EagerSpace, slots::CLASSES};
@@ -59,7 +58,7 @@ impl Generation {
     }
 
     pub(super) fn leave(mut self, common: &Common, fence: Fence) {
-        common.totals.reserved.fetch_sub(self.reserved(), Ordering::Relaxed);
+        common.totals.note_reserved(self.reserved(), 0);
         let mapped = self.mapped;
         self.note_mapped(common, mapped, 0);
         let mut pending = PendingUnmap::default();
@@ -69,7 +68,7 @@ impl Generation {
 
     pub(super) fn note_mapped(&mut self, common: &Common, before: u64, after: u64) {
         self.mapped = (self.mapped + after).saturating_sub(before);
-        common.totals.mapped.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        common.totals.note_mapped(before, after);
     }
 
     pub(super) fn audit(&self, space: &EagerSpace, scope: bool) -> Result<()> {

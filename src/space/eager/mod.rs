@@ -29,8 +29,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -146,7 +145,7 @@ impl EagerSpace {
             counts: EagerStats::default(),
         };
         let space = Arc::new(Self { id: next_space(), common: Arc::clone(common), state: Mutex::new(state) });
-        *common.eager.lock() = Arc::downgrade(&space);
+        common.registry.set_eager(&space);
         let reclaimer: Arc<dyn Reclaimer> = space.clone();
         common.device.add_reclaimer(&reclaimer);
         space
@@ -168,7 +167,7 @@ impl EagerSpace {
             own_bytes: self.common.pool().held(self.own()).0,
             reserved_bytes: all().map(Generation::reserved).sum(),
             mapped_bytes: all().map(|made| made.mapped).sum(),
-            graph_maps: self.common.totals.refreshed.load(Ordering::Relaxed),
+            graph_maps: self.common.totals.refreshed(),
             ..state.counts
         }
     }
@@ -251,7 +250,7 @@ impl Drop for EagerSpace {
         common.shared.forget();
         common.forget_copies();
         // Cleared last, so a concurrent pause finds the fences here or in the heap and pool.
-        *common.eager.lock() = Weak::new();
+        common.registry.clear_eager();
         common.pool().check();
     }
 }
@@ -293,7 +292,7 @@ impl EagerBlocks {
 
     #[doc(hidden)]
     pub fn close_arena(&self) {
-        self.space.common.closed.store(true, Ordering::Relaxed);
+        self.space.common.close();
     }
 
     /// Allocates in the active scope like [`EagerScope::allocate`] or
@@ -420,7 +419,7 @@ impl EagerSpace {
 
     fn allocate(&self, size: u64, stream: Stream, kept: bool) -> Result<Address> {
         let bytes = BlockBytes::round_up(size)?;
-        self.common.usable()?;
+        self.common.require_usable()?;
         let place = || {
             let state = &mut *self.state.lock();
             if state.scope.as_ref().is_none_or(|(on, _)| on.stream() != stream) {

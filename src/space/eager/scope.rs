@@ -33,7 +33,7 @@ impl EagerSpace {
         let state = &mut *self.state.lock();
         state.scope = Some((common.pool().events().name(stream), mark));
         state.counts.scopes += 1;
-        self.settle(state, Some(stream));
+        self.reap(state, Some(stream));
         exclude_leased(state);
         std::mem::forget(under_way);
         entered.stay_entered();
@@ -146,7 +146,7 @@ impl EagerSpace {
         if state.counts.scopes != number || state.scope.is_none() {
             return false;
         }
-        self.settle(state, None);
+        self.reap(state, None);
         let Some((stream, before)) = state.scope.take() else { return false };
         // Later frees may run where the stream cannot be named.
         common.pool().events().keep_named(stream);

@@ -187,7 +187,7 @@ impl Layout {
         begins.find(|(page_slot, at)| self.admits(guest, *page_slot, *at))
     }
 
-    pub(super) fn settle(&mut self, extent: usize, bytes: BlockBytes) -> Place {
+    pub(super) fn place_in_extent(&mut self, extent: usize, bytes: BlockBytes) -> Place {
         let Extent { first, from, .. } = self.extents.all[extent];
         self.extents.recency.touch(extent);
         let number = extent as u32;
@@ -208,7 +208,7 @@ impl Layout {
         Place { range: first.range, offset: self.offset(first) + from }
     }
 
-    pub(super) fn settle_within(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
+    pub(super) fn place_on_page(&mut self, page: u32, start: u64, bytes: BlockBytes) -> Place {
         let (page_slot, serial) = (self.pages.first_slot(page), self.count(bytes));
         let (end, block) = (start + bytes.get(), bytes.get());
         self.occupy(page, Stay { start, end, page_slot, block, serial, extent: None });

@@ -135,9 +135,9 @@ impl Layout {
             let slot = self.slabs.allocate(granules(*bytes), *lane, self.usage.allocations + 1);
             debug_assert_eq!(slot, Some(Slot { slab: self.slabs.len() - 1, granule: 0 }));
             let slot = slot.unwrap_or(Slot { slab: self.slabs.len() - 1, granule: 0 });
-            return self.settle_in_slab(slot, *bytes);
+            return self.place_in_slab(slot, *bytes);
         }
         let extent = self.extents.add(*first, parts.len(), parts[0].from, bytes.get());
-        self.settle(extent, *bytes)
+        self.place_in_extent(extent, *bytes)
     }
 }
