@@ -130,7 +130,7 @@ impl Lease {
             let given = inner.to.vacate(inner.id, &lent, now.saturating_sub(stay), left())?;
             let going = now.saturating_sub(given.bytes).max(stay);
             loop {
-                inner.to.settle();
+                inner.to.reap();
                 if self.bytes() <= going {
                     break;
                 }

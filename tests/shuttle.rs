@@ -920,7 +920,7 @@ fn blocks_are_lent_recalled_grown_and_shrunk_beside_replays() {
             thread.join().unwrap();
         }
         space.replay(Stream::LEGACY, || ()).unwrap();
-        cache.settle();
+        cache.reap();
         assert_eq!((arena.lent_bytes(), cache.backed()), (0, vec![]));
         assert_eq!((arena.audit(), cache.audit(), device.pool().audit_idle()), (Ok(()), Ok(()), Ok(())));
         drop((space, cache));

@@ -62,7 +62,7 @@ std::uint64_t ServingMemory::lendable() const {
 }
 
 void ServingMemory::step() {
-    kv_.cache().settle();
+    kv_.cache().reap();
     leases_.remove_if([](const vmmgraph::Lease& lease) { return lease.bytes() == 0; });
     const auto free = pool_.stats().available;
     const auto [action, count] = ahead_.step(steps_++, free, 0, std::exchange(granted_, 0));

@@ -157,9 +157,9 @@ public:
     }
 
     // Reaps pending unmaps whose fence is over, without waiting. Returns their bytes.
-    std::uint64_t settle() {
+    std::uint64_t reap() {
         std::uint64_t gone = 0;
-        detail::check(vmmgraph_elastic_buffer_settle(handle(), &gone));
+        detail::check(vmmgraph_elastic_buffer_reap(handle(), &gone));
         return gone;
     }
 
@@ -316,9 +316,9 @@ public:
     }
 
     // Reaps pending unmaps whose fence is over, without waiting. Returns their bytes.
-    std::uint64_t settle() {
+    std::uint64_t reap() {
         std::uint64_t gone = 0;
-        detail::check(vmmgraph_kv_cache_settle(handle(), &gone));
+        detail::check(vmmgraph_kv_cache_reap(handle(), &gone));
         return gone;
     }
 

@@ -974,7 +974,7 @@ typedef struct vmmgraph_elastic_stats_t {
   // Bytes being mapped.
   uint64_t coming_bytes;
   // Decommitted bytes still mapped: their fence is not complete or was not polled.
-  uint64_t leaving_bytes;
+  uint64_t pending_unmap_bytes;
   // Commits, including those without effect.
   uint64_t commits;
   // Failed and undone commits.
@@ -2146,9 +2146,7 @@ vmmgraph_status_t vmmgraph_elastic_buffer_decommit(vmmgraph_elastic_buffer_t buf
                                                    uint64_t *gone);
 
 // Unmaps decommitted pages whose fence is complete, without waiting. `gone` receives the bytes.
-VMMGRAPH_API
-vmmgraph_status_t vmmgraph_elastic_buffer_settle(vmmgraph_elastic_buffer_t buffer,
-                                                 uint64_t *gone);
+VMMGRAPH_API vmmgraph_status_t vmmgraph_elastic_buffer_reap(vmmgraph_elastic_buffer_t buffer, uint64_t *gone);
 
 // Makes later work of `stream` wait for earlier users of pages decommitted and committed again
 // while mapped. Does not block.
@@ -2604,8 +2602,8 @@ vmmgraph_status_t vmmgraph_kv_cache_beyond(vmmgraph_kv_cache_t cache,
                                            size_t capacity,
                                            size_t *count);
 
-// As vmmgraph_elastic_buffer_settle.
-VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_settle(vmmgraph_kv_cache_t cache, uint64_t *gone);
+// As vmmgraph_elastic_buffer_reap.
+VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_reap(vmmgraph_kv_cache_t cache, uint64_t *gone);
 
 // As vmmgraph_elastic_buffer_before, for blocks released and backed again.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_kv_cache_before(vmmgraph_kv_cache_t cache, void *stream);

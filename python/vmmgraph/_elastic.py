@@ -50,7 +50,7 @@ class ElasticBuffer:
     def decommit(self, offset: int, size: int, streams: list[int] | None = None) -> int:
         """Decommits the pages of ``size`` bytes at ``offset``, rounded inward to whole pages.
 
-        Pages are unmapped after the work submitted to ``streams`` so far. Does not wait: `settle`
+        Pages are unmapped after the work submitted to ``streams`` so far. Does not wait: `reap`
         unmaps pages once their streams are done. Returns the decommitted bytes.
         """
         gone = c_uint64()
@@ -59,10 +59,10 @@ class ElasticBuffer:
         self.library.elastic_buffer_decommit(self.handle, offset, size, byref(fence) if streams else None, byref(gone))
         return gone.value
 
-    def settle(self) -> int:
+    def reap(self) -> int:
         """Unmaps decommitted pages no longer used by a stream. Returns their bytes."""
         gone = c_uint64()
-        self.library.elastic_buffer_settle(self.handle, byref(gone))
+        self.library.elastic_buffer_reap(self.handle, byref(gone))
         return gone.value
 
     def stats(self) -> dict[str, int]:

@@ -80,7 +80,7 @@ pub struct vmmgraph_elastic_stats_t {
     /// Bytes being mapped.
     pub coming_bytes: u64,
     /// Decommitted bytes still mapped: their fence is not complete or was not polled.
-    pub leaving_bytes: u64,
+    pub pending_unmap_bytes: u64,
     /// Commits, including those without effect.
     pub commits: u64,
     /// Failed and undone commits.
@@ -214,12 +214,12 @@ pub unsafe extern "C" fn vmmgraph_elastic_buffer_decommit(
 
 /// Unmaps decommitted pages whose fence is complete, without waiting. `gone` receives the bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_elastic_buffer_settle(
+pub unsafe extern "C" fn vmmgraph_elastic_buffer_reap(
     buffer: vmmgraph_elastic_buffer_t,
     gone: *mut u64,
 ) -> vmmgraph_status_t {
     // SAFETY: contract.
-    guard(|| unsafe { write_number(gone, get::<ElasticBuffer, _>(buffer)?.settle()) })
+    guard(|| unsafe { write_number(gone, get::<ElasticBuffer, _>(buffer)?.reap()) })
 }
 
 /// Makes later work of `stream` wait for earlier users of pages decommitted and committed again

@@ -310,14 +310,14 @@ pub unsafe extern "C" fn vmmgraph_kv_cache_beyond(
     guard(|| unsafe { write_ranges(&get::<KvCache, _>(cache)?.beyond(), ranges, capacity, count) })
 }
 
-/// As vmmgraph_elastic_buffer_settle.
+/// As vmmgraph_elastic_buffer_reap.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmmgraph_kv_cache_settle(
+pub unsafe extern "C" fn vmmgraph_kv_cache_reap(
     cache: vmmgraph_kv_cache_t,
     gone: *mut u64,
 ) -> vmmgraph_status_t {
     // SAFETY: contract.
-    guard(|| unsafe { write_number(gone, get::<KvCache, _>(cache)?.settle()) })
+    guard(|| unsafe { write_number(gone, get::<KvCache, _>(cache)?.reap()) })
 }
 
 /// As vmmgraph_elastic_buffer_before, for blocks released and backed again.

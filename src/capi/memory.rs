@@ -108,7 +108,7 @@ pub(super) unsafe fn write_stats(
         committed_bytes: stats.committed_bytes,
         peak_committed_bytes: stats.peak_committed_bytes,
         coming_bytes: stats.coming_bytes,
-        leaving_bytes: stats.leaving_bytes,
+        pending_unmap_bytes: stats.pending_unmap_bytes,
         commits: stats.commits,
         refused: stats.refused,
         decommits: stats.decommits,

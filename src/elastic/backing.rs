@@ -156,7 +156,7 @@ impl Backing {
         let stats = self.stats();
         let (held, _) = self.device.pool().held(self.owner());
         let (committed, mapped) = self.read(|table| table.mapped());
-        let known = stats.committed_bytes + stats.leaving_bytes;
+        let known = stats.committed_bytes + stats.pending_unmap_bytes;
         let (charged, held) = (held, held + self.borrowed());
         let equal = [
             ("bytes committed", stats.committed_bytes, "on pages of backed blocks", committed * self.page()),

@@ -118,8 +118,8 @@ impl ElasticBuffer {
     }
 
     /// Unmaps decommitted pages with finished fences and returns the bytes. Does not wait.
-    pub fn settle(&self) -> u64 {
-        self.backing.settle()
+    pub fn reap(&self) -> u64 {
+        self.backing.reap()
     }
 
     /// Makes later work of a stream wait for previous users of pages committed again before their

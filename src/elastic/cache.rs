@@ -180,8 +180,8 @@ impl KvCache {
     }
 
     /// Unmaps released pages with finished fences and returns the bytes. Does not wait.
-    pub fn settle(&self) -> u64 {
-        self.backing.settle()
+    pub fn reap(&self) -> u64 {
+        self.backing.reap()
     }
 
     /// Makes later work of a stream wait for previous users of blocks backed again before their

@@ -90,7 +90,7 @@ pub struct ElasticStats {
     /// Bytes of running commits.
     pub coming_bytes: u64,
     /// Bytes decommitted and still mapped.
-    pub leaving_bytes: u64,
+    pub pending_unmap_bytes: u64,
     /// Commits, also without effect.
     pub commits: u64,
     /// Failed commits, all undone.

@@ -141,7 +141,9 @@ impl Table {
 
     /// Backed pages without lenders' pages.
     pub(super) fn owned(&self) -> Vec<Range<u64>> {
-        if self.lent.len() as u64 == self.committed + self.transit.committing() + self.transit.leaving() {
+        if self.lent.len() as u64
+            == self.committed + self.transit.committing() + self.transit.pending_unmaps()
+        {
             return Vec::new();
         }
         let mut owned = self.backed.clone();
@@ -404,7 +406,7 @@ impl Table {
             committed_bytes: self.committed * page_bytes,
             peak_committed_bytes: counts.most_committed * page_bytes,
             coming_bytes: self.transit.committing() * page_bytes,
-            leaving_bytes: self.transit.leaving() * page_bytes,
+            pending_unmap_bytes: self.transit.pending_unmaps() * page_bytes,
             commits: counts.commits,
             refused: counts.refused,
             decommits: counts.decommits,

@@ -35,7 +35,7 @@ impl Transit {
         self.committing
     }
 
-    pub(super) fn leaving(&self) -> u64 {
+    pub(super) fn pending_unmaps(&self) -> u64 {
         self.states.len() as u64 - self.committing
     }
 

@@ -175,10 +175,10 @@ impl To {
         }
     }
 
-    pub(super) fn settle(&self) {
+    pub(super) fn reap(&self) {
         match self {
-            Self::Buffer(buffer, _) => buffer.settle(),
-            Self::Cache(cache, _) => cache.settle(),
+            Self::Buffer(buffer, _) => buffer.reap(),
+            Self::Cache(cache, _) => cache.reap(),
         };
     }
 

@@ -89,7 +89,7 @@ TEST(Elastic, ABufferGrowsAndShrinksAndItsAddressesStay) {
     EXPECT_EQ(parts[1].address, reinterpret_cast<std::uint64_t>(base) + 4 * MiB);
     EXPECT_EQ(parts[1].bytes, MiB);
     EXPECT_EQ(buffer.decommit(4 * MiB + 1, MiB - 1), MiB - 64 * KiB);
-    EXPECT_EQ(buffer.settle(), 0U);
+    EXPECT_EQ(buffer.reap(), 0U);
     EXPECT_TRUE(host::holds(base + 64 * KiB, MiB, 3));
     EXPECT_TRUE(host::holds(base + 4 * MiB, 64 * KiB, 4));
     EXPECT_EQ(buffer.base(), base);
@@ -225,7 +225,7 @@ TEST_P(Caches, GrowAndShrinkAroundLiveBlocks) {
     }
     cache.before(nullptr);
     cache.release({0, 60});
-    cache.settle();
+    cache.reap();
     EXPECT_EQ(cache.memory().committed_bytes, 0U);
     EXPECT_EQ(cache.memory().charged_bytes, 0U);
 }
@@ -395,8 +395,8 @@ TEST(Elastic, HandlesMove) {
     const Device device = open_device();
     ElasticBuffer buffer(device, MiB);
     ElasticBuffer moved = std::move(buffer);
-    EXPECT_EQ(buffer.handle(), nullptr);             // NOLINT: moved from on purpose
-    EXPECT_THROW(buffer.settle(), vmmgraph::Error);  // NOLINT
+    EXPECT_EQ(buffer.handle(), nullptr);           // NOLINT: moved from on purpose
+    EXPECT_THROW(buffer.reap(), vmmgraph::Error);  // NOLINT
     moved.commit(0, MiB);
     auto pending = moved.commit_async(0, MiB);
     auto other = std::move(pending);

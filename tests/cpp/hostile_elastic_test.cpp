@@ -77,7 +77,7 @@ std::vector<Call> buffer_calls(vmmgraph_elastic_buffer_t buffer) {
          }},
         {"decommit",
          [=] { return vmmgraph_elastic_buffer_decommit(buffer, 0, 2 * MiB, nullptr, nullptr); }},
-        {"settle", [=] { return vmmgraph_elastic_buffer_settle(buffer, nullptr); }},
+        {"reap", [=] { return vmmgraph_elastic_buffer_reap(buffer, nullptr); }},
         {"before", [=] { return vmmgraph_elastic_buffer_before(buffer, nullptr); }},
         {"set_budget", [=] { return vmmgraph_elastic_buffer_set_budget(buffer, 0); }},
         {"committed",
@@ -134,7 +134,7 @@ std::vector<Call> cache_calls(vmmgraph_kv_cache_t cache) {
              std::size_t count = 0;
              return vmmgraph_kv_cache_beyond(cache, nullptr, 0, &count);
          }},
-        {"settle", [=] { return vmmgraph_kv_cache_settle(cache, nullptr); }},
+        {"reap", [=] { return vmmgraph_kv_cache_reap(cache, nullptr); }},
         {"before", [=] { return vmmgraph_kv_cache_before(cache, nullptr); }},
         {"set_budget", [=] { return vmmgraph_kv_cache_set_budget(cache, 0); }},
         {"stats",
@@ -309,7 +309,7 @@ TEST_F(HostileElastic, NullAndNonsenseOfBuffers) {
     auto stats = sized<vmmgraph_elastic_stats_t>();
     ASSERT_EQ(vmmgraph_elastic_buffer_stats(buffer, &stats), VMMGRAPH_OK);
     EXPECT_EQ(stats.committed_bytes, MiB);
-    EXPECT_EQ(stats.leaving_bytes, 0U);
+    EXPECT_EQ(stats.pending_unmap_bytes, 0U);
 }
 
 TEST_F(HostileElastic, NullAndNonsenseOfCaches) {

@@ -137,7 +137,7 @@ Idle after_a_burst(bool gather) {
         idle.most_pages = std::max<std::uint64_t>(idle.most_pages, pages());
         if (server.waiting() == 0 && server.under_way() == count / every && ++quiet == 30) {
             wait();
-            kv.cache().settle();
+            kv.cache().reap();
             device.trim();
             idle.pages = pages();
             EXPECT_EQ(device.stats().physical_bytes, others + idle.pages * page_bytes)

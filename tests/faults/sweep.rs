@@ -973,8 +973,8 @@ fn elastic(run: &mut Run) -> Result<()> {
     run.step("decommit", || buffer.decommit(8 * M..64 * M, &fence))?;
     run.step("commit again", || buffer.commit(8 * M..12 * M))?;
     run.step("order", || buffer.before(other))?;
-    buffer.settle();
-    run.balance("settle");
+    buffer.reap();
+    run.balance("reap");
     let arena = run.arena(&Options { large_page_bytes: 4 * M, ..plain() })?;
     let space = run.step("open", || arena.open_space())?;
     run.step("allocate", || space.allocate(8 * M, A))?;
@@ -1061,7 +1061,7 @@ fn lending_blocks(run: &mut Run) -> Result<()> {
         run.step("recall", || lease.recall(Duration::from_secs(10)))?;
         run.step("release", || cache.release(0..16, &Fence::default()))?;
     }
-    run.step("settle", || Ok(cache.settle()))?;
+    run.step("reap", || Ok(cache.reap()))?;
     run.step("audit", || cache.audit())
 }
 

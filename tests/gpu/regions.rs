@@ -180,7 +180,7 @@ fn say_mapping_beside_copies(device: &Arc<Device>) {
         // SAFETY: the same stream.
         ok(unsafe { sys::cuStreamSynchronize(raw) });
         pages.decommit(0..PAGES * 2 * MIB, &Fence::default()).unwrap();
-        pages.settle();
+        pages.reap();
         format!("{each} us beside {beside}")
     });
     println!("RESULT a page is made and mapped in {}", seen.join(", "));
@@ -429,12 +429,12 @@ fn elastic_memory_that_came_back_unused_goes_behind_those_who_had_it_before() {
     assert_eq!(buffer.commit(0..BYTES).unwrap().revived, 1);
     buffer.decommit(0..BYTES, &Fence::default()).unwrap();
     assert_eq!(
-        (buffer.settle(), done.done()),
+        (buffer.reap(), done.done()),
         (0, Ok(false)),
         "memory went while it was used, or that was too little work to tell"
     );
     done.block().unwrap();
-    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (BYTES, 0));
+    assert_eq!((buffer.reap(), buffer.stats().pending_unmap_bytes), (BYTES, 0));
     drop(buffer);
     // SAFETY: created above, no longer used.
     unsafe { driver.stream_destroy(side) }.unwrap();

@@ -113,7 +113,7 @@ fn contents_survive_growth_and_addresses_stay() {
         assert_eq!(buffer.audit(), Ok(()));
         let stats = buffer.stats();
         assert_eq!(
-            (stats.committed_bytes, stats.peak_committed_bytes, stats.leaving_bytes),
+            (stats.committed_bytes, stats.peak_committed_bytes, stats.pending_unmap_bytes),
             (24 * MIB, 36 * MIB, 0)
         );
         assert_eq!((stats.pages_mapped, stats.pages_unmapped, stats.account.charged_bytes), (9, 3, 24 * MIB));
@@ -149,10 +149,10 @@ fn an_event_may_be_destroyed_right_after_a_fence_followed_it() {
     fence.add_mark(follow(event).unwrap().unwrap());
     destroy(event);
     destroy(over);
-    assert_eq!((buffer.decommit(0..8 * MIB, &fence), buffer.settle()), (Ok(8 * MIB), 0));
+    assert_eq!((buffer.decommit(0..8 * MIB, &fence), buffer.reap()), (Ok(8 * MIB), 0));
     drop(fence);
     bench.faulty.set_busy(false);
-    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (8 * MIB, 0));
+    assert_eq!((buffer.reap(), buffer.stats().pending_unmap_bytes), (8 * MIB, 0));
     drop(buffer);
     bench.end();
 }
@@ -176,7 +176,7 @@ fn what_was_asked_for_ahead_does_not_undo_a_shrink() {
         let done = pending.wait().unwrap();
         bench.faulty.set_hook(None);
         assert!(done.pages > 0);
-        cache.settle();
+        cache.reap();
         assert_eq!((cache.stats().blocks, cache.backed()), (6, vec![0..6]), "call {call}");
         assert_eq!(cache.audit(), Ok(()));
         cache.shrink_to(4, &[], &now()).unwrap();
@@ -271,10 +271,10 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     bench.faulty.set_busy(true);
     let unmaps = bench.faulty.count("unmap");
     assert_eq!(buffer.decommit(0..8 * MIB, &bench.fence()), Ok(8 * MIB));
-    assert_eq!((buffer.settle(), bench.faulty.count("unmap")), (0, unmaps));
+    assert_eq!((buffer.reap(), bench.faulty.count("unmap")), (0, unmaps));
     let stats = buffer.stats();
     assert_eq!(
-        (stats.committed_bytes, stats.leaving_bytes, stats.account.charged_bytes),
+        (stats.committed_bytes, stats.pending_unmap_bytes, stats.account.charged_bytes),
         (0, 8 * MIB, 8 * MIB)
     );
     assert_eq!((buffer.committed(), buffer.decommit(0..8 * MIB, &now())), (vec![], Ok(0)));
@@ -289,7 +289,7 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     assert!(matches!(buffer.before(stream(0x52)), Err(Error::StreamCapturing { .. })));
     bench.faulty.set_capturing(stream(0x52), false);
     bench.faulty.set_busy(false);
-    assert_eq!((buffer.settle(), buffer.stats().committed_bytes), (6 * MIB, 2 * MIB));
+    assert_eq!((buffer.reap(), buffer.stats().committed_bytes), (6 * MIB, 2 * MIB));
     let waits = bench.faulty.count("event_wait");
     buffer.before(stream(0x51)).unwrap();
     assert_eq!(bench.faulty.count("event_wait"), waits, "what is over is not waited for");
@@ -301,7 +301,7 @@ fn a_decommit_waits_for_its_fence_and_nobody_for_the_device() {
     buffer.decommit(0..8 * MIB, &bench.fence()).unwrap();
     bench.faulty.set_busy(false);
     assert_eq!(other.commit(0..8 * MIB).unwrap().created, 0);
-    assert_eq!((buffer.stats().leaving_bytes, buffer.audit(), other.audit()), (0, Ok(()), Ok(())));
+    assert_eq!((buffer.stats().pending_unmap_bytes, buffer.audit(), other.audit()), (0, Ok(()), Ok(())));
     bench.faulty.set_busy(true);
     other.decommit(0..8 * MIB, &bench.fence()).unwrap();
     drop((buffer, other));
@@ -434,7 +434,7 @@ impl Witness {
         // This thread holds the range: an error, not a deadlock.
         assert!(matches!(buffer.commit(range.clone()), Err(Error::WrongState { .. })));
         assert!(matches!(buffer.decommit(range, &Fence::default()), Err(Error::WrongState { .. })));
-        buffer.settle();
+        buffer.reap();
         if !gone {
             // SAFETY: mapped memory of the host driver, as reported.
             unsafe { (at.0 as *mut u64).write_volatile(1) };
@@ -543,7 +543,7 @@ fn a_cache_grows_and_shrinks_in_all_planes_and_its_contents_stay_where_they_are(
             cache.release(0..200, &now()).unwrap();
             let stats = cache.stats();
             assert_eq!(
-                (stats.memory.committed_bytes, stats.memory.leaving_bytes, stats.backed_blocks),
+                (stats.memory.committed_bytes, stats.memory.pending_unmap_bytes, stats.backed_blocks),
                 (0, 0, 0)
             );
         }
@@ -610,14 +610,14 @@ fn a_page_waits_for_all_blocks_that_were_on_it() {
     cache.grow_to(4).unwrap();
     bench.faulty.set_busy(true);
     cache.release(0..1, &bench.fence()).unwrap();
-    assert_eq!(cache.stats().memory.leaving_bytes, 0);
+    assert_eq!(cache.stats().memory.pending_unmap_bytes, 0);
     cache.release(1..2, &now()).unwrap();
     assert_eq!(
-        (cache.settle(), cache.stats().memory.leaving_bytes, cache.backed()),
+        (cache.reap(), cache.stats().memory.pending_unmap_bytes, cache.backed()),
         (0, 2 * MIB, vec![2..4])
     );
     bench.faulty.set_busy(false);
-    assert_eq!((cache.settle(), cache.audit()), (2 * MIB, Ok(())));
+    assert_eq!((cache.reap(), cache.audit()), (2 * MIB, Ok(())));
     drop(cache);
     bench.end();
 }
@@ -677,7 +677,7 @@ enum Step {
     Ahead(Range<u64>),
     Decommit(Range<u64>, bool),
     Busy(bool),
-    Settle,
+    Reap,
 }
 
 fn steps(most: u64) -> impl Strategy<Value = Vec<Step>> {
@@ -687,7 +687,7 @@ fn steps(most: u64) -> impl Strategy<Value = Vec<Step>> {
         2 => range().prop_map(Step::Ahead),
         4 => (range(), any::<bool>()).prop_map(|(range, fence)| Step::Decommit(range, fence)),
         1 => any::<bool>().prop_map(Step::Busy),
-        1 => Just(Step::Settle),
+        1 => Just(Step::Reap),
     ];
     prop::collection::vec(step, 1..10)
 }
@@ -721,7 +721,7 @@ fn run_buffer(steps: &[Step], fail: u64) -> Result<u64> {
                 assert_eq!(gone, pages.len() as u64 * 2 * MIB);
             }
             Step::Busy(busy) => bench.faulty.set_busy(*busy),
-            Step::Settle => _ = buffer.settle(),
+            Step::Reap => _ = buffer.reap(),
         }
         let there: BTreeSet<u64> = buffer
             .committed()
@@ -772,7 +772,7 @@ fn run_cache(steps: &[Step], layout: KvLayout, fail: u64) -> Result<u64> {
                 assert_eq!(left, twin.range(range.start..).count() as u64);
             }
             Step::Busy(busy) => bench.faulty.set_busy(*busy),
-            Step::Settle => _ = cache.settle(),
+            Step::Reap => _ = cache.reap(),
         }
         let there: BTreeSet<u64> = cache.backed().into_iter().flatten().collect();
         assert_eq!(there, twin);
@@ -850,7 +850,7 @@ fn a_commit_waits_for_pages_that_another_buffer_gives_back() {
         bench.faulty.set_busy(false);
         commit.join().unwrap().unwrap();
     });
-    assert_eq!((buffer.stats().leaving_bytes, other.stats().committed_bytes), (0, 4 * MIB));
+    assert_eq!((buffer.stats().pending_unmap_bytes, other.stats().committed_bytes), (0, 4 * MIB));
     drop((buffer, other));
     bench.end();
 }
@@ -864,10 +864,10 @@ fn pages_stay_while_the_driver_cannot_say_whether_their_user_is_done() {
     bench.faulty.refuse("event_query", true);
     let unmaps = bench.faulty.count("unmap");
     buffer.decommit(0..4 * MIB, &bench.fence()).unwrap();
-    assert_eq!((buffer.settle(), bench.faulty.count("unmap")), (0, unmaps));
+    assert_eq!((buffer.reap(), bench.faulty.count("unmap")), (0, unmaps));
     bench.faulty.refuse("event_query", false);
     bench.faulty.set_busy(false);
-    assert_eq!(buffer.settle(), 4 * MIB);
+    assert_eq!(buffer.reap(), 4 * MIB);
     drop(buffer);
     bench.end();
 }

@@ -372,7 +372,7 @@ fn replays_scopes_and_captures_wait_for_the_recall_if_the_arena_is_to() {
     bench.arena.set_recall(None);
     assert!(matches!(bench.large.replay(A, || unreachable!()), Err(Error::Lent { .. })));
     bench.faulty.set_busy(false);
-    bench.cache.settle();
+    bench.cache.reap();
     bench.replay();
     drop(lease);
     bench.end();

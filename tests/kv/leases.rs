@@ -227,10 +227,10 @@ fn a_recall_waits_for_the_fence_until_its_deadline_and_the_pages_come_all_the_sa
     bench.faulty.set_busy(true);
     refused(lease.recall(Duration::from_millis(5)), "in use by the device");
     assert!(matches!(bench.large.replay(A, || ()), Err(Error::Lent { .. })));
-    assert_eq!(bench.buffer.stats().leaving_bytes, 5 * PAGE);
+    assert_eq!(bench.buffer.stats().pending_unmap_bytes, 5 * PAGE);
     bench.audit();
     bench.faulty.set_busy(false);
-    bench.buffer.settle();
+    bench.buffer.reap();
     assert_eq!(lease.bytes(), 0);
     bench.large.replay(A, || ()).unwrap();
     drop(lease);

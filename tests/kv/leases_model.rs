@@ -199,7 +199,7 @@ impl World {
                 assert!(free || lent > 0, "a lease is in the way that is over");
             }
         }
-        self.cache.settle();
+        self.cache.reap();
     }
 
     fn hurt(&self) -> bool {

@@ -498,7 +498,7 @@ def test_elastic_memory_comes_and_goes_by_the_page(device: HostDevice) -> None:
     ctypes.memset(buffer.base, 0x5A, 6 * MIB)
     assert buffer.commit(0, 6 * MIB) == 0
     assert buffer.decommit(0, 5 * MIB) == 4 * MIB
-    buffer.settle()
+    buffer.reap()
     assert buffer.stats()["committed_bytes"] == 2 * MIB
     assert ctypes.string_at(buffer.base + 4 * MIB, 4) == b"ZZZZ"
     with pytest.raises(_c.OutOfMemory):

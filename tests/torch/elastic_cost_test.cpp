@@ -59,7 +59,7 @@ TEST_F(ElasticCosts, CommitsOfOneRangeOfBlocks) {
                     bytes = done.bytes;
                     start = Clock::now();
                     cache.shrink_to(0);
-                    cache.settle();
+                    cache.reap();
                     released.push_back(micros_since(start) /
                                        (static_cast<double>(done.bytes) / GiB));
                 }

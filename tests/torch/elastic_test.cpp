@@ -155,8 +155,8 @@ TEST_P(Layouts, ShrinkingWhileAReplayRunsTakesNothingFromIt) {
         ASSERT_EQ(cudaMemsetAsync(block, 0xff, 64 * MiB, stream_->stream()), cudaSuccess);
         EXPECT_TRUE(at::equal(output, expected)) << round;
         cudaDeviceSynchronize();
-        kv.cache().settle();
-        EXPECT_EQ(kv.cache().memory().leaving_bytes, 0U);
+        kv.cache().reap();
+        EXPECT_EQ(kv.cache().memory().pending_unmap_bytes, 0U);
         EXPECT_LT(kv.cache().memory().committed_bytes, kv.cache().stats().block_bytes * 8'192 / 4);
         const auto live = upload({0, 512, 1'023, 5'000, 5'001, 5'002, 8'000});
         EXPECT_TRUE(equal_blocks(kv.planes(), twin, live)) << round;

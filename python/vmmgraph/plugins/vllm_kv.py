@@ -354,7 +354,7 @@ class WorkerKv:
             begin, size = self.layout.tail(number, kept, had)
             if size:
                 self.buffer.decommit(begin, size)
-        self.buffer.settle()
+        self.buffer.reap()
         self.open().trim()
 
     def zero(self, first: int, end: int) -> None:
@@ -403,7 +403,7 @@ class WorkerKv:
         # Steps in progress may still use blocks of ended requests.
         torch.cuda.synchronize(self.device)
         gone = sum(self.buffer.decommit(*part) for run in runs for part in self.parts(run))
-        self.buffer.settle()
+        self.buffer.reap()
         self.open().trim()
         return gone
 

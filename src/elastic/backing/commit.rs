@@ -76,7 +76,7 @@ impl Backing {
                 "cannot lend pages to that part of elastic memory: pages there are {reason}; decommit or recall them first"
             )))
         };
-        self.settle();
+        self.reap();
         let plan = self.when_not(|table| table.is_in_the_way(request), begin)??;
         self.map(plan, Some(lender)).map(drop)
     }
@@ -96,7 +96,7 @@ impl Backing {
         };
         let mut plan = self.when_not(|table| table.is_in_the_way(request), begin)?;
         if plan.as_ref().err() == Some(&Obstacle::Recalled) {
-            self.settle();
+            self.reap();
             plan = self.when_not(|table| table.is_in_the_way(request), begin)?;
         }
         plan.map_err(|obstacle| self.refusal(request, obstacle))
@@ -152,7 +152,7 @@ impl Backing {
         let done = Committed { bytes: calls.mapped_bytes, pages: calls.maps, created, revived };
         self.notify(plan.absent(), false);
         if marks.finish(&done, work) {
-            self.settle();
+            self.reap();
         }
         self.device.pool().check();
         Ok(done)
@@ -160,7 +160,7 @@ impl Backing {
 
     fn take_pages(&self, transaction: &mut Transaction<'_>, plan: &Plan) -> Result<Vec<PageId>> {
         // After the marks, so pages committed again stay mapped.
-        self.settle();
+        self.reap();
         let pages: u64 = plan.absent().iter().map(Run::pages).sum();
         transaction.expect_bytes(pages * self.page());
         (0..pages).map(|_| transaction.take(self.page(), self.owner(), self.account.id())).collect()

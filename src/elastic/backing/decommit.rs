@@ -18,7 +18,7 @@ impl Backing {
     /// Returns the bytes of decommitted pages. Waits for pages being moved, not for the fence.
     pub(in super::super) fn decommit(&self, blocks: &Range<u64>, fence: &Fence) -> Result<u64> {
         let pages = self.when_not(|table| table.is_moving(blocks), |table| table.release(blocks, fence))?;
-        self.settle();
+        self.reap();
         Ok(pages * self.page())
     }
 
@@ -27,7 +27,7 @@ impl Backing {
     pub(in super::super) fn release<R>(&self, release: impl FnOnce(&mut Table) -> R) -> R {
         let (released, left) = self.read(|table| (release(table), table.leave_to_commit()));
         if !left {
-            self.settle();
+            self.reap();
         }
         released
     }
@@ -42,7 +42,7 @@ impl Backing {
     ) -> Result<u64> {
         let comes = |table: &Table| table.blocks_on(places).iter().any(|blocks| table.is_coming(blocks));
         let pages = self.when_not(comes, |table| table.give_back(places, blocks, fence))?;
-        self.settle();
+        self.reap();
         Ok(pages * self.page())
     }
 
@@ -52,7 +52,7 @@ impl Backing {
     }
 
     /// Unmaps decommitted pages with finished fences and returns the bytes.
-    pub(in super::super) fn settle(&self) -> u64 {
+    pub(in super::super) fn reap(&self) -> u64 {
         let events = self.device.pool().events();
         let going = self.read(|table| table.take_done(events));
         if going.is_empty() {
@@ -105,13 +105,13 @@ impl Drop for Unmapping<'_> {
 impl Reclaimer for Backing {
     /// Unmaps decommitted pages, and waits for their fences if necessary.
     fn reclaim(&self, bytes: u64) -> u64 {
-        let mut given = self.settle();
+        let mut given = self.reap();
         if given < bytes {
             let start = Instant::now();
             for mut fence in self.read(|table| table.fences()) {
                 let _ = fence.block(self.device.pool().events(), PATIENCE.saturating_sub(start.elapsed()));
             }
-            given += self.settle();
+            given += self.reap();
         }
         given
     }

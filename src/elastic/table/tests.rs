@@ -17,9 +17,9 @@ fn commit(table: &mut Table, blocks: Range<u64>) {
     assert!(!table.finish(plan, &Committed::default(), Fence::default()));
 }
 
-/// Pages that are committed, committing and leaving.
+/// Pages that are committed, committing and pending unmaps.
 fn tally(table: &Table) -> [u64; 3] {
-    [table.committed, table.transit.committing(), table.transit.leaving()]
+    [table.committed, table.transit.committing(), table.transit.pending_unmaps()]
 }
 
 fn run(first: u64, end: u64) -> Run {
@@ -56,7 +56,7 @@ fn a_page_goes_with_its_last_block_and_stays_if_the_driver_refuses() {
         (0, 1)
     );
     assert_eq!(table.release(&(3..8), &Fence::default()), 3);
-    assert_eq!((table.release(&(0..10), &Fence::default()), table.transit.leaving()), (0, 4));
+    assert_eq!((table.release(&(0..10), &Fence::default()), table.transit.pending_unmaps()), (0, 4));
     let plan = table.begin(&request(2..6));
     assert_eq!((plan.absent(), plan.revived_pages()), ([].as_slice(), 2));
     table.abort(plan, |_| false);
@@ -82,7 +82,7 @@ fn a_page_of_a_coming_block_stays_while_its_neighbour_is_released() {
             assert_eq!((table.backed(), table.committed), (vec![1..2], 1));
         } else {
             table.abort(plan, |_| false);
-            assert_eq!((table.backed(), table.committed, table.transit.leaving()), (vec![], 0, 1));
+            assert_eq!((table.backed(), table.committed, table.transit.pending_unmaps()), (vec![], 0, 1));
         }
     }
 }

@@ -310,8 +310,8 @@ impl Program {
             27 if !world.shared => arena.set_recall(random.choose(&[None, Some(SOON)])),
             28 => drop(done(arena.trim())),
             29 => {
-                buffer.settle();
-                cache.settle();
+                buffer.reap();
+                cache.reap();
             }
             30..32 if ahead.len() < 3 => {
                 let (pages, blocks) = (part(random, 3, PAGES), part(random, 8, BLOCKS));

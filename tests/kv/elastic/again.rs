@@ -24,9 +24,9 @@ fn a_page_that_came_back_unused_goes_behind_those_who_had_it_before() {
     buffer.decommit(0..2 * MIB, &bench.fence()).unwrap();
     assert_eq!(buffer.commit(0..2 * MIB).unwrap().revived, 1);
     buffer.decommit(0..2 * MIB, &now()).unwrap();
-    assert_eq!((buffer.settle(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
+    assert_eq!((buffer.reap(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
     bench.faulty.set_capturing(USER, false);
-    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (2 * MIB, 0));
+    assert_eq!((buffer.reap(), buffer.stats().pending_unmap_bytes), (2 * MIB, 0));
     assert_eq!((buffer.audit(), bench.faulty.broken_captures()), (Ok(()), vec![]));
     drop(buffer);
     bench.end();
@@ -42,11 +42,11 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     buffer.decommit(0..2 * MIB, &bench.fence()).unwrap();
     buffer.commit(0..8 * MIB).unwrap();
     buffer.decommit(0..8 * MIB, &now()).unwrap();
-    assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 3));
+    assert_eq!((buffer.stats().pending_unmap_bytes, buffer.stats().pages_unmapped), (2 * MIB, 3));
     assert_eq!(buffer.before(A), Ok(()), "nobody has what he had");
     buffer.commit(0..4 * MIB).unwrap();
     buffer.decommit(0..4 * MIB, &now()).unwrap();
-    assert_eq!((buffer.stats().leaving_bytes, buffer.stats().pages_unmapped), (2 * MIB, 4));
+    assert_eq!((buffer.stats().pending_unmap_bytes, buffer.stats().pages_unmapped), (2 * MIB, 4));
     let cache = cache(&bench.device, KvLayout::ByPlane, &[MIB / 4], 64);
     cache.commit(0..2).unwrap();
     cache.release(1..2, &bench.fence()).unwrap();
@@ -54,9 +54,9 @@ fn pages_that_went_with_others_are_behind_their_own_users_only() {
     // The neighbour kept the first page, and the previous user of the second block may still run.
     cache.release(0..64, &now()).unwrap();
     let memory = cache.stats().memory;
-    assert_eq!((memory.leaving_bytes, memory.pages_unmapped), (2 * MIB, 7));
+    assert_eq!((memory.pending_unmap_bytes, memory.pages_unmapped), (2 * MIB, 7));
     bench.faulty.set_capturing(USER, false);
-    assert_eq!((buffer.settle(), cache.settle()), (2 * MIB, 2 * MIB));
+    assert_eq!((buffer.reap(), cache.reap()), (2 * MIB, 2 * MIB));
     assert_eq!((buffer.audit(), cache.audit(), cache.before(A)), (Ok(()), Ok(()), Ok(())));
     drop((buffer, cache));
     bench.end();
@@ -81,7 +81,7 @@ fn a_release_during_a_commit_leaves_the_unmap_to_the_thread_that_commits() {
     cache.commit(8..10).unwrap();
     bench.faulty.set_hook(None);
     let memory = cache.stats().memory;
-    assert_eq!((cache.backed(), memory.leaving_bytes, memory.pages_unmapped), (vec![8..10], 0, 2));
+    assert_eq!((cache.backed(), memory.pending_unmap_bytes, memory.pages_unmapped), (vec![8..10], 0, 2));
     assert_eq!(cache.audit(), Ok(()));
     drop(cache);
     bench.end();
@@ -103,11 +103,11 @@ fn blocks_that_are_released_twice_while_others_come_go_behind_the_first_fence() 
     })));
     cache.commit_async(8..10).unwrap().wait().unwrap();
     bench.faulty.set_hook(None);
-    cache.settle();
+    cache.reap();
     let memory = cache.stats().memory;
-    assert_eq!((memory.committed_bytes, memory.leaving_bytes), (0, 4 * MIB), "unmapped under its user");
+    assert_eq!((memory.committed_bytes, memory.pending_unmap_bytes), (0, 4 * MIB), "unmapped under its user");
     bench.faulty.set_capturing(USER, false);
-    assert_eq!((cache.settle(), cache.audit()), (4 * MIB, Ok(())));
+    assert_eq!((cache.reap(), cache.audit()), (4 * MIB, Ok(())));
     drop(cache);
     bench.end();
 }
@@ -150,9 +150,9 @@ fn a_decommit_waits_for_an_event_of_the_callers() {
     }
     bench.faulty.set_busy(true);
     buffer.decommit(0..4 * MIB, &fence).unwrap();
-    assert_eq!((buffer.settle(), buffer.stats().leaving_bytes), (0, 4 * MIB));
+    assert_eq!((buffer.reap(), buffer.stats().pending_unmap_bytes), (0, 4 * MIB));
     bench.faulty.set_busy(false);
-    assert_eq!(buffer.settle(), 4 * MIB);
+    assert_eq!(buffer.reap(), 4 * MIB);
     drop(fence);
     // SAFETY: created above.
     unsafe { driver.event_destroy(event) }.unwrap();
@@ -174,9 +174,9 @@ fn a_block_that_came_back_on_a_page_that_stayed_waits_for_those_who_had_it_befor
         let waits = cache.before(A);
         assert_eq!(waits, Err(Error::StreamCapturing { stream: USER.raw() }), "{layout:?}");
         cache.release(0..2, &now()).unwrap();
-        assert_eq!((cache.settle(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
+        assert_eq!((cache.reap(), bench.faulty.count("unmap")), (0, unmaps), "unmapped under its user");
         bench.faulty.set_capturing(USER, false);
-        assert!(cache.settle() > 0);
+        assert!(cache.reap() > 0);
         assert_eq!((cache.before(A), cache.audit()), (Ok(()), Ok(())));
         drop(cache);
         bench.end();

@@ -234,16 +234,16 @@ impl Lent {
                 self.leaving.push(*page);
             }
         }
-        self.settle()
+        self.reap()
     }
 
     /// Releases pages in `leaving`, including those refused before.
-    fn settle(&mut self) -> Result<Ns> {
+    fn reap(&mut self) -> Result<Ns> {
         let ((), cost) = self.charge(|me| {
             for page in me.leaving.clone() {
                 me.cache.release(me.blocks_of(page), &Fence::default())?;
             }
-            me.cache.settle();
+            me.cache.reap();
             Ok(())
         })?;
         let leases = &mut self.leases;
@@ -487,7 +487,7 @@ impl Memory for Lent {
         if arena.physical_bytes != self.graph_pages() * self.page
             || arena.lent_bytes != lent
             || arena.physical_bytes + self.own * self.page != stats.physical_bytes
-            || kv.committed_bytes + kv.leaving_bytes != self.own * self.page + lent
+            || kv.committed_bytes + kv.pending_unmap_bytes != self.own * self.page + lent
         {
             return internal(format!("{arena:?} and {kv:?} with {lent} bytes on lease"));
         }

@@ -594,7 +594,7 @@ impl Memory for Paged {
         let (kv, activations) = (self.cache.stats().memory, self.activations.stats());
         let (charged, free) = (self.tenant.stats().charged_bytes, stats.free_bytes);
         let held = kv.committed_bytes + activations.committed_bytes;
-        if held + kv.leaving_bytes + activations.leaving_bytes != charged {
+        if held + kv.pending_unmap_bytes + activations.pending_unmap_bytes != charged {
             return internal(format!("{held} bytes committed, {charged} charged"));
         }
         if charged + free != stats.physical_bytes {
