@@ -137,9 +137,9 @@ def measure() -> None:
 
 def forget_names() -> None:
     """Captures get no labels from here on: each segment of a breakable graph is its own group."""
-    from vmmgraph import _door
+    from vmmgraph import _session
 
-    _door.need().namers.clear()
+    _session.need().label_providers.clear()
 
 
 def time_start(worker: type) -> None:

@@ -14,14 +14,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import _door
+from . import _session
 from ._arena import Arena
 from ._c import Error, OutOfMemory
-from ._door import save_map
 from ._enable import Status, disable_all, enable, status
 from ._executables import instantiate
 from ._library import find as _find
 from ._scopes import disabled, eager, graph, remote, shape
+from ._session import save_map
 from ._sleep import sleep, wake
 
 __all__ = [
@@ -55,7 +55,7 @@ def library_path() -> Path | None:
 
 def arenas() -> list[Arena]:
     """Returns the existing arenas, by device and then by age of their pool."""
-    return sorted(_door.arenas(), key=lambda arena: (arena.device, arena.pool))
+    return sorted(_session.arenas(), key=lambda arena: (arena.device, arena.pool))
 
 
 def verify(cuda_graph: Any, outputs: Any) -> tuple[int, int] | None:
@@ -91,10 +91,10 @@ def report() -> str:
 
     chosen = status()
     lines = [repr(chosen) if chosen is not None else "<vmmgraph: not enabled>"]
-    door = _door.opened()
+    session = _session.opened()
     for arena in arenas():
         lines.append(_line(arena))
-        if door is not None:
-            lines.append(door.library.text("map_report", arena.map_json().encode()).rstrip())
+        if session is not None:
+            lines.append(session.library.text("map_report", arena.map_json().encode()).rstrip())
     lines += [ledger.table() for ledger in _ledger.ledgers()]
     return "\n".join(lines)

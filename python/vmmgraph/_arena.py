@@ -27,14 +27,14 @@ log = logging.getLogger("vmmgraph")
 MANY, MUCH = 12, 64 << 20
 
 
-#: Opens the process's session (`_door.need`), for arenas made by a program. Set by `_door`.
-_session: Callable[[], Any]
+#: Opens the process's session (`_session.need`), for arenas made by a program. Set by `_session`.
+_open_session: Callable[[], Any]
 
 
 def sessions_come_from(need: Callable[[], Any]) -> None:
     """Sets the function which opens the process's session."""
-    global _session
-    _session = need
+    global _open_session
+    _open_session = need
 
 
 class Device:
@@ -123,9 +123,9 @@ class Arena:
     ) -> None:
         if retain not in _c.RETAIN:
             raise ValueError(f"cannot use retain={retain!r}: the value is unknown; pass one of: {', '.join(_c.RETAIN)}")
-        door = _session()
-        self._library: Library = door.library
-        self._device = device_of(self._library, door.device_number(device), door.sharing, door.peers)
+        session = _open_session()
+        self._library: Library = session.library
+        self._device = device_of(self._library, session.device_number(device), session.sharing, session.peers)
         tag_text = ctypes.c_char_p(tag.encode()) if tag else None
         flags = _c.FLAGS["poison"] * poison | _c.FLAGS["trace_blocks"] * trace_blocks | _c.FLAGS["serial"] * serial
         self.handle = _c.Handle(self._library.raw["arena_destroy"])
@@ -142,9 +142,9 @@ class Arena:
         self._library.arena_create(self._device.handle, byref(options), byref(self.handle))
         self.label = label
         self.tag = tag
-        self.pool: tuple[int, int] = door.new_pool()
+        self.pool: tuple[int, int] = session.new_pool()
         #: Whether a capture's end instantiates, as in torch; otherwise the first replay.
-        self.instantiates = door.instantiate == "capture"
+        self.instantiates = session.instantiate == "capture"
         #: True if the program named the pool.
         self._pool_is_named = False
         #: True once torch has seen this pool id. `_pool_users` holds one token per live capture
@@ -156,7 +156,7 @@ class Arena:
         self._left = (0, 0)
         self._last: weakref.ref[GraphGroup] | None = None
         self._lock = threading.RLock()
-        door.register(self)
+        session.register(self)
 
     @property
     def device(self) -> int:
@@ -229,7 +229,7 @@ class Arena:
 
     def seal(self) -> None:
         """Seals all open graph groups. Replays, eager work and captures do this automatically."""
-        self._settle(None)
+        self._seal_open(None)
 
     def _captured(self, group: GraphGroup) -> None:
         """Called at the end of a capture. Seals unlabelled groups at once, before the program
@@ -265,7 +265,7 @@ class Arena:
         with contextlib.suppress(_c.Error):
             self._seal(group, unwritten)
 
-    def _settle(self, group: GraphGroup | None) -> None:
+    def _seal_open(self, group: GraphGroup | None) -> None:
         with self._lock:
             for opened in list(self._open):
                 if not opened.capturing:

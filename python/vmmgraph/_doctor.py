@@ -62,9 +62,9 @@ def _torch() -> dict[str, Any]:
         return facts
     facts["library"] = str(path)
     try:
-        from . import _door
+        from . import _session
 
-        library = _door.need().library
+        library = _session.need().library
         facts["built_for"], facts["library_version"] = library.built_for(), library.version()
         # Refuses a torch which the library does not serve. Makes no CUDA call.
         library.torch_install()

@@ -9,12 +9,12 @@ import os
 import threading
 from collections.abc import Sequence
 
-from . import _c, _door
+from . import _c, _session
 from ._arena import bits, sharing_asked
-from ._below import core_of
-from ._door import EXPECTED_BYTES, INSTANTIATE
+from ._base import core_of
 from ._graph import graph_class
 from ._patch import Installed, put_in_place
+from ._session import EXPECTED_BYTES, INSTANTIATE
 
 log = logging.getLogger("vmmgraph")
 
@@ -90,20 +90,20 @@ def enable(
         if _status is not None and _status:
             return _status
         try:
-            door = _door.need()
-            door.library.torch_install()
+            session = _session.need()
+            session.library.torch_install()
         except (_c.Error, OSError, ImportError, AttributeError) as error:
             if strict:
                 raise
             _status = _fall_back(str(error))
             return _status
-        door.share = share
-        door.memset_kernels = memset_kernels
-        door.instantiate = instantiate
-        door.executables = _limit("VMMGRAPH_EXECUTABLES", executables)
-        door.executable_bytes = _limit("VMMGRAPH_EXECUTABLE_BYTES", executable_bytes)
-        door.expected_bytes, door.budget, door.retain = expected_bytes, budget, retain
-        door.sharing, door.peers = sharing, bits(peers)
+        session.share = share
+        session.memset_kernels = memset_kernels
+        session.instantiate = instantiate
+        session.executables = _limit("VMMGRAPH_EXECUTABLES", executables)
+        session.executable_bytes = _limit("VMMGRAPH_EXECUTABLE_BYTES", executable_bytes)
+        session.expected_bytes, session.budget, session.retain = expected_bytes, budget, retain
+        session.sharing, session.peers = sharing, bits(peers)
         import torch
 
         from . import _trees
@@ -111,17 +111,17 @@ def enable(
         base = torch.cuda.CUDAGraph
         # Here, since a program may hide its objects from this list later (gc.freeze).
         core = core_of(base)
-        door.torchs_graphs.update(one for one in gc.get_objects() if issubclass(type(one), core))
-        _installed = put_in_place(graph_class(door, base), base)
-        door.pools.install(_installed)
+        session.torchs_graphs.update(one for one in gc.get_objects() if issubclass(type(one), core))
+        _installed = put_in_place(graph_class(session, base), base)
+        session.pools.install(_installed)
         _installed.undo.append(_trees.keep_out())
-        _installed.undo.append(door.devices.clear)
+        _installed.undo.append(session.devices.clear)
         # Last, because a running capture makes this call fail.
-        _installed.undo.insert(0, door.library.torch_uninstall)
+        _installed.undo.insert(0, session.library.torch_uninstall)
         atexit.register(_at_exit)
-        why = f"torch {torch.__version__}, {door.library.path}"
-        _status = Status("blocks", why, str(door.library.path))
-        log.info("vmmgraph %s: blocks route, %s", door.library.version(), why)
+        why = f"torch {torch.__version__}, {session.library.path}"
+        _status = Status("blocks", why, str(session.library.path))
+        log.info("vmmgraph %s: blocks route, %s", session.library.version(), why)
         return _status
 
 
@@ -156,7 +156,7 @@ def disable_all() -> None:
 
 def _at_exit() -> None:
     # A forked child must not drop the graphs inherited from its parent.
-    door = _door.opened()
-    if door is not None and door.process in (None, os.getpid()):
-        _door.save_map_at_exit()
-        door.close()
+    session = _session.opened()
+    if session is not None and session.process in (None, os.getpid()):
+        _session.save_map_at_exit()
+        session.close()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from . import _door
+from . import _session
 
 
 def instantiate() -> int:
     """Instantiates every graph without an executable, within the limits. Returns the number of
     graph groups still without executables."""
-    door = _door.opened()
-    for arena in _door.arenas():
+    session = _session.opened()
+    for arena in _session.arenas():
         arena.seal()
     groups = (
-        {graph._group for graph in list(door.graphs) if graph._lent and graph._group is not None} if door is not None else set()
+        {graph._group for graph in list(session.graphs) if graph._lent and graph._group is not None}
+        if session is not None
+        else set()
     )
     return sum(not group.instantiate() for group in groups if group.sealed)
 
@@ -20,6 +22,6 @@ def instantiate() -> int:
 def evict() -> None:
     """Destroys the executables of all graphs; the graphs stay. No effect up to torch 2.7, which has
     its own executables."""
-    for arena in {arena.device: arena for arena in _door.arenas()}.values():
+    for arena in {arena.device: arena for arena in _session.arenas()}.values():
         if arena.executables():
             arena._library.torch_evict_executables(arena.handle)

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from ctypes import byref, c_uint64
 from typing import Any
 
-from . import _below, _c
+from . import _base, _c
 from ._arena import Arena, GraphGroup, address_of
-from ._door import Capture, Door, Pool
+from ._session import Capture, Pool, Session
 
 #: Value of `_ready` while the arena may have open graph groups.
 NEVER_READY = (True, None, None)
 
 
-def graph_class(door: Door, base: type) -> type:
-    core = _below.core_of(base)
+def graph_class(session: Session, base: type) -> type:
+    core = _base.core_of(base)
     keeps = hasattr(core, "raw_cuda_graph") and hasattr(core, "instantiate")
-    raw = door.library.raw
+    raw = session.library.raw
     enter, leave = raw["space_enter"], raw["space_leave"]
-    launch = door.library.prepared("torch_replay")
-    local = door.local
-    scopes, step_out, step_in = door.eager.scopes, door.eager.step_out, door.eager.step_in
+    launch = session.library.prepared("torch_replay")
+    thread_state = session.thread_state
+    scopes, step_out, step_in = session.eager.scopes, session.eager.step_out, session.eager.step_in
 
     class Captured(core):  # type: ignore[misc, valid-type]
         """Torch's C++ graph, capturing into VmmGraph's memory."""
@@ -47,9 +47,9 @@ def graph_class(door: Door, base: type) -> type:
             pool = None if asked is None or not any(asked) else (int(asked[0]), int(asked[1]))
             device = torch.cuda.current_device()
             (arena, label), self._named = self._named, (None, "")
-            if local.disabled:
+            if thread_state.disabled:
                 return self._begin_own(device, pool, args, kwargs)
-            capture = Capture(door, arena, label)
+            capture = Capture(session, arena, label)
             try:
                 self._begin(capture, device, pool, args, kwargs)
             except BaseException:
@@ -57,37 +57,37 @@ def graph_class(door: Door, base: type) -> type:
                 raise
 
         def _begin(self, capture: Capture, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
-            door.begin(capture, device, pool)
+            session.begin(capture, device, pool)
             group = capture.group
             assert group is not None
             # From here on torch may run Python code and destroy graphs.
             status = raw["torch_capture_begin"](group.handle, *capture.pool)
             if status != _c.OK:
-                error = door.library.error("torch_capture_begin", status)
+                error = session.library.error("torch_capture_begin", status)
                 if status != _c.WRONG_STATE:
                     raise error
                 capture.close()
-                door.torchs_graphs.add(self)
-                door.once(str(error), f"a capture in torch's own memory: {error}")
+                session.torchs_graphs.add(self)
+                session.once(str(error), f"a capture in torch's own memory: {error}")
                 del group
                 return super().capture_begin(*args, **kwargs)
             given, more = self._with_pool(capture.pool, args, kwargs)
             super().capture_begin(*given, **more)
             status = raw["torch_capture_begun"](group.handle)
             if status != _c.OK:
-                error = door.library.error("torch_capture_begun", status)
+                error = session.library.error("torch_capture_begun", status)
                 capture.close()
-                door.torchs_graphs.add(self)
-                door.once("ignored", f"a capture in torch's own memory: {error}")
+                session.torchs_graphs.add(self)
+                session.once("ignored", f"a capture in torch's own memory: {error}")
                 return
-            door.graphs.add(self)
+            session.graphs.add(self)
             self._group, self._capture = group, capture
 
         def _begin_own(self, device: int, pool: Pool | None, args: Any, kwargs: Any) -> None:
-            door.torchs_graphs.add(self)
-            shadow = door.shadow(device, pool)
-            if shadow is not None:
-                args, kwargs = self._with_pool(shadow, args, kwargs)
+            session.torchs_graphs.add(self)
+            alias = session.alias(device, pool)
+            if alias is not None:
+                args, kwargs = self._with_pool(alias, args, kwargs)
             super().capture_begin(*args, **kwargs)
 
         @staticmethod
@@ -129,12 +129,12 @@ def graph_class(door: Door, base: type) -> type:
                 pool_second=capture.pool[1],
                 raw=super().raw_cuda_graph() if self._keeps else None,
                 lend=lend,
-                memset_kernels=lend and door.memset_kernels,
+                memset_kernels=lend and session.memset_kernels,
             )
             captured = capture.captured
-            door.library.torch_capture_end(group.handle, byref(graph), byref(captured))
+            session.library.torch_capture_end(group.handle, byref(graph), byref(captured))
             if not captured.replayable:
-                door.once("indirect", "torch's graph objects are laid out in an unknown way: replays go through torch")
+                session.once("indirect", "torch's graph objects are laid out in an unknown way: replays go through torch")
             group.arena._captured(group)
             self._piece, self._lent, capture.under_way = captured.piece, bool(captured.lent), False
             self._replayable = bool(captured.replayable)
@@ -158,7 +158,7 @@ def graph_class(door: Door, base: type) -> type:
                 return self._prepare_and_replay()
             status = launch(handle, piece)
             if status:
-                door.library.fail("torch_replay", status)
+                session.library.fail("torch_replay", status)
 
         def _prepare_and_replay(self) -> None:
             group = self._group
@@ -167,13 +167,13 @@ def graph_class(door: Door, base: type) -> type:
             left = step_out(group.arena) if scopes.all else None
             try:
                 if group.arena._open or not group.sealed:
-                    group.arena._settle(group)
+                    group.arena._seal_open(group)
                 if not self._replayable:
                     return self._replay_in_turn(group)
                 self._ready = (group.arena._open, group.handle, c_uint64(self._piece))
                 status = launch(*self._ready[1:])
                 if status:
-                    door.library.fail("torch_replay", status)
+                    session.library.fail("torch_replay", status)
             finally:
                 if left:
                     step_in(left)
@@ -204,13 +204,13 @@ def graph_class(door: Door, base: type) -> type:
                 if not status:
                     leave(group.space)
             if status:
-                door.library.fail("space_enter", status)
+                session.library.fail("space_enter", status)
 
         def _own(self) -> None:
             """Switches to torch's own executable."""
             if self._lent and self._group is not None:
                 self._lent = False
-                door.library.torch_keep(self._group.handle, self._piece)
+                session.library.torch_keep(self._group.handle, self._piece)
 
         def instantiate(self, *args: Any, **kwargs: Any) -> None:
             self._own()
@@ -228,11 +228,11 @@ def graph_class(door: Door, base: type) -> type:
                 return
             group.launched_by_hand()
             if group.key is None:
-                group.arena._settle(group)
+                group.arena._seal_open(group)
 
         def raw_cuda_graph_exec(self, *args: Any, **kwargs: Any) -> int:
             if self._group is not None:
-                door.once(
+                session.once(
                     "exec", "raw_cuda_graph_exec(): what launches it by itself keeps it on one stream with the arena's replays"
                 )
                 self._by_hand()
@@ -264,13 +264,13 @@ def graph_class(door: Door, base: type) -> type:
             """The arena with the graph's tensors; ``None`` for torch's memory."""
             return self._group.arena if self._group is not None else None
 
-    class CUDAGraph(*_below.over(base, Captured, "capture_end_pre", "pools", "_has_graph_exec")):  # type: ignore[misc]
+    class CUDAGraph(*_base.over(base, Captured, "capture_end_pre", "pools", "_has_graph_exec")):  # type: ignore[misc]
         """``torch.cuda.CUDAGraph`` with VmmGraph's captures: tensors lie on pages of the arena
         named by ``pool=``."""
 
         def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Any:
             # Torch must not make an executable: the library lends one.
-            keep = keeps and (bool(keep_graph) or not local.disabled)
+            keep = keeps and (bool(keep_graph) or not thread_state.disabled)
             graph = super().__new__(cls, keep, *args, **kwargs) if keeps else super().__new__(cls, *args, **kwargs)
             graph._kept, graph._keeps = bool(keep_graph), keep
             return graph
@@ -317,9 +317,9 @@ def graph_class(door: Door, base: type) -> type:
                     "cannot verify the graph: no arena has its tensors, or torch replays it; capture it into an arena",
                     _c.WRONG_STATE,
                 )
-            self._group.arena._settle(self._group)
+            self._group.arena._seal_open(self._group)
             return self._group.verify(self._piece, list(outputs))
 
-    if _below.passes_on(base, "replay"):
+    if _base.passes_on(base, "replay"):
         CUDAGraph.replay = Captured.replay  # type: ignore[method-assign]
-    return _below.in_place_of(base, CUDAGraph)
+    return _base.in_place_of(base, CUDAGraph)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ctypes import byref
 from typing import Any
 
-from . import _c, _door
+from . import _c, _session
 from ._arena import Device
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def library_bytes(device: Device) -> dict[str, int]:
 
 def graph_rows(device: Device) -> list[tuple[str, int]]:
     """Returns the ledger rows of the library: pages of graphs and idle pages."""
-    pages = sum(arena.stats()["physical_bytes"] for arena in _door.arenas() if arena.device == device.number)
+    pages = sum(arena.stats()["physical_bytes"] for arena in _session.arenas() if arena.device == device.number)
     return [("graphs' pages", pages), ("idle pages of the library", library_bytes(device)["idle"])]
 
 

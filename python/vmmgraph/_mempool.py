@@ -13,7 +13,7 @@ import weakref
 from ctypes import byref
 from typing import Any
 
-from . import _below, _c, _core
+from . import _base, _c, _core
 from ._patch import put_in_place
 
 log = logging.getLogger("vmmgraph")
@@ -98,7 +98,7 @@ def graph_class(library: _c.Library, base: type) -> type:
             under_way.add(device)
             return arena
 
-    class Captured(_below.core_of(base)):  # type: ignore[misc]
+    class Captured(_base.core_of(base)):  # type: ignore[misc]
         """Torch's C++ graph, capturing into MemPools over an arena."""
 
         _arena: PoolArena | None = None
@@ -107,9 +107,9 @@ def graph_class(library: _c.Library, base: type) -> type:
         _asked: tuple[int, int] | None = None
 
         def capture_begin(self, *args: Any, **kwargs: Any) -> None:
-            from . import _door
+            from . import _session
 
-            if _door.local().disabled:
+            if _session.thread_state().disabled:
                 return super().capture_begin(*args, **kwargs)
             asked = args[0] if args else kwargs.get("pool")
             # From torch 2.14 on the argument may be a pool object.
@@ -193,10 +193,10 @@ def graph_class(library: _c.Library, base: type) -> type:
             finally:
                 self._end()
 
-    class CUDAGraph(*_below.over(base, Captured, "capture_end_pre")):  # type: ignore[misc]
+    class CUDAGraph(*_base.over(base, Captured, "capture_end_pre")):  # type: ignore[misc]
         """``torch.cuda.CUDAGraph`` with captures in MemPools over an arena."""
 
-    return _below.in_place_of(base, CUDAGraph)
+    return _base.in_place_of(base, CUDAGraph)
 
 
 def install() -> Any:

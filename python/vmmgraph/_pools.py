@@ -22,8 +22,8 @@ from . import _c
 
 if TYPE_CHECKING:
     from ._arena import Arena
-    from ._door import Door
     from ._enable import Installed
+    from ._session import Session
 
 Pool = tuple[int, int]
 _ARENAS = "_vmmgraph_arenas"
@@ -54,7 +54,7 @@ class Eager:
     def _enter(self, scope: Scope) -> int:
         try:
             # Eager work would overwrite contents of an unsealed capture.
-            scope.arena._settle(None)
+            scope.arena._seal_open(None)
         except _c.Error as error:
             return error.status
         try:
@@ -131,8 +131,8 @@ class Eager:
 class Pools:
     """Replacements of torch's ``MemPool`` and ``use_mem_pool``."""
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.plain: weakref.WeakValueDictionary[Pool, Any] = weakref.WeakValueDictionary()
 
     def install(self, installed: Installed) -> None:
@@ -159,7 +159,7 @@ class Pools:
                     yield
             finally:
                 if scope is not None:
-                    self.door.eager.end(scope)
+                    self.session.eager.end(scope)
 
         init.__doc__, init.__wrapped__ = make.__doc__, make  # type: ignore[attr-defined]
         use_mem_pool.__doc__ = torchs.__doc__
@@ -174,23 +174,23 @@ class Pools:
         mempool = self.plain.get(pool)
         if mempool is None:
             return None
-        with self.door.lock:
+        with self.session.lock:
             arenas = vars(mempool).setdefault(_ARENAS, {})
             if device not in arenas:
-                status = self.door.library.raw["torch_pool_empty"](device, *pool)
+                status = self.session.library.raw["torch_pool_empty"](device, *pool)
                 if status == _c.INTERNAL:
                     # Torch would terminate the process when destroying the pool.
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mempool))
                 elif status != _c.OK:
                     return None
-                arenas[device] = self.door.make(device, tag)
+                arenas[device] = self.session.make(device, tag)
             return arenas[device]
 
     def scope(self, pool: Any, device: Any) -> Scope | None:
         arenas = getattr(pool, _ARENAS, None)
-        if not arenas or self.door.local.disabled:
+        if not arenas or self.session.thread_state.disabled:
             return None
-        arena = arenas.get(self.door.device_number(device))
+        arena = arenas.get(self.session.device_number(device))
         return Scope(arena, None) if arena is not None else None
 
     def begun(self, scope: Scope | None) -> bool:
@@ -198,9 +198,9 @@ class Pools:
         if scope is None:
             return False
         try:
-            self.door.eager.begin(scope)
+            self.session.eager.begin(scope)
         except _c.Error as error:
-            self.door.once("eager", f"eager work of a MemPool in torch's own memory: {error}")
+            self.session.once("eager", f"eager work of a MemPool in torch's own memory: {error}")
             return False
         return True
 

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import _c, _door
+from . import _c, _session
 from ._arena import Arena
-from ._door import Pool, Unit
 from ._pools import Scope
+from ._session import PieceGroup, Pool
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def _listed(among: list[Any], one: object) -> Iterator[None]:
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
     """Captures of this thread inside the context use torch's memory."""
-    with _listed(_door.local().disabled, object()):
+    with _listed(_session.thread_state().disabled, object()):
         yield
 
 
@@ -38,12 +38,12 @@ def remote() -> Iterator[None]:
     program promises to mark all buffers of collectives. In other arenas, captures with collectives
     are sealed in place. No effect outside captures.
     """
-    door = _door.opened()
-    library = door.library if door is not None else None
+    session = _session.opened()
+    library = session.library if session is not None else None
     if library is None:
         yield
         return
-    among = door.local.remote
+    among = session.thread_state.remote
     first, ended = not among, False
     try:
         with _listed(among, object()):
@@ -70,26 +70,26 @@ def eager(arena: Arena, bytes: int | None = None) -> Iterator[None]:
     ``bytes``: the maximum needed at once; leased pages beyond this stay on lease. Raises `Error` if
     the arena is paused or under capture on this stream.
     """
-    door = _door.need()
+    session = _session.need()
     scope = Scope(arena, bytes)
     try:
-        door.eager.begin(scope)
+        session.eager.begin(scope)
         yield
     finally:
-        door.eager.end(scope)
+        session.eager.end(scope)
 
 
 @contextlib.contextmanager
 def shape(label: str) -> Iterator[None]:
     """Captures of this thread inside are pieces of one graph group with this label, in one space:
     tensors alive between pieces cost no separate pages. Replay them in the order of capture."""
-    unit = Unit(label)
+    group = PieceGroup(label)
     try:
-        with _listed(_door.local().units, unit):
+        with _listed(_session.thread_state().piece_groups, group):
             yield
     finally:
-        for arena in _door.arenas():
-            arena._ended(unit)
+        for arena in _session.arenas():
+            arena._ended(group)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import _c, _door, _enable, _executables
+from . import _c, _enable, _executables, _session
 from ._ledger import Ledger, driver_memory, library_bytes, used_by_all, used_by_process
 
 #: 1: memory; 2: executables, too.
@@ -62,12 +62,12 @@ def sleep_graphs(level: int) -> None:
     """Pauses all arenas and frees all memory that can be made again."""
     import torch
 
-    door, arenas = _door.opened(), _door.arenas()
+    session, arenas = _session.opened(), _session.arenas()
     for arena in arenas:
         arena.pause()
-    if level == 2 and door is not None:
+    if level == 2 and session is not None:
         _executables.evict()
-        door.evicted = True
+        session.evicted = True
     gc.collect()
     _free_workspaces()
     torch.cuda.empty_cache()
@@ -76,12 +76,12 @@ def sleep_graphs(level: int) -> None:
 
 
 def wake_graphs() -> None:
-    for arena in _door.arenas():
+    for arena in _session.arenas():
         arena.resume()
-    door = _door.opened()
-    if door is not None and door.evicted and door.instantiate == "capture":
+    session = _session.opened()
+    if session is not None and session.evicted and session.instantiate == "capture":
         _executables.instantiate()
-        door.evicted = False
+        session.evicted = False
 
 
 def _saver() -> Any:
@@ -105,7 +105,7 @@ def _check_possible() -> None:
     status = _enable.status()
     if status is not None and status.route == "mempool":
         raise RuntimeError("cannot sleep: the arenas of the MemPool route are not paused; build the library for this torch")
-    capturing = any(group.capturing for arena in _door.arenas() for group in arena._open)
+    capturing = any(group.capturing for arena in _session.arenas() for group in arena._open)
     saver = _saver()
     if capturing or torch.cuda.is_current_stream_capturing() or (saver is not None and saver.c.tms_is_capturing()):
         raise _c.Error("cannot sleep: a stream is under capture; call sleep after the capture", _c.WRONG_STATE)
@@ -123,10 +123,10 @@ def _free_workspaces() -> None:
 
 def _torch_has_graphs() -> bool:
     """Whether a graph may be in torch's memory. Graphs are unknown unless `enable` is active."""
-    door, status = _door.opened(), _enable.status()
-    if door is None or status is None or status.route != "blocks":
+    session, status = _session.opened(), _enable.status()
+    if session is None or status is None or status.route != "blocks":
         return True
-    return any(getattr(graph, "_group", None) is None for graph in list(door.torchs_graphs))
+    return any(getattr(graph, "_group", None) is None for graph in list(session.torchs_graphs))
 
 
 def _left(device: int, saver: Any) -> Ledger:
@@ -135,7 +135,7 @@ def _left(device: int, saver: Any) -> Ledger:
 
     free, total = driver_memory(device)
     rows: list[tuple[str, int]] = []
-    arena = next((arena for arena in _door.arenas() if arena.device == device), None)
+    arena = next((arena for arena in _session.arenas() if arena.device == device), None)
     if arena is not None:
         held = library_bytes(arena._device)
         rows.append(("pages of graphs and regions", held["physical"] - held["idle"]))

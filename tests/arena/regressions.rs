@@ -522,7 +522,7 @@ fn free_pages_of_another_arena_are_used_before_memory_is_out() {
 }
 
 /// Returns the functions of the driver interface: parameters, and whether the function is unsafe.
-fn door() -> Vec<(String, bool)> {
+fn driver_functions() -> Vec<(String, bool)> {
     let text = include_str!("../../src/driver/mod.rs");
     let text: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
     let traits = text.split("pub unsafe trait ").skip(1);
@@ -541,12 +541,16 @@ fn door() -> Vec<(String, bool)> {
 /// pointers. (Documentation examples cover the handles.)
 #[test]
 fn whatever_takes_a_handle_or_an_address_of_the_driver_is_unsafe() {
-    let door = door();
-    assert!(door.len() >= 16, "only {}: has the form of the source changed?", door.len());
+    let driver_functions = driver_functions();
+    assert!(
+        driver_functions.len() >= 16,
+        "only {}: has the form of the source changed?",
+        driver_functions.len()
+    );
     let takes = |signature: &str| {
         ["Address", "PageHandle", "Event", "Stream", "Whole"].iter().any(|name| signature.contains(name))
     };
-    let with: BTreeSet<_> = door.iter().filter(|(signature, _)| takes(signature)).collect();
+    let with: BTreeSet<_> = driver_functions.iter().filter(|(signature, _)| takes(signature)).collect();
     assert!(with.len() >= 12, "{with:?}");
     for (signature, is_unsafe) in with {
         assert!(is_unsafe, "{signature} is safe");

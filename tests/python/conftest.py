@@ -14,24 +14,24 @@ os.environ["PYTHONPATH"] = str(ROOT / "python") + os.pathsep + os.environ.get("P
 
 
 @pytest.fixture(params=["BaseGraph", "LaterGraph"])
-def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """Enables VmmGraph over stand-ins. `door.log` records calls, `door.torch` is the module,
-    `door.base` torch's graph class."""
+def session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Enables VmmGraph over stand-ins. `session.log` records calls, `session.torch` is the module,
+    `session.base` torch's graph class."""
     import stub
-    from vmmgraph import _door, _enable, _graph
+    from vmmgraph import _enable, _graph, _session
 
     base = getattr(stub, request.param)
     torch = stub.use_torch(monkeypatch, base)
     log: list[object] = []
     monkeypatch.setattr(stub.BaseGraph, "log", log)
     monkeypatch.setattr(stub.BaseGraph, "fail", set())
-    door = _door.Door(stub.Library(log))
-    door.log, door.torch, door.base = log, torch, base
-    monkeypatch.setattr(_door, "_door", door)
+    session = _session.Session(stub.Library(log))
+    session.log, session.torch, session.base = log, torch, base
+    monkeypatch.setattr(_session, "_session", session)
     monkeypatch.setattr(_enable, "_status", None)
     monkeypatch.setattr(_enable, "_installed", None)
     monkeypatch.setattr(_graph, "address_of", lambda graph: 0x3000)
     assert _enable.enable().route == "blocks"
     log.clear()
-    yield door
+    yield session
     _enable.disable_all()

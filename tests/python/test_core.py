@@ -78,7 +78,7 @@ def run(body: str, for_torch: Path | None, mode: str = "torch") -> None:
 
 
 @pytest.mark.parametrize("mode", ["torch", "preload"])
-@pytest.mark.parametrize("first", ["saver", "door"])
+@pytest.mark.parametrize("first", ["saver", "session"])
 def test_regions_and_arenas_have_one_core(for_torch: Path, first: str, mode: str) -> None:
     calls = ["use_the_saver()", "assert vmmgraph.enable(strict=True).route == 'blocks'"]
     body = "\n".join(calls if first == "saver" else calls[::-1])

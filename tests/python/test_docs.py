@@ -29,16 +29,16 @@ def anchors(text: str) -> set[str]:
     return found
 
 
-def test_the_examples_run(door) -> None:
+def test_the_examples_run(session) -> None:
     import vmmgraph
 
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 5
-    names = {"torch": door.torch, "vmmgraph": vmmgraph, "model": lambda x: x, "x": object(), "print": lambda *values: None}
+    names = {"torch": session.torch, "vmmgraph": vmmgraph, "model": lambda x: x, "x": object(), "print": lambda *values: None}
     names |= {"project": lambda x: x, "all_reduce": lambda x: None}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102, the page is ours
-    called = [entry[0] for entry in door.log]
+    called = [entry[0] for entry in session.log]
     # Three pieces have one space.
     assert called.count("torch_group_open") == 4
     assert called.count("torch_replay") == 4

@@ -634,7 +634,7 @@ def test_eager_work_spares_what_was_written_before_the_first_replay() -> None:
 def test_what_outlives_a_capture_that_is_never_replayed() -> None:
     """The graph is destroyed, the capture failed, or a C program closed the group."""
     enabled()
-    library, c = vmmgraph._door.need().library, vmmgraph._c
+    library, c = vmmgraph._session.need().library, vmmgraph._c
     pool = torch.cuda.graph_pool_handle()
     x = torch.ones(MIB, device="cuda")
     theirs = torch.cuda.CUDAGraph()
@@ -662,7 +662,7 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
     def closed():
         group = ctypes.c_void_p()
         library.torch_group_open(theirs.arena.handle, ctypes.byref(group))
-        graph = vmmgraph._below.core_of(torch.cuda.CUDAGraph)(True)
+        graph = vmmgraph._base.core_of(torch.cuda.CUDAGraph)(True)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             library.torch_capture_begin(group, *pool)
@@ -687,7 +687,7 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
 def test_an_abandoned_begin_leaves_the_threads_capture_mode() -> None:
     """Torch's capture_begin() failed between the two calls."""
     enabled()
-    library, group = vmmgraph._door.need().library, ctypes.c_void_p()
+    library, group = vmmgraph._session.need().library, ctypes.c_void_p()
     arena, pool = vmmgraph.Arena(), torch.cuda.graph_pool_handle()
     library.torch_group_open(arena.handle, ctypes.byref(group))
     torch.cuda.synchronize()
@@ -783,7 +783,7 @@ def test_a_capture_in_torchs_default_mode_lives_beside_another_threads_work() ->
         call()
     torch.cuda.synchronize()
     for call in work:
-        graph = vmmgraph._below.core_of(torch.cuda.CUDAGraph)(True)
+        graph = vmmgraph._base.core_of(torch.cuda.CUDAGraph)(True)
         begun, over, failed = threading.Event(), threading.Event(), []
 
         def elsewhere(graph=graph, begun=begun, over=over, failed=failed):

@@ -49,7 +49,7 @@ def graph() -> dict[str, set[str]]:
 
 def test_imports_form_no_circle() -> None:
     found = graph()
-    assert "vmmgraph._arena" in found["vmmgraph._door"] and "vmmgraph._doctor" in found["vmmgraph._cli"]
+    assert "vmmgraph._arena" in found["vmmgraph._session"] and "vmmgraph._doctor" in found["vmmgraph._cli"]
     graphlib.TopologicalSorter(found).prepare()
 
 

@@ -598,9 +598,9 @@ def test_a_graph_of_an_arena_is_paused_by_its_tag(mode: str) -> None:
     """With `vmmgraph.enable`'s graph class, over stand-ins."""
     child(
         """
-        from vmmgraph import _arena, _c, _core, _door
-        door = _door._door = _door.Door(_core.any_one())
-        door.executables = 0
+        from vmmgraph import _arena, _c, _core, _session
+        session = _session._session = _session.Session(_core.any_one())
+        session.executables = 0
         class Graph:
             _named = None, ""
         @contextlib.contextmanager
@@ -959,14 +959,14 @@ def test_captures_in_vllms_graph_pool_sleep(mode: str) -> None:
         allocator.wake_up(["weights"])
         assert holds(at, 2 * MIB, 1) and holds(other, 2 * MIB, 2)
 
-        from vmmgraph import _core, _door
-        door = _door._door = _door.Door(_core.any_one())
-        door.executables = 0
+        from vmmgraph import _core, _session
+        session = _session._session = _session.Session(_core.any_one())
+        session.executables = 0
         torch.cuda.CUDAGraph._named = None, ""
         with allocator.cudagraph_pool() as first, allocator.cudagraph_pool() as second:
             assert first == second != pool
-        arena, = _door.arenas()
-        assert arena.tag == "cudagraph" and door.arena_for(0, first, None) is arena
+        arena, = _session.arenas()
+        assert arena.tag == "cudagraph" and session.arena_for(0, first, None) is arena
         allocator.sleep()
         assert arena.stats()["paused"]
         allocator.wake_up([])

@@ -11,7 +11,7 @@ import pytest
 import stub
 import vmmgraph
 from test_signals import Interrupt, Signal
-from vmmgraph import _door, _mempool
+from vmmgraph import _mempool, _session
 
 
 @pytest.fixture(params=[stub.BaseGraph, stub.LaterGraph])
@@ -148,7 +148,7 @@ def test_what_torch_does_around_a_replay_is_not_within_its_turn(torch) -> None:
 
 
 def test_disabled_captures_are_torchs(torch, monkeypatch) -> None:
-    monkeypatch.setattr(_door, "_door", None)
+    monkeypatch.setattr(_session, "_session", None)
     with vmmgraph.disabled():
         graph = capture(torch, (0, 50))
     assert names(torch) == ["pluggable", "capture_begin", "capture_end"]

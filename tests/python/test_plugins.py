@@ -176,7 +176,7 @@ def test_vllm_sleeps_by_regions_where_there_is_their_library(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("asked", ["1", ""])
-def test_the_plugin_changes_vllms_sleep_only_when_asked(door, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_changes_vllms_sleep_only_when_asked(session, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMMGRAPH", "1")
     monkeypatch.setenv("VMMGRAPH_SLEEP", asked)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
@@ -212,7 +212,7 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
         )
 
     kind = type(owner, (), {method: lambda self: 7})
-    monkeypatch.setattr("vmmgraph._door.arenas", lambda: [arena(0, 102), arena(1, 0)])
+    monkeypatch.setattr("vmmgraph._session.arenas", lambda: [arena(0, 102), arena(1, 0)])
     patch(types.SimpleNamespace(**{owner: kind}))
     with caplog.at_level("INFO", "vmmgraph"):
         assert getattr(kind(), method)() == 7
@@ -229,7 +229,7 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
     patch(types.SimpleNamespace())
 
 
-def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
+def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(session) -> None:
     import vmmgraph
 
     module = types.ModuleType("full_cuda_graph_backend")
@@ -238,7 +238,7 @@ def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
         def capture_one(self, size: int, times: int = 1):
             graphs = []
             for _ in range(times):
-                graph = door.torch.cuda.CUDAGraph()
+                graph = session.torch.cuda.CUDAGraph()
                 graph.capture_begin((0, 50))
                 graph.capture_end()
                 graphs.append(graph)
@@ -251,12 +251,12 @@ def test_sglangs_captures_of_one_size_are_pieces_of_one_shape(door) -> None:
     second = module.Backend().capture_one(size=4)
     assert {graph.label for graph in first} == {"8"}
     assert {graph.label for graph in second} == {"4"}
-    assert sum(entry[0] == "torch_group_open" for entry in door.log) == 2
+    assert sum(entry[0] == "torch_group_open" for entry in session.log) == 2
     assert vmmgraph.arenas()
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_sglangs_breakable_graphs_are_paused_by_the_tag_of_graphs(door, monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+def test_sglangs_breakable_graphs_are_paused_by_the_tag_of_graphs(session, monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     from vmmgraph import memory_saver
     from vmmgraph.memory_saver import _saver
 
@@ -270,11 +270,11 @@ def test_sglangs_breakable_graphs_are_paused_by_the_tag_of_graphs(door, monkeypa
 
         @contextlib.contextmanager
         def capture_session(self, stream: object):
-            self._pool = door.torch.cuda.graph_pool_handle()
+            self._pool = session.torch.cuda.graph_pool_handle()
             yield
 
         def capture_one(self, size: int):
-            graphs = [door.torch.cuda.CUDAGraph() for _ in range(3)]
+            graphs = [session.torch.cuda.CUDAGraph() for _ in range(3)]
             for graph in graphs:
                 graph.capture_begin(pool=self._pool)
                 graph.capture_end()
@@ -303,7 +303,7 @@ def test_sglangs_breakable_graphs_are_paused_by_the_tag_of_graphs(door, monkeypa
         assert len({graph._group for graph in graphs}) == 1
 
 
-def test_sglang_carves_and_borrows_nothing(door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_carves_and_borrows_nothing(session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMMGRAPH", "1")
     monkeypatch.setenv("SGLANG_ENABLE_GRAPH_POOL_BORROW", "1")
     monkeypatch.setenv("SGLANG_ENABLE_GRAPH_POOL_PRECARVE", "1")
@@ -334,14 +334,14 @@ def test_what_is_imported_later_is_patched_then(tmp_path: Path, monkeypatch: pyt
     assert some_module_of_an_engine.value == 1
 
 
-def test_trees_capture_in_torchs_own_memory(door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_capture_in_torchs_own_memory(session, monkeypatch: pytest.MonkeyPatch) -> None:
     import vmmgraph
 
     trees = types.ModuleType(_trees.TREES)
 
     class CUDAGraphNode:
         def __init__(self) -> None:
-            self.graph = door.torch.cuda.CUDAGraph()
+            self.graph = session.torch.cuda.CUDAGraph()
             self._record()
 
         def _record(self) -> None:

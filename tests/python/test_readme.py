@@ -41,7 +41,7 @@ def test_each_command_is_run_by_a_test() -> None:
         assert line.split("=")[0] in steps, line
 
 
-def test_the_python_program_runs(door) -> None:
+def test_the_python_program_runs(session) -> None:
     (program,) = blocks("python")
     exec(compile(program, "README.md", "exec"), {})  # noqa: S102, the page is ours
 

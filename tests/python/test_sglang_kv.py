@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from test_vllm_kv import GIB, HostDevice, module_of, needs_driver, torch_over
-from vmmgraph import _door, _ledger
+from vmmgraph import _ledger, _session
 from vmmgraph._elastic import ElasticBuffer
 from vmmgraph.plugins import kv_plan, sglang_kv, vllm_kv
 from vmmgraph.plugins.kv_plan import MIB
@@ -161,7 +161,7 @@ class Start:
         sglang_kv.patch_runner(module_of("mixin", ModelRunnerKVCacheMixin=ModelRunnerKVCacheMixin))
         sglang_kv.patch_pool(module_of("pool", MHATokenToKVPool=MHATokenToKVPool))
         sglang_kv.patch_scheduler(module_of("scheduler", Scheduler=Scheduler))
-        monkeypatch.setattr(_door, "need", lambda: SimpleNamespace(library=device.library, sharing="none", peers=0))
+        monkeypatch.setattr(_session, "need", lambda: SimpleNamespace(library=device.library, sharing="none", peers=0))
         monkeypatch.setattr(vllm_kv, "device_of", lambda *_: device)
         monkeypatch.setattr(ElasticBuffer, "tensor", lambda self, at, size: Tensor(self.base + at, size, 1, self))
         self.scheduler = Scheduler

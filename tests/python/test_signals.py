@@ -24,7 +24,7 @@ class Signal(BaseException):
     pass
 
 
-def between(door, work: Callable[[], None], number: int, ending: bool = False) -> object:
+def between(session, work: Callable[[], None], number: int, ending: bool = False) -> object:
     """Signals before the package's n-th line. Returns the line, or ``None`` at the end."""
     passed, where = 0, None
 
@@ -52,31 +52,31 @@ def between(door, work: Callable[[], None], number: int, ending: bool = False) -
     return where
 
 
-def as_it_ends(door, work: Callable[[], None], number: int) -> object:
+def as_it_ends(session, work: Callable[[], None], number: int) -> object:
     """Like `between`, in finalizers, whose exceptions are dropped."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        where = between(door, lambda: (work(), gc.collect()), number, ending=True)
+        where = between(session, lambda: (work(), gc.collect()), number, ending=True)
     finally:
         sys.unraisablehook = hook
     return where
 
 
-def behind(door, work: Callable[[], None], number: int) -> object:
+def behind(session, work: Callable[[], None], number: int) -> object:
     """Like `between`, after the n-th call."""
-    door.library.interrupt = stub.BaseGraph.interrupt = interrupt = Interrupt(number)
+    session.library.interrupt = stub.BaseGraph.interrupt = interrupt = Interrupt(number)
     try:
         work()
     except Signal:
         pass
     finally:
-        door.library.interrupt = stub.BaseGraph.interrupt = None
+        session.library.interrupt = stub.BaseGraph.interrupt = None
     return interrupt.where
 
 
-def refused(door, work: Callable[[], None], number: int) -> object:
+def refused(session, work: Callable[[], None], number: int) -> object:
     """Refuses the n-th call, except cleanup calls."""
-    library, passed, where = door.library, 0, None
+    library, passed, where = session.library, 0, None
     call = library.call
 
     def refuse(name: str, *arguments: object) -> int:
@@ -131,91 +131,91 @@ class Interrupt:
                 raise Signal
 
 
-def one(door) -> None:
-    graph = door.torch.cuda.CUDAGraph()
-    with door.torch.cuda.graph(graph, pool=(0, 50)):
+def one(session) -> None:
+    graph = session.torch.cuda.CUDAGraph()
+    with session.torch.cuda.graph(graph, pool=(0, 50)):
         pass
     graph.replay()
     graph.reset()
 
 
-def pieces(door) -> None:
+def pieces(session) -> None:
     with vmmgraph.shape("pieces"):
-        graphs = [door.torch.cuda.CUDAGraph() for _ in range(2)]
+        graphs = [session.torch.cuda.CUDAGraph() for _ in range(2)]
         for graph in graphs:
-            with door.torch.cuda.graph(graph, pool=(0, 50)):
+            with session.torch.cuda.graph(graph, pool=(0, 50)):
                 pass
     graphs[0].replay()
 
 
-def named(door) -> None:
-    graph = door.torch.cuda.CUDAGraph()
-    with vmmgraph.graph(graph, arena=next(iter(door.all_arenas)), label="named"):
+def named(session) -> None:
+    graph = session.torch.cuda.CUDAGraph()
+    with vmmgraph.graph(graph, arena=next(iter(session.all_arenas)), label="named"):
         pass
     graph.replay()
 
 
-def eager(door) -> None:
+def eager(session) -> None:
     """Captures and replays leave the scope."""
-    with vmmgraph.eager(next(iter(door.all_arenas))):
-        named(door)
+    with vmmgraph.eager(next(iter(session.all_arenas))):
+        named(session)
 
 
-def pool(door) -> None:
-    with door.torch.cuda.use_mem_pool(door.mempool):
-        graph = door.torch.cuda.CUDAGraph()
-        with door.torch.cuda.graph(graph, pool=door.mempool.id):
+def pool(session) -> None:
+    with session.torch.cuda.use_mem_pool(session.mempool):
+        graph = session.torch.cuda.CUDAGraph()
+        with session.torch.cuda.graph(graph, pool=session.mempool.id):
             pass
         graph.replay()
 
 
-def remote(door) -> None:
+def remote(session) -> None:
     with vmmgraph.remote(), vmmgraph.remote():
-        one(door)
+        one(session)
 
 
-def in_turn(door) -> None:
+def in_turn(session) -> None:
     """Replays through torch."""
-    door.library.replayable = False
+    session.library.replayable = False
     try:
-        named(door)
+        named(session)
     finally:
-        door.library.replayable = True
+        session.library.replayable = True
 
 
 @pytest.mark.parametrize("work", [one, pieces, named, eager, pool, remote, in_turn])
 @pytest.mark.parametrize("way", [between, as_it_ends, behind, refused])
-def test_what_comes_in_between_leaves_nothing_under_way(door, request, way, work) -> None:
-    door.mempool = door.torch.cuda.MemPool()
-    held = [door.torch.cuda.CUDAGraph() for _ in range(2)]
-    for graph, pool_id in zip(held, ((0, 50), door.mempool.id), strict=True):
-        with door.torch.cuda.graph(graph, pool=pool_id):
+def test_what_comes_in_between_leaves_nothing_under_way(session, request, way, work) -> None:
+    session.mempool = session.torch.cuda.MemPool()
+    held = [session.torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph, pool_id in zip(held, ((0, 50), session.mempool.id), strict=True):
+        with session.torch.cuda.graph(graph, pool=pool_id):
             pass
     # Limits collections to new objects.
     gc.freeze()
     request.addfinalizer(gc.unfreeze)
-    groups = set(door.library.groups)
+    groups = set(session.library.groups)
     for number in itertools.count(1):
-        door.log.clear()
-        where = way(door, lambda: work(door), number)
+        session.log.clear()
+        where = way(session, lambda: work(session), number)
         gc.collect()
-        assert door.library.under_way == set(), (number, where)
+        assert session.library.under_way == set(), (number, where)
         # The library refused its close.
-        left = door.library.groups - groups
+        left = session.library.groups - groups
         assert len(left) == (way is refused and where == "torch_group_close"), (number, where)
-        door.library.groups -= left
+        session.library.groups -= left
         # Its shape may query the graph.
-        names = [entry[0] for entry in door.log]
+        names = [entry[0] for entry in session.log]
         assert names.count("torch_capture_end") <= names.count("torch_drop"), (number, where)
-        assert door.library.turns == [] and door.library.remote == 0, (number, where)
-        assert door.eager.scopes.all == [], (number, where)
-        assert door.local.units == door.local.disabled == [], (number, where)
-        assert [group for arena in door.all_arenas for group in arena._open] == [], (number, where)
+        assert session.library.turns == [] and session.library.remote == 0, (number, where)
+        assert session.eager.scopes.all == [], (number, where)
+        assert session.thread_state.piece_groups == session.thread_state.disabled == [], (number, where)
+        assert [group for arena in session.all_arenas for group in arena._open] == [], (number, where)
         # The same work succeeds afterwards.
-        door.log.clear()
-        work(door)
+        session.log.clear()
+        work(session)
         gc.collect()
-        assert "torch_capture_end" in [entry[0] for entry in door.log], (number, where)
+        assert "torch_capture_end" in [entry[0] for entry in session.log], (number, where)
         if where is None:
             break
     assert number > 5

@@ -16,21 +16,21 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def asleep(door, monkeypatch: pytest.MonkeyPatch):
+def asleep(session, monkeypatch: pytest.MonkeyPatch):
     """The session over stand-ins, with a device of 1,000 MiB of which 400 are free."""
-    cuda = door.torch.cuda
+    cuda = session.torch.cuda
     cuda.is_initialized, cuda.device_count = (lambda: True), (lambda: 2)
     cuda.is_current_stream_capturing = lambda: False
-    cuda.synchronize = lambda device: door.log.append(("synchronize", device))
-    cuda.empty_cache = lambda: door.log.append(("empty_cache",))
+    cuda.synchronize = lambda device: session.log.append(("synchronize", device))
+    cuda.empty_cache = lambda: session.log.append(("empty_cache",))
     cuda.mem_get_info = lambda device: (400 * MIB, 1000 * MIB)
     cuda.memory = types.SimpleNamespace()
     segment = {"device": 0, "segment_pool_id": (0, 0), "total_size": 30 * MIB, "active_size": 20 * MIB}
     cuda.memory_snapshot = lambda: [segment, segment | {"device": 1}]
-    door.torch._C._cuda_hasPrimaryContext = lambda device: device == 0
-    door.torch._C._cuda_clearCublasWorkspaces = lambda: door.log.append(("clear",))
+    session.torch._C._cuda_hasPrimaryContext = lambda device: device == 0
+    session.torch._C._cuda_clearCublasWorkspaces = lambda: session.log.append(("clear",))
     monkeypatch.setattr(_ledger, "used_by_all", lambda device: None)
-    call = door.library.call
+    call = session.library.call
 
     def answered(name: str, *arguments: object) -> int:
         status = call(name, *arguments)
@@ -40,20 +40,20 @@ def asleep(door, monkeypatch: pytest.MonkeyPatch):
             arguments[-1]._obj.physical_bytes, arguments[-1]._obj.free_bytes = 5 * MIB, 2 * MIB
         return status
 
-    monkeypatch.setattr(door.library, "call", answered)
-    return door
+    monkeypatch.setattr(session.library, "call", answered)
+    return session
 
 
-def capture(door, **more: object):
-    graph = door.torch.cuda.CUDAGraph()
-    with door.torch.cuda.graph(graph, **more):
+def capture(session, **more: object):
+    graph = session.torch.cuda.CUDAGraph()
+    with session.torch.cuda.graph(graph, **more):
         pass
     return graph
 
 
-def names(door, *wanted: str) -> list[str]:
-    found = [entry[0] for entry in door.log if entry[0] in wanted]
-    door.log.clear()
+def names(session, *wanted: str) -> list[str]:
+    found = [entry[0] for entry in session.log if entry[0] in wanted]
+    session.log.clear()
     return found
 
 
@@ -203,7 +203,7 @@ def test_memory_of_graphs_and_regions_goes_and_comes_back(mode: str) -> None:
     child(
         """
         import vmmgraph
-        from vmmgraph import _core, _door, _ledger
+        from vmmgraph import _core, _session, _ledger
         torch.cuda.is_initialized, torch.cuda.synchronize = (lambda: True), lambda device: None
         torch.cuda.mem_get_info = lambda device: (400 * MIB, 1000 * MIB)
         torch.cuda.Stream = type("Stream", (), {"priority_range": staticmethod(lambda: (0, 0)), "cuda_stream": 5, "__init__": lambda *_, **__: None})
@@ -214,8 +214,8 @@ def test_memory_of_graphs_and_regions_goes_and_comes_back(mode: str) -> None:
         torch.cuda.memory_snapshot = snapshot
         _ledger.used_by_all = lambda device: 0
 
-        door = _door._door = _door.Door(_core.any_one())
-        plain, tagged = door.make(0), door.make(0, "graphs")
+        session = _session._session = _session.Session(_core.any_one())
+        plain, tagged = session.make(0), session.make(0, "graphs")
         kept = plain.allocate_exclusive(MIB)
         with saver.region("weights", enable_cpu_backup=True):
             weights = new(2 * MIB)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import test_vllm_kv
 from test_vllm_kv import BLOCK, GIB, LAYERS, HostDevice, Tensor, configuration, module_of, needs_driver, torch_over
-from vmmgraph import _c, _door, _ledger
+from vmmgraph import _c, _ledger, _session
 from vmmgraph._elastic import ElasticBuffer
 from vmmgraph.plugins import _common, kv_plan, vllm, vllm_kv, vllm_kv_033
 from vmmgraph.plugins.kv_plan import MIB
@@ -210,7 +210,7 @@ class Start:
         else:
             vllm_kv.patch_runner(runner_module)
         vllm_kv.patch_engine(module_of("vllm.v1.engine.core", EngineCore=EngineCore))
-        monkeypatch.setattr(_door, "need", lambda: SimpleNamespace(library=device.library, sharing="none", peers=0))
+        monkeypatch.setattr(_session, "need", lambda: SimpleNamespace(library=device.library, sharing="none", peers=0))
         monkeypatch.setattr(vllm_kv, "device_of", lambda *_: device)
         monkeypatch.setattr(_ledger, "used_by_all", lambda _: device.outside)
         monkeypatch.setattr(_ledger, "used_by_process", lambda _: None)

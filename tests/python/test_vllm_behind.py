@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vmmgraph import _door, _histogram
+from vmmgraph import _histogram, _session
 from vmmgraph._histogram import Shape
 from vmmgraph.plugins import kv_plan, vllm, vllm_behind
 from vmmgraph.plugins.capture_queue import SAVED_STEPS, Budget, Queue
@@ -563,7 +563,7 @@ def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
 
 
 def started(monkeypatch: pytest.MonkeyPatch, second: bool, release: str, breakable: bool = False) -> Start:
-    monkeypatch.setattr(_door, "arenas", list)
+    monkeypatch.setattr(_session, "arenas", list)
     for name in ("VMMGRAPH_CAPTURE_HISTOGRAM", "VMMGRAPH_CAPTURE_MS", "VMMGRAPH_CAPTURE_STAND_IN"):
         monkeypatch.delenv(name, raising=False)
     return Start(monkeypatch, second, release, breakable)
@@ -652,7 +652,7 @@ def test_a_unit_is_ordered_between_steps_and_disturbs_none(start: Start) -> None
 
 
 def test_without_an_event_for_host_buffers_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_door, "arenas", list)
+    monkeypatch.setattr(_session, "arenas", list)
     start = Start(monkeypatch, False)
     start.runner.prepare_inputs_event = None
     start.begin()
@@ -677,7 +677,7 @@ def test_no_unit_while_a_step_is_in_flight(start: Start) -> None:
 
 
 def test_dummy_runs_of_the_second_runner_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_door, "arenas", list)
+    monkeypatch.setattr(_session, "arenas", list)
     start = Start(monkeypatch, True)
     start.begin()
     start.runner.execute_model(step(4), dummy_run=True)
@@ -816,7 +816,7 @@ def test_a_kv_cache_sized_before_the_captures_leaves_room_for_them(start: Start,
     arena = SimpleNamespace(
         stats=lambda: {"retained_bytes": held["bytes"] // 2}, executables=lambda: {"bytes": held["bytes"] // 2}
     )
-    monkeypatch.setattr(_door, "arenas", lambda: [arena])
+    monkeypatch.setattr(_session, "arenas", lambda: [arena])
     log = start.begin()
     assert captured(log) == [("PIECEWISE", 32), ("FULL", 16)], "the largest shape of each mode is measured"
     assert kv.later_graphs == (len(PIECEWISE) - 1) * 6 * MIB + (len(FULL) - 1) * 4 * MIB
@@ -900,7 +900,7 @@ def test_another_release_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 @pytest.mark.parametrize("asked", ["behind", "ahead", ""])
-def test_the_plugin_captures_behind_only_when_asked(door: Any, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_captures_behind_only_when_asked(session: Any, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vmmgraph import _trees
 
     monkeypatch.setenv("VMMGRAPH", "1")

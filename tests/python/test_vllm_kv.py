@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vmmgraph import _c, _door, _ledger
+from vmmgraph import _c, _ledger, _session
 from vmmgraph._elastic import ElasticBuffer
 from vmmgraph.plugins import kv_plan, vllm_kv, vllm_kv_024
 from vmmgraph.plugins.kv_plan import MIB, Layout, Reserve
@@ -377,7 +377,7 @@ class Start:
             vllm_kv.patch_runner(module_of("vllm.v1.worker.gpu_model_runner", GPUModelRunner=Runner))
         core = module_of("vllm.v1.engine.core", EngineCore=EngineCore)
         vllm_kv.patch_engine(core)
-        monkeypatch.setattr(_door, "need", lambda: SimpleNamespace(library=device.library, sharing="none", peers=0))
+        monkeypatch.setattr(_session, "need", lambda: SimpleNamespace(library=device.library, sharing="none", peers=0))
         monkeypatch.setattr(vllm_kv, "device_of", lambda *_: device)
         monkeypatch.setattr(_ledger, "used_by_all", lambda _: device.outside)
         monkeypatch.setattr(_ledger, "used_by_process", lambda _: None)

@@ -116,12 +116,12 @@ fn policies_of_elastic_memory_know_no_driver_and_no_clock() {
 
 /// Names of platforms occur in `driver` and in the C enumerators.
 #[test]
-fn no_platform_is_named_above_the_door() {
+fn no_platform_is_named_above_the_driver() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     sources(&src, &mut files);
     let names = ["cuda", "hip", "ascend", "mlu"];
-    let (mut read, mut inside_the_door) = (0, 0);
+    let (mut read, mut inside_the_driver) = (0, 0);
     for file in files {
         let inside = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
         let text = fs::read_to_string(&file).unwrap();
@@ -130,13 +130,13 @@ fn no_platform_is_named_above_the_door() {
         let words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric())).map(str::to_lowercase);
         let named = words.filter(|word| names.contains(&word.as_str())).count();
         if inside.starts_with("driver/") || inside == "capi/device.rs" {
-            inside_the_door += named;
+            inside_the_driver += named;
         } else {
             assert_eq!(named, 0, "{inside} names a platform");
             read += 1;
         }
     }
-    assert!(read > 100 && inside_the_door > 10, "{read} files, {inside_the_door} names");
+    assert!(read > 100 && inside_the_driver > 10, "{read} files, {inside_the_driver} names");
 }
 
 #[test]

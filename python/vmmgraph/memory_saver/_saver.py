@@ -63,21 +63,21 @@ class Saver:
         memory."""
         import torch
 
-        from .. import _door
+        from .. import _session
 
-        door = _door.opened()
-        if _door.local().disabled:
+        session = _session.opened()
+        if _session.thread_state().disabled:
             return None
         if hasattr(graph, "_mempool"):
             raise RuntimeError(
                 "cannot capture a graph under a tag: the MemPool route of vmmgraph.enable() has arenas that are not paused; capture it "
                 "within vmmgraph.disabled()"
             )
-        if door is None or not hasattr(graph, "_named"):
+        if session is None or not hasattr(graph, "_named"):
             return None
         device, pool = torch.cuda.current_device(), getattr(pool, "id", pool)
         named = None if pool is None or not any(pool) else (int(pool[0]), int(pool[1]))
-        arena = door.tagged_arena(device, named, tag)
+        arena = session.tagged_arena(device, named, tag)
         self.library.check("cuda_graph", self.c.tms_include_arenas(tag.encode(), device))
         return arena
 
@@ -124,9 +124,9 @@ class Saver:
     @staticmethod
     def _seal_arenas(tag: str | None) -> None:
         """An arena with an open graph group cannot be paused."""
-        from .. import _door
+        from .. import _session
 
-        for arena in _door.arenas():
+        for arena in _session.arenas():
             if arena.tag and tag in (None, arena.tag):
                 arena.seal()
 

@@ -44,7 +44,7 @@ def wanted() -> bool:
 def enable_for(engine: str) -> Any:
     """Enables VmmGraph in this process. Returns the session, or ``None`` if the chosen route is not
     "blocks"."""
-    from .. import _door, _enable, _engines
+    from .. import _enable, _engines, _session
 
     if not log.handlers and not logging.getLogger().handlers:
         # The engine has handlers for its own loggers only; without one, these lines are lost.
@@ -59,7 +59,7 @@ def enable_for(engine: str) -> Any:
     chosen = _enable.enable(share=False)
     log.info("vmmgraph: under %s, %s route", engine, chosen.route)
     if chosen.route == "blocks":
-        return _door.opened()
+        return _session.opened()
     for name in ("VMMGRAPH_KV", "VMMGRAPH_SLEEP"):
         if is_set(name):
             log.warning(
@@ -74,9 +74,9 @@ def captures_ended(serving: bool = False) -> None:
 
     ``serving``: pages keep their sizes, since results of the last replay may still be read.
     """
-    from .. import _c, _door
+    from .. import _c, _session
 
-    for arena in _door.arenas():
+    for arena in _session.arenas():
         try:
             if not serving:
                 arena.shrink_to_fit()

@@ -26,10 +26,10 @@ def enable() -> None:
     """Enables VmmGraph in an SGLang process. Repeated calls have no effect."""
     if not wanted():
         return
-    door = enable_for("SGLang")
-    if door is None or getattr(door, "sglang", False):
+    session = enable_for("SGLang")
+    if session is None or getattr(session, "sglang", False):
         return
-    door.sglang = True
+    session.sglang = True
     for name in _OFF:
         if os.environ.get(name, "0").lower() not in ("", "0", "false"):
             log.info("vmmgraph: %s is off, since graph memory is not torch's", name)

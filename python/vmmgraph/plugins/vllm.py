@@ -76,10 +76,10 @@ def enable() -> None:
     """Enables VmmGraph in a vLLM process. Repeated calls have no effect."""
     if not wanted():
         return
-    door = enable_for("vLLM")
-    if door is None or shape in door.namers:
+    session = enable_for("vLLM")
+    if session is None or shape in session.label_providers:
         return
-    door.namers.append(shape)
+    session.label_providers.append(shape)
     from .._trees import when_imported
 
     for runner in ("gpu_model_runner", "gpu.model_runner"):

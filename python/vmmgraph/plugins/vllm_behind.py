@@ -37,7 +37,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from .. import _door, _histogram
+from .. import _histogram, _session
 from .._files import Unfit
 from .._histogram import Shape
 from . import vllm_behind_033, vllm_kv_033
@@ -553,7 +553,7 @@ def without_waits(torch: Any) -> Iterator[None]:
 
 def graph_bytes() -> int:
     """Returns the bytes of all graphs which each graph adds: executables and retained blocks."""
-    return sum(arena.stats()["retained_bytes"] + arena.executables().get("bytes", 0) for arena in _door.arenas())
+    return sum(arena.stats()["retained_bytes"] + arena.executables().get("bytes", 0) for arena in _session.arenas())
 
 
 def milliseconds() -> float:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from .. import _c, _door, _ledger
+from .. import _c, _ledger, _session
 from .._arena import device_of
 from .._elastic import ElasticBuffer
 from . import kv_guard, kv_plan
@@ -287,8 +287,8 @@ class WorkerKv:
     def open(self) -> Any:
         """Returns the library's device. The first call opens the device permanently."""
         if self.phases.library_device is None:
-            door = _door.need()
-            self.phases.library_device = device_of(door.library, self.device, door.sharing, door.peers)
+            session = _session.need()
+            self.phases.library_device = device_of(session.library, self.device, session.sharing, session.peers)
         return self.phases.library_device
 
     def peaks(self) -> tuple[int, int]:

@@ -27,28 +27,28 @@ EXPECTED_BYTES = 128 << 20
 
 Pool = tuple[int, int]
 #: Label provider: returns the common key of a capture's pieces and a label, or ``None``.
-Namer = Callable[[], "tuple[object, str] | None"]
+LabelProvider = Callable[[], "tuple[object, str] | None"]
 
 
-class Unit:
+class PieceGroup:
     """Piece group: identifies the captures within one `shape` context."""
 
     def __init__(self, label: str) -> None:
         self.label = label
 
 
-class Local(threading.local):
+class ThreadState(threading.local):
     """State of one thread."""
 
     #: Open `disabled` contexts, in which captures use torch's memory.
     disabled: list[object]
-    units: list[Unit]
+    piece_groups: list[PieceGroup]
     #: Open `remote` contexts, in which captures allocate remote blocks.
     remote: list[object]
 
     def __init__(self) -> None:
         self.disabled = []
-        self.units = []
+        self.piece_groups = []
         self.remote = []
 
 
@@ -65,8 +65,8 @@ class Capture:
     left: Sequence[Scope] = ()
     under_way = True
 
-    def __init__(self, door: Door, named: Arena | None, label: str) -> None:
-        self.door = door
+    def __init__(self, session: Session, named: Arena | None, label: str) -> None:
+        self.session = session
         self.named, self.label = named, label
         self.captured = _c.Captured(piece=_c.NO_PIECE)
         #: Token of this graph in its group.
@@ -74,10 +74,10 @@ class Capture:
 
     def let_go(self) -> None:
         if self.group is not None and self.captured.piece != _c.NO_PIECE:
-            self.door.library.raw["torch_drop"](self.group.handle, self.captured.piece)
+            self.session.library.raw["torch_drop"](self.group.handle, self.captured.piece)
 
     def step_in(self) -> None:
-        self.door.eager.step_in(self.left)
+        self.session.eager.step_in(self.left)
         self.left = ()
 
     def close(self) -> None:
@@ -85,9 +85,9 @@ class Capture:
         self.let_go()
         if self.under_way:
             if self.group is not None:
-                self.door.library.raw["torch_capture_abandon"](self.group.handle, *self.pool)
+                self.session.library.raw["torch_capture_abandon"](self.group.handle, *self.pool)
             self.step_in()
-        self.door.leave(self)
+        self.session.leave(self)
 
     def __del__(self) -> None:
         if self.group is not None:
@@ -95,14 +95,14 @@ class Capture:
                 self.close()
 
 
-class Door:
+class Session:
     """Session: the library, and the replacements installed in torch."""
 
     def __init__(self, library: _c.Library) -> None:
         self.library = library
         self.eager = Eager(library)
         self.pools = Pools(self)
-        self.local = Local()
+        self.thread_state = ThreadState()
         self.lock = threading.RLock()
         self.arenas: weakref.WeakValueDictionary[tuple[int, Pool], Arena] = weakref.WeakValueDictionary()
         self.all_arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -115,8 +115,8 @@ class Door:
         self.devices: set[Device] = set()
         self.defaults: dict[int, Arena] = {}
         #: Private pool aliases: replace an arena's pool for captures in torch's memory.
-        self.shadows: dict[tuple[int, Pool], Pool] = {}
-        self.namers: list[Namer] = []
+        self.aliases: dict[tuple[int, Pool], Pool] = {}
+        self.label_providers: list[LabelProvider] = []
         self.share = False
         self.memset_kernels = True
         self.instantiate = INSTANTIATE[0]
@@ -203,21 +203,21 @@ class Door:
                 self.arenas[device, pool] = arena
             return arena
 
-    def shadow(self, device: int, pool: Pool | None) -> Pool | None:
+    def alias(self, device: int, pool: Pool | None) -> Pool | None:
         if pool is None:
             return None
         with self.lock:
-            if (device, pool) not in self.arenas and (device, pool) not in self.shadows:
+            if (device, pool) not in self.arenas and (device, pool) not in self.aliases:
                 return pool
-            return self.shadows.setdefault((device, pool), self.new_pool())
+            return self.aliases.setdefault((device, pool), self.new_pool())
 
     def name(self, label: str) -> tuple[object, str]:
         """Returns the key and the label of the beginning capture."""
-        units = self.local.units
-        if units:
-            return units[-1], units[-1].label
-        for namer in self.namers:
-            named = namer()
+        piece_groups = self.thread_state.piece_groups
+        if piece_groups:
+            return piece_groups[-1], piece_groups[-1].label
+        for provider in self.label_providers:
+            named = provider()
             if named is not None:
                 return named[0], label or named[1]
         return None, label
@@ -230,7 +230,7 @@ class Door:
             mine = (opened for opened in arena._open if key is not None and opened.key is key and not opened.capturing)
             group = next(mine, None)
             if group is None:
-                arena._settle(None)
+                arena._seal_open(None)
                 group = GraphGroup(arena, key, label)
             # Torch allows one capture at a time per pool id, and none after all graphs of the id
             # are gone. A program that chose the id must follow this rule.
@@ -274,45 +274,45 @@ class Door:
         self.devices.clear()
 
 
-_door: Door | None = None
+_session: Session | None = None
 _lock = threading.RLock()
-_none = Local()
+_none = ThreadState()
 
 
-def need() -> Door:
+def need() -> Session:
     """Returns the session, opening it if needed. Raises like `_core.for_torch`."""
-    global _door
+    global _session
     with _lock:
-        if _door is None:
-            _door = Door(_core.for_torch())
-        return _door
+        if _session is None:
+            _session = Session(_core.for_torch())
+        return _session
 
 
 sessions_come_from(need)
 
 
-def opened() -> Door | None:
-    return _door
+def opened() -> Session | None:
+    return _session
 
 
 def arenas() -> list[Arena]:
-    return list(_door.all_arenas) if _door is not None else []
+    return list(_session.all_arenas) if _session is not None else []
 
 
-def local() -> Local:
-    return _door.local if _door is not None else _none
+def thread_state() -> ThreadState:
+    return _session.thread_state if _session is not None else _none
 
 
 def save_map(path: str | Path, arena: Arena | None = None) -> Path:
     """Writes the page map of an arena (default: the largest) as a self-contained web page, or as
     JSON for a name with ``.json``."""
     path = Path(path)
-    door = need()
+    session = need()
     chosen = arena or max(arenas(), key=lambda one: one.stats()["physical_bytes"], default=None)
     if chosen is None:
         raise Error("there is no arena", 100)
     text = chosen.map_json()
-    path.write_text(text if path.suffix == ".json" else door.library.text("map_html", text.encode()), encoding="utf-8")
+    path.write_text(text if path.suffix == ".json" else session.library.text("map_html", text.encode()), encoding="utf-8")
     return path
 
 
