@@ -266,6 +266,7 @@ class Arena:
             self._seal(group, unwritten)
 
     def _seal_open(self, group: GraphGroup | None) -> None:
+        """Seals the open groups that are not under capture, and `group`."""
         with self._lock:
             for opened in list(self._open):
                 if not opened.capturing:
