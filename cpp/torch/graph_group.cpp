@@ -37,7 +37,7 @@ GraphGroup::~GraphGroup() {
     session_.close_executables();
 }
 
-void GraphGroup::begin(const compat::PoolId& pool) {
+void GraphGroup::begin(const compat::PoolId& pool, bool free_workspace) {
     CaptureSession::require_ready(Route::blocks);
     const auto stream = this->stream();
     if (stream.stream() == nullptr) {
@@ -74,7 +74,7 @@ void GraphGroup::begin(const compat::PoolId& pool) {
     {
         const Relaxed relaxed;
         const DisableScope torchs_own;
-        session_.begin(stream);
+        session_.begin(stream, free_workspace);
     }
     beginning_.emplace();
     announce(session_.memory());

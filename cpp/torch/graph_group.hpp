@@ -29,7 +29,7 @@ public:
 
     // Call before and after torch's capture_begin(). begun() withdraws an announcement torch did
     // not use.
-    void begin(const compat::PoolId& pool);
+    void begin(const compat::PoolId& pool, bool free_workspace);
     void begun();
     void end(const vmmgraph_torch_graph_t& graph, vmmgraph_torch_captured_t& captured);
     void abandon(const compat::PoolId& pool) noexcept;

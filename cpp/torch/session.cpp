@@ -61,11 +61,11 @@ void CaptureSession::require_ready(Route route) {
     }
 }
 
-void CaptureSession::begin(const c10::cuda::CUDAStream& stream) {
+void CaptureSession::begin(const c10::cuda::CUDAStream& stream, bool free_workspace) {
     auto running = std::make_unique<Running>(stream);
     if (of_program_) {
         running->counted.emplace(device_.index(), stream.stream());
-        workspaces_.emplace(*workspace_, stream);
+        workspaces_.emplace(*workspace_, stream, free_workspace);
     } else {
         running->guard.emplace(stream);
         workspaces_.emplace(*workspace_, stream);

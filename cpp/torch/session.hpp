@@ -42,7 +42,8 @@ public:
     // Throws Error unless a capture by the route is possible, and initialises CUDA.
     static void require_ready(Route route);
     // Begins a capture on the stream: guards, workspaces, and the pool of the MemPool route.
-    void begin(const c10::cuda::CUDAStream& stream);
+    // `free_workspace`: see WorkspaceTable.
+    void begin(const c10::cuda::CUDAStream& stream, bool free_workspace = false);
     [[nodiscard]] bool is_capturing() const noexcept { return running_ != nullptr; }
     // Returns the pool of CaptureScope's next piece.
     compat::PoolId begin_piece();

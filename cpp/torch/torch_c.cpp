@@ -319,9 +319,10 @@ vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t group) {
 }
 
 vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group, uint64_t pool_first,
-                                               uint64_t pool_second) {
-    return with(group,
-                [&](GraphGroup& found) { found.begin(compat::PoolId(pool_first, pool_second)); });
+                                               uint64_t pool_second, int32_t free_workspace) {
+    return with(group, [&](GraphGroup& found) {
+        found.begin(compat::PoolId(pool_first, pool_second), free_workspace != 0);
+    });
 }
 
 vmmgraph_status_t vmmgraph_torch_capture_begun(vmmgraph_torch_group_t group) {

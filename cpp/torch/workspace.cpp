@@ -367,7 +367,8 @@ struct WorkspaceTable::Saved {
     std::vector<Map> tables;
 };
 
-WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream)
+WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream,
+                               bool free_workspace)
     : stream_(stream), saved_(std::make_unique<Saved>()) {
     // A graph must not contain the address of memory that can be paused.
     forget_scoped_workspaces();
@@ -375,6 +376,11 @@ WorkspaceTable::WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream
     if (tables_are_there()) {
         others = handles_seen(stream_.device_index());
         in_tables([this](Map& table) { saved_->tables.push_back(take(table, stream_.stream())); });
+        if (free_workspace) {
+            for (auto& table : saved_->tables) {
+                table.clear();
+            }
+        }
     } else {
         at::cuda::clearCublasWorkspaces();
     }

@@ -88,8 +88,10 @@ private:
 // after each capture: graphs captured elsewhere lose their workspaces.
 class WorkspaceTable {
 public:
-    // Replaces the stream's entries by the arena's workspace.
-    WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream);
+    // Replaces the stream's entries by the arena's workspace. `free_workspace`: the entries are not
+    // restored, and the arena's first workspace may take their memory.
+    WorkspaceTable(Workspace& workspace, const c10::cuda::CUDAStream& stream,
+                   bool free_workspace = false);
     WorkspaceTable(const WorkspaceTable&) = delete;
     WorkspaceTable& operator=(const WorkspaceTable&) = delete;
     // Like end(), without a result. Never throws.

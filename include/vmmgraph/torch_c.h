@@ -9,7 +9,7 @@
  *   vmmgraph_torch_install();
  *   vmmgraph_torch_group_open(arena, &group);
  *   for each graph of the group, with its stream torch's current one:
- *     vmmgraph_torch_capture_begin(group, pool);
+ *     vmmgraph_torch_capture_begin(group, pool, 0);
  *     graph.capture_begin(pool);
  *     vmmgraph_torch_capture_begun(group);
  *     the body
@@ -127,9 +127,12 @@ VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_group_close(vmmgraph_torch_group_t
 // pool is running. VMMGRAPH_ERROR_STREAM_CAPTURING: the stream is under capture.
 // VMMGRAPH_ERROR_WRONG_STATE: a sealed group or one being captured, no vmmgraph_torch_install, or a
 // pool of torch's own: a MemPool, or one with graphs captured without this library.
+// `free_workspace` 1: frees the cuBLAS workspace of earlier eager work on the stream, 32 MiB on an
+// H200; later eager work makes another. Only if no graph in torch's memory contains its address.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_torch_capture_begin(vmmgraph_torch_group_t group,
                                                             uint64_t pool_first,
-                                                            uint64_t pool_second);
+                                                            uint64_t pool_second,
+                                                            int32_t free_workspace);
 // Call after torch's capture_begin(), on the same thread. VMMGRAPH_ERROR_WRONG_STATE if torch did
 // not ask this library's allocator: the capture continues in torch's memory, and the announcement
 // is withdrawn.

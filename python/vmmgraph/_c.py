@@ -393,7 +393,7 @@ _TORCH: dict[str, tuple[Any, ...]] = {
     "vmmgraph_torch_group_open": (c_void_p, POINTER(c_void_p)),
     "vmmgraph_torch_group_space": (c_void_p, POINTER(c_void_p)),
     "vmmgraph_torch_group_close": (c_void_p,),
-    "vmmgraph_torch_capture_begin": (c_void_p, c_uint64, c_uint64),
+    "vmmgraph_torch_capture_begin": (c_void_p, c_uint64, c_uint64, c_int32),
     "vmmgraph_torch_capture_begun": (c_void_p,),
     "vmmgraph_torch_capture_end": (c_void_p, POINTER(Graph), POINTER(Captured)),
     "vmmgraph_torch_capture_abandon": (c_void_p, c_uint64, c_uint64),

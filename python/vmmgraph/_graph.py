@@ -61,7 +61,7 @@ def graph_class(session: Session, base: type) -> type:
             group = capture.group
             assert group is not None
             # From here on torch may run Python code and destroy graphs.
-            status = raw["torch_capture_begin"](group.handle, *capture.pool)
+            status = raw["torch_capture_begin"](group.handle, *capture.pool, int(not session.torch_has_graphs()))
             if status != _c.OK:
                 error = session.library.error("torch_capture_begin", status)
                 if status != _c.WRONG_STATE:

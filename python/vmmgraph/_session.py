@@ -259,6 +259,10 @@ class Session:
                 group.arena._abandoned(group, unwritten=group.unnamed and capture.under_way)
         capture.group = None
 
+    def torch_has_graphs(self) -> bool:
+        """Returns whether a known graph is in torch's memory."""
+        return any(getattr(graph, "_group", None) is None for graph in list(self.torchs_graphs))
+
     def once(self, what: str, text: str, **more: Any) -> None:
         if what not in self.said:
             self.said.add(what)

@@ -126,7 +126,7 @@ def _torch_has_graphs() -> bool:
     session, status = _session.opened(), _enable.status()
     if session is None or status is None or status.route != "blocks":
         return True
-    return any(getattr(graph, "_group", None) is None for graph in list(session.torchs_graphs))
+    return session.torch_has_graphs()
 
 
 def _left(device: int, saver: Any) -> Ledger:

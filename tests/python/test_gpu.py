@@ -665,7 +665,7 @@ def test_what_outlives_a_capture_that_is_never_replayed() -> None:
         graph = vmmgraph._base.core_of(torch.cuda.CUDAGraph)(True)
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            library.torch_capture_begin(group, *pool)
+            library.torch_capture_begin(group, *pool, 0)
             graph.capture_begin(pool=pool, capture_error_mode="global")
             library.torch_capture_begun(group)
             static = torch.empty_like(x)
@@ -692,7 +692,7 @@ def test_an_abandoned_begin_leaves_the_threads_capture_mode() -> None:
     library.torch_group_open(arena.handle, ctypes.byref(group))
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        library.torch_capture_begin(group, *pool)
+        library.torch_capture_begin(group, *pool, 0)
         library.torch_capture_abandon(group, *pool)
     library.torch_group_close(group)
     # The call exchanges the modes; 0 is cudaStreamCaptureModeGlobal, the default.
@@ -1590,6 +1590,37 @@ def test_kept_outputs_of_many_graphs_lie_packed() -> None:
     assert arena.stats()["spaces"] == 0
     arena.trim()
     assert arena.stats()["physical_bytes"] == 0, arena.stats()
+
+
+def test_warm_ups_and_captures_on_a_stream_have_one_workspace_in_turns() -> None:
+    """Engines run each shape eagerly on the stream before its capture."""
+    enabled()
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    x = torch.randn(512, 2048, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+
+    def held() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    counts = (64, 128, 512)
+    expected = [x[:count] @ weight for count in counts]
+    with torch.cuda.stream(stream):
+        x @ weight
+    before, made = held(), []
+    for count in counts:
+        with torch.cuda.stream(stream):
+            x[:count] @ weight
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            y = x[:count] @ weight
+        made.append((graph, y))
+    assert held() <= before + 8 * MIB, (mib(before), mib(held()))
+    for (graph, y), right in zip(made, expected, strict=True):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, right)
 
 
 def test_graphs_that_name_no_pool_cost_one_workspace() -> None:

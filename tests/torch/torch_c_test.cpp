@@ -43,7 +43,7 @@ TEST(TorchC, NoHandleIsTrusted) {
         auto difference = sized<vmmgraph_difference_t>();
         for (const auto status : {
                  vmmgraph_torch_group_space(group, &space),
-                 vmmgraph_torch_capture_begin(group, 0, 1),
+                 vmmgraph_torch_capture_begin(group, 0, 1, 0),
                  vmmgraph_torch_capture_begun(group),
                  vmmgraph_torch_capture_end(group, &graph, &captured),
                  vmmgraph_torch_capture_abandon(group, 0, 1),
