@@ -19,7 +19,15 @@ TOKEN, GROUP = 64 << 10, 64
 
 
 class Ids(list):
-    """A tensor of numbers."""
+    """A tensor of numbers. The device of an allocator's list has no memory for further tensors."""
+
+    device = "cpu"
+
+    def cpu(self) -> Ids:
+        return Ids(self)
+
+    def to(self, device: str) -> Ids:
+        return Ids(self) if device == "cpu" else DeviceIds(self)
 
     def __floordiv__(self, size: int) -> Ids:
         return Ids(one // size for one in self)
@@ -32,12 +40,19 @@ class Ids(list):
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, Ids):
-            return Ids(one for one, inside in zip(self, key, strict=True) if inside)
+            return type(self)(one for one, inside in zip(self, key, strict=True) if inside)
         found = list.__getitem__(self, key)
-        return Ids(found) if isinstance(key, slice) else found
+        return type(self)(found) if isinstance(key, slice) else found
 
     def tolist(self) -> list[int]:
         return list(self)
+
+
+class DeviceIds(Ids):
+    device = "cuda:0"
+
+    def __floordiv__(self, size: int) -> Ids:
+        raise MemoryError("out of device memory")
 
 
 def bincount(ids: Ids, minlength: int) -> Ids:
@@ -52,7 +67,7 @@ class Allocator:
         self.clear()
 
     def clear(self) -> None:
-        self.free_pages, self.release_pages = Ids(range(1, self.size // self.page_size + 1)), Ids()
+        self.free_pages, self.release_pages = DeviceIds(range(1, self.size // self.page_size + 1)), DeviceIds()
 
     def alloc(self, count: int) -> Ids:
         taken, self.free_pages = self.free_pages[:count], self.free_pages[count:]
@@ -60,7 +75,7 @@ class Allocator:
         return taken
 
     def free(self, pages: Ids) -> None:
-        self.release_pages = Ids(self.release_pages + pages)
+        self.release_pages = DeviceIds(self.release_pages + pages)
 
     def available(self) -> int:
         return (len(self.free_pages) + len(self.release_pages)) * self.page_size
@@ -110,7 +125,7 @@ class Account:
 @pytest.fixture(autouse=True)
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = types.ModuleType("torch")
-    stand_in.cat = lambda parts: Ids(one for part in parts for one in part)
+    stand_in.cat = lambda parts: type(parts[0])(one for part in parts for one in part)
     stand_in.bincount = bincount
     monkeypatch.setitem(sys.modules, "torch", stand_in)
 
@@ -160,8 +175,8 @@ def test_tokens_are_never_lost_or_given_twice(seed: int) -> None:
     for _ in range(300):
         free = account.allocator.available()
         if free and pick.random() < 0.5:
-            account.allocator.free_pages = Ids(sorted(account.allocator.free_pages + account.allocator.release_pages))
-            account.allocator.release_pages = Ids()
+            account.allocator.free_pages = DeviceIds(sorted(account.allocator.free_pages + account.allocator.release_pages))
+            account.allocator.release_pages = DeviceIds()
             held.append(account.allocator.alloc(pick.randrange(1, min(free, 200) + 1)))
         elif held:
             account.allocator.free(held.pop(pick.randrange(len(held))))

@@ -75,22 +75,29 @@ class TokenPool:
         if count <= 0:
             return []
         self.evict(count * self.group)
-        free = torch.cat((self.allocator.free_pages, self.allocator.release_pages))
+        free = torch.cat((self.allocator.free_pages.cpu(), self.allocator.release_pages.cpu()))
         pages = torch.bincount(self.group_of(free), minlength=self.groups).tolist()
         # Group 0 has the padding page, and would never be whole.
         ranked = [(-pages[number], -number) for number in range(1, self.groups) if pages[number] and number not in self.out]
         return [-number for _, number in sorted(ranked)[:count]]
 
     def removed(self, number: int) -> Any:
-        """Removes the free pages of a group from the lists. Returns the pages."""
+        """Removes the free pages of a group from the lists. Returns the pages, in host memory.
+
+        The device has no memory for copies of the lists (8 bytes a token): the old list is freed
+        before the new one is made.
+        """
         import torch
 
         parts = []
         for name in ("free_pages", "release_pages"):
-            pages = getattr(self.allocator, name)
+            device = getattr(self.allocator, name).device
+            pages = getattr(self.allocator, name).cpu()
             inside = self.group_of(pages) == number
             parts.append(pages[inside])
-            setattr(self.allocator, name, pages[~inside])
+            if len(parts[-1]):
+                setattr(self.allocator, name, None)
+                setattr(self.allocator, name, pages[~inside].to(device))
         return torch.cat(parts)
 
     def take(self, number: int) -> None:
@@ -105,7 +112,8 @@ class TokenPool:
         """Returns the pages of a group to the free list."""
         import torch
 
-        self.allocator.free_pages = torch.cat((self.allocator.free_pages, self.out.pop(number)))
+        free = self.allocator.free_pages
+        self.allocator.free_pages = torch.cat((free, self.out.pop(number).to(free.device)))
         self.resized(self.total - self.blocks_out())
 
 
