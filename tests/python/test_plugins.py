@@ -193,7 +193,12 @@ def test_the_plugin_changes_vllms_sleep_only_when_asked(session, asked: str, mon
 def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
     owner: str, method: str, patch: Callable[[object], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trimmed = []
+    trimmed: list[object] = []
+    monkeypatch.setitem(
+        sys.modules,
+        "torch",
+        types.SimpleNamespace(cuda=types.SimpleNamespace(empty_cache=lambda: trimmed.append("torch's cache"))),
+    )
 
     def shrink(device: int) -> None:
         trimmed.append(("shrink", device))
@@ -222,7 +227,7 @@ def test_after_the_captures_idle_pages_go_and_each_arena_has_a_line(
         "vmmgraph: 102 graph groups share 50 MiB on cuda:0; the largest alone needs 48 MiB, a pool for each 2040 MiB; "
         "executables take 12 MiB"
     )
-    assert trimmed == [("shrink", 0), ("trim", 0), ("shrink", 1), ("trim", 1)]
+    assert trimmed == ["torch's cache", ("shrink", 0), ("trim", 0), ("shrink", 1), ("trim", 1)]
     trimmed.clear()
     _common.captures_ended(serving=True)
     assert trimmed == [("trim", 0), ("trim", 1)]

@@ -69,13 +69,18 @@ def enable_for(engine: str) -> Any:
 
 
 def captures_ended(serving: bool = False) -> None:
-    """Fits each arena's pages to its graphs, returns idle pages to the driver and logs the memory
-    of the graphs.
+    """Fits each arena's pages to its graphs, returns idle pages and the memory of warm-ups to the
+    driver, and logs the memory of the graphs.
 
-    ``serving``: pages keep their sizes, since results of the last replay may still be read.
+    ``serving``: pages keep their sizes, since results of the last replay may still be read, and
+    torch keeps its cache for the next step.
     """
+    import torch
+
     from .. import _c, _session
 
+    if not serving:
+        torch.cuda.empty_cache()
     for arena in _session.arenas():
         try:
             if not serving:
