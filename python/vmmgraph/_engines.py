@@ -57,6 +57,15 @@ RUNS = (
     ),
     Run(
         "vllm",
+        "0.24.0",
+        "2.11.0+cu130",
+        "2026-11-29",
+        "bench/python/vllm_run.py --kv --mode full, with --size moe, --ngram and --length 32768",
+        "the same 3,691 tokens as stock in each, 1.072 to 1.084 x the KV tokens",
+        "vLLM 0.24.0: experts, n-gram drafts, 32k tokens, mixed traffic",
+    ),
+    Run(
+        "vllm",
         "0.33.0",
         "2.14.0+cu130",
         "2026-11-29",
@@ -71,6 +80,15 @@ RUNS = (
         "2026-11-29",
         f"{_VLLM} --kv --size 8b --modes full",
         "the same 6,312 tokens as stock, 1.089 x the KV tokens",
+        "vLLM 0.33.0",
+    ),
+    Run(
+        "vllm",
+        "0.33.0",
+        "2.14.0+cu130",
+        "2026-11-29",
+        "VMMGRAPH_CAPTURE=behind bench/python/vllm_run.py --kv --mode full --behind",
+        "the same 8,523 tokens as stock, ready 3.9 s earlier",
         "vLLM 0.33.0",
     ),
     Run(
@@ -99,6 +117,15 @@ RUNS = (
         "bench/python/sglang_run.py --together --modes decode,piecewise,ngram,standalone,eagle --requests 64",
         "the same 1,673 tokens as stock in five modes",
         "SGLang 0.5.14",
+    ),
+    Run(
+        "sglang",
+        "0.5.23",
+        "2.14.0+cu130",
+        "2026-11-29",
+        "bench/python/sglang_run.py --together --modes decode,breakable --requests 64",
+        "the same 1,673 tokens as stock in two modes",
+        "SGLang 0.5.23",
     ),
     Run(
         "transformers",
