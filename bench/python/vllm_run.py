@@ -12,7 +12,8 @@ script writes the metadata of an installation. Needs a GPU and vllm; prints SKIP
 --then names operations between further rounds, which must give the tokens of the first round.
 `evict` drops every second graph and captures again. `recapture` drops all graphs but the first
 (torch cannot capture into a pool after all its graphs are gone). `sleep` puts the engine to sleep
-and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1).
+and wakes it by tags (vLLM's own allocator, or regions with VMMGRAPH_SLEEP=1), then 20 times at
+once.
 
 VLLM_RUN_UNNAMED=1 captures without labels: each segment of a breakable graph is then its own group.
 
@@ -545,8 +546,21 @@ def free_bytes(worker) -> int:
     return torch.cuda.mem_get_info()[0]
 
 
-def sleep_and_wake(llm) -> list[str]:
-    """Returns time and memory of sleep and of each wake-up."""
+def used_bytes(worker) -> int:
+    import torch
+
+    return torch.cuda.mem_get_info()[1] - free_bytes(worker)
+
+
+def host_bytes(worker) -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def sleep_and_wake(llm, cycles: int = 20) -> list[str]:
+    """Returns time and memory of sleep and of each wake-up, then of whole cycles with one token."""
+    from vllm import SamplingParams
+
+    one_token = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
     said = []
     before = sum(llm.collective_rpc(free_bytes))
     for name, act in (
@@ -560,6 +574,20 @@ def sleep_and_wake(llm) -> list[str]:
         after = sum(llm.collective_rpc(free_bytes))
         said.append(f"{name}: {seconds:.3f} s, {(after - before) / MIB:+.0f} MiB free")
         before = after
+    asleep, host, seconds = [], [], []
+    for _ in range(cycles):
+        llm.sleep(level=1)
+        asleep.append(llm.collective_rpc(used_bytes)[0])
+        start = time.perf_counter()
+        llm.wake_up()
+        llm.generate({"prompt_token_ids": list(range(10, 42))}, one_token, use_tqdm=False)
+        seconds.append(time.perf_counter() - start)
+        host.append(llm.collective_rpc(host_bytes)[0])
+    said.append(f"{cycles} cycles: {statistics.median(seconds):.3f} s from the wake-up to a token, {max(seconds):.3f} at most")
+    said.append(
+        f"asleep {asleep[-1] / MIB:.0f} MiB used on the device, {(asleep[-1] - asleep[0]) / MIB:+.0f} since the first cycle"
+    )
+    said.append(f"host memory {(host[-1] - host[0]) / MIB:+.0f} MiB since the first cycle")
     return said
 
 
