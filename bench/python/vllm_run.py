@@ -28,7 +28,8 @@ free memory of the device between two steps, serves, frees the memory and serves
 serves bursts of short and long prompts with aborts, and takes and frees memory meanwhile.
 
 --lora, --ngram and --length 32768 run a feature: eight adapters with random weights, drafts from
-the prompts, and vLLM's max_model_len. --after FILE imports vLLM and waits for FILE, so that the
+the prompts, and vLLM's max_model_len. --attention FLASH_ATTN runs another attention backend than
+Triton's. --after FILE imports vLLM and waits for FILE, so that the
 imports of an engine overlap with the engine before.
 
 --behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds
@@ -644,7 +645,7 @@ def run(arguments: argparse.Namespace) -> None:
         load_format="dummy",
         skip_tokenizer_init=True,
         seed=0,
-        attention_config={"backend": "TRITON_ATTN"},
+        attention_config={"backend": arguments.attention},
         enable_prefix_caching=False,
         **{**memory, **features},
         tensor_parallel_size=arguments.ranks,
@@ -753,7 +754,7 @@ def compare(arguments: argparse.Namespace) -> int:
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
             command += ["--behind"] * arguments.behind + ["--lora"] * arguments.lora + ["--ngram"] * arguments.ngram
             command += ["--length", str(arguments.length)] if arguments.length else []
-            command += ["--kv"] * arguments.kv + ["--timed", str(arguments.timed)]
+            command += ["--kv"] * arguments.kv + ["--timed", str(arguments.timed), "--attention", arguments.attention]
             command += ["--size", arguments.size] if arguments.size else []
             command += ["--utilization", str(arguments.utilization)] if arguments.utilization else []
             start = time.monotonic()
@@ -845,6 +846,7 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=never, help="with --after, the time at which the process is ended")
     parser.add_argument("--idle", type=float, default=0, help="seconds without requests after the first")
     parser.add_argument("--blocks", type=int, help="vLLM's num_gpu_blocks_override")
+    parser.add_argument("--attention", default="TRITON_ATTN", help="vLLM's attention backend")
     arguments = parser.parse_args()
     if not can_run("vllm"):
         return 77

@@ -206,8 +206,9 @@ def run(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments
         (["--ngram", "--length", "32768"], ["tokens", "ms_a_token_64"]),
         (["--size", "moe", "--timed", "0", "--then", "recapture"], ["tokens", "free_after_mib", "then_recapture"]),
         (["--kv", "--then", "mixed", "--seconds", "20"], ["mixed", "then_mixed"]),
+        (["--kv", "--attention", "FLASH_ATTN"], ["tokens", "kv_tokens"]),
     ],
-    ids=["behind", "lora", "ngram", "moe", "mixed"],
+    ids=["behind", "lora", "ngram", "moe", "mixed", "attention"],
 )
 def test_every_way_to_run_prints_its_rows(
     script: Any,
@@ -221,6 +222,8 @@ def test_every_way_to_run_prints_its_rows(
     said = capsys.readouterr().out
     names = [line.split()[2] for line in said.splitlines() if line.startswith("RESULT")]
     assert set(expected) <= set(names), said
+    expected_backend = "FLASH_ATTN" if "--attention" in arguments else "TRITON_ATTN"
+    assert llm.options["attention_config"] == {"backend": expected_backend}
     if "--lora" in arguments:
         assert llm.adapters == list(range(1, 9)) and llm.options["max_loras"] == 8
     if "--ngram" in arguments:
