@@ -27,8 +27,8 @@ shape: 8b is Qwen3-8B, 6b has 28 of its layers, moe has 32 experts. --then press
 free memory of the device between two steps, serves, frees the memory and serves again. --then mixed
 serves bursts of short and long prompts with aborts, and takes and frees memory meanwhile.
 
---lora, --ngram and --length 32768 run a feature: eight adapters with random weights, drafts from
-the prompts, and vLLM's max_model_len. --attention FLASH_ATTN runs another attention backend than
+--lora, --ngram, --prefix-caching and --length 32768 run a feature: eight adapters with random
+weights, drafts from the prompts, shared prefixes, and vLLM's max_model_len. --attention FLASH_ATTN runs another attention backend than
 Triton's. --after FILE imports vLLM and waits for FILE, so that the
 imports of an engine overlap with the engine before.
 
@@ -646,7 +646,7 @@ def run(arguments: argparse.Namespace) -> None:
         skip_tokenizer_init=True,
         seed=0,
         attention_config={"backend": arguments.attention},
-        enable_prefix_caching=False,
+        enable_prefix_caching=arguments.prefix_caching,
         **{**memory, **features},
         tensor_parallel_size=arguments.ranks,
         disable_custom_all_reduce=arguments.no_custom_all_reduce,
@@ -672,6 +672,10 @@ def run(arguments: argparse.Namespace) -> None:
         {"prompt_token_ids": [pick.randrange(10, 150000) for _ in range(pick.randrange(4, 512))]}
         for _ in range(arguments.requests)
     ]
+    if arguments.prefix_caching:
+        prefix = [pick.randrange(10, 150000) for _ in range(512)]
+        for prompt in prompts[::2]:
+            prompt["prompt_token_ids"][:0] = prefix
     sampling = [
         SamplingParams(temperature=0.0, max_tokens=pick.randrange(16, 112), ignore_eos=True, detokenize=False) for _ in prompts
     ]
@@ -753,6 +757,7 @@ def compare(arguments: argparse.Namespace) -> int:
             command += ["--rounds", str(arguments.rounds), "--ranks", str(arguments.ranks), "--then", then]
             command += ["--no-custom-all-reduce"] * arguments.no_custom_all_reduce
             command += ["--behind"] * arguments.behind + ["--lora"] * arguments.lora + ["--ngram"] * arguments.ngram
+            command += ["--prefix-caching"] * arguments.prefix_caching
             command += ["--length", str(arguments.length)] if arguments.length else []
             command += ["--kv"] * arguments.kv + ["--timed", str(arguments.timed), "--attention", arguments.attention]
             command += ["--size", arguments.size] if arguments.size else []
@@ -838,6 +843,7 @@ def main() -> int:
     parser.add_argument("--timed", type=int, default=7, help="rounds of each time a token; 0: not measured")
     parser.add_argument("--lora", action="store_true", help=f"{ADAPTERS} adapters of rank {RANK} with random weights")
     parser.add_argument("--ngram", action="store_true", help="speculative decoding with drafts from the prompts")
+    parser.add_argument("--prefix-caching", action="store_true", help="half of the prompts begin with the same 512 tokens")
     parser.add_argument("--length", type=int, help="vLLM's max_model_len")
     parser.add_argument("--seconds", type=float, default=60, help="of --then mixed")
     parser.add_argument("--after", default="", help="a file; the engine starts once the file exists")
