@@ -161,7 +161,7 @@ def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
         else:
             lines.append(Line(f"{name} plugin", OK, "installed and on"))
     if on and not facts["engines"].keys() & GROUPS.keys():
-        remedy = "pip install vmmgraph into the environment of the engine, and run its vmmgraph doctor"
+        remedy = "run `pip install .` in a checkout of vmmgraph, with the engine's pip; then its vmmgraph doctor"
         lines.append(Line("engine", WARNING, "VMMGRAPH is on, and this environment has neither vLLM nor SGLang", remedy))
     return lines
 
@@ -186,8 +186,8 @@ def _variables(facts: Mapping[str, Any]) -> list[Line]:
         remedy = "unset PYTORCH_NO_CUDA_MEMORY_CACHING"
         lines.append(Line("environment", ERROR, "torch's caching allocator is off, so captures have no pools", remedy))
     if len(facts["driver"].get("devices", ())) > 1 and facts["engines"].keys() & GROUPS.keys():
-        remedy = "none needed: collectives use NCCL"
-        lines.append(Line("limits", WARNING, "with tensor parallelism the plugins switch custom all-reduce off", remedy))
+        text = "with tensor parallelism custom all-reduce copies its inputs in graphs, or is off (vLLM 0.24)"
+        lines.append(Line("limits", WARNING, text, "compare the speed of two ranks with and without VMMGRAPH=1"))
     return lines
 
 

@@ -63,7 +63,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("environment", "error", "VMMGRAPH=yes-please", {"environment": {"VMMGRAPH": "yes-please"}}),
         ("environment", "error", "cannot use VMMGRAPH_SLEP", {"environment": {"VMMGRAPH_SLEP": "1"}}),
         ("environment", "error", "cudaMallocAsync", {"environment": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}}),
-        ("limits", "warning", "all-reduce", {"driver": {"version": 13000, "devices": ["A", "B"]}}),
+        ("limits", "warning", "or is off (vLLM 0.24)", {"driver": {"version": 13000, "devices": ["A", "B"]}}),
     ],
 )
 def test_each_problem_has_a_remedy(subject: str, state: str, text: str, changes: dict[str, Any]) -> None:
