@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import _c, _engines, _environment, _library
+from .plugins import sglang_kv, vllm_kv, vllm_kv_033
 
 GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
+#: Releases whose KV cache ``VMMGRAPH_KV`` sizes.
+KV_RELEASES = {"vllm": vllm_kv.RELEASES + vllm_kv_033.RELEASES, "sglang": sglang_kv.RELEASES}
 #: CUDA 12.0, the first driver whose virtual memory calls the library uses throughout.
 OLDEST_DRIVER = 12000
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -160,6 +163,9 @@ def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
             lines.append(Line(f"{name} plugin", WARNING, "installed and off", "set VMMGRAPH=1"))
         else:
             lines.append(Line(f"{name} plugin", OK, "installed and on"))
+        if environment.get("VMMGRAPH_KV", "").lower() in _environment.ON and not version.startswith(KV_RELEASES[name]):
+            text = f"VMMGRAPH_KV changes nothing with {_engines.NAMES[name]} {version}"
+            lines.append(Line("KV cache", WARNING, text, "unset VMMGRAPH_KV; the quickstarts name the releases with an effect"))
     if on and not facts["engines"].keys() & GROUPS.keys():
         remedy = "run `pip install .` in a checkout of vmmgraph, with the engine's pip; then its vmmgraph doctor"
         lines.append(Line("engine", WARNING, "VMMGRAPH is on, and this environment has neither vLLM nor SGLang", remedy))
