@@ -19,7 +19,8 @@ TEXT = """\
 <!-- Written by scripts/compatibility.py. Do not edit. -->
 
 Which engine releases fit which library, and which were run. `vmmgraph doctor` and the engine
-plugins warn about an engine release without a recorded run.
+plugins warn about an engine release without a recorded run. The quickstarts say which features ran
+([vLLM](quickstart-vllm.md#which-features-ran), [SGLang](quickstart-sglang.md)).
 
 ## Releases of the engines
 

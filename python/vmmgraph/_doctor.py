@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import _c, _engines, _environment, _library
+from .plugins import sglang_kv, vllm_kv, vllm_kv_033
 
 GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
+#: Releases whose KV cache ``VMMGRAPH_KV`` sizes.
+KV_RELEASES = {"vllm": vllm_kv.RELEASES + vllm_kv_033.RELEASES, "sglang": sglang_kv.RELEASES}
 #: CUDA 12.0, the first driver whose virtual memory calls the library uses throughout.
 OLDEST_DRIVER = 12000
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -160,8 +163,11 @@ def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
             lines.append(Line(f"{name} plugin", WARNING, "installed and off", "set VMMGRAPH=1"))
         else:
             lines.append(Line(f"{name} plugin", OK, "installed and on"))
+        if environment.get("VMMGRAPH_KV", "").lower() in _environment.ON and not version.startswith(KV_RELEASES[name]):
+            text = f"VMMGRAPH_KV changes nothing with {_engines.NAMES[name]} {version}"
+            lines.append(Line("KV cache", WARNING, text, "unset VMMGRAPH_KV; the quickstarts name the releases with an effect"))
     if on and not facts["engines"].keys() & GROUPS.keys():
-        remedy = "pip install vmmgraph into the environment of the engine, and run its vmmgraph doctor"
+        remedy = "run `pip install .` in a checkout of vmmgraph, with the engine's pip; then its vmmgraph doctor"
         lines.append(Line("engine", WARNING, "VMMGRAPH is on, and this environment has neither vLLM nor SGLang", remedy))
     return lines
 
@@ -186,8 +192,8 @@ def _variables(facts: Mapping[str, Any]) -> list[Line]:
         remedy = "unset PYTORCH_NO_CUDA_MEMORY_CACHING"
         lines.append(Line("environment", ERROR, "torch's caching allocator is off, so captures have no pools", remedy))
     if len(facts["driver"].get("devices", ())) > 1 and facts["engines"].keys() & GROUPS.keys():
-        remedy = "none needed: collectives use NCCL"
-        lines.append(Line("limits", WARNING, "with tensor parallelism the plugins switch custom all-reduce off", remedy))
+        text = "with tensor parallelism custom all-reduce copies its inputs in graphs, or is off (vLLM 0.24)"
+        lines.append(Line("limits", WARNING, text, "compare the speed of two ranks with and without VMMGRAPH=1"))
     return lines
 
 

@@ -132,8 +132,9 @@ def _fall_back(why: str) -> Status:
     try:
         _installed = _mempool.install()
     except (_c.Error, OSError, AttributeError, ImportError) as error:
-        log.warning("vmmgraph: cannot change torch's graphs: %s; %s; run `vmmgraph doctor`", why, error)
-        return Status("none", f"{why}; {error}")
+        why = "; ".join(dict.fromkeys((why, str(error))))
+        log.warning("vmmgraph: cannot change torch's graphs: %s; run `vmmgraph doctor`", why)
+        return Status("none", why)
     log.warning("vmmgraph: cannot use the blocks route: %s; captures use torch's MemPools; run `vmmgraph doctor`", why)
     return Status("mempool", why)
 

@@ -36,7 +36,9 @@ def reading(name: str, what: str) -> Iterator[None]:
         raise Unfit(f"{name} is no {what}: byte {error.start} is no UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise Unfit(f"{name} is no {what}: line {error.lineno}, column {error.colno} is no JSON ({error.msg})") from None
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise Unfit(f"{name} is no {what}: {error} is missing") from None
+    except (AttributeError, IndexError, OverflowError, TypeError, ValueError) as error:
         raise Unfit(f"{name} is no {what}: {type(error).__name__} {error}") from None
 
 

@@ -24,6 +24,11 @@ HEALTHY = {
     "plugins": {"vllm": True, "sglang": False},
     "environment": {"VMMGRAPH": "1"},
 }
+KV_WITHOUT_EFFECT = {
+    "engines": {"sglang": "0.5.23"},
+    "plugins": {"vllm": True, "sglang": True},
+    "environment": {"VMMGRAPH": "1", "VMMGRAPH_KV": "1"},
+}
 
 
 def test_the_quickstart_of_vllm_shows_a_healthy_machine() -> None:
@@ -59,11 +64,12 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("vllm plugin", "error", "has no vmmgraph", {"plugins": {"vllm": False, "sglang": False}}),
         ("vllm plugin", "error", "VLLM_PLUGINS", {"environment": {"VMMGRAPH": "1", "VLLM_PLUGINS": "other"}}),
         ("vllm plugin", "warning", "off", {"environment": {}}),
+        ("KV cache", "warning", "changes nothing with SGLang 0.5.23", KV_WITHOUT_EFFECT),
         ("engine", "warning", "neither vLLM nor SGLang", {"engines": {}}),
         ("environment", "error", "VMMGRAPH=yes-please", {"environment": {"VMMGRAPH": "yes-please"}}),
         ("environment", "error", "cannot use VMMGRAPH_SLEP", {"environment": {"VMMGRAPH_SLEP": "1"}}),
         ("environment", "error", "cudaMallocAsync", {"environment": {"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}}),
-        ("limits", "warning", "all-reduce", {"driver": {"version": 13000, "devices": ["A", "B"]}}),
+        ("limits", "warning", "or is off (vLLM 0.24)", {"driver": {"version": 13000, "devices": ["A", "B"]}}),
     ],
 )
 def test_each_problem_has_a_remedy(subject: str, state: str, text: str, changes: dict[str, Any]) -> None:

@@ -1061,3 +1061,14 @@ def test_no_library_is_one_line_or_an_error(monkeypatch, caplog):
     assert chosen.route == "none"
     assert len(caplog.records) == 1
     assert "/nowhere/at/all.so" in caplog.records[0].message
+
+
+def test_a_reason_of_both_routes_is_named_once(monkeypatch, caplog):
+    def refused():
+        raise OSError("libcudnn.so.9 is missing")
+
+    monkeypatch.setattr(_session, "need", refused)
+    monkeypatch.setattr("vmmgraph._mempool.install", refused)
+    monkeypatch.setattr(_enable, "_status", None)
+    assert vmmgraph.enable().why == "libcudnn.so.9 is missing"
+    assert caplog.text.count("libcudnn.so.9") == 1

@@ -18,8 +18,8 @@ The program chooses one of two hooks by ``torch_memory_saver.hook_mode`` before 
 
 * ``"preload"`` (the default): ``libvmmgraph_memory_saver.so`` is in ``LD_PRELOAD``, set by
   `configure_subprocess`. Its ``cudaMalloc`` serves torch, also during captures.
-* ``"torch"``: a pluggable allocator of a ``torch.cuda.MemPool``. Nothing is preloaded; captures are
-  not covered.
+* ``"torch"``: a pluggable allocator of a ``torch.cuda.MemPool``. Nothing is preloaded. Graphs
+  are paused if they were captured under `vmmgraph.enable`.
 
 Settings of a region belong to the thread. Any thread may pause and resume; meanwhile the caller
 must submit no work that uses the memory. During a capture both are refused and the capture

@@ -67,7 +67,7 @@ def known_release() -> bool:
         log.info("vmmgraph: VMMGRAPH_KV changes nothing: SGLang %s sizes its KV cache after the captures by itself", __version__)
         return False
     log.warning(
-        "vmmgraph: cannot size the KV cache behind the captures: SGLang %s is not %s; SGLang allocates it",
+        "vmmgraph: cannot size the KV cache after the captures: SGLang %s is not %s; SGLang allocates it",
         __version__,
         " or ".join(RELEASES),
     )
@@ -273,16 +273,14 @@ def size_cache(runner: Any, kv: SglangKv) -> None:
     seconds = time.perf_counter() - start
     if rows <= 2 * page:
         raise RuntimeError(
-            f"cannot size the KV cache: {free / MIB:.0f} MiB are free behind the captures and {reserve.total() / MIB:.0f} MiB "
+            f"cannot size the KV cache: {free / MIB:.0f} MiB are free after the captures and {reserve.total() / MIB:.0f} MiB "
             "are kept for eager steps; lower chunked_prefill_size or max_running_requests"
         )
     resize(runner, kv, rows - page)
     kv.eager, kv.unused = reserve.eager, kv.idle()
+    log.info("vmmgraph: %.0f MiB are free after the captures; %.0f MiB stay free: %s", free / MIB, reserve.total() / MIB, reserve)
     log.info(
-        "vmmgraph: %.0f MiB are free behind the captures; %.0f MiB stay free: %s", free / MIB, reserve.total() / MIB, reserve
-    )
-    log.info(
-        "vmmgraph: KV cache of %d tokens, %.2f GiB, committed in %.2f s behind the captures",
+        "vmmgraph: KV cache of %d tokens, %.2f GiB, committed in %.2f s after the captures",
         rows - page,
         kv.held() / (1 << 30),
         seconds,

@@ -75,7 +75,7 @@ def release() -> Any:
 
     from . import vllm_kv_024, vllm_kv_033
 
-    known = known_release("size the KV cache behind the captures", RELEASES + vllm_kv_033.RELEASES)
+    known = known_release("size the KV cache after the captures", RELEASES + vllm_kv_033.RELEASES)
     if known and str(__version__).startswith(vllm_kv_033.RELEASES):
         return vllm_kv_033
     return vllm_kv_024 if known else None
@@ -207,7 +207,7 @@ def size_cache(engine: Any, vllm_config: Any, kv_cache_config: Any, names: Any) 
     if vllm_config.model_config.max_model_len != before:
         engine.collective_rpc("update_max_model_len", args=(vllm_config.model_config.max_model_len,))
     log.info(
-        "vmmgraph: KV cache of %d blocks, %.2f GiB a rank, committed in %.2f s behind the captures",
+        "vmmgraph: KV cache of %d blocks, %.2f GiB a rank, committed in %.2f s after the captures",
         blocks,
         min(int(fit["block_bytes"]) for fit in fits) * blocks / (1 << 30),
         seconds,
@@ -634,7 +634,7 @@ def fit(self: Any) -> dict[str, Any] | None:
     return {
         "blocks": kv.layout.blocks_within(room),
         "block_bytes": sum(kv.layout.block_bytes),
-        "said": f"{free / MIB:.0f} MiB are free behind the captures, {limit}; {reserve.total() / MIB:.0f} MiB stay free: {reserve}; torch holds {held / MIB:.0f} MiB, at most {kv.step_held / MIB:.0f} in the "
+        "said": f"{free / MIB:.0f} MiB are free after the captures, {limit}; {reserve.total() / MIB:.0f} MiB stay free: {reserve}; torch holds {held / MIB:.0f} MiB, at most {kv.step_held / MIB:.0f} in the "
         f"largest step, {kv.warm_held / MIB:.0f} in warm-up and {kv.profile_held / MIB:.0f} ({kv.profile_allocated / MIB:.0f} of tensors) in the profile run",
     }
 
