@@ -28,9 +28,9 @@ free memory of the device between two steps, serves, frees the memory and serves
 serves bursts of short and long prompts with aborts, and takes and frees memory meanwhile.
 
 --lora, --ngram, --prefix-caching and --length 32768 run a feature: eight adapters with random
-weights, drafts from the prompts, shared prefixes, and vLLM's max_model_len. --attention FLASH_ATTN runs another attention backend than
-Triton's. --after FILE imports vLLM and waits for FILE, so that the
-imports of an engine overlap with the engine before.
+weights, drafts from the prompts, shared prefixes, and vLLM's max_model_len. --attention FLASH_ATTN
+runs another attention backend than Triton's. --after FILE imports vLLM and waits for FILE, so that
+the imports of an engine overlap with the engine before.
 
 --behind adds VMMGRAPH_CAPTURE=behind to VMMGRAPH=1. Further RESULT lines, also of stock: seconds
 from the loaded weights to the first request, and of them in warm-up and captures; time of engine

@@ -52,7 +52,7 @@ def torch_at_hand() -> Torch:
     try:
         import torch
     except ImportError as error:
-        raise Unfit(f"cannot build a library: {error}; install torch in this environment") from None
+        raise Unfit(f"cannot build a library: {error}; run `vmmgraph doctor`") from None
     version = torch.__version__
     if not torch.version.cuda:
         raise Unfit(f"cannot build for torch {version}: it is built without CUDA; install a CUDA build of torch")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import _c, _engines, _environment, _library
+from .memory_saver import _library as memory_saver
 from .plugins import sglang_kv, vllm_kv, vllm_kv_033
 
 GROUPS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}
@@ -84,10 +85,12 @@ def gather() -> dict[str, Any]:
         for name, group in GROUPS.items()
     }
     core = _library.find_core()
+    saver = memory_saver.library_path()
     return {
         "driver": _driver(),
         "torch": _torch(),
         "core": str(core) if core else None,
+        "saver": {"path": saver, "exists": os.path.exists(saver)},
         "engines": engines,
         "plugins": seen,
         "environment": dict(os.environ),
@@ -166,6 +169,10 @@ def _engine_lines(facts: Mapping[str, Any]) -> list[Line]:
         if environment.get("VMMGRAPH_KV", "").lower() in _environment.ON and not version.startswith(KV_RELEASES[name]):
             text = f"VMMGRAPH_KV changes nothing with {_engines.NAMES[name]} {version}"
             lines.append(Line("KV cache", WARNING, text, "unset VMMGRAPH_KV; the quickstarts name the releases with an effect"))
+    saver = facts["saver"]
+    if environment.get("VMMGRAPH_SLEEP", "").lower() in _environment.ON and not saver["exists"]:
+        remedy = "install the vmmgraph wheel again, or unset VMMGRAPH_MEMORY_SAVER_LIBRARY"
+        lines.append(Line("memory saver", ERROR, f"{saver['path']} does not exist, so vLLM sleeps by its own allocator", remedy))
     if on and not facts["engines"].keys() & GROUPS.keys():
         remedy = "run `pip install .` in a checkout of vmmgraph, with the engine's pip; then its vmmgraph doctor"
         lines.append(Line("engine", WARNING, "VMMGRAPH is on, and this environment has neither vLLM nor SGLang", remedy))

@@ -162,7 +162,7 @@ def test_headers_of_another_cuda_are_not_taken(place: Place) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        ("raise ImportError('torch is not here')", "cannot build a library: torch is not here; install torch"),
+        ("raise ImportError('torch is not here')", "cannot build a library: torch is not here; run `vmmgraph doctor`"),
         ("version.cuda = None", "built without CUDA"),
         ("_C._GLIBCXX_USE_CXX11_ABI = False", "old C++ ABI"),
     ],

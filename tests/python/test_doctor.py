@@ -20,9 +20,14 @@ HEALTHY = {
         "library_version": "0.1.0",
     },
     "core": "/lib/libvmmgraph.so",
+    "saver": {"path": "/lib/libvmmgraph_memory_saver.so", "exists": True},
     "engines": {"vllm": "0.24.0"},
     "plugins": {"vllm": True, "sglang": False},
     "environment": {"VMMGRAPH": "1"},
+}
+NO_SAVER = {
+    "saver": {"path": "/lib/libvmmgraph_memory_saver.so", "exists": False},
+    "environment": {"VMMGRAPH": "1", "VMMGRAPH_SLEEP": "1"},
 }
 KV_WITHOUT_EFFECT = {
     "engines": {"sglang": "0.5.23"},
@@ -65,6 +70,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ("vllm plugin", "error", "VLLM_PLUGINS", {"environment": {"VMMGRAPH": "1", "VLLM_PLUGINS": "other"}}),
         ("vllm plugin", "warning", "off", {"environment": {}}),
         ("KV cache", "warning", "changes nothing with SGLang 0.5.23", KV_WITHOUT_EFFECT),
+        ("memory saver", "error", "saver.so does not exist, so vLLM sleeps by its own", NO_SAVER),
         ("engine", "warning", "neither vLLM nor SGLang", {"engines": {}}),
         ("environment", "error", "VMMGRAPH=yes-please", {"environment": {"VMMGRAPH": "yes-please"}}),
         ("environment", "error", "cannot use VMMGRAPH_SLEP", {"environment": {"VMMGRAPH_SLEP": "1"}}),
