@@ -115,9 +115,11 @@ class Reserve:
     nccl: int = 0
     #: Graphs captured later, behind the traffic; 0 if all exist.
     graphs: int = 0
+    #: Workspace of FlashAttention 3 in eager steps (`vllm_attention`).
+    splits: int = 0
 
     def total(self) -> int:
-        return self.eager + self.kernels + self.nccl + self.graphs
+        return self.eager + self.kernels + self.nccl + self.graphs + self.splits
 
     def __str__(self) -> str:
         parts = [
@@ -126,19 +128,21 @@ class Reserve:
         ]
         if self.nccl:
             parts.append(f"{self.nccl / MIB:.0f} MiB for NCCL's channels")
+        if self.splits:
+            parts.append(f"{self.splits / MIB:.0f} MiB for FlashAttention's splits")
         if self.graphs:
             parts.append(f"{self.graphs / MIB:.0f} MiB for graphs captured later")
         return ", ".join(parts)
 
 
-def reserve_of(peak: int, held: int, ranks: int, graphs: int = 0) -> Reserve:
+def reserve_of(peak: int, held: int, ranks: int, graphs: int = 0, splits: int = 0) -> Reserve:
     """Returns the reserve.
 
     ``peak``: torch's peak in the largest eager steps. ``held``: memory held by torch now.
-    ``graphs``: bytes of graphs captured later.
+    ``graphs``: bytes of graphs captured later. ``splits``: workspace of FlashAttention 3.
     """
     grows = max(0, peak - held)
-    return Reserve(rounded_up(grows, 2 * MIB) if grows else 0, KERNELS_BYTES, NCCL_BYTES if ranks > 1 else 0, graphs)
+    return Reserve(rounded_up(grows, 2 * MIB) if grows else 0, KERNELS_BYTES, NCCL_BYTES if ranks > 1 else 0, graphs, splits)
 
 
 def ceiling_of(total: int, utilization: float, default: float) -> int | None:
