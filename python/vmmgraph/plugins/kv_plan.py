@@ -115,7 +115,7 @@ class Reserve:
     nccl: int = 0
     #: Graphs captured later, behind the traffic; 0 if all exist.
     graphs: int = 0
-    #: Workspace of FlashAttention 3 in eager steps (`vllm_attention`).
+    #: Workspace of FlashAttention 3 in eager steps (`flash_attention`).
     splits: int = 0
 
     def total(self) -> int:

@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import _ledger
-from . import kv_plan, sglang_guard
+from . import flash_attention, kv_plan, sglang_guard
 from ._common import log
 from .kv_plan import MIB
 from .vllm_kv import WorkerKv, bytes_of_models, dropped
@@ -55,6 +55,7 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
     when_imported("sglang.srt.model_executor.model_runner_kv_cache_mixin", patch_runner)
     when_imported("sglang.srt.mem_cache.memory_pool", patch_pool)
     when_imported("sglang.srt.managers.scheduler", patch_scheduler)
+    when_imported("sglang.srt.layers.attention.flashattention_backend", patch_attention)
 
 
 def known_release() -> bool:
@@ -94,6 +95,12 @@ def declined(runner: Any) -> str:
     if arguments.pp_size > 1:
         return "pipeline ranks have caches of different layers"
     return ""
+
+
+def patch_attention(module: ModuleType) -> None:
+    """Limits the memory of prefills by FlashAttention 3."""
+    if known_release():
+        flash_attention.limit_extend(module)
 
 
 # In the engine's process, before the scheduler's process starts.
@@ -260,7 +267,8 @@ def size_cache(runner: Any, kv: SglangKv) -> None:
     held = torch.cuda.memory_reserved(kv.device)
     # SGLang's rule is the limit: the cache is never smaller than SGLang's.
     peak = held + int(total * (1 - runner.server_args.mem_fraction_static))
-    reserve = kv_plan.reserve_of(min(peak, kv.peak()) if rehearsed else peak, held, runner.tp_size)
+    peak = min(peak, kv.peak()) if rehearsed else peak
+    reserve = kv_plan.reserve_of(peak, held, runner.tp_size, splits=flash_attention.workspace_bytes())
     room = kv_plan.kv_bytes(free, kv.held(), reserve, None, 0)
     start = time.perf_counter()
     rows = smallest(kv.layout.blocks_within(room) // page * page)
@@ -277,7 +285,7 @@ def size_cache(runner: Any, kv: SglangKv) -> None:
             "are kept for eager steps; lower chunked_prefill_size or max_running_requests"
         )
     resize(runner, kv, rows - page)
-    kv.eager, kv.unused = reserve.eager, kv.idle()
+    kv.eager, kv.unused = reserve.eager + reserve.splits, kv.idle()
     log.info("vmmgraph: %.0f MiB are free after the captures; %.0f MiB stay free: %s", free / MIB, reserve.total() / MIB, reserve)
     log.info(
         "vmmgraph: KV cache of %d tokens, %.2f GiB, committed in %.2f s after the captures",

@@ -36,7 +36,7 @@ from typing import Any
 from .. import _c, _ledger, _session
 from .._arena import device_of
 from .._elastic import ElasticBuffer
-from . import kv_guard, kv_plan, vllm_attention
+from . import flash_attention, kv_guard, kv_plan
 from ._common import log
 from .kv_plan import MIB
 
@@ -51,7 +51,7 @@ def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -
     when_imported("vllm.v1.worker.gpu_model_runner", patch_runner)
     when_imported("vllm.v1.worker.gpu.model_runner", patch_captures)
     when_imported("vllm.v1.worker.gpu.attn_utils", patch_second_allocation)
-    when_imported("vllm.v1.attention.backends.flash_attn", vllm_attention.limit_splits)
+    when_imported("vllm.v1.attention.backends.flash_attn", flash_attention.limit_splits)
 
 
 def known_release(action: str, releases: tuple[str, ...]) -> bool:
@@ -625,7 +625,7 @@ def fit(self: Any) -> dict[str, Any] | None:
     free, total = _ledger.driver_memory(kv.device)
     held = torch.cuda.memory_reserved(kv.device)
     reserve = kv_plan.reserve_of(
-        kv.peak(), held, self.vllm_config.parallel_config.world_size, kv.later_graphs, vllm_attention.workspace_bytes()
+        kv.peak(), held, self.vllm_config.parallel_config.world_size, kv.later_graphs, flash_attention.workspace_bytes()
     )
     kv.eager, kv.unused = reserve.eager + reserve.splits, kv.idle()
     ceiling = kv_plan.ceiling_of(total, self.cache_config.gpu_memory_utilization, utilization_default())

@@ -1,11 +1,11 @@
-"""Workspace of FlashAttention 3 in vLLM's eager steps.
+"""Workspace of FlashAttention 3 in eager steps of vLLM and SGLang.
 
 FlashAttention 3 splits the keys of a long sequence and adds float32 partial results, in a workspace
-of ``splits * heads * tokens * (head size + 1)`` floats. Beyond the largest captured size vLLM
-leaves the number of splits to the kernel, which expects one long sequence beside short queries:
-15 splits, 3.8 GiB for 16,384 tokens of Qwen3-8B (source: ``hopper/heuristics.h`` and
-``hopper/flash_api.cpp`` of vllm-project/flash-attention). Stock vLLM leaves 8 % of the device free
-for that. Here a step's splits are limited to `WORKSPACE_BYTES`, a part of the reserve.
+of ``splits * heads * tokens * (head size + 1)`` floats. In eager steps the engines leave the number
+of splits to the kernel, which expects one long sequence beside short queries: 15 splits, 3.8 GiB
+for 16,384 tokens of Qwen3-8B (source: ``hopper/heuristics.h`` and ``hopper/flash_api.cpp`` of
+vllm-project/flash-attention). Stock vLLM leaves 8 % of the device free, SGLang 10 GiB. Here a
+step's splits are limited to `WORKSPACE_BYTES`, a part of the reserve.
 
 Such a step has thousands of tokens, so it fills the device without splits. Only steps whose
 workspace would be larger change.
@@ -27,6 +27,7 @@ WORKSPACE_BYTES = 256 * MIB
 MOST_SPLITS, MOST_SEQUENCES = 128, 992
 
 
+@functools.lru_cache
 def splits(query: int, keys: int, ratio: int, kv_heads: int, head: int, processors: int) -> int:
     """Returns the number of splits which FlashAttention 3 chooses.
 
@@ -68,21 +69,44 @@ def workspace_bytes() -> int:
     return WORKSPACE_BYTES if State.used else 0
 
 
-def limit_of(builder: Any, common: Any) -> int:
-    """Returns the limit of the splits of a step."""
+def limit_of(tokens: int, sequences: int, query: int, keys: int, heads: int, kv_heads: int, head: int) -> int:
+    """Returns the limit of the splits of a step on the current device."""
     import torch
 
-    State.processors = State.processors or torch.cuda.get_device_properties(builder.device).multi_processor_count
-    heads = builder.num_heads_q * builder.dcp_world_size
-    chosen = splits(
-        common.max_query_len,
-        common.max_seq_len,
-        -(-heads // builder.num_heads_kv),
-        builder.num_heads_kv,
-        builder.headdim,
-        State.processors,
-    )
-    return limit(common.num_actual_tokens, common.num_reqs, chosen, heads, builder.headdim)
+    State.used = True
+    if not State.processors:
+        State.processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    chosen = splits(query, keys, -(-heads // kv_heads), kv_heads, head, State.processors)
+    return limit(tokens, sequences, chosen, heads, head)
+
+
+def limit_extend(module: ModuleType) -> None:
+    """Limits the splits of prefills in SGLang's FlashAttention backend."""
+    backend = getattr(module, "FlashAttentionBackend", None)
+    if backend is None:
+        return
+    extend = backend.forward_extend
+
+    @functools.wraps(extend)
+    def limited(self: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.num_splits or self.fa_impl_ver != 3:
+            return extend(self, q, k, v, layer, forward_batch, *args, **kwargs)
+        step = self.forward_metadata
+        self.num_splits = limit_of(
+            q.shape[0],
+            forward_batch.batch_size,
+            step.max_seq_len_q,
+            step.max_seq_len_k,
+            layer.tp_q_head_num,
+            layer.tp_k_head_num,
+            layer.v_head_dim,
+        )
+        try:
+            return extend(self, q, k, v, layer, forward_batch, *args, **kwargs)
+        finally:
+            self.num_splits = 0
+
+    backend.forward_extend = limited
 
 
 def limit_splits(module: ModuleType) -> None:
@@ -100,8 +124,18 @@ def limit_splits(module: ModuleType) -> None:
         # The first call may turn the schedule off, and the version stays.
         if not getattr(self, "_vmmgraph_is_version_3", self.aot_schedule):
             return build(self, common_prefix_len, common_attn_metadata, *args, **kwargs)
-        self._vmmgraph_is_version_3 = State.used = True
-        most = State.step.splits = limit_of(self, common_attn_metadata)
+        self._vmmgraph_is_version_3 = True
+        step, heads = common_attn_metadata, self.num_heads_q * self.dcp_world_size
+        most = limit_of(
+            step.num_actual_tokens,
+            step.num_reqs,
+            step.max_query_len,
+            step.max_seq_len,
+            heads,
+            self.num_heads_kv,
+            self.headdim,
+        )
+        State.step.splits = most
         try:
             metadata = build(self, common_prefix_len, common_attn_metadata, *args, **kwargs)
         finally:
