@@ -5,6 +5,7 @@ The stand-in runs over the host driver: its tests are SKIPPED without VMMGRAPH_C
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -214,6 +215,26 @@ def torch_over(device: HostDevice) -> types.ModuleType:
     return torch
 
 
+class Backend:
+    """vLLM's ``AttentionBackend``."""
+
+    shape, order = ("blocks", "heads"), (0, 1)
+
+    @staticmethod
+    def get_name() -> str:
+        return "STAND_IN"
+
+    @classmethod
+    def get_kv_cache_block_dim(cls, *_: int, cache_dtype_str: str) -> int:
+        return cls.shape.index("blocks")
+
+    @classmethod
+    def get_kv_cache_stride_order(cls) -> tuple[int, ...]:
+        if not cls.order:
+            raise NotImplementedError
+        return cls.order
+
+
 def configuration(utilization: float = 0.92) -> SimpleNamespace:
     return SimpleNamespace(
         cache_config=SimpleNamespace(
@@ -228,7 +249,10 @@ def configuration(utilization: float = 0.92) -> SimpleNamespace:
         model_config=SimpleNamespace(enable_sleep_mode=False, max_model_len=64, original_max_model_len=64),
         parallel_config=SimpleNamespace(world_size=1),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
-        compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
+        compilation_config=SimpleNamespace(
+            max_cudagraph_capture_size=8,
+            static_forward_context={LAYERS[0]: SimpleNamespace(get_attn_backend=lambda: Backend)},
+        ),
     )
 
 
@@ -258,9 +282,6 @@ class Start:
 
             def get_model(self) -> Any:
                 return SimpleNamespace(parameters=list, buffers=list)
-
-            def _attn_group_iterator(self) -> list[Any]:
-                return []
 
             def profile_cudagraph_memory(self) -> int:
                 raise AssertionError("graphs are captured to estimate their memory")
@@ -298,6 +319,10 @@ class Start:
 
             def load_model(self) -> None:
                 device.hold(100 * MIB)
+
+            def get_kv_cache_spec(self) -> dict[str, Any]:
+                spec = SimpleNamespace(block_size=16, num_kv_heads=8, head_size=128)
+                return {LAYERS[0]: spec, LAYERS[1]: SimpleNamespace(block_size=16)}
 
             def determine_available_memory(self) -> int:
                 assert self.model_runner.profile_cudagraph_memory() == 0
@@ -359,7 +384,10 @@ class Start:
             module_of("vllm"),
             module_of("vllm.version", __version__="0.24.0"),
             module_of(
-                "vllm.config", CacheConfig=SimpleNamespace(gpu_memory_utilization=0.92), CUDAGraphMode=SimpleNamespace(NONE=0)
+                "vllm.config",
+                CacheConfig=SimpleNamespace(gpu_memory_utilization=0.92),
+                CUDAGraphMode=SimpleNamespace(NONE=0),
+                set_current_vllm_config=contextlib.nullcontext,
             ),
             module_of("vllm.distributed"),
             module_of("vllm.distributed.parallel_state", get_pp_group=lambda: SimpleNamespace(is_last_rank=True)),
@@ -480,6 +508,33 @@ def test_a_configuration_that_says_how_much_is_left_to_vllm(device: HostDevice, 
     start.config.cache_config.num_gpu_blocks_override = 12
     with pytest.raises(AssertionError, match="graphs are captured to estimate"):
         start.run()
+
+
+@needs_driver
+@pytest.mark.parametrize(
+    ("shape", "order", "kept"),
+    [(("blocks", "heads"), (), False), (("heads", "blocks"), (0, 1), True), (("blocks", "heads"), (1, 0), True)],
+)
+def test_a_layout_without_blocks_outermost_is_left_to_vllm(
+    device: HostDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    shape: tuple[str, ...],
+    order: tuple[int, ...],
+    kept: bool,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(Backend, "shape", shape)
+    monkeypatch.setattr(Backend, "order", order)
+    start = Start(monkeypatch, device, False, 0.92)
+    if kept:
+        with pytest.raises(AssertionError, match="graphs are captured to estimate"):
+            start.run()
+    else:
+        start.run()
+    assert (
+        "vLLM allocates the KV cache, since blocks are not the outermost dimension of STAND_IN's tensors" in caplog.text
+    ) == kept
 
 
 def test_another_release_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

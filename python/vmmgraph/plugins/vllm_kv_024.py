@@ -19,9 +19,23 @@ def declined(_: Any) -> str:
     return ""
 
 
-def unsupported(_: Any) -> str:
-    """Returns why the layers of a worker need vLLM's allocation; empty: no reason is known before
-    `check_layout`."""
+def unsupported(worker: Any) -> str:
+    """Returns why the layers of a worker need vLLM's allocation; empty if the cache can grow."""
+    from vllm.config import set_current_vllm_config
+
+    layers = worker.vllm_config.compilation_config.static_forward_context
+    for name, spec in worker.get_kv_cache_spec().items():
+        heads, size = getattr(spec, "num_kv_heads", None), getattr(spec, "head_size", None)
+        if heads is None or size is None:
+            continue
+        backend = layers[name].get_attn_backend()
+        kind = worker.cache_config.cache_dtype
+        outermost = backend.get_kv_cache_block_dim(spec.block_size, heads, size, cache_dtype_str=kind) == 0
+        with contextlib.suppress(AttributeError, NotImplementedError), set_current_vllm_config(worker.vllm_config):
+            outermost = outermost and backend.get_kv_cache_stride_order()[0] == 0
+        if not outermost:
+            # A prefix of the tensor would be no prefix of the blocks.
+            return f"blocks are not the outermost dimension of {backend.get_name()}'s tensors"
     return ""
 
 
@@ -69,7 +83,6 @@ def patch_first_allocation(module: ModuleType, initializing: Callable[[], Any]) 
         kv = initializing()
         if kv is None:
             return allocate(self, kv_cache_config)
-        check_layout(self)
         return elastic_tensors(kv, kv_cache_config, set(self.runner_only_attn_layers))
 
     runner._allocate_kv_cache_tensors = allocated
@@ -124,26 +137,3 @@ def tensor_sizes(kv_cache_config: Any) -> tuple[list[int], dict[str, int]]:
             sizes.append(tensor.size // kv_cache_config.num_blocks)
         numbers.update(dict.fromkeys(tensor.shared_by, number))
     return sizes, numbers
-
-
-def check_layout(runner: Any) -> None:
-    """Raises RuntimeError if blocks are not the outermost dimension of a backend's tensors.
-
-    A prefix of the tensor would then be no prefix of the blocks.
-    """
-    for group in runner._attn_group_iterator():
-        spec = group.kv_cache_spec
-        heads, size = getattr(spec, "num_kv_heads", None), getattr(spec, "head_size", None)
-        if heads is None or size is None:
-            continue
-        backend = group.backend
-        outermost = (
-            backend.get_kv_cache_block_dim(spec.block_size, heads, size, cache_dtype_str=runner.cache_config.cache_dtype) == 0
-        )
-        with contextlib.suppress(AttributeError, NotImplementedError):
-            outermost = outermost and backend.get_kv_cache_stride_order()[0] == 0
-        if not outermost:
-            raise RuntimeError(
-                f"cannot grow the KV cache of {backend.get_name()}: blocks are not the outermost dimension of its tensors; "
-                "unset VMMGRAPH_KV"
-            )
