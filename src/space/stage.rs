@@ -52,10 +52,9 @@ impl Stage {
         if self.phase == expected {
             return Ok(());
         }
-        let (found, expected) = (self.phase.name(), expected.name());
-        Err(Error::wrong_state(format!(
-            "cannot use the space: it is {found}; the call needs one that is {expected}"
-        )))
+        let found = self.phase.name();
+        let remedy = if self.phase == Phase::Open { "seal it first" } else { "open a new space" };
+        Err(Error::wrong_state(format!("cannot use the space: it is {found}; {remedy}")))
     }
 
     pub(super) fn begin_capture(&mut self, pool: &Arc<PagePool>) {
