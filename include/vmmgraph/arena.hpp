@@ -339,8 +339,8 @@ public:
     // Marks all replays so far: the last replay's stream may then be captured or destroyed.
     void mark() { detail::check(vmmgraph_arena_mark(handle())); }
 
-    // Seals the current space, if any, and opens the next. Blocks of earlier spaces stay valid
-    // until the arena is destroyed.
+    // Seals the current space, if any, and opens the next. See
+    // vmmgraph_arena_switch_to_new_virtual_space().
     void switch_to_new_virtual_space() {
         detail::check(vmmgraph_arena_switch_to_new_virtual_space(handle()));
     }
