@@ -35,7 +35,7 @@ pub enum Error {
         granularity: u64,
     },
     /// An argument outside its domain.
-    #[error("{what} is {value}: {expected}")]
+    #[error("{what} is {value}: must be {expected}")]
     InvalidArgument {
         /// Name of the argument.
         what: &'static str,
@@ -88,7 +88,9 @@ pub enum Error {
         reasons: String,
     },
     /// The device is open in this process with different settings.
-    #[error("{driver} device {ordinal} is already open in this process with other settings")]
+    #[error(
+        "{driver} device {ordinal} is already open in this process with other settings; open it once and share it"
+    )]
     DeviceInUse {
         /// Name of the driver.
         driver: &'static str,
@@ -204,14 +206,14 @@ pub enum Error {
     },
     /// Needed pages are on lease ([`SharedVmmAllocator::lend`](crate::SharedVmmAllocator::lend)):
     /// recall them first.
-    #[error("pages that are needed are on lease to somebody: leases {leases:?}")]
+    #[error("cannot use pages on lease: leases {leases:?} are outstanding; recall them first")]
     Lent {
         /// Numbers of the leases.
         leases: Vec<u64>,
     },
     /// Other processes use pages that the call would release, move or replace
     /// ([`Device::export_page`](crate::Device::export_page)).
-    #[error("other processes have pages that are to stay what they are: pages {pages:?}")]
+    #[error("cannot change pages pinned for other processes: pages {pages:?}; remove their pins first")]
     Exported {
         /// The pages, or the first one found.
         pages: Vec<u64>,

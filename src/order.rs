@@ -334,7 +334,7 @@ fn paused() -> Error {
 #[cold]
 fn waits_for_itself() -> Error {
     Error::wrong_state(
-        "cannot launch, mark or open in the arena here: a launch of it on this thread, or on one that waits for this thread, is under \
-         way; do it when that launch has returned",
+        "cannot launch, mark or open in the arena here: a launch on this thread, or on a thread that waits for this \
+         one, is under way; return from that launch first",
     )
 }

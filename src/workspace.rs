@@ -78,7 +78,7 @@ impl Workspace {
     pub fn new(device: &Arc<Device>, bytes: u64) -> Result<Self> {
         let capabilities = device.driver().capabilities();
         if capabilities.alias == Alias::None {
-            let expected = "on a platform where a page shows at several addresses";
+            let expected = "on a platform that maps a page at several addresses";
             return Err(Error::InvalidArgument { what: "a workspace", value: 0, expected });
         }
         let limit = capabilities.largest_page.min(MAX_BYTES);

@@ -31,6 +31,7 @@ int main() {
             space.seal();
             graphs.emplace(batch, Captured{std::move(space), output});
         } catch (const vmmgraph::OutOfMemory& error) {
+            // On a GPU: cudaStreamEndCapture too, and destroy its graph.
             std::printf("decode %zu runs without a graph: %s\n", batch, error.what());
         }
     }

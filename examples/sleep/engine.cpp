@@ -73,7 +73,7 @@ std::vector<std::int64_t> Engine::step() {
 vmmgraph::PauseReport Engine::sleep() {
     // The graphs' pages are freed with the cache; the graphs stay unchanged.
     const auto report = vmmgraph::pause(device_, {weights_tag_, kv_tag_},
-                                        {{c10::cuda::getCurrentCUDAStream().stream()}, {}});
+                                        {{c10::cuda::getCurrentCUDAStream().stream()}});
     scheduler_->lose_cache();
     // Torch's cached memory must also become free for other programs.
     c10::cuda::CUDACachingAllocator::emptyCache();

@@ -45,7 +45,7 @@ ServingMemory::~ServingMemory() {
 
 vmmgraph::PauseFence ServingMemory::fence() const {
     return options_.stream == nullptr ? vmmgraph::PauseFence{}
-                                      : vmmgraph::PauseFence{{options_.stream}, {}};
+                                      : vmmgraph::PauseFence{{options_.stream}};
 }
 
 std::uint64_t ServingMemory::own_room() const {

@@ -47,7 +47,8 @@ enum class Retain : std::int32_t {
 struct ArenaOptions {
     // Bytes of a small page, a power of two; 0: 2 MiB, or the device's granularity if larger.
     std::uint64_t small_page_bytes = 0;
-    // Bytes of a large page, a multiple of the small page; 0: chosen from expected_bytes.
+    // Bytes of a large page, a multiple of the small page; 0: chosen from expected_bytes, 16 MiB if
+    // unknown. A budget below one large page refuses all but small blocks.
     std::uint64_t large_page_bytes = 0;
     // Default policy of seal().
     Retain retain = Retain::inherit;
@@ -338,8 +339,8 @@ public:
     // Marks all replays so far: the last replay's stream may then be captured or destroyed.
     void mark() { detail::check(vmmgraph_arena_mark(handle())); }
 
-    // Seals the current space, if any, and opens the next. Blocks of earlier spaces stay valid
-    // until the arena is destroyed.
+    // Seals the current space, if any, and opens the next. See
+    // vmmgraph_arena_switch_to_new_virtual_space().
     void switch_to_new_virtual_space() {
         detail::check(vmmgraph_arena_switch_to_new_virtual_space(handle()));
     }

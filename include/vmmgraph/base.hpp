@@ -43,7 +43,7 @@ private:
 };
 
 // Memory, budget, addresses or file descriptors ran out (statuses 200 to 203). Nothing has changed,
-// and all objects stay usable.
+// and all objects stay usable. Exhausted host memory (204) is a plain Error.
 class VMMGRAPH_API OutOfMemory : public Error {
 public:
     using Error::Error;

@@ -52,7 +52,8 @@ struct DeviceOptions {
     DriverChoice driver = DriverChoice::automatic;
     // The device's number with this driver.
     int device = 0;
-    // Limit of the page pool's physical memory in bytes; 0: no limit.
+    // Limit of the page pool's physical memory in bytes, as by set_budget(); 0: no limit, or
+    // unchanged if the device is open.
     std::uint64_t budget_bytes = 0;
     // Host driver: mapping granularity in bytes, a power of two; 0: 2 MiB.
     std::uint64_t host_granularity_bytes = 0;
@@ -71,7 +72,8 @@ struct DeviceOptions {
 // pool. The device closes after its last handle and arena.
 class Device {
 public:
-    // Opens a device. Throws if the driver lacks the device or another host geometry is open.
+    // Opens a device. Throws if the driver lacks the device, and if the device is open with other
+    // host options, or without the requested sharing or RDMA.
     [[nodiscard]] static Device open(const DeviceOptions& options = {}) {
         detail::require_abi();
         auto given = detail::sized<vmmgraph_device_options_t>();

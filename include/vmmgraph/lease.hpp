@@ -45,7 +45,7 @@ struct Vacated {
     std::vector<BlockRange> blocks;
     // After this fence, no device work uses the blocks. Its events are needed only until the
     // request is answered.
-    PauseFence fence;
+    PauseFence fence = {};
 };
 
 // User of leased pages. Must outlive its leases and all recalls in progress.

@@ -70,9 +70,9 @@ struct RegionOptions {
 // Work to finish before memory is paused.
 struct PauseFence {
     // All work given to these streams so far; null is the default stream.
-    std::vector<void*> streams;
+    std::vector<void*> streams = {};
     // Recorded events (CUevent or cudaEvent_t), needed until the call returns.
-    std::vector<void*> events;
+    std::vector<void*> events = {};
 };
 
 namespace detail {
@@ -218,8 +218,9 @@ private:
     detail::Owned<vmmgraph_region_t, vmmgraph_region_destroy> handle_;
 };
 
-// Pauses the regions and arenas with one of these tags (none: all). Throws PauseIncomplete after
-// partial failures, Error if refused. See vmmgraph_device_pause().
+// Pauses the regions and arenas with one of these tags (none: all). A tag without any is no error:
+// see PauseReport::regions. Throws PauseIncomplete after partial failures, Error if refused. See
+// vmmgraph_device_pause().
 inline PauseReport pause(const Device& device, const std::vector<std::string>& tags = {},
                          const PauseFence& fence = {}) {
     const auto names = detail::to_c(tags);

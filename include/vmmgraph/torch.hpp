@@ -259,7 +259,7 @@ private:
 };
 
 // Captures the work given by `body` to torch's current stream. An exception of `body` abandons the
-// capture and reaches the caller.
+// capture and reaches the caller: also torch's c10::OutOfMemoryError, if a tensor has no memory.
 template <class Body>
 [[nodiscard]] CapturedGraph capture(SharedVmmAllocator& arena, void* stream, Body&& body,
                                     const CaptureOptions& options = {}) {

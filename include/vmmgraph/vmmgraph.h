@@ -1824,7 +1824,8 @@ vmmgraph_status_t vmmgraph_arena_stats_json(vmmgraph_arena_t arena,
                                             size_t *needed);
 
 // Seals the current space, if any, and opens the next, for engines with strictly serial captures.
-// Earlier blocks stay valid until the arena is destroyed.
+// Earlier blocks stay valid until the arena is destroyed. Call before a pause too: only a current
+// space without blocks permits a pause.
 VMMGRAPH_API vmmgraph_status_t vmmgraph_arena_switch_to_new_virtual_space(vmmgraph_arena_t arena);
 
 // As vmmgraph_space_allocate, in the current space, opened if needed.

@@ -21,6 +21,7 @@ impl SharedVmmAllocator {
     /// [`open_space`](Self::open_space).
     pub fn switch_to_new_virtual_space(&self) -> Result<()> {
         let mut serial = self.serial.lock();
+        self.common.require_resident()?;
         if let Some(current) = &serial.current
             && current.phase() == Phase::Open
         {
@@ -41,7 +42,10 @@ impl SharedVmmAllocator {
 
     fn open_serial(&self) -> Result<Arc<Space>> {
         self.prepare()?;
-        Space::open_bump(&self.common, self.reserve_bytes)
+        let space = Space::open_bump(&self.common, self.reserve_bytes)?;
+        // An arena always has a current space, which must not prevent every pause.
+        space.core().defer();
+        Ok(space)
     }
 
     /// Like [`Space::allocate`], in the current space, opened if there is none.

@@ -306,7 +306,8 @@ pub unsafe extern "C" fn vmmgraph_arena_stats_json(
 }
 
 /// Seals the current space, if any, and opens the next, for engines with strictly serial captures.
-/// Earlier blocks stay valid until the arena is destroyed.
+/// Earlier blocks stay valid until the arena is destroyed. Call before a pause too: only a current
+/// space without blocks permits a pause.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmmgraph_arena_switch_to_new_virtual_space(arena: vmmgraph_arena_t) -> vmmgraph_status_t {
     with(arena, |arena| Ok(arena.switch_to_new_virtual_space()?))

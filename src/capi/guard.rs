@@ -156,7 +156,7 @@ pub(super) fn check_items<T>(
     what: &'static str,
 ) -> Result<(), Failure> {
     if count.checked_mul(each).is_none_or(|bytes| bytes > isize::MAX as usize) {
-        let expected = "what an address space can hold";
+        let expected = "within the address space";
         return Err(Error::InvalidArgument { what: "a count", value: count as i128, expected }.into());
     }
     not_null(pointer, what)
@@ -174,7 +174,7 @@ pub(super) unsafe fn copy_items<T: Copy>(from: &[T], to: *mut T, capacity: usize
 
 pub(super) fn pick<T: Copy>(what: &'static str, number: i32, all: &[T]) -> Result<T, Failure> {
     let found = usize::try_from(number).ok().and_then(|number| all.get(number).copied());
-    let expected = "one of the header's numbers for it";
+    let expected = "one of its constants in vmmgraph.h";
     found.ok_or_else(|| Error::InvalidArgument { what, value: number.into(), expected }.into())
 }
 

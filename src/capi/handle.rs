@@ -125,13 +125,13 @@ fn key<P>(handle: *mut P) -> DefaultKey {
     if data.as_ffi() == handle as u64 { data.into() } else { DefaultKey::null() }
 }
 
+fn dead<T: Handled, P>(handle: *mut P) -> Error {
+    let expected = "a live handle of this kind, not a null, moved-from or destroyed one";
+    Error::InvalidArgument { what: T::NAME, value: handle as u64 as i128, expected }
+}
+
 fn refuse<T: Handled, P>(handle: *mut P) -> Failure {
-    let error = Error::InvalidArgument {
-        what: T::NAME,
-        value: handle as u64 as i128,
-        expected: "a live handle of that kind",
-    };
-    Failure::Status(VMMGRAPH_ERROR_INVALID_HANDLE, error)
+    Failure::Status(VMMGRAPH_ERROR_INVALID_HANDLE, dead::<T, P>(handle))
 }
 
 pub(super) fn register<T: Handled, P>(object: Arc<T>) -> *mut P {
@@ -167,9 +167,5 @@ pub fn region_of(region: super::vmmgraph_region_t) -> crate::error::Result<Arc<R
 }
 
 fn object_of<T: Handled, P>(handle: *mut P) -> crate::error::Result<Arc<T>> {
-    get(handle).map_err(|_| Error::InvalidArgument {
-        what: T::NAME,
-        value: handle as u64 as i128,
-        expected: "a live handle of that kind",
-    })
+    get(handle).map_err(|_| dead::<T, P>(handle))
 }

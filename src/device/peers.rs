@@ -140,7 +140,7 @@ impl Device {
                 );
             }
             if number > 0 && extent.offset > 0 || !last && end != Some(whole) {
-                let expected = "where the page does, and its end too, between two other parts";
+                let expected = "0, and its end the page's end, between two other parts";
                 return refuse(extent.offset, "the beginning of a part", expected);
             }
             if !Arc::ptr_eq(&extent.page.device, self) {

@@ -81,7 +81,7 @@ impl BucketSet {
         }
         entries.sort_unstable();
         if let Some(pair) = entries.windows(2).find(|pair| pair[0] == pair[1]) {
-            return refuse("a bucket's weight", i128::from(pair[0].weight), "no bucket given twice");
+            return refuse("a bucket's weight", i128::from(pair[0].weight), "of a bucket listed once");
         }
         Ok(Self { entries, weights, used, users, variant_bits: u32::MAX })
     }

@@ -93,7 +93,7 @@ pub struct Counters {
 }
 
 const GRAPHS: Metric =
-    Metric { name: "vmmgraph_dispatch_graphs", help: "Graphs that are there or being captured." };
+    Metric { name: "vmmgraph_dispatch_graphs", help: "Graphs that exist or are being captured." };
 const EVENTS: [Metric; 3] = [
     Metric { name: "vmmgraph_dispatch_captures_total", help: "Captures that succeeded." },
     Metric { name: "vmmgraph_dispatch_capture_failures_total", help: "Captures that failed." },
@@ -104,7 +104,7 @@ const DECISIONS: Metric =
     Metric { name: "vmmgraph_dispatch_steps_total", help: "Steps by how they ran and why." };
 const IMPOSED: Metric = Metric {
     name: "vmmgraph_dispatch_imposed_steps_total",
-    help: "Steps that ran as others decided, by how they ran; beside what was decided for them here.",
+    help: "Steps run by an imposed decision, by mode; counted in addition to the decision made here.",
 };
 const REQUESTED: Metric =
     Metric { name: "vmmgraph_dispatch_requested_weight_total", help: "Weight of the steps that graphs ran." };

@@ -235,9 +235,9 @@ mod tests {
             "input tokens: the shape is [5], must be at most [4] in this bucket",
             "input tokens: the length of the data in bytes is 4, must be 8",
             "input hidden: the role is Output, must be HostInput",
-            "an input's number is 3: below the number of inputs",
-            "an input's number is 18446744073709551615: below the number of inputs",
-            "an input's number is 0: above the one before it",
+            "an input's number is 3: must be below the number of inputs",
+            "an input's number is 18446744073709551615: must be below the number of inputs",
+            "an input's number is 0: must be above the one before it",
         ];
         assert_eq!(said, expected);
         let tokens = of(1, Dtype::I32, &[4], &bytes[..16]);

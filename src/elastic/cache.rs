@@ -234,7 +234,7 @@ impl KvCache {
         let wrong =
             |what, value: u64, expected| Err(Error::InvalidArgument { what, value: value.into(), expected });
         if blocks.end > self.backing.shape().most() {
-            return wrong("the end of a range of blocks", blocks.end, "at most the cache's most blocks");
+            return wrong("the end of a range of blocks", blocks.end, "at most blocks_most of the cache");
         }
         if blocks.start > blocks.end {
             return wrong("the beginning of a range of blocks", blocks.start, "at most its end");

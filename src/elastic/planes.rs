@@ -60,14 +60,14 @@ pub(super) struct Shape {
 impl Shape {
     /// Fails without planes, for a plane of 0 bytes, and beyond the address space.
     pub(super) fn new(layout: KvLayout, planes: &[u64], most: u64) -> Result<Self> {
+        let whole = |bytes| checked_size("a KV block (the sum of its planes)", bytes);
         let (mut offsets, mut block) = (Vec::new(), 0_u64);
         for bytes in planes {
             offsets.push(block);
-            block =
-                checked_size("a block of all planes", block + checked_size("a block of a plane", *bytes)?)?;
+            block = whole(block + checked_size("a block of a plane", *bytes)?)?;
         }
-        checked_size("a cache without planes", block)?;
-        checked_product("a cache of all its blocks", most, block)?;
+        whole(block)?;
+        checked_product("a KV cache (blocks_most times a block)", most, block)?;
         Ok(Self { layout, planes: planes.to_vec(), offsets, block, most, page: 1 })
     }
 

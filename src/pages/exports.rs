@@ -46,12 +46,12 @@ pub struct Extent {
 }
 
 fn unknown(id: PageId) -> Error {
-    let expected = "that of a page of an arena, as an export names it";
+    let expected = "that of an arena's page, taken from an export";
     Error::InvalidArgument { what: "a page's number", value: id.number().into(), expected }
 }
 
 fn nobodys(id: PageId) -> Error {
-    let expected = "that of a page that was said to be with others as often";
+    let expected = "that of a page with as many pins";
     Error::InvalidArgument { what: "a page's number", value: id.number().into(), expected }
 }
 
@@ -214,7 +214,7 @@ impl PagePool {
         if next == to {
             return Ok(extents);
         }
-        let expected = "no more than has pages behind it";
+        let expected = "within the pages of the block";
         Err(Error::InvalidArgument { what: "bytes of a range", value: bytes.into(), expected })
     }
 }

@@ -134,7 +134,7 @@ impl PagePool {
         let mut state = self.lock();
         pages.iter().try_for_each(|(page, _)| state.require_unexported(*page))?;
         if state.accounts.lendable(from.id(), to.id()) < bytes {
-            let expected = "no more than the arena has above what it is sure to get";
+            let expected = "at most the arena's bytes above its guarantee";
             return Err(Error::InvalidArgument { what: "bytes of a lease", value: bytes.into(), expected });
         }
         state.accounts.lend(from.id(), to.id(), bytes as i64);

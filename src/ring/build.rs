@@ -28,7 +28,7 @@ impl Device {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let capabilities = self.driver().capabilities();
         if capabilities.alias == Alias::None {
-            let expected = "on a platform where a page shows at several addresses";
+            let expected = "on a platform that maps a page at several addresses";
             return Err(Error::InvalidArgument { what: "a ring", value: 0, expected });
         }
         let resident: Vec<bool> = units.iter().map(|unit| unit.resident).collect();

@@ -160,7 +160,7 @@ impl Ring {
         self.captured(stream, |ring, capturing, sources| {
             let Some(position) = ring.schedule.position_of(unit) else { return ring.resident(sources, unit) };
             if position != capturing.next {
-                let expected = "in a capture, the one whose turn it is";
+                let expected = "the next in the capture's order";
                 return Err(Error::InvalidArgument { what: "a ring's unit", value: unit as i128, expected });
             }
             ring.capture_copies(capturing, sources)?;
@@ -241,7 +241,7 @@ impl Ring {
         let base = self.address(unit)?;
         let most = capturing.most_runs.unwrap_or(runs.len().max(1));
         if runs.len() > most {
-            let expected = "at most as many as the capture was told";
+            let expected = "at most the runs stated for the capture";
             return Err(Error::InvalidArgument {
                 what: "a unit's runs",
                 value: runs.len() as i128,

@@ -169,7 +169,7 @@ impl Ring {
 }
 
 fn no_unit(unit: usize) -> Error {
-    Error::InvalidArgument { what: "a ring's unit", value: unit as i128, expected: "one that the ring has" }
+    Error::InvalidArgument { what: "a ring's unit", value: unit as i128, expected: "a unit of the ring" }
 }
 
 fn gone() -> Error {

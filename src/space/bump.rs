@@ -91,7 +91,7 @@ impl Bump {
 impl State {
     /// Maps the tape as far as needed and appends a block. Changes nothing on error.
     pub(super) fn append(&mut self, common: &Common, space: u64, bytes: BlockBytes) -> Result<Place> {
-        self.stage.begin_capture(common.pool());
+        self.stage.begin_capture(common)?;
         let Placement::Bump(bump) = &self.placement else {
             return Err(Error::Internal { what: "a stitched space appends nothing".into() });
         };

@@ -80,6 +80,11 @@ impl Core {
         Owner::Retained { arena: self.common.shared.arena(), space: self.id }
     }
 
+    /// Permits pauses of the arena until the first block.
+    pub(crate) fn defer(&self) {
+        self.state.lock().stage.defer();
+    }
+
     pub(crate) fn close_arena(&self) {
         self.common.close();
     }

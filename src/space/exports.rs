@@ -61,7 +61,7 @@ impl Common {
         self.require_resident()?;
         let eager = self.registry.try_eager();
         if eager.is_some_and(|eager| self.pool().owner(page) == Some(eager.own())) {
-            let expected = "that of a page of a graph, as an export names it";
+            let expected = "that of a graph's page, taken from an export";
             let value = page.number().into();
             return Err(Error::InvalidArgument { what: "a page's number", value, expected });
         }

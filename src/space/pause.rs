@@ -64,7 +64,7 @@ impl Pausable for Common {
         }
         if open > 0 {
             return Err(Error::wrong_state(format!(
-                "cannot pause arena {number}: {open} spaces of it are open; seal or drop them first"
+                "cannot pause arena {number}: {open} spaces of it are open; seal or destroy them first"
             )));
         }
         Ok(())

@@ -193,7 +193,7 @@ impl Core {
     /// numbers used beyond the slabs. Changes nothing on error.
     fn retain(&self, state: &mut State, policy: RetainPolicy) -> Result<usize> {
         let Placement::Stitched(layout) = &state.placement else {
-            let expected = "a bump space's blocks stay on shared pages";
+            let expected = "shared_pages in a bump space";
             return Err(Error::InvalidArgument { what: "the retain policy", value: 1, expected });
         };
         let Some(layout) = layout else { return Ok(0) };

@@ -1,9 +1,8 @@
-use std::sync::Arc;
-
 use serde::Serialize;
 
+use super::Common;
 use crate::error::{Error, Result};
-use crate::pages::{Capturing, PagePool};
+use crate::pages::Capturing;
 use crate::pause::Opened;
 
 /// Stage in the life of a space.
@@ -33,7 +32,7 @@ impl Phase {
 
 pub(super) struct Stage {
     phase: Phase,
-    /// Prevents a pause of the arena until the seal.
+    /// Prevents a pause of the arena until the seal. In a current space: from its first block on.
     opened: Option<Opened>,
     /// Counts as a running capture of the device until a seal begins.
     capture: Option<Capturing>,
@@ -52,14 +51,22 @@ impl Stage {
         if self.phase == expected {
             return Ok(());
         }
-        let (found, expected) = (self.phase.name(), expected.name());
-        Err(Error::wrong_state(format!(
-            "cannot use the space: it is {found}; the call needs one that is {expected}"
-        )))
+        let found = self.phase.name();
+        let remedy = if self.phase == Phase::Open { "seal it first" } else { "open a new space" };
+        Err(Error::wrong_state(format!("cannot use the space: it is {found}; {remedy}")))
     }
 
-    pub(super) fn begin_capture(&mut self, pool: &Arc<PagePool>) {
-        self.capture.get_or_insert_with(|| pool.capture());
+    pub(super) fn defer(&mut self) {
+        self.opened = None;
+    }
+
+    /// Begins at the first block of a bump space.
+    pub(super) fn begin_capture(&mut self, common: &Common) -> Result<()> {
+        if self.opened.is_none() {
+            self.opened = Some(common.pause_state.open()?);
+        }
+        self.capture.get_or_insert_with(|| common.pool().capture());
+        Ok(())
     }
 
     pub(super) fn end_capture(&mut self) {

@@ -159,7 +159,7 @@ fn an_open_space_cannot_be_replayed_and_a_sealed_one_cannot_grow() {
     let space = arena.open_space().unwrap();
     let refused = space.replay(A, || panic!("launched"));
     assert!(
-        matches!(refused, Err(Error::WrongState { sentence }) if sentence.contains("it is open; the call needs one that is sealed"))
+        matches!(refused, Err(Error::WrongState { sentence }) if sentence.contains("it is open; seal it first"))
     );
     space.seal().unwrap();
     assert!(

@@ -206,7 +206,7 @@ TEST_P(Caches, GrowAndShrinkAroundLiveBlocks) {
         written.write(block, static_cast<int>(block));
     }
     EXPECT_EQ(cache.stats().blocks, 40U);
-    EXPECT_EQ(cache.shrink_to(20, {{25, 27}, {39, 40}}, {{nullptr}, {}}), 3U);
+    EXPECT_EQ(cache.shrink_to(20, {{25, 27}, {39, 40}}, {{nullptr}}), 3U);
     EXPECT_EQ(cache.stats().beyond_blocks, 3U);
     const auto beyond = cache.beyond();
     ASSERT_EQ(beyond.size(), 2U);

@@ -229,9 +229,10 @@ TEST_F(HostileDispatch, AStepWithOneWrongInputLeavesStagingMemoryAsItWas) {
               "input offsets: the dtype is F32, must be I32");
     EXPECT_EQ(refused(given(3, four, VMMGRAPH_DTYPE_BF16)),
               "input hidden: the role is Output, must be HostInput");
-    EXPECT_EQ(refused(given(4, four)), "an input's number is 4: below the number of inputs");
-    EXPECT_EQ(refused(given(1, four)), "an input's number is 1: above the one before it");
-    EXPECT_EQ(refused(given(0, data)), "an input's number is 0: above the one before it");
+    EXPECT_EQ(refused(given(4, four)),
+              "an input's number is 4: must be below the number of inputs");
+    EXPECT_EQ(refused(given(1, four)), "an input's number is 1: must be above the one before it");
+    EXPECT_EQ(refused(given(0, data)), "an input's number is 0: must be above the one before it");
     static_cast<void>(refused(given(SIZE_MAX, four)));
     const std::pair<std::function<void(vmmgraph_step_input_t&)>, vmmgraph_status_t> mistakes[] = {
         {[](auto& it) { it.struct_size = 48; }, VMMGRAPH_ERROR_STRUCT_SIZE},

@@ -151,7 +151,7 @@ impl World {
                 names(&info.requested.to_string());
                 assert!(info.requested > info.available, "{text}");
             }
-            VMMGRAPH_ERROR_NULL_ARGUMENT => names(" is 0: a "),
+            VMMGRAPH_ERROR_NULL_ARGUMENT => names(" is 0: must be a "),
             VMMGRAPH_ERROR_OUT_OF_ADDRESSES => names(&info.requested.to_string()),
             VMMGRAPH_ERROR_INVALID_SIZE
             | VMMGRAPH_ERROR_INVALID_ARGUMENT

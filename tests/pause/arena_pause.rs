@@ -190,6 +190,30 @@ fn a_paused_arena_refuses_what_needs_its_memory_and_nothing_else() {
     bench.end();
 }
 
+/// An arena with the serial names always has a current space.
+#[test]
+fn a_current_space_refuses_a_pause_from_its_first_block_on() {
+    let bench = bench();
+    let arena = bench.arena("graphs");
+    for _ in 0..2 {
+        arena.switch_to_new_virtual_space().unwrap();
+        arena.allocate(9 * MIB, A).unwrap();
+        refused(arena.pause(Fence::default()), "spaces of it are open");
+        arena.switch_to_new_virtual_space().unwrap();
+        arena.pause(Fence::default()).unwrap();
+        assert_eq!(bench.device.pool().stats().physical_bytes, 0);
+        refused(arena.allocate(512, A), "paused");
+        refused(arena.switch_to_new_virtual_space(), "paused");
+        arena.resume(NOW).unwrap();
+        arena.allocate(512, A).unwrap();
+        assert_eq!(arena.audit(), Ok(()));
+    }
+    arena.switch_to_new_virtual_space().unwrap();
+    arena.pause(Fence::default()).unwrap();
+    drop(arena);
+    bench.end();
+}
+
 #[test]
 fn a_capture_a_launch_and_a_captured_stream_refuse_the_pause_and_nothing_has_changed() {
     let bench = bench();

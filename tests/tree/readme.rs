@@ -18,8 +18,6 @@ fn the_programs_that_are_shown_are_the_compiled_examples() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (page, language, program) in [
         ("README.md", "cpp", "cpp/capture.cpp"),
-        ("docs/integrating.md", "cpp", "cpp/plan.cpp"),
-        ("docs/guide-offload.md", "cpp", "cpp/ring.cpp"),
         ("docs/quickstart-cpp.md", "cpp", "cpp/shapes.cpp"),
         ("docs/quickstart-libtorch.md", "cmake", "libtorch/CMakeLists.txt"),
         ("docs/quickstart-libtorch.md", "cpp", "libtorch/quickstart.cpp"),
