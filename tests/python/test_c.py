@@ -128,7 +128,7 @@ def test_an_arena_over_the_host_driver(library: _c.Library) -> None:
     library.arena_stats(arena, byref(stats))
     assert stats.as_dict()["budget_bytes"] == 1 << 28
     library.space_open(arena, byref(space))
-    with pytest.raises(_c.Error, match="sealed") as refused:
+    with pytest.raises(_c.Error, match="cannot use the space: it is open; seal it first") as refused:
         library.space_enter(space, None)
     assert refused.value.status == _c.WRONG_STATE
     report = _c.SealReport()
