@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 import test_vllm_kv
-from test_vllm_kv import BLOCK, GIB, LAYERS, HostDevice, Tensor, configuration, module_of, needs_driver, torch_over
+from test_vllm_kv import (
+    BLOCK,
+    GIB,
+    LAYERS,
+    FullAttentionSpec,
+    HostDevice,
+    Tensor,
+    configuration,
+    module_of,
+    needs_driver,
+    torch_over,
+)
 from vmmgraph import _c, _ledger, _session
 from vmmgraph._elastic import ElasticBuffer
 from vmmgraph.plugins import _common, kv_plan, vllm, vllm_kv, vllm_kv_033
@@ -37,7 +48,7 @@ class KVCacheTensor:
 
 
 def kv_config(blocks: int, *tensors: KVCacheTensor) -> SimpleNamespace:
-    group = SimpleNamespace(layer_names=list(LAYERS), kv_cache_spec=SimpleNamespace(block_size=16))
+    group = SimpleNamespace(layer_names=list(LAYERS), kv_cache_spec=FullAttentionSpec(block_size=16))
     one = KVCacheTensor(len(LAYERS) * BLOCK * blocks, list(LAYERS), BLOCK * blocks, BLOCK)
     return SimpleNamespace(num_blocks=blocks, kv_cache_tensors=list(tensors) or [one], kv_cache_groups=[group])
 

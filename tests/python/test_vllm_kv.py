@@ -261,8 +261,20 @@ BLOCK = 256 << 10
 LAYERS = ("layer.0", "layer.1")
 
 
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class SlidingWindowSpec(SimpleNamespace):
+    pass
+
+
+class UniformTypeKVCacheSpecs(SimpleNamespace):
+    pass
+
+
 def kv_config(blocks: int) -> SimpleNamespace:
-    group = SimpleNamespace(layer_names=list(LAYERS), kv_cache_spec=SimpleNamespace(block_size=16))
+    group = SimpleNamespace(layer_names=list(LAYERS), kv_cache_spec=FullAttentionSpec(block_size=16))
     tensors = [SimpleNamespace(size=BLOCK * blocks, shared_by=[name], block_stride=0) for name in LAYERS]
     return SimpleNamespace(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=[group])
 
@@ -508,6 +520,22 @@ def test_a_configuration_that_says_how_much_is_left_to_vllm(device: HostDevice, 
     start.config.cache_config.num_gpu_blocks_override = 12
     with pytest.raises(AssertionError, match="graphs are captured to estimate"):
         start.run()
+
+
+@pytest.mark.parametrize(
+    ("specs", "ranks", "why"),
+    [
+        ([FullAttentionSpec()], 1, ""),
+        ([UniformTypeKVCacheSpecs(kv_cache_specs={"a": FullAttentionSpec(), "b": FullAttentionSpec()})], 1, ""),
+        ([FullAttentionSpec(), SlidingWindowSpec()], 1, "kernels may read blocks that SlidingWindowSpec has freed"),
+        ([UniformTypeKVCacheSpecs(kv_cache_specs={"a": SlidingWindowSpec()})], 1, "SlidingWindowSpec has freed"),
+        ([FullAttentionSpec()], 2, "idle data parallel ranks run steps over blocks of ended requests"),
+    ],
+)
+def test_a_cache_with_blocks_that_are_read_after_their_end_keeps_its_size(specs: list[Any], ranks: int, why: str) -> None:
+    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=ranks))
+    found = vllm_kv.keeps_size(config, [SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+    assert found.endswith(why) and bool(found) == bool(why)
 
 
 @needs_driver

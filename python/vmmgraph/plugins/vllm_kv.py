@@ -42,6 +42,9 @@ from .kv_plan import MIB
 
 #: vLLM releases with the names of 0.24.
 RELEASES = ("0.24.",)
+#: Specifications of layers whose blocks stay until their request ends. With other specifications
+#: vLLM frees the blocks before a window, and kernels that load whole tiles read a part of these.
+WHOLE_SPECS = ("FullAttentionSpec", "MLAAttentionSpec", "SinkFullAttentionSpec", "TQFullAttentionSpec")
 
 
 def install(when_imported: Callable[[str, Callable[[ModuleType], None]], Any]) -> None:
@@ -149,6 +152,18 @@ def guard_steps(kind: Any, names: Any) -> None:
         setattr(kind, name, guarded(getattr(kind, name)))
 
 
+def keeps_size(vllm_config: Any, groups: Any) -> str:
+    """Returns why the cache keeps its size while the engine runs; empty if a guard may change it."""
+    if getattr(vllm_config.parallel_config, "data_parallel_size", 1) > 1:
+        return "idle data parallel ranks run steps over blocks of ended requests"
+    for group in groups:
+        spec = group.kv_cache_spec
+        for one in getattr(spec, "kv_cache_specs", {"": spec}).values():
+            if type(one).__name__ not in WHOLE_SPECS:
+                return f"kernels may read blocks that {type(one).__name__} has freed"
+    return ""
+
+
 def install_guard(engine: Any, names: Any) -> kv_guard.Guard | None:
     """Makes a guard of the KV cache poll before each step of an engine (`kv_guard`).
 
@@ -161,11 +176,14 @@ def install_guard(engine: Any, names: Any) -> kv_guard.Guard | None:
     ranks = engine.vllm_config.parallel_config.world_size if executor is not None else 1
     if not kv_guard.wanted(ranks) or kv is None or kv.layout is None:
         return None
+    groups = engine.scheduler.kv_cache_config.kv_cache_groups
+    why = keeps_size(engine.vllm_config, groups)
+    if why:
+        log.info("vmmgraph: the KV cache keeps its size, since %s", why)
+        return None
     manager = engine.scheduler.kv_cache_manager
     # The longest request's blocks, and the null block.
-    keep = (
-        names.request_blocks(engine.vllm_config, engine.scheduler.kv_cache_config.kv_cache_groups) + 1 + manager.watermark_blocks
-    )
+    keep = names.request_blocks(engine.vllm_config, groups) + 1 + manager.watermark_blocks
     pool = kv_guard.Pool(manager.block_pool, kv.layout.group(), keep)
     guard = kv_guard.Guard(pool, kv, kv_guard.Need(kv.eager), kv.available, kv.release)
     execute = executor.execute_model
