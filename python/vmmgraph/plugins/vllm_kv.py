@@ -153,7 +153,8 @@ def guard_steps(kind: Any, names: Any) -> None:
 
 
 def keeps_size(vllm_config: Any, groups: Any) -> str:
-    """Returns why the cache keeps its size while the engine runs; empty if a guard may change it."""
+    """Returns why the cache keeps its size while the engine runs; empty if a guard may change
+    it."""
     if getattr(vllm_config.parallel_config, "data_parallel_size", 1) > 1:
         return "idle data parallel ranks run steps over blocks of ended requests"
     for group in groups:
