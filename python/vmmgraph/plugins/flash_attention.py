@@ -7,8 +7,8 @@ for 16,384 tokens of Qwen3-8B (source: ``hopper/heuristics.h`` and ``hopper/flas
 vllm-project/flash-attention). Stock vLLM leaves 8 % of the device free, SGLang 10 GiB. Here a
 step's splits are limited to `WORKSPACE_BYTES`, a part of the reserve.
 
-Such a step has thousands of tokens, so it fills the device without splits. Only steps whose
-workspace would be larger change.
+Only steps whose workspace would be larger change. Such a step has many tokens, so its tiles nearly
+fill the device without splits.
 """
 
 from __future__ import annotations
