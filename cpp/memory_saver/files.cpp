@@ -100,7 +100,7 @@ int read_all(int number, std::uint8_t* to, std::size_t bytes, off_t offset) noex
     return 0;
 }
 
-// Parallel reads or writes of one buffer: a single thread is slower than NVMe and tmpfs.
+// Parallel reads or writes of one buffer: a single thread is slower than tmpfs.
 class Parts {
 public:
     // `bytes` is padded, and the buffer stays until end() or the destructor, which wait, too.
